@@ -26,7 +26,7 @@ from partreduce.runtime.averaging.foreign import FOLLOWS, refuse_foreign_optimiz
 from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept, squared_distance
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
-from partreduce.runtime.data.sampler import by_pace
+from partreduce.runtime.data.sampler import RoundSampler, by_pace, sampler_of
 from partreduce.runtime.launcher.last_line import end_in_one_line
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
@@ -36,6 +36,7 @@ from partreduce.runtime.sharding.clipping import remember
 from partreduce.runtime.sharding.found import find_tables, layout_of, refuse_other_shapes
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.sharding.whole import own_states, whole_states
+from partreduce.runtime.state.handover import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
 from partreduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
@@ -47,10 +48,11 @@ from partreduce.runtime.transport.torch_api import outside_graphs
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
+from partreduce.runtime.worker.alike_data import AlikeData
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.epochs import Epochs, epochs_of, lives_on_after_losses
+from partreduce.runtime.worker.epochs import Epochs, epochs_of, joins, lives_on_after_losses
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
@@ -174,7 +176,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         )
         with _connecting(reached, heartbeat):
             if not alone:
-                _prepare(reached, plan, heartbeat, own_process=own_process)
+                _prepare(reached, plan, heartbeat, own_process=own_process, connects=not (lives_on and joins()))
             self.run = _run(
                 plan,
                 flat,
@@ -196,14 +198,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn_of_rounded_signs(plan, self.optimizer)
             warn_of_workers_apart(self.schedule)
         self.engine = _engine(self.run, self.runner, self.optimizer, uneven_inputs)
+        if own_process and policies.broadcast:
+            self.engine.alike_data = AlikeData(reached.store, agreed.key, reached.size)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
+        self._handover = Handover(self.run, self, self.runner, self.engine, self.meeting)
         self._start(model, broadcast=policies.broadcast)
 
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
         """What all workers do together before the first step."""
         run, tables = self.run, self.run.tables
-        if broadcast:
+        if broadcast and not (run.epochs is not None and joins()):
             self.meeting.broadcast()
         if tables:
             with _connecting(run.reducer.world, run.reducer.heartbeat):
@@ -212,7 +217,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         remember(self, model.parameters())
         self.engine.model_use.attach()
         if (epochs := run.epochs) is not None:
-            self.ending.guard(lambda: epochs.begin(run.mean_reducers))
+            self.ending.guard(lambda: epochs.begin(run.mean_reducers, self._handover))
 
     def _built(self, alpha: float | None) -> Runner:
         """What averages as the schedule says, with the strength of drift correction if there is one."""
@@ -244,15 +249,37 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader that this worker trains on, so that all workers end at the same round.
 
+        On a worker that has joined a run the batches of steps that the others have taken are left out.
         Give it loaders of equally many batches on all workers, such as those of `shard`'s parts. Where paces differ, a
         worker of pace p takes p batches for each P of its loader, P being the largest pace; a RoundSampler has dealt
         by pace already. Where workers skip steps, one batch is left out for each, so that N batches end in step N;
         what is still to be dropped at the end of one loader is dropped from the next. Elsewhere it passes on all.
         """
         of_type(loader, Iterable, "batches", "give a DataLoader or a list of batches")
+        sampler = sampler_of(loader)
+        if self.run.epochs is not None and sampler is not None:
+            yield from self._dealt(loader, sampler, self.run.epochs)
+            return
         for batch in by_pace(loader, self.schedule, self.rank):
             if not self.engine.drops_batch():
                 yield batch
+
+    def _dealt(self, loader: Iterable[Batch], sampler: RoundSampler, epochs: Epochs) -> Iterator[Batch]:
+        """As `batches`, and what is left of the epoch is dealt anew one round after the members have changed."""
+        engine = self.engine
+        if engine.is_behind and sampler.epoch != engine.data_epoch[0]:
+            return
+        if not engine.is_behind:
+            engine.data_epoch = sampler.epoch, engine.round
+        is_over = False
+        while not is_over:
+            views = list(epochs.views)
+            sampler.follow(views, engine.data_epoch[1], engine.steps)
+            for batch in loader:
+                yield batch
+                if len(epochs.views) > len(views) and engine.round > epochs.views[-1][0]:
+                    break
+            is_over = len(epochs.views) == len(views)
 
     @property
     def rank(self) -> int:
@@ -336,13 +363,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def mean_model(self) -> Iterator[torch.nn.Module]:
         """Inside, the model holds the mean over all workers: evaluate or save it there. All workers enter it together.
 
-        Afterwards each worker has its own parameters back, bit for bit.
+        Afterwards each worker has its own parameters back, bit for bit. A worker that has joined gets its own model
+        before its script has come to its first step: what the others met for lies behind them.
 
         Raises:
             PeerLostError: a worker is gone, or not at the same round.
         """
         self.ending.refuse_unless_running("mean_model")
         run = self.run
+        if self.engine.is_behind:
+            yield run.flat.model
+            return
         run.flat.check(run.rank)
         with self.ending.guarded():
             self.engine.gather()
@@ -363,6 +394,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     run.reducer.recorder.note(distance=distance)
                 with self.ending.evaluating():
                     yield run.flat.model
+
+    def hand_over(self, *objects: Stateful) -> None:
+        """Name what else has a state, and methods `state_dict` and `load_state_dict`: a scheduler, a gradient scaler.
+
+        A worker that joins the run (`--max-restarts`) gets these states of the worker whose model it gets. All workers
+        name the same objects in one order, before their first step.
+
+        Raises:
+            InputError: an object without a state, or more than the others named.
+        """
+        self._handover.add(objects)
 
     def log(self, **numbers: float | torch.Tensor) -> None:
         """Record numbers of this step in the trace, such as `loss=loss`; without `trace` it does nothing.
@@ -542,11 +584,13 @@ def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
         raise
 
 
-def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool) -> None:
+def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool, connects: bool) -> None:
+    """Connect with the others; a worker that joins does so later (see `Epochs`)."""
     world.signs = heartbeat
     if own_process:
         note_stage(world.store, world.rank, "connected its groups")
-    world.prepare(schedule)
+    if connects:
+        world.prepare(schedule)
     if own_process:
         note_stage(world.store, world.rank, "trained", heartbeat.place)
 

@@ -18,7 +18,8 @@ def membership_properties(machine: Membership, network: Network) -> tuple[Proper
         PerState("survivors hold the same", _the_same),
         PerProcess("no average before all are there", _not_too_early),
         PerState("a worker that is given up averages with nobody", _fenced),
-        PerProcess("views shrink", lambda _, state: _shrink(state)),
+        PerProcess("views change by losses and joins alone", lambda _, state: _changes(state)),
+        PerState("who has joined holds what the others do", lambda view: _alike(machine, view)),
         PerProcess("no more are lost than may be", lambda _, state: _too_many(machine, state)),
         PerProcess("nothing is left out that all can do", lambda worker, state: _left_out(machine, worker, state)),
     ]
@@ -40,6 +41,8 @@ def _one_view(view: Whole) -> str | None:
         for other, its in _workers(view):
             if state.view.epoch == its.view.epoch and state.view != its.view:
                 return f"workers {worker} and {other} know {state.view} and {its.view}"
+        if state.phase is Phase.OUTSIDE:
+            continue
         if authority is not None and state.view not in authority.log:
             return f"worker {worker} knows {state.view}, which is not written down"
     return None
@@ -81,8 +84,12 @@ def _the_same(view: Whole) -> str | None:
 
 
 def _not_too_early(worker: int, state: Member | Authority) -> str | None:
+    if isinstance(state, Member) and state.phase is Phase.REBUILD and worker == state.view.donor and not state.stands:
+        return f"worker {worker} gives its state where it is in no operation of its rounds"
     if isinstance(state, Authority) or not state.group or state.phase is not Phase.RUN:
         return None
+    if state.blank:
+        return f"worker {worker} averages without a state"
     if state.place < state.view.resume:
         return f"worker {worker} averages at {state.place}, before {state.view.resume}"
     return None
@@ -100,19 +107,37 @@ def _fenced(view: Whole) -> str | None:
     return None
 
 
-def _shrink(state: Member | Authority) -> str | None:
+def _changes(state: Member | Authority) -> str | None:
     if isinstance(state, Member):
         return None
     for before, after in zip(state.log, state.log[1:], strict=False):
-        if after.epoch != before.epoch + 1 or not set(after.members) < set(before.members):
+        new = set(after.members) - set(before.members)
+        has_donor = not after.joined or after.donor in set(after.members) - set(after.joined)
+        if after.epoch != before.epoch + 1 or not new <= set(after.joined) <= set(after.members) or not has_donor:
             return f"{before} is followed by {after}"
+    return None
+
+
+def _alike(machine: Membership, view: Whole) -> str | None:
+    """Where all average in every round, what one has committed begins as what any other in its view has."""
+    if machine.groups is not everybody:
+        return None
+    states = [(worker, state) for worker, state in _workers(view) if state.phase in (Phase.RUN, Phase.LEFT)]
+    for worker, state in states:
+        for other, its in states:
+            shared = min(len(state.held), len(its.held))
+            together = state.view == its.view and {worker, other} <= set(state.view.members)
+            if together and [one[0] for one in state.held[:shared]] != [one[0] for one in its.held[:shared]]:
+                return f"workers {worker} and {other} of one view have committed {state.held} and {its.held}"
+            if together and len(state.held) + 1 < len(its.held) and worker in state.view.joined:
+                return f"worker {worker} has joined without what worker {other} has committed"
     return None
 
 
 def _too_many(machine: Membership, state: Member | Authority) -> str | None:
     if isinstance(state, Member) or not state.view.members:
         return None
-    lost = set(range(machine.num_workers)) - set(state.view.members) - state.left
+    lost = {worker for view in state.log for worker in view.members} - set(state.view.members) - state.left
     return f"{state.view} goes on without {sorted(lost)}" if len(lost) > machine.most_lost else None
 
 
@@ -127,13 +152,14 @@ def _left_out(machine: Membership, worker: int, state: Member | Authority) -> st
 
 def _only_the_dead(view: Whole) -> str | None:
     authority = view.processes[-1]
-    living = frozenset() if authority is None else authority.lost.intersection(worker for worker, _ in _workers(view))
+    stateful = frozenset(worker for worker, state in _workers(view) if not state.blank)
+    living = frozenset() if authority is None else authority.lost.intersection(stateful)
     return f"workers {sorted(living)} live and are given up" if living else None
 
 
 def _ends_needlessly(machine: Membership, view: Whole) -> str | None:
     dead = sum(state is None for state in view.processes[:-1])
-    ended = [worker for worker, state in _workers(view) if state.phase is Phase.ENDED]
+    ended = [worker for worker, state in _workers(view) if state.phase is Phase.ENDED and not state.blank]
     if ended and view.processes[-1] is not None and dead <= machine.most_lost:
         return f"workers {ended} end although {dead} are dead and {machine.most_lost} may be"
     return None
@@ -155,9 +181,9 @@ def explored(machine: Membership, network: Network) -> Explored:
 
 def membership(
     name: str, workers: int, rounds: int, groups: Groups = everybody, *, most_lost: int = 9, leases: int = 0,
-    restarts: int = 0, network: Network = USUAL,
+    restarts: int = 0, joining: int = 0, knocks: int = 1, network: Network = USUAL,
 ) -> Configuration:  # fmt: skip
-    machine = Membership(workers, most_lost, groups, rounds, leases, restarts)
+    machine = Membership(workers + joining, most_lost, groups, rounds, leases, restarts, joining, knocks)
     return Configuration(name, machine, explored, network)
 
 
@@ -180,9 +206,19 @@ SMALL = (
     membership("3 workers, one taken for dead, a lease, at once", 3, 2, leases=1, network=at_once(0, 1)),
     membership("3 workers in pairs and all, two deaths, at once", 3, 3, pairs_then_all, network=at_once(2)),
     membership("4 workers in pairs and all, one death, at once", 4, 3, pairs_then_all, network=at_once(1)),
-)
+    membership("1 worker and one that joins, one death", 1, 2, joining=1, knocks=2, network=mishaps(1)),
+    membership("2 workers and one that joins, one death, at once", 2, 2, joining=1, knocks=2, network=at_once(1)),
+    membership("2 workers and one that joins, two deaths, a restart, at once", 2, 2, joining=1, restarts=1,
+               network=at_once(2)),
+    membership("2 workers and two that join, one death, at once", 2, 2, joining=2, network=at_once(1)),
+    membership("2 workers and one that joins, one taken for dead, a lease, at once", 2, 2, joining=1, leases=1,
+               network=at_once(0, 1)),
+    membership("3 workers in pairs and all and one that joins, one death, at once", 3, 3, pairs_then_all, joining=1,
+               network=at_once(1)),
+)  # fmt: skip
 
 LARGE = (
+    membership("2 workers and one that joins, one death", 2, 2, joining=1, network=mishaps(1)),
     membership("3 workers, two deaths", 3, 1, network=mishaps(2)),
     membership("3 workers, two rounds, one death", 3, 2, network=mishaps(1)),
     membership("3 workers, one taken for dead", 3, 1, network=mishaps(0, 1)),

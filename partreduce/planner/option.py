@@ -30,8 +30,9 @@ class Facts:
     `delay` the same in whole steps, of as many gradients as there are workers, and `bound` the most rounds that are
     proved. Of a gap `gradients` is the part of all workers whose gradients would leave as much noise in the mean,
     `progress` how far a step brings it where lockstep gives 1, and `computed` the part of all steps that were computed
-    rather than skipped. Of outer steps `peak` is the most bytes that one step sends out of a node, and `by_task` the
-    steps ratio on each task of the steps model, in the place of a price.
+    rather than skipped. Of outer steps `peak` is the most bytes that one step sends out of a node, `by_task` the steps
+    ratio on each task of the steps model, in the place of a price, and `rate` the share of All-Reduce's best learning
+    rate that they were measured at.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Facts:
     computed: float = 1.0
     peak: float = 0.0
     by_task: tuple[float, ...] = ()
+    rate: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in an option's JSON; null where nothing takes time."""
@@ -71,7 +73,7 @@ SHOWN = {
         "least_share": "least_share",
         "memory_bytes": "memory_bytes",
     },
-    "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes"},
+    "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes", "learning_rate": "rate"},
 }
 SHOWN |= {kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("generated", "pairwise", "server")}
 """What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""
@@ -85,7 +87,8 @@ class Option:
     communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
     number of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
     `catalogue`; `bound` the least consensus distance that any schedule of `bound_class` can have at this communication,
-    where that is proved. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
+    where that is proved. `curved_distance` is there where workers wait for their averagings, `late_distance` where they
+    come late (`topo.figures.curved_distance`).
     `surprise` is what its own run in a pilot changed in the prediction, None where it did not run.
     `corrected` says that the steps ratio is the one with drift correction. `facts` are there where workers have no
     common rounds: a protocol decides then, and was run in virtual time.
@@ -103,6 +106,7 @@ class Option:
     consensus_distance: Figure
     drift: Figure
     contraction: Figure
+    curved_distance: float = 0.0
     late_distance: float = 0.0
     steps_ratio: float
     model: StepsModel
@@ -169,7 +173,10 @@ class Option:
             return self.step_seconds * tasks.get(case, self.steps_ratio)
         spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
-        here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
+        here, there = (
+            model.steps_ratio(spread, 0.0, curved=self.curved_distance, late=late, gradients=gradients)
+            for model in (case, usual)
+        )
         more = here - there
         if lateness and self.facts is not None:
             more += self.facts.more

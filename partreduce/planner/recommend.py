@@ -29,6 +29,7 @@ from partreduce.planner.preference import preference
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import InputError, PartreduceError, UnknownError
+from partreduce.topo.figures import exact_consensus_distance
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import Form
 
@@ -98,8 +99,6 @@ def most_queues(job: Job) -> float:
 
 def _exactly(option: Option) -> Fraction | None:
     """The consensus distance as a fraction where it can be had."""
-    from partreduce.topo.figures import exact_consensus_distance
-
     try:
         return exact_consensus_distance(option.schedule)
     except PartreduceError:  # no rule, or one of too many local ranks
@@ -139,7 +138,9 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     if chosen.form is Form.HIERARCHICAL:
         said.append("its groups add up inside nodes first, as its file says: form hierarchical")
     if chosen.corrected:
-        without = job.steps_model.steps_ratio(float(chosen.consensus_distance), float(chosen.drift))
+        without = job.steps_model.steps_ratio(
+            float(chosen.consensus_distance), float(chosen.drift), curved=chosen.curved_distance
+        )
         said.append(
             f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
             f"{without:.2f} times All-Reduce's steps"
@@ -284,7 +285,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
-        slower = job.steps_model.steps_ratio(0.0, drift, gradients=True)
+        slower = job.steps_model.steps_ratio(0.0, drift, curved=0.0, gradients=True)
         said.append(
             f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from partreduce.runtime.data.dealing import Views, dealt
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.errors import InputError
@@ -24,12 +25,17 @@ def by_pace(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[
     RoundSampler has dealt by pace.
     """
     pace, most = int(schedule.paces()[rank]), int(max(schedule.paces()))
-    sampler = getattr(getattr(loader, "batch_sampler", None) or loader, "sampler", None)
-    if isinstance(sampler, RoundSampler) or all(each == most for each in schedule.paces()):
+    if sampler_of(loader) is not None or all(each == most for each in schedule.paces()):
         return loader
     if isinstance(loader, Sized):
         return islice(loader, len(loader) // most * pace)
     return (batch for batches in zip(*[iter(loader)] * most, strict=False) for batch in batches[:pace])
+
+
+def sampler_of(loader: object) -> RoundSampler | None:
+    """The RoundSampler that deals a loader's samples, if one does."""
+    sampler = getattr(getattr(loader, "batch_sampler", None) or loader, "sampler", None)
+    return sampler if isinstance(sampler, RoundSampler) else None
 
 
 class RoundSampler(torch.utils.data.Sampler[int]):
@@ -37,6 +43,9 @@ class RoundSampler(torch.utils.data.Sampler[int]):
 
     A worker with pace p takes p batches a round, so its share is proportional to its pace. Shares are disjoint; what
     does not fill a round of all workers is left out, other samples in each epoch. Call `set_epoch` before each epoch.
+
+    Where a run goes on after losses, `optimizer.batches(loader)` has it deal what is left of the epoch anew to those
+    who are left, or have joined (see `runtime.data.dealing`).
 
     Args:
         data: the data set, or its length.
@@ -80,6 +89,8 @@ class RoundSampler(torch.utils.data.Sampler[int]):
                 f"data: has {self.size} samples and one round of all workers takes {self.per_round}; lower batch_size"
             )
         self._epoch, self._skip = 0, 0
+        self._views: Views = ()
+        self._from = self._steps = 0
 
     @property
     def num_steps(self) -> int:
@@ -100,6 +111,15 @@ class RoundSampler(torch.utils.data.Sampler[int]):
             raise InputError(f"skip_steps: is {skip_steps}; an epoch of this worker has {self.num_steps} steps")
         self._epoch, self._skip = epoch, skip_steps
 
+    @property
+    def epoch(self) -> int:
+        """The epoch that was chosen last."""
+        return self._epoch
+
+    def follow(self, views: Views, start: int, steps: int) -> None:
+        """Deal to the members of the run's views, in an epoch that began with round `start`, from step `steps` on."""
+        self._views, self._from, self._steps = views, start, steps
+
     def resume(self, steps: int) -> int:
         """Continue after `steps` optimizer steps of the run (`optimizer.steps`); returns the epoch to go on with."""
         epoch, taken = divmod(steps, self.num_steps)
@@ -108,6 +128,8 @@ class RoundSampler(torch.utils.data.Sampler[int]):
 
     def __len__(self) -> int:
         """Samples of this worker in (the rest of) the epoch."""
+        if self._views:
+            return sum(1 for _ in self)
         return (self.num_steps - self._skip) * self.per_step
 
     def __iter__(self) -> Iterator[int]:
@@ -117,7 +139,18 @@ class RoundSampler(torch.utils.data.Sampler[int]):
             order = torch.randperm(self.size, generator=generator)
         else:
             order = torch.arange(self.size)
+        if self._views:
+            yield from self._dealt(order.tolist())
+            return
         rounds = order[: self.num_rounds * self.per_round].view(self.num_rounds, self.per_round)
         start = self.per_step * sum(self._paces[: self.rank])
         mine = rounds[:, start : start + self.per_step * self._paces[self.rank]].reshape(-1)
         yield from mine[self._skip * self.per_step :].tolist()
+
+    def _dealt(self, order: list[int]) -> Iterator[int]:
+        """This worker's indices from where it is; of a round in which it joins, it has those of the last step only."""
+        pace = self._paces[self.rank]
+        for round_, hands in dealt(order, self._views, self._paces, self.per_step, self._from):
+            left = min(pace, (round_ + 1) * pace - self._steps)
+            if left > 0:
+                yield from hands.get(self.rank, [])[-left * self.per_step :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import secrets
@@ -25,7 +26,7 @@ from partreduce.runtime.launcher.last_line import explained, tell
 from partreduce.runtime.launcher.orphans import Guardian, die_with_parent
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
-from partreduce.runtime.launcher.supervision import Child, end_all, supervise
+from partreduce.runtime.launcher.supervision import Child, Worker, end_all, supervise
 from partreduce.runtime.transport.admission import RUN_SECRET
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError
@@ -38,8 +39,14 @@ if TYPE_CHECKING:
     from partreduce.runtime.transport.torch_api import Store
 
 LOOPBACK = "127.0.0.1"
+MESSAGE_BYTES = 4096
+"""What a pipe passes on in one piece."""
 MOST_LOST = "PARTREDUCE_SURVIVE"
 """Tells workers how many may be lost, where this launcher decides who goes on."""
+MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
+"""Tells workers how often in all a lost one is started again."""
+RESTARTED = "PARTREDUCE_RESTARTED"
+"""Tells a worker, which was started in the place of one that was lost, how many were before it in this run."""
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
 
@@ -56,6 +63,7 @@ def launch(
     survive: bool = False,
     patient: bool = False,
     most_lost: int = 0,
+    max_restarts: int = 0,
     output: TextIO | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
@@ -78,8 +86,9 @@ def launch(
             still does.
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
-        most_lost: so many workers may be lost to a signal, or to silence, once all are connected; the others go on, by
-            the membership of their optimizer (see `worker.epochs`).
+        most_lost: so many workers may be missing, lost to a signal or to silence, once all are connected; the others go
+            on, by the membership of their optimizer (see `worker.epochs`).
+        max_restarts: so often in all a lost worker is started again, and joins the others.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
 
     Raises:
@@ -89,6 +98,10 @@ def launch(
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
     if not 0 <= most_lost < num_workers:
         raise InputError(f"--survive {most_lost}: of {num_workers} workers 0 to {num_workers - 1} may be lost")
+    if max_restarts < 0 or (max_restarts and not most_lost):
+        raise InputError(
+            f"--max-restarts {max_restarts}: a lost worker joins others that go on without it; let them by --survive K"
+        )
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
     if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
@@ -98,7 +111,9 @@ def launch(
     shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
     if most_lost:
         shared[MOST_LOST] = str(most_lost)
-    workers: list[Child] = []
+    if max_restarts:
+        shared[MAX_RESTARTS] = str(max_restarts)
+    processes: list[Child] = []
     try:
         with terminable():
             import_once()
@@ -108,26 +123,57 @@ def launch(
             guardian = Guardian()
             try:
                 nodes = Cluster.regular(num_nodes, num_workers // num_nodes)
-                for rank in range(num_workers):
-                    start_worker(workers, guardian, target, args, variables_of(rank, nodes, threads) | shared)
+                for rank in [*range(num_workers), *[0] * max_restarts]:
+                    start_worker(processes, guardian, target, args, variables_of(rank, nodes, threads) | shared)
                 # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
                 store, port = serve_store()
-                let_go(workers, port)
+                spares = Spares(processes[num_workers:], nodes, threads, port)
+                let_go(processes[:num_workers], port)
+                workers: list[Worker] = [*processes[:num_workers]]
                 outlet = Outlet(output)
-                views = _views(workers, store, most_lost, outlet) if most_lost else None
-                return supervise(workers, workers, store, grace, outlet, survive=survive, patient=patient, views=views)
+                views = _views(workers, spares, store, most_lost, outlet) if most_lost else None
+                return supervise(
+                    workers,
+                    processes[:num_workers],
+                    store,
+                    grace,
+                    outlet,
+                    survive=survive,
+                    patient=patient,
+                    views=views,
+                )
             finally:
                 with held():
-                    end_all(workers)
+                    end_all(processes)
                     guardian.close()
     except Terminated as ended:
         return ended.exit_code
 
 
-def _views(workers: Sequence[Child], store: Store, most_lost: int, outlet: Outlet) -> Views:
+def _views(workers: list[Worker], spares: Spares, store: Store, most_lost: int, outlet: Outlet) -> Views:
     from partreduce.runtime.launcher.views import Views  # loads torch, as every worker does
 
-    return Views(workers, store, most_lost, outlet)
+    return Views(workers, store, most_lost, outlet, spares.started)
+
+
+class Spares:
+    """Processes that wait to be started in the place of lost workers; they were forked together with these.
+
+    A fork in the middle of a run would copy the locks of the store's thread, and not the thread.
+    """
+
+    def __init__(self, waiting: Sequence[Child], nodes: Cluster, threads: int | None, port: int) -> None:
+        self._waiting, self._nodes, self._threads, self._port = list(waiting), nodes, threads, port
+        self._started = 0
+
+    def started(self, rank: int) -> Child | None:
+        """A worker that has just been started with this rank; None where none is left."""
+        if not self._waiting:
+            return None
+        child, self._started = self._waiting.pop(0), self._started + 1
+        child.rank = rank
+        let_go([child], self._port, variables_of(rank, self._nodes, self._threads) | {RESTARTED: str(self._started)})
+        return child
 
 
 IMPORTED_ONCE = (
@@ -235,11 +281,11 @@ def _fork(
                 os._exit(70)
             leave_clean_up_to_parent()
             own_standard_streams(out_write, err_write)
-            port = os.read(go_read, 16).decode()
-            if not port:
+            told = os.read(go_read, MESSAGE_BYTES)
+            if not told:
                 os._exit(70)
             os.close(go_read)
-            code = _become_worker(target, args, {**variables, "MASTER_PORT": port})
+            code = _become_worker(target, args, {**variables, **json.loads(told)})
         except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
             traceback.print_exc()
         with contextlib.suppress(BaseException):
@@ -347,10 +393,11 @@ def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
     return store_on(listening, here), port
 
 
-def let_go(workers: Sequence[Child], port: int) -> None:
-    """Tell forked workers the store's port, for which they wait."""
+def let_go(workers: Sequence[Child], port: int, variables: Mapping[str, str] | None = None) -> None:
+    """Tell forked workers the store's port, for which they wait, and further variables."""
+    told = json.dumps({**(variables or {}), "MASTER_PORT": str(port)}).encode()
     for worker in workers:
         with contextlib.suppress(BrokenPipeError):
-            os.write(worker.go, str(port).encode())
+            os.write(worker.go, told)
         os.close(worker.go)
         worker.go = -1

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CONSEQUENCE = UnavailableError.exit_code
 """Of a worker that ends because another one is missing: who ends first of these two is chance."""
+ANSWER_SECONDS = 10.0
+"""How long a host may take to say that its workers, which it was told to kill, have ended."""
 CHILDREN_SECONDS = 2.0
 """How long what a failed worker has started may live on, to clean up."""
 
@@ -73,6 +75,9 @@ class Worker:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it and to what it started."""
         raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Nobody answers for it although it was ended: wait for it no longer."""
 
     def has_more_to_say(self) -> bool:
         """Whether errors of a worker that has ended are not forwarded yet."""
@@ -157,14 +162,21 @@ class _Shutdown:
         self.begin(worker.code, float("inf") if self.patient and _is_lost(worker) else grace)
 
     def escalate(self, workers: Sequence[Worker]) -> None:
-        """Send the next signal when its time has come."""
-        if time.monotonic() > self.deadline and self.signals:
+        """Send the next signal when its time has come; at last wait no longer for whoever is out of reach."""
+        if time.monotonic() <= self.deadline:
+            return
+        if self.signals:
             _signal(workers, self.signals.pop(0))
-            self.deadline = time.monotonic() + 2.0
+            self.deadline = time.monotonic() + (2.0 if self.signals else ANSWER_SECONDS)
+            return
+        self.deadline = float("inf")
+        for worker in workers:
+            if worker.code is None:
+                worker.give_up()
 
 
 def supervise(
-    workers: Sequence[Worker],
+    workers: list[Worker],
     sources: Sequence[Source],
     store: Store,
     grace: float,
@@ -176,7 +188,8 @@ def supervise(
 ) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves.
 
-    With `views` the others go on without workers that a signal ended, as long as those say so.
+    With `views` the others go on without workers that a signal ended, as long as those say so, and those that it starts
+    in their place are added to `workers`.
     """
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
@@ -195,8 +208,13 @@ def supervise(
                         if not _forward(key.fd, key.data, outlet, alike, width):
                             selector.unregister(key.fd)
                     alike.show()
+                known = len(workers)
                 if running and not (running := _collect(workers, store, shutdown, grace, outlet, views=views)):
                     drained = time.monotonic() + 0.5
+                for started in workers[known:]:
+                    assert isinstance(started, Child), "of this machine"
+                    for descriptor in started.streams:
+                        selector.register(descriptor, selectors.EVENT_READ, started)
             except Terminated as ended:
                 heard()
                 shutdown.asked(ended.exit_code, grace, workers)
@@ -227,7 +245,7 @@ def _ended_by_itself(worker: Worker) -> bool:
 
 
 def _collect(
-    workers: Sequence[Worker], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet, *, views: Views | None
+    workers: list[Worker], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet, *, views: Views | None
 ) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
@@ -238,12 +256,14 @@ def _collect(
                 views.ended_well(worker)
     for worker in sorted((worker for worker in ended if worker.code), key=_ended_by_itself):
         is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
-        was_ended = shutdown.has_signalled or (views is not None and worker.rank in views.fenced)
+        was_ended = shutdown.has_signalled or (views is not None and views.has_ended(worker))
         _tell(store, worker, outlet, first=is_first, ended=was_ended)
         worker.signal(signal.SIGTERM)
         worker.children_until = time.monotonic() + CHILDREN_SECONDS
         if views is None or shutdown.has_signalled or not views.go_on_without(worker, is_lost=_is_lost(worker)):
             shutdown.failed(worker, workers, grace)
+        elif (started := views.started_again(worker)) is not None:
+            workers.append(started)
     for worker in workers:
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")

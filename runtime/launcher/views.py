@@ -1,4 +1,4 @@
-"""Views: the launcher decides who of a run goes on after a loss; its part of the membership.
+"""Views: the launcher decides who of a run goes on after a loss, and who joins; its part of the membership.
 
 It is `schedulers.protocols.membership`'s authority that decides, which this drives between two looks at the workers.
 The store is this process's own: what is written down there is what workers read, so that nothing is told that is not
@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.notes import CHANGES, DEATHS, JOINED, LEFT, MEMBERSHIP, NEWS, OPEN, Notes
+from partreduce.runtime.transport.notes import (
+    ANSWER,
+    CHANGES,
+    DEATHS,
+    JOIN,
+    JOINED,
+    LEFT,
+    MEMBERSHIP,
+    NEWS,
+    OPEN,
+    Notes,
+)
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
 from partreduce.schedulers.protocols.membership import (
     Authority,
     Expire,
+    Join,
     Left,
     Membership,
     Publish,
@@ -36,10 +49,20 @@ IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002
 
 
 class Views:
-    """Who goes on, decided for these workers; up to `most_lost` may be lost."""
+    """Who goes on, decided for these workers; up to `most_lost` may be missing.
 
-    def __init__(self, workers: Sequence[Worker], store: Store, most_lost: int, outlet: Outlet) -> None:
-        self._workers, self._outlet = workers, outlet
+    `start` starts a worker in the place of a lost one, of this rank, while there are any left.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        store: Store,
+        most_lost: int,
+        outlet: Outlet,
+        start: Callable[[int], Worker | None] = lambda _: None,
+    ) -> None:
+        self._workers, self._outlet, self._start = list(workers), outlet, start
         self._machine = Membership(len(workers), most_lost)
         started, _ = self._machine.start(self._machine.authority)
         assert isinstance(started, Authority), "that process"
@@ -48,8 +71,12 @@ class Views:
         self._deaths = Notes(store, DEATHS, own_server=True)
         self._heard, self._has_begun = 0, False
         self._lease = Deadline(float("inf"))
+        self._asked: dict[int, str] = {}
+        """What workers outside asked last, by rank; it has been answered where the machine knows nothing of it."""
         self.fenced: set[int] = set()
         """Who was given up although it lived."""
+        self._ended: list[Worker] = []
+        """Processes that were ended from here."""
 
     @property
     def pause(self) -> float:
@@ -61,11 +88,24 @@ class Views:
         if not self._all_have_joined():
             return False
         self.look()  # who had left is not lost
-        if worker.rank in self.fenced:
+        if self.has_ended(worker):
             return True
         self._feed(Received(worker.rank, Crashed()) if is_lost else Stop())
         self.look()
         return bool(self._state.view.members)
+
+    def has_ended(self, worker: Worker) -> bool:
+        """Whether a process was ended from here."""
+        return any(one is worker for one in self._ended)
+
+    def started_again(self, worker: Worker) -> Worker | None:
+        """A process in the place of one that is lost, while the others still train and there is one left."""
+        if not self._state.view.members or self._state.left or worker is not self._workers[worker.rank]:
+            return None
+        started = self._start(worker.rank)
+        if started is not None:
+            self._workers[worker.rank] = started
+        return started
 
     def ended_well(self, worker: Worker) -> None:
         """A worker ended with exit code 0: without `finish()`, the others wait for it in vain."""
@@ -85,6 +125,10 @@ class Views:
             self._feed(Expire())
         while self._state.told < len(self._state.log):
             self._feed(Publish())
+        if self._state.left:
+            for rank in set(range(len(self._workers))).difference(self._state.view.members, self._state.left):
+                if self._workers[rank].code is None:  # who is still outside comes too late
+                    self._end(rank)
 
     def _all_have_joined(self) -> bool:
         """Before that a loss ends the run: nobody knows yet of what."""
@@ -97,47 +141,62 @@ class Views:
             if worker not in self._state.left and self._notes.has(f"{LEFT}/{worker}"):
                 self._feed(Received(worker, Left()))
             if (text := self._notes.read(f"vote/{epoch}/{worker}")) is not None and self._state.view.epoch < epoch:
-                place, prepared = json.loads(text)
-                self._feed(Received(worker, Vote(epoch, tuple(place), tuple(prepared))))
+                place, prepared, stands, blank = json.loads(text)
+                self._feed(Received(worker, Vote(epoch, tuple(place), tuple(prepared), stands, blank)))
+            asked = self._notes.read(f"{JOIN}/{worker}")
+            if asked is not None and self._asked.get(worker) != asked:
+                self._asked[worker] = asked
+                self._feed(Received(worker, Join()))
 
     def _feed(self, event: object) -> None:
-        was_open = self._state.is_open
+        was = self._state
         state, actions = self._machine.step(self._machine.authority, self._state, event)
         assert isinstance(state, Authority), "that process"
         self._state = state
-        if state.is_open and not was_open:
+        if state.is_open and not was.is_open:
             self._lease = Deadline(float(self._facts()["timeout"]))
             self._open(state.view.epoch + 1)
         told: set[int] = set()
+        asked = was.joining
         for action in actions:
             match action:
                 case Note(("fenced", int(rank))):
                     # Before anybody hears of it: what it has not done by now it never does.
                     self.fenced.add(rank)
-                    self._workers[rank].signal(signal.SIGKILL)
-                case Send(_, View() as view) if view.epoch not in told:
-                    told.add(view.epoch)
-                    self._tell(view)
+                    self._end(rank)
+                case Send(to, View() as view):
+                    if view.epoch not in told:
+                        told.add(view.epoch)
+                        self._tell(view)
+                    if to in asked or to in view.joined:
+                        self._notes.write(f"{ANSWER}/{to}/{self._asked[to]}", str(view.epoch))
+
+    def _end(self, rank: int) -> None:
+        self._ended.append(self._workers[rank])
+        self._workers[rank].signal(signal.SIGKILL)
 
     def _open(self, epoch: int) -> None:
         self._notes.write(f"{OPEN}/{epoch}", "1")
         self._deaths.count(CHANGES, 1)  # so that whoever waits looks closely
 
     def _tell(self, view: View) -> None:
-        text = {"epoch": view.epoch, "members": view.members, "resume": view.resume, "forward": view.forward}
-        self._notes.write(f"view/{view.epoch}", json.dumps(text))
+        for rank in view.joined:  # nobody takes it for dead from now on
+            self._deaths.remove(str(rank))
+        self._notes.write(f"view/{view.epoch}", json.dumps(asdict(view)))
         if not view.members:
             self._open(view.epoch)  # who waits for others by notes asks for that, and then hears that all end
             return
         before = self._state.log[view.epoch - 1].members
         lost = [worker for worker in before if worker not in view.members and worker not in self._state.left]
-        for rank in self.fenced.intersection(lost):
+        for rank in [rank for rank in lost if self.has_ended(self._workers[rank])]:
             self._outlet.write(
                 f"partreduce: worker {rank} said nothing for {self._facts()['timeout']:g} s and was ended\n",
                 errors=True,
             )
         if lost:
             self._outlet.write(self._line(lost, view), errors=True)
+        if view.joined:
+            self._outlet.write(self._line_of_joined(view), errors=True)
 
     def _line(self, lost: list[int], view: View) -> str:
         """What happened, in one line."""
@@ -150,6 +209,16 @@ class Views:
             else f"the mean moved by {len(lost)}/{m} of how far {model} from it"
         )
         return f"partreduce: without {names} {on} from round {view.resume[0]}; {moved}\n"
+
+    def _line_of_joined(self, view: View) -> str:
+        m, k, names = len(view.members), len(view.joined), " and ".join(f"worker {rank}" for rank in view.joined)
+        moved = (
+            "their models are equal, so the mean did not move"
+            if self._facts()["are_equal"]
+            else f"the mean moved by {k}/{m} of how far that state's model was from it"
+        )
+        with_ = f"with the state of worker {view.donor}"
+        return f"partreduce: {names} joined in round {view.resume[0]} {with_}, and all {m} go on together; {moved}\n"
 
     def _facts(self) -> dict[str, float]:
         """What a worker said of the run when it joined."""

@@ -72,6 +72,8 @@ class Heartbeat:
         self._changes = 0
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
+        self.with_each: Callable[[], None] = lambda: None
+        """Done beside every beat, by the thread that beats."""
         self._noted: set[str] = set()
         self._seen: dict[int, tuple[str, float]] = {}
         self._gatherings = self._exchanges = 0
@@ -98,6 +100,15 @@ class Heartbeat:
     def gatherings(self) -> int:
         """To how many gatherings this worker has come; equal on all workers that come alike."""
         return self._gatherings
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many gatherings and exchanges this worker has been in: what one that joins later goes on from."""
+        return self._gatherings, self._exchanges
+
+    @counts.setter
+    def counts(self, counts: tuple[int, int]) -> None:
+        self._gatherings, self._exchanges = counts
 
     @property
     def last(self) -> tuple[str, tuple[int, ...]]:
@@ -394,6 +405,7 @@ class Heartbeat:
             beat = json.dumps([count, *self.last])
             try:
                 self._notes.write(f"beat/{self.rank}", beat)
+                self.with_each()
                 self._notes.has(f"beat/{self.rank}")  # a store that is frozen takes what is written and answers nothing
             except (RuntimeError, StoreLostError):
                 return

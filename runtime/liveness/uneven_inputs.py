@@ -28,21 +28,22 @@ class UnevenInputs:
         self.rank, self.size, self.heartbeat = rank, size, heartbeat
         self._notes, self.timeout = Notes(store, f"uneven-inputs/{key}"), timeout
         self._declared = -1
-        self._generation = 0
+        self.generation = 0
+        """How many loops inside `join` have ended; equal on all workers."""
 
     def declare(self, round_: int) -> None:
         """Say that this worker has data for a round."""
         if round_ > self._declared:
-            self._notes.write(f"{self._generation}/round/{round_}", "1")
+            self._notes.write(f"{self.generation}/round/{round_}", "1")
             self._declared = round_
 
     def ended(self) -> None:
         """Say that this worker's data ended."""
-        self._notes.write(f"{self._generation}/ended/{self.rank}", "1")
+        self._notes.write(f"{self.generation}/ended/{self.rank}", "1")
 
     def close(self) -> None:
         """All have ended, as they told each other otherwise, although a round was declared: nobody does it."""
-        self._generation += 1
+        self.generation += 1
         self._declared = -1
 
     def another(self, round_: int, lost: Callable[[], frozenset[int]] | None = None) -> bool:
@@ -54,7 +55,7 @@ class UnevenInputs:
             PeerLostError: a worker is gone, or waits for all where this one does not come.
             UnavailableError: nobody decided within the timeout.
         """
-        begun, ended = f"{self._generation}/round/{round_}", f"{self._generation}/ended"
+        begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait = Wait(self.heartbeat, range(self.size), self.timeout)
         while True:
             gone = frozenset[int]() if lost is None else lost()
@@ -63,7 +64,7 @@ class UnevenInputs:
             goes_on = self._notes.has(begun)  # asked last: who has ended begins nothing after that
             if (goes_on or all_ended) and lost is not None:
                 # A lost worker may still live, and begin a round while the others look: the first who looked decides.
-                verdict = self._notes.propose(f"{self._generation}/verdict/{round_}", "on" if goes_on else "end")
+                verdict = self._notes.propose(f"{self.generation}/verdict/{round_}", "on" if goes_on else "end")
                 goes_on = verdict == "on"
             if goes_on:
                 return True

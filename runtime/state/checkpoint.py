@@ -50,6 +50,7 @@ def save_checkpoint(
     strategy remembers. Needs memory for two copies of all that. Of this run, and of those that it resumed from, the
     last `keep` checkpoints stay and older ones are deleted; what other runs wrote is left alone. Where a run outlives
     lost workers, those that are left save, and whoever takes a lost one's place starts from the first one's state.
+    Nothing is saved by a worker that has joined, before its script has come to its first step.
 
     Args:
         optimizer: the run.
@@ -66,6 +67,8 @@ def save_checkpoint(
     directory = _checked_arguments("save_checkpoint", optimizer, directory)
     ending = optimizer.ending
     ending.refuse_unless_running("save or load a checkpoint")
+    if optimizer.engine.is_behind:
+        return directory
     ending.guard(optimizer.engine.gather)
     run = optimizer.run
     if optimizer.steps % run.pace and not optimizer.runner.saves_inside_rounds:
@@ -178,6 +181,8 @@ def load_checkpoint(
 ) -> Resumed | None:
     """Resume from the newest checkpoint that every worker can read; None if there is none. All workers call it.
 
+    None, too, on a worker that has joined a run, which has its state already.
+
     Static and all-reduce schedules then continue bit for bit. With `other_run` the number of workers or the schedule
     may differ: every worker starts from the mean of all saved models and buffers at step 0 of the new schedule, with
     fresh optimizer state; only the rows of sharded tables keep theirs, as long as the optimizer is of the same class
@@ -192,6 +197,8 @@ def load_checkpoint(
     """
     directory = _checked_arguments("load_checkpoint", optimizer, directory)
     optimizer.ending.refuse_unless_running("save or load a checkpoint")
+    if optimizer.engine.is_behind:
+        return None
     optimizer.ending.guard(optimizer.engine.gather)
     with _assembled(optimizer, "load_checkpoint()") as members:
         if optimizer.run.flat.sharders.shards:

@@ -26,7 +26,7 @@ NOT_STARTED = "has not started a round"
 """What a worker says first; between that and its next sign it may do many rounds."""
 MEMBERSHIP = "partreduce/membership"
 """Below all prefixes workers vote here and read who goes on after a loss (see `launcher.views`), under these keys."""
-JOINED, LEFT, NEWS, OPEN = "joined", "left", "news", "open"
+JOINED, LEFT, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "news", "open", "join", "answer"
 LAST_WORDS_SECONDS = 0.2
 """How long what a worker said last may come after its death."""
 CHANGES = "changes"
@@ -75,6 +75,10 @@ class Notes:
         """Whether all these notes are there; one question to the store."""
         places = [self.place(key) for key in keys]
         return self._ask(lambda store: store.check(places))
+
+    def remove(self, key: str) -> None:
+        place = self.place(key)
+        self._ask(lambda store: store.delete_key(place))
 
     def count(self, key: str, increase: int = 0) -> int:
         """A counter that all workers share, after this increase."""

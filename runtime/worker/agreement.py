@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,6 +16,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.launcher.launch import MOST_LOST
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.liveness.lifelines import Lifelines, lifelines_of
 from partreduce.runtime.transport.alone import AloneWorld, is_alone
@@ -131,7 +133,8 @@ def agree(
         nonlocal key, lifelines
         key = str(_next_key())  # counted only where the store answered
         note_stage(store, rank, "was in the handshake")
-        lifelines = lifelines_of(store, rank, size, key)
+        if not os.environ.get(MOST_LOST):  # whose launcher tells of every death, and of who takes the dead one's place
+            lifelines = lifelines_of(store, rank, size, key)
         if replica:
             Notes(store, "processes").write(str(rank), json.dumps(list(replica)))
         handshake(store, rank, size, facts, details=details, key=key, timeout=timeout)

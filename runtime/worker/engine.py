@@ -17,6 +17,7 @@ import torch
 from partreduce.runtime.averaging.gradients import own_gradients, unscale
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.strategies.base import Run, Runner
+from partreduce.runtime.worker.alike_data import AlikeData
 from partreduce.runtime.worker.model_use import ModelUse
 from partreduce.topo.errors import InputError
 
@@ -36,9 +37,15 @@ class Engine(ABC, Generic[AnyRunner]):
         self.skipped = 0
         """Steps that were not taken because the worker skipped ahead to its neighbours."""
         self._batches_to_drop = 0
+        self.is_behind = False
+        """Whether the worker has joined the run, and its script has still to come to the step that it goes on with."""
+        self.data_epoch = (-1, 0)
+        """The epoch of the data that is dealt by rounds, and the round with which it began."""
         self._loads = run.flat.loads.count
         self._joining = False
         self.model_use = ModelUse(run, self)
+        self.alike_data: AlikeData | None = None
+        """Where workers are processes: looks at the first gradients."""
 
     @property
     def steps(self) -> int:
@@ -59,6 +66,10 @@ class Engine(ABC, Generic[AnyRunner]):
         self._count(steps)
         self._batches_to_drop = 0
         self._loads = self.run.flat.loads.count
+
+    def catch_up(self) -> None:
+        """The script begins anew and the run does not: the batches of the steps that others have taken are left out."""
+        self.is_behind, self._batches_to_drop = True, self._progress.step
 
     @abstractmethod
     def step(
@@ -123,7 +134,9 @@ class Engine(ABC, Generic[AnyRunner]):
             self._joining = False
 
     def declare(self) -> None:
-        """Tell workers whose data ended that this one begins, or is in, its next round."""
+        """Begin, or go on with, a round: tell workers whose data ended so; who has joined has caught up."""
+        if self.is_behind:
+            self.is_behind, self._batches_to_drop = False, 0
         if self._joining:
             self.uneven_inputs.declare(self.round)
 
@@ -167,6 +180,11 @@ class Engine(ABC, Generic[AnyRunner]):
     def _count(self, steps: int) -> None:
         self._progress.step = steps
         self.run.reducer.heartbeat.now = f"computes step {steps}", ()
+
+    def _look_at_data(self) -> None:
+        """Compare this worker's own gradients with the others'."""
+        if self.alike_data is not None and self.alike_data.look(slot.gradient for slot in self.run.flat.slots()):
+            self.alike_data = None
 
     def _refuse_changes(self, *, first: bool) -> None:
         """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""

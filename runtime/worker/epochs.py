@@ -1,5 +1,7 @@
 """Epochs: one worker's part in a run that goes on after losses: it notices, votes, hears the view, connects, goes on.
 
+A worker that was started again asks to join, connects like the others, and takes the state of one of them, its donor.
+
 What is decided is `schedulers.protocols.membership`'s business, whose member this drives; who decides is the launcher
 (see `launcher.views`). Workers keep the ranks that they began with, in groups and in messages.
 """
@@ -10,13 +12,16 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
+from typing import Protocol
+
+import torch
 
 from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.launcher.launch import MOST_LOST
+from partreduce.runtime.launcher.launch import MAX_RESTARTS, MOST_LOST, RESTARTED
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import CONNECT_SECONDS, Everyone
@@ -25,7 +30,17 @@ from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import member_sets
-from partreduce.runtime.transport.notes import JOINED, LEFT, MEMBERSHIP, NEWS, OPEN, POLL_SECONDS, Notes
+from partreduce.runtime.transport.notes import (
+    ANSWER,
+    JOIN,
+    JOINED,
+    LEFT,
+    MEMBERSHIP,
+    NEWS,
+    OPEN,
+    POLL_SECONDS,
+    Notes,
+)
 from partreduce.runtime.transport.store_line import NamedPrefixStore, root_store
 from partreduce.runtime.transport.waiting import GoneError, Wait
 from partreduce.runtime.transport.worlds import World
@@ -36,6 +51,9 @@ from partreduce.schedulers.protocols.membership import (
     Confirmed,
     Connected,
     Enter,
+    Healed,
+    Join,
+    Knock,
     Member,
     Membership,
     Open,
@@ -54,6 +72,22 @@ from partreduce.topo.strategies.base import Averaging
 Sums = list[tuple[Reducer, Reduction]]
 Begin = Callable[[Group], Sums]
 Commit = Callable[[Reducer, Reduction], None]
+
+LONGEST_PAUSE = 10.0
+"""Seconds between two times that a worker outside asks to join; the first is 0.5 s, then twice as long each time."""
+
+
+class State(Protocol):
+    """A worker's whole state, which one that joins takes from another."""
+
+    def give(self) -> bytes:
+        """All of it, where a round ends."""
+
+    def take(self, data: bytes, round_: int) -> None:
+        """Put in place what another gave, to go on with the last step of a round."""
+
+    def refuse_unfit(self) -> None:
+        """Refuse a script of which one that joins would know too little."""
 
 
 class _BrokenError(UnavailableError):
@@ -89,23 +123,34 @@ class Epochs(Everyone):
         self._machine = Membership(world.size, most_lost)
         started, _ = self._machine.start(world.rank)
         assert isinstance(started, Member), "a worker"
-        self._state = started
+        self._state = self._machine.joiner() if joins() else started
+        self._held: State | None = None
+        self._is_fit = not os.environ.get(MAX_RESTARTS)
+        self._asked = 0
+        self.called = 0
+        """For which epoch the launcher asked last to vote, as far as this worker has looked."""
         self._notes = Notes(root_store(world.store), MEMBERSHIP)
         self._key = key
         self._reducers: dict[Reducer, str] = {}
         self._forwarded = False
+        self.views: list[tuple[int, tuple[int, ...]]] = [(-1, tuple(range(world.size)))]
+        """Who is a member from which round on, as data is dealt (see `data.dealing`)."""
         self._now: Schedule | None = schedule
         """What is run now; None where this worker is alone."""
 
-    def begin(self, reducers: Sequence[Reducer]) -> None:
+    def begin(self, reducers: Sequence[Reducer], state: State) -> None:
         """The run's operations go by these; wait until the launcher knows of all workers that they are connected.
 
-        From then on a loss is one that the others outlive.
+        From then on a loss is one that the others outlive. Who was started again waits until it is a member.
 
         Raises:
             PeerLostError: one of them was lost before.
         """
-        self._reducers = {reducer: reducer.key for reducer in reducers}
+        self._reducers, self._held = {reducer: reducer.key for reducer in reducers}, state
+        self.heartbeat.with_each = self._look
+        if self._state.blank:
+            self._go_on(None)
+            return
         facts = {"timeout": self.timeout, "are_equal": self.schedule.strategy.averages_gradients}
         self._notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
         self._notes.count(JOINED, 1)
@@ -127,7 +172,7 @@ class Epochs(Everyone):
         if self._now is self.schedule:
             return self._now.group_of(self.world.rank, round_)
         if self._now is None:
-            return None
+            return Group(self.members)
         members = self.members
         group = self._now.group_of(members.index(self.world.rank), round_)
         return None if group is None else Group(tuple(members[place] for place in group.members), group.relax)
@@ -147,6 +192,9 @@ class Epochs(Everyone):
             FencedError: the others went on without this worker.
         """
         place = round_, self._state.place[1]
+        if self._held is not None and not self._is_fit:
+            self._is_fit = True
+            self._held.refuse_unfit()
         self._carry_out(Enter(place, ()), partial(self.group_of, round_), begin, commit)
 
     def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
@@ -207,6 +255,13 @@ class Epochs(Everyone):
                 return
             sums: Sums = []
             try:
+                if self.called > self._state.view.epoch and not entry.meets:
+                    operation = self._first.recorder.begin("vote", 0, entry.place[0], group.members, 0)
+                    raise self.broke(operation, RuntimeError("a vote is under way"))
+                if len(group.members) == 1:
+                    self._feed(Summed())
+                    self._feed(Confirmed())
+                    return
                 self._sum(group, begin, sums)
             except _BrokenError as broke:
                 self._forwarded = False
@@ -239,6 +294,12 @@ class Epochs(Everyone):
             for reducer in self._reducers:
                 reducer.outlives = None
 
+    def _look(self) -> None:
+        """Now and then, beside the training: whether a vote is under way that no wait would tell of, since all come."""
+        epoch = self._state.view.epoch + 1
+        if self._notes.has(f"{OPEN}/{epoch}"):
+            self.called = epoch
+
     @property
     def _first(self) -> Reducer:
         return next(iter(self._reducers))
@@ -248,7 +309,7 @@ class Epochs(Everyone):
     def why(self, operation: Operation) -> str | None:
         """Why it makes no sense to wait for an operation any longer."""
         if self._is_open():
-            return "a worker is lost"
+            return "a worker is lost, or joins"
         round_ = operation.rounds_before
         return self.heartbeat.gone(operation.members, round_) or self.heartbeat.elsewhere(operation.members, round_)
 
@@ -269,15 +330,21 @@ class Epochs(Everyone):
         for action in actions:
             match action:
                 case Send(_, Vote() as vote):
-                    self._notes.write(f"vote/{vote.epoch}/{self.world.rank}", json.dumps([vote.place, vote.prepared]))
+                    self._notes.write(f"vote/{vote.epoch}/{self.world.rank}", json.dumps(list(astuple(vote)[1:])))
+                    self._notes.count(NEWS, 1)
+                case Send(_, Join()):
+                    self._asked += 1
+                    self._notes.write(f"{JOIN}/{self.world.rank}", self._question)
                     self._notes.count(NEWS, 1)
                 case Note(("unblock",)):
                     self.world.begin_anew(f"epoch-{state.view.epoch + 1}")
                 case Note(("forward",)):
                     self._forwarded = True
+                case Note(("rebuild", View() as view)):
+                    self.views.append((view.resume[0], view.members))
 
     def _go_on(self, broke: _BrokenError | None) -> None:
-        """Come from a vote to the next epoch in which all members are connected.
+        """Come from a vote, or from outside, to the next epoch in which all members are connected.
 
         Raises:
             PeerLostError: the run ends.
@@ -285,6 +352,10 @@ class Epochs(Everyone):
         """
         while self._state.phase is not Phase.RUN:
             match self._state.phase:
+                case Phase.OUTSIDE:
+                    time.sleep(min(LONGEST_PAUSE, 0.25 * 2**self._asked) if self._asked else 0.0)
+                    self._feed(Knock())
+                    self._feed(Received(self._machine.authority, self._answer()))
                 case Phase.VOTE:
                     self._feed(Received(self._machine.authority, self._awaited_view(broke)))
                 case Phase.REBUILD:
@@ -310,8 +381,20 @@ class Epochs(Everyone):
             if deadline.is_over:
                 raise self._end(broke)
             time.sleep(POLL_SECONDS)
-        view = json.loads(text)
-        return View(view["epoch"], tuple(view["members"]), tuple(view["resume"]), tuple(view["forward"]))
+        return _view_of(text)
+
+    @property
+    def _question(self) -> str:
+        """Names one time that this process asks to join, among all processes that had this rank."""
+        return f"{os.environ[RESTARTED]}.{self._asked}"
+
+    def _answer(self) -> View:
+        """The view that the launcher answers a question with; a worker outside waits as long as it takes."""
+        self.heartbeat.doing("waits to join")
+        while (epoch := self._notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
+            self.heartbeat.refuse_without_store()
+            time.sleep(POLL_SECONDS)
+        return _view_of(self._notes.wait_for(f"view/{epoch}"))
 
     def _end(self, broke: _BrokenError | None) -> Exception:
         """Why the run ends here, as if nobody ever went on."""
@@ -323,8 +406,13 @@ class Epochs(Everyone):
     def _is_rebuilt(self) -> bool:
         """Connect with all who are left, after they have said the same of what they go on with."""
         view, world = self._state.view, self.world
+        if world.rank in view.joined:
+            world.begin_anew(f"epoch-{view.epoch}")  # where the others went when they voted
         lost = frozenset(range(world.size)) - frozenset(view.members)
-        self._now = after_loss(self.schedule, lost) if len(view.members) > 1 else None
+        if not lost:
+            self._now = self.schedule
+        else:
+            self._now = after_loss(self.schedule, lost) if len(view.members) > 1 else None
         self.heartbeat.doing(f"connects the groups of epoch {view.epoch}", view.members)
         name = f"epoch-{view.epoch}"
         store = NamedPrefixStore(name, world.store, {place: [rank] for place, rank in enumerate(view.members)})
@@ -340,13 +428,50 @@ class Epochs(Everyone):
             place = view.members.index(world.rank)
             handshake(store, place, len(view.members), facts, key=f"{self._key}-{name}", timeout=self.timeout)
             world.given_up = lambda: "a further worker is lost" if self._is_open() else None
-            for members in sorted({view.members, *self._own_groups(self._now, place)}):
+            healing = tuple(sorted((view.donor, *view.joined)))
+            takes_part = {healing} if world.rank in healing else set()
+            for members in sorted({view.members, *takes_part, *self._own_groups(self._now, place)}):
                 world.create(members)
+            if takes_part:
+                self._hand_over(healing)
+            if view.joined:
+                handshake(store, place, len(view.members), {}, key=f"{self._key}-{name}-healed", timeout=self.timeout)
         except UnavailableError:
             return False
         finally:
             world.given_up = lambda: None
         return True
+
+    def _hand_over(self, members: tuple[int, ...]) -> None:
+        """The donor gives its state to all that have joined, which begin with it: a sum to which these add nothing.
+
+        Raises:
+            UnavailableError: one of them is lost.
+        """
+        view, held, first = self._state.view, self._held, self._first
+        assert held is not None, "set at the start"
+        is_donor, line = self.world.rank == view.donor, self.world.communicator(members)
+        data = held.give() if is_donor else b""
+        operation = first.recorder.begin("state for who joins", 0, view.resume[0], members, len(data))
+
+        def summed(array: torch.Tensor) -> torch.Tensor:
+            why = "a further worker is lost"
+            first.wait_for(line.all_reduce(array), operation, lambda: why if self._is_open() else None)
+            return array
+
+        try:
+            length = int(summed(torch.tensor([len(data)])))
+            array = torch.zeros(length, dtype=torch.uint8)
+            if is_donor:
+                array.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            summed(array)
+        except (RuntimeError, GoneError) as error:
+            first.recorder.end(operation, f"failed: {error}")
+            raise UnavailableError(str(error)) from None
+        first.recorder.end(operation)
+        if not is_donor:
+            held.take(array.numpy().tobytes(), view.resume[0])
+            self._feed(Healed())
 
     def _own_groups(self, schedule: Schedule, place: int) -> list[tuple[int, ...]]:
         """The groups of this worker, who is at a place among those who are left."""
@@ -359,6 +484,17 @@ def _lose(sums: Sums) -> None:
     for _, reduction in sums:
         for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
             bucket.lose(array)
+
+
+def _view_of(text: str) -> View:
+    view = json.loads(text)
+    members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
+    return View(view["epoch"], **members, donor=view["donor"])
+
+
+def joins() -> bool:
+    """Whether this process was started in the place of one that was lost."""
+    return bool(os.environ.get(RESTARTED))
 
 
 def epochs_of(world: World, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float) -> Epochs:

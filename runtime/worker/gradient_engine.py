@@ -48,7 +48,7 @@ class GradientEngine(Engine[GradientRunner]):
         is_plain = not skip and found_inf is None and scale is None
         if not is_plain:
             self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
-        if self._joining:
+        if self._joining or self.is_behind:
             self.declare()
         applier.scaled = found_inf is not None
         if not is_plain:
@@ -118,6 +118,8 @@ class GradientEngine(Engine[GradientRunner]):
         if self._has_tables:
             self.run.tables.close_step()
         own_gradients(self.run.flat.slots())
+        if self.alike_data is not None:
+            self._look_at_data()
         self._in_place = True  # for functions that average unless that is done, such as clip_grad_norm_
         try:
             self._arrived = self.runner.average(self._progress.step)

@@ -25,7 +25,8 @@ class Driver:
         answer = json.loads(self.stdout.readline())
         lines = answer["output"].splitlines()
         answer["reports"] = [json.loads(line.split("REPORT ", 1)[1]) for line in lines if "REPORT " in line]
-        answer["errors"] = {r["rank"]: r for r in answer["reports"] if "error" in r}
+        answer["errors"] = {r["rank"]: r for r in answer["reports"] if r.get("error")}
+        answer["faults"] = [r for r in answer["reports"] if "fault" in r]
         return answer
 
     def close(self) -> None:

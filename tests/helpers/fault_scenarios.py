@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
-import json
 import mmap
 import os
 import signal
@@ -27,14 +25,27 @@ from pathlib import Path
 import torch
 
 from benchmarks.faults.processes import look_at, runs
-from helpers.scenarios import everyone, hear, network, pairs, rank, report, stop_until_alone, train, until_heard
-from partreduce.runtime.launcher.launch import import_once, launch
+from helpers.scenarios import (
+    everyone,
+    hear,
+    launched,
+    main,
+    network,
+    now,
+    pairs,
+    rank,
+    report,
+    reporting,
+    stop_until_alone,
+    train,
+    until_heard,
+)
+from partreduce.runtime.launcher.launch import import_once
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import gloo
 from partreduce.runtime.transport.torch_api import TCPStore
 from partreduce.runtime.worker import agreement
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PartreduceError
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
@@ -48,23 +59,10 @@ from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import Static
 
-CLOCK = time.CLOCK_MONOTONIC  # equal in all processes of a machine
+LIMIT = 90.0
+"""Seconds in which workers without a launcher end, or hang."""
 DYING = mmap.mmap(-1, 4)
 """The id of the worker that is to die while it connects, for all workers to see."""
-
-
-def now() -> float:
-    return time.clock_gettime(CLOCK)
-
-
-def reporting(action) -> None:
-    """Run an action; report how and when it ended, then end with the error's exit code."""
-    try:
-        action()
-    except PartreduceError as error:
-        report(error=type(error).__name__, text=str(error), at=now())
-        raise SystemExit(error.exit_code) from None
-    report(error=None, at=now())
 
 
 def pause_or_kill(number) -> None:
@@ -294,7 +292,7 @@ def without_launcher(request) -> dict:
     os.close(write_end)
     output, codes, fired = "", {}, None
     os.set_blocking(read_end, False)
-    deadline = time.monotonic() + request["limit"]
+    deadline = time.monotonic() + LIMIT
     while len(codes) < num_workers and time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
             output += os.read(read_end, 65536).decode()
@@ -394,29 +392,10 @@ def _work(function, variables, number, net) -> None:
     function()
 
 
-def by_launcher(request) -> dict:
-    num_workers, function = BY_LAUNCHER[request["name"]]
-    output = io.StringIO()
-    code = launch(
-        function,
-        num_workers=num_workers,
-        output=output,
-        environment=request.get("environment", {}),
-        grace=request.get("grace", 60.0),
-        survive=request.get("survive", False),
-        patient=request.get("patient", False),
-    )
-    return {"code": code, "output": output.getvalue()}
-
-
-def main() -> None:
-    for line in sys.stdin:
-        request = json.loads(line)
-        start = time.monotonic()
-        DYING[:4] = bytes(4)
-        answer = by_launcher(request) if request["name"] in BY_LAUNCHER else without_launcher(request)
-        print(json.dumps(answer | {"seconds": time.monotonic() - start}), flush=True)
+def answered(request) -> dict:
+    DYING[:4] = bytes(4)
+    return launched(BY_LAUNCHER, request) if request["name"] in BY_LAUNCHER else without_launcher(request)
 
 
 if __name__ == "__main__":
-    main()
+    main(answered)

@@ -9,13 +9,16 @@ import json
 import os
 import signal
 import sys
+import time
 import warnings
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.data.sampler import RoundSampler
+from partreduce.runtime.launcher.launch import RESTARTED, launch
 from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.handover import Handover
 from partreduce.runtime.worker.epochs import Epochs
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
@@ -55,6 +58,18 @@ def fail_after_confirm(round_):
     Reducer.agree = agree
 
 
+def ask_late(_round):
+    """Let a worker that was started again come when the others have finished."""
+    original = Epochs.begin
+
+    def begin(self, reducers, state):
+        while not all(self._notes.has(f"left/{rank}") for rank in range(self.world.size) if rank != self.world.rank):
+            time.sleep(0.01)
+        original(self, reducers, state)
+
+    Epochs.begin = begin
+
+
 def fail(_round):
     """Let this worker's script have an error of its own."""
 
@@ -64,12 +79,24 @@ def fail(_round):
     Reducer.begin = begin
 
 
+def wait_for(optimizer, back):
+    """Wait until these workers are members again, or this one has heard that it is to vote for the next epoch."""
+    epochs, deadline = optimizer.run.epochs, time.monotonic() + 60
+    while not (set(back) <= set(epochs.members) or epochs.called > epochs._state.view.epoch):
+        assert time.monotonic() < deadline, f"{back} did not come back"
+        time.sleep(0.01)
+
+
 INSTANTS = {
     "before the sum": lambda r: at(Reducer, "begin", lambda _, kind, step, in_round, *a, **n: in_round == r),
     "in the sum": lambda r: at(Reducer, "wait", lambda _, reduction: reduction.operation.round == r),
     "prepared": lambda r: at(Reducer, "agree", lambda _, kind, in_round, *a, **n: in_round == r),
     "confirmed": lambda r: at(Reducer, "commit", lambda _, reduction, action: reduction.operation.round == r),
     "voting": lambda _: at(Epochs, "_awaited_view", lambda *_: True),
+    "asking": lambda _: at(Epochs, "_answer", lambda *_: True),
+    "asking late": ask_late,
+    "giving its state": lambda _: at(Handover, "give", lambda *_: True),
+    "taking a state": lambda _: at(Handover, "take", lambda *_: True),
     "rebuilding": lambda _: at(Epochs, "_is_rebuilt", lambda *_: True),
     "in mean_model()": lambda _: at(Reducer, "begin", lambda _, kind, *a, **n: kind == "mean model"),
     "confirm breaks": fail_after_confirm,
@@ -78,7 +105,8 @@ INSTANTS = {
 }
 
 
-def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0, strategy=None, contingencies=()):
+def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0, strategy=None, contingencies=(),
+        restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0):  # fmt: skip
     """(exit code, what each worker said at its end, all that was written) of a run.
 
     Args:
@@ -91,51 +119,86 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         timeout: of the optimizer, in seconds.
         strategy: in place of `allreduce` at this pace.
         contingencies: what the schedule plans.
+        restarts: how often lost workers are started again.
+        again: by the number of a restart, the deaths of that process, as (instant, round).
+        back: who comes back: from the step `waits_at` on workers wait for that.
+        waits_at: a step after the deaths.
+        decays: with a learning rate that halves every fifth step; "handed over" or not.
+        samples: of a data set that a RoundSampler deals, one a step, in order, over one epoch; 0 for all steps alike.
     """
+
+    again = again or {}
 
     def work():
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_: sys.stderr.write(f"{message}\n")  # pytest would keep them
         rank = int(os.environ["RANK"])
-        for instant, round_ in [deaths[rank]] if rank in deaths else []:
+        started = int(os.environ.get(RESTARTED, "0"))
+        for instant, round_ in [deaths[rank]] if rank in deaths and not started else again.get(started, []):
             INSTANTS[instant](round_)
         model = torch.nn.Module()
         model.weight = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
         kind = strategy or AllReduce(pace=pace)
         schedule = Schedule("goes on", Cluster.regular(1, workers), kind, contingencies=contingencies)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=timeout)
-        means = []
-        for step in optimizer.batches(range(steps)):
+        means, seen = [], []
+        scheduler = None
+        if decays:
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+            if decays == "handed over":
+                optimizer.hand_over(scheduler)
+        batches = range(steps)
+        if samples:
+            batches = torch.utils.data.DataLoader(
+                range(samples), 1, sampler=RoundSampler(samples, schedule, 1, shuffle=False), drop_last=True
+            )
+        for batch in optimizer.batches(batches):
+            step = optimizer.steps if samples else batch
+            seen += [(step, int(batch))]
+            if back and step >= waits_at:
+                wait_for(optimizer, back)
             optimizer.zero_grad()
             (model.weight * torch.tensor(gradient(rank, step), dtype=torch.float64)).sum().backward()
             optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
             if step in evaluate:
                 with optimizer.mean_model() as mean:
                     means.append(mean.weight.tolist())
         own = model.weight.tolist()
         optimizer.finish()
         said = {"rank": rank, "own": own, "end": model.weight.tolist(), "means": means, **optimizer.stats()}
+        said |= {"seen": seen, "views": [] if optimizer.run.epochs is None else optimizer.run.epochs.views}
         sys.stdout.write(f"REPORT {json.dumps(said)}\n")
 
     output = io.StringIO()
-    code = launch(work, num_workers=workers, threads=1, most_lost=most_lost, output=output)
+    code = launch(work, num_workers=workers, threads=1, most_lost=most_lost, max_restarts=restarts, output=output)
     text = output.getvalue()
     said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
     return code, {one["rank"]: one for one in said}, text
 
 
-def replayed(groups_in, survivors, *, pace=1, steps=9, workers=4, gradients=None):
-    """What survivors hold before `finish()`, by rank; `groups_in(round)` are those whose means are taken."""
-    models = {rank: list(START) for rank in range(workers)}
-    for step in range(steps):
-        groups = groups_in(step // pace)
+def replayed(groups_in, survivors, *, pace=1, steps=9, workers=4, gradients=None, joins=None, decays=False,
+             begun=0, models=None):  # fmt: skip
+    """What survivors hold before `finish()`, by rank; `groups_in(round)` are those whose means are taken.
+
+    `joins` says by rank in which round a worker joins, and with whose state. A run that goes on has `begun` before,
+    with these `models`.
+    """
+    models = models or {rank: list(START) for rank in range(workers)}
+    for step in range(begun, steps):
+        groups, rate = groups_in(step // pace), RATE * (0.5 ** (step // 5) if decays else 1)
         if gradients or (gradients is None and pace == 1):
             (members,) = groups
             moves = [sum(g) / len(members) for g in zip(*(gradient(rank, step) for rank in members), strict=True)]
-            models = {rank: [x - RATE * g for x, g in zip(model, moves, strict=True)] for rank, model in models.items()}
+            models = {rank: [x - rate * g for x, g in zip(model, moves, strict=True)] for rank, model in models.items()}
             continue
         for rank, model in models.items():
-            models[rank] = [x - RATE * g for x, g in zip(model, gradient(rank, step), strict=True)]
+            models[rank] = [x - rate * g for x, g in zip(model, gradient(rank, step), strict=True)]
+        for rank, (round_, donor) in (joins or {}).items():
+            if step == (round_ + 1) * pace - 1:
+                own = gradient(rank, step)
+                models[rank] = [x - rate * g for x, g in zip(models[donor], own, strict=True)]
         for members in groups if step % pace == pace - 1 else ():
             mean = [sum(x) / len(members) for x in zip(*(models[rank] for rank in members), strict=True)]
             models = {rank: list(mean) if rank in members else model for rank, model in models.items()}

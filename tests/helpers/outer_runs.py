@@ -1,47 +1,80 @@
-"""Random runs with outer steps, and DiLoCo's algorithm in one process that says what they must give."""
+"""Random runs with outer steps, of whole models or of fragments in turn, and what torch alone makes of them."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import TYPE_CHECKING
 
 import torch
 
-from helpers import outer_training
-from helpers.outer_training import difference, trained
 from helpers.random_schedules import groups_of_round, random_phase
+from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures.outer_steps import outer_radius
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Anchor, Averaging, GroupPhases, Outer, Routes, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    Anchor,
+    Averaging,
+    GroupPhases,
+    Lockstep,
+    Merge,
+    Outer,
+    Routes,
+    Static,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LAYERS = ("0", "1", "2", "3")
+"""Of the model below, in its order."""
+INNER = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, eps=1e-4),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9),
+}
 
 
 @dataclass(frozen=True)
 class OuterRun:
-    """A schedule with outer steps, and how each worker trains between them.
+    """A schedule with outer steps, and how each worker trains between its averages.
 
-    `rounds` are those of each worker's own data; who has fewer goes on without.
+    `steps` are those of each worker's own data; who has fewer goes on without, and all end with the longest's round.
+    `turns` are the layers of each fragment.
     """
 
     schedule: Schedule
-    rounds: tuple[int, ...]
-    inner: str
-    clip: float
-    decay: float
-    seed: int
+    steps: tuple[int, ...]
+    turns: tuple[tuple[str, ...], ...] = (LAYERS,)
+    inner: str = "adamw"
+    clip: float = 0.5
+    decay: float = 1.0
+    seed: int = 3
 
     @property
     def outer(self) -> Outer:
         return self.schedule.strategy.what.outer
 
+    @property
+    def rounds(self) -> int:
+        """Those of the longest data, which all workers end with."""
+        return max(-(-steps // self.schedule.pace_of(rank)) for rank, steps in enumerate(self.steps))
+
+
+def random_outer(rng: random.Random, momenta: Sequence[float]) -> Outer:
+    momentum = rng.choice(momenta)
+    rate = rng.choice([0.3, 0.7, 1, 1.25])
+    return Outer(lr=rate, momentum=momentum, nesterov=momentum > 0 and rng.random() < 0.6)
+
 
 def random_run(seed: int) -> OuterRun:
     """H from 1 to 5, any lr, momentum and inner optimizer; over all alone, or with groups in between."""
     rng = random.Random(seed)
-    n = rng.randint(2, 4)
-    momentum = rng.choice([0, 0, 0.5, 0.9])
-    outer = Outer(lr=rng.choice([0.3, 0.7, 1, 1.25]), momentum=momentum, nesterov=momentum > 0 and rng.random() < 0.6)
+    n, outer = rng.randint(2, 4), random_outer(rng, [0, 0, 0.5, 0.9])
     pace = rng.choice([1, 2, 3, 5, tuple(rng.randint(1, 4) for _ in range(n))])
     averaging = rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALISED])
     options = {"pace": pace, "averaging": averaging, "what": Routes(outer=outer)}
@@ -61,73 +94,223 @@ def random_run(seed: int) -> OuterRun:
     if strategy.what.outer.has_own_anchors and (outer_radius(schedule) or 0) > 0.999:
         schedule = replace(schedule, strategy=replace(strategy, what=Routes(outer=outer)))
     longest = rng.randint(1, 5)
-    rounds = tuple(longest if rng.random() < 0.7 else rng.randint(0, longest) for _ in range(n))
-    inner = rng.choice(["adamw", "adamw", "sgd", "momentum"])
-    return OuterRun(schedule, rounds, inner, rng.choice([0.0, 0.5]), rng.choice([1.0, 0.8]), seed)
+    rounds = [longest if rng.random() < 0.7 else rng.randint(0, longest) for _ in range(n)]
+    steps = tuple(count * schedule.pace_of(rank) for rank, count in enumerate(rounds))
+    inner, clip, decay = rng.choice(["adamw", "adamw", "sgd", "momentum"]), rng.choice([0.0, 0.5]), rng.choice([1, 0.8])
+    return OuterRun(schedule, steps, inner=inner, clip=clip, decay=decay, seed=seed)
 
 
-class Worker(outer_training.Worker):
-    """One worker's model, data, inner optimizer and learning-rate scheduler, as a user's script has them."""
+def random_run_in_turns(seed: int) -> OuterRun:
+    """H from 1 to 9, P from 1 to 4, any lateness, alpha, outer and inner optimizer."""
+    rng = random.Random(seed)
+    n, pace = rng.randint(2, 4), rng.randint(1, 9)
+    count = rng.randint(1, min(4, pace))
+    outer = random_outer(rng, [0, 0.5, 0.9])
+    late, alpha = rng.randrange(rng.choice([pace // count, pace])), rng.choice(["0", "0", "1/2", "3/4"])
+    when = Merge(steps=late, alpha=alpha) if late or alpha != "0" else Lockstep()
+    layers = list(LAYERS)
+    if rng.random() < 0.5:
+        fragments = count
+        turns = {1: [LAYERS], 2: [LAYERS[:1], LAYERS[1:]], 3: [("0",), ("1",), ("2", "3")], 4: list(zip(LAYERS))}[count]
+    else:
+        rng.shuffle(layers)
+        turns = [tuple(layers[number::count]) for number in range(count)]
+        fragments = tuple(tuple(f"{layer}.*" for layer in turn) for turn in turns) if count > 1 else 1
+    strategy = AllReduce(pace=pace, when=when, what=Routes(outer=outer, fragments=fragments))
+    if strategy.averages_gradients:
+        strategy = replace(strategy, pace=2)
+    schedule = Schedule(f"in turns {seed}", Cluster.regular(1, n), strategy)
+    longest = rng.randint(1, 3 * pace)
+    steps = tuple(longest if rng.random() < 0.7 else rng.randint(0, longest) for _ in range(n))
+    inner, clip, decay = rng.choice(["adamw", "adamw", "sgd", "momentum"]), rng.choice([0.0, 0.5]), rng.choice([1, 0.9])
+    return OuterRun(schedule, steps, tuple(turns), inner, clip, decay, seed)
+
+
+def random_run_of_groups(seed: int) -> OuterRun:
+    """As in turns in lockstep, over random groups and at any paces; with outer steps where a round is of all."""
+    rng, case = random.Random(seed), random_run_in_turns(seed)
+    n, strategy = case.schedule.num_workers, case.schedule.strategy
+    phases = []
+    for _ in range(rng.randint(1, 3)):
+        ranks = rng.sample(range(n), n)
+        cut = rng.choice([0, 1, 2])
+        phases.append(Phase.from_groups(n, [part for part in (ranks[:cut], ranks[cut:]) if len(part) > 1]))
+    what, has_all = strategy.what, any(len(phase.members) == n and len(phase) == 1 for phase in phases)
+    paces = tuple(rng.randint(len(case.turns), 9) for _ in range(n))
+    static = Static(
+        phases=GroupPhases(tuple(phases)),
+        pace=rng.choice([strategy.pace, paces]),
+        what=what if has_all else replace(what, outer=Outer()),
+    )
+    return replace(case, schedule=Schedule(f"groups {seed}", case.schedule.cluster, static))
+
+
+class Worker:
+    """One worker's model, data, and inner optimizer, as a user's script has them."""
 
     def __init__(self, case: OuterRun, rank: int) -> None:
-        generator = torch.Generator().manual_seed(case.seed)
-        shapes = [(5, 3), (5,), (1, 5)]
-        parameters = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-        super().__init__(case, rank, torch.nn.ParameterList(parameters))
+        self.case, self.rank, self.taken = case, rank, 0
+        generator = torch.Generator().manual_seed(case.seed)  # workers are threads, which share torch's own
+        sizes = [(3, 4), (4, 4), (4, 2), (2, 1)]
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes)).double()
+        with torch.no_grad():
+            for parameter in self.model.parameters():
+                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 2)
+        self.inner = INNER[case.inner](self.model.parameters())
 
     def backward(self) -> None:
-        """Gradients of the next batch, clipped."""
-        generator = torch.Generator().manual_seed(1000 * self.case.seed + 10 * self.taken + self.rank)
+        """Gradients of two batches, accumulated and clipped."""
+        for part in range(2):
+            generator = torch.Generator().manual_seed(1000 * self.case.seed + 20 * self.taken + 2 * self.rank + part)
+            inputs = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+            outputs = inputs
+            for layer in self.model:
+                outputs = torch.tanh(layer(outputs))
+            (0.5 * (outputs[:, 0] - (inputs.sum(1) + self.rank).sin()).square().mean()).backward()
         self.taken += 1
-        inputs = torch.randn(6, 3, generator=generator, dtype=torch.float64)
-        first, bias, last = self.model
-        outputs = torch.tanh(inputs @ first.T + bias) @ last.T
-        (outputs[:, 0] - (inputs.sum(1) + self.rank).sin()).square().mean().backward()
-        self.clip()
+        if self.case.clip:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.case.clip)
 
-    def put(self, vector: torch.Tensor) -> None:
-        torch.nn.utils.vector_to_parameters(vector, self.model.parameters())
+    def values(self) -> torch.Tensor:
+        return torch.cat([parameter.detach().reshape(-1) for parameter in self.model.parameters()])
+
+
+class Training:
+    """One worker's run, that may stop between any two steps."""
+
+    def __init__(self, world, worker: Worker, **options):
+        self.worker = worker
+        self.optimizer = DistributedOptimizer(
+            worker.inner, worker.model, worker.case.schedule, world=world, **{"timeout": 120} | options
+        )
+
+    def steps(self, count: int) -> torch.Tensor:
+        for _ in range(count):
+            self.worker.taken = self.optimizer.steps
+            self.optimizer.zero_grad()
+            self.worker.backward()
+            self.optimizer.step()
+        return self.worker.values()
+
+    def to_the_end(self, count: int) -> torch.Tensor:
+        """Steps on uneven data: each worker has two fewer than the one before, and all end with the first's round."""
+        with self.optimizer.join():
+            self.steps(count - 2 * self.worker.rank)
+        return self.worker.values()
 
 
 def run(case: OuterRun, world) -> torch.Tensor:
-    """Train as one worker; the parameters before the run ends."""
-    steps = case.rounds[world.rank] * case.schedule.pace_of(world.rank)
-    return trained(Worker(case, world.rank), world, steps, ended=lambda o: o.round == max(case.rounds))
+    """Train as one worker, whose data ends after its steps; the parameters before the run ends."""
+    worker = Worker(case, world.rank)
+    optimizer = DistributedOptimizer(worker.inner, worker.model, case.schedule, timeout=120, world=world)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, case.decay)
+    with optimizer.join():
+        for _ in range(case.steps[world.rank]):
+            optimizer.zero_grad()
+            worker.backward()
+            optimizer.step()
+            scheduler.step()
+    assert optimizer.round == case.rounds
+    last = worker.values()
+    optimizer.finish()
+    return last
+
+
+class Part:
+    """A worker's share of a fragment: its parameters, their anchor, and torch's SGD that makes the outer steps."""
+
+    def __init__(self, worker: Worker, turn: Sequence[str], outer: Outer) -> None:
+        self.own = [p for layer in turn for p in worker.model[int(layer)].parameters()]
+        self.anchor = [torch.nn.Parameter(p.detach().clone()) for p in self.own]
+        options = {"lr": float(outer.lr), "momentum": float(outer.momentum), "nesterov": outer.nesterov}
+        self.optimizer = torch.optim.SGD(self.anchor, **options)
+
+    def hear(self, means: Sequence[torch.Tensor]) -> None:
+        for anchor, mean in zip(self.anchor, means, strict=True):
+            anchor.grad = anchor.detach() - mean
+
+    def outer_step(self) -> list[torch.Tensor]:
+        self.optimizer.step()
+        return [anchor.detach().clone() for anchor in self.anchor]
+
+    def move(self, values: Sequence[torch.Tensor], share: float) -> None:
+        """So far towards these values."""
+        for mine, value in zip(self.own, values, strict=True):
+            mine.data.copy_(torch.lerp(mine.detach(), value, share))
+
+
+def means_of(parts: Sequence[Part]) -> list[torch.Tensor]:
+    return [torch.stack([p.detach() for p in same]).mean(dim=0) for same in zip(*(p.own for p in parts), strict=True)]
+
+
+class Alone:
+    """All workers of a run in one process, by torch alone."""
+
+    def __init__(self, case: OuterRun) -> None:
+        self.case, self.workers = case, [Worker(case, rank) for rank in range(case.schedule.num_workers)]
+        self.schedulers = [torch.optim.lr_scheduler.ExponentialLR(one.inner, case.decay) for one in self.workers]
+        self.parts = [[Part(worker, turn, case.outer) for worker in self.workers] for turn in case.turns]
+
+    def step(self, rank: int, step: int) -> None:
+        """A worker's own, if it has data for it."""
+        worker = self.workers[rank]
+        if step < self.case.steps[rank]:
+            worker.inner.zero_grad()
+            worker.backward()
+            worker.inner.step()
+            self.schedulers[rank].step()
+
+    def in_rounds(self) -> None:
+        """Fragment by fragment: all take their own steps until its turn, and then groups average it."""
+        schedule, count = self.case.schedule, len(self.parts)
+        for round_, number in product(range(self.case.rounds), range(count)):
+            starts = [[p.detach().clone() for p in part.own] for part in self.parts[number]]
+            for rank in range(schedule.num_workers):
+                pace = schedule.pace_of(rank)
+                for step in range(number * pace // count, (number + 1) * pace // count):
+                    self.step(rank, round_ * pace + step)
+            for group in groups_of_round(schedule, round_):
+                parts = [self.parts[number][rank] for rank in group.members]
+                if schedule.strategy.averaging is Averaging.STEP_NORMALISED:
+                    mean_pace = sum(map(schedule.pace_of, group.members)) / len(parts)
+                    for rank, part in zip(group.members, parts, strict=True):
+                        part.move(starts[rank], 1 - mean_pace / schedule.pace_of(rank))
+                means = means_of(parts)
+                for part in parts:
+                    part.hear(means)
+                    steps = self.case.outer.has_own_anchors or len(parts) == schedule.num_workers
+                    part.move(part.outer_step() if steps else means, float(group.relax))
+
+    def merged_late(self) -> None:
+        """Algorithm 2 of streaming DiLoCo's paper."""
+        strategy, count = self.case.schedule.strategy, len(self.parts)
+        pace, late, share = strategy.pace, strategy.when.steps, 1 - float(strategy.when.alpha)
+        for step in range(1, self.case.rounds * pace + 1):
+            for rank in range(len(self.workers)):
+                self.step(rank, step - 1)
+            for number, parts in enumerate(self.parts):
+                turn = pace * (number + 1) // count
+                if (step + late - turn) % pace == 0 and step + late >= turn:
+                    means = means_of(parts)
+                    for part in parts:
+                        part.hear(means)
+                if (step - turn) % pace == 0 and step > late:  # else it would merge what was never sent
+                    for part in parts:
+                        part.move(part.outer_step(), share)
 
 
 def reference(case: OuterRun) -> list[torch.Tensor]:
-    """The same by torch alone: torch.optim.SGD makes the outer steps of each worker's anchor."""
-    schedule, n = case.schedule, case.schedule.num_workers
-    workers = [Worker(case, rank) for rank in range(n)]
-    schedulers = [torch.optim.lr_scheduler.ExponentialLR(worker.inner, case.decay) for worker in workers]
-    anchors = [torch.nn.Parameter(worker.values()) for worker in workers]
-    rate, factor, nesterov = float(case.outer.lr), float(case.outer.momentum), case.outer.nesterov
-    outers = [torch.optim.SGD([anchor], rate, factor, nesterov=nesterov) for anchor in anchors]
-    for round_ in range(max(case.rounds)):
-        starts = [worker.values() for worker in workers]
-        for worker, scheduler in zip(workers, schedulers, strict=True):
-            for _ in range(schedule.pace_of(worker.rank) if round_ < case.rounds[worker.rank] else 0):
-                worker.inner.zero_grad()
-                worker.backward()
-                worker.inner.step()
-                scheduler.step()
-        for group in groups_of_round(schedule, round_):
-            mean_pace = sum(map(schedule.pace_of, group.members)) / len(group.members)
-            for member in group.members:
-                if schedule.strategy.averaging is Averaging.STEP_NORMALISED:
-                    moved = workers[member].values() - starts[member]
-                    workers[member].put(starts[member] + mean_pace / schedule.pace_of(member) * moved)
-            result = torch.stack([workers[member].values() for member in group.members]).mean(dim=0)
-            for member in group.members:
-                following = result
-                if case.outer.has_own_anchors or len(group.members) == n:
-                    anchors[member].grad = anchors[member].detach() - result
-                    outers[member].step()
-                    following = anchors[member].detach().clone()
-                workers[member].put(torch.lerp(workers[member].values(), following, float(group.relax)))
-    return [worker.values() for worker in workers]
+    """Every worker's parameters at the end."""
+    alone = Alone(case)
+    if isinstance(case.schedule.strategy.when, Merge):
+        alone.merged_late()
+    else:
+        alone.in_rounds()
+    return [worker.values() for worker in alone.workers]
 
 
 def complaint(case: OuterRun, got: dict[int, torch.Tensor]) -> str:
-    """How these workers' models differ from the reference's; empty if by no more than the order of sums explains."""
-    return difference(case, reference(case), got)
+    """How these workers' models differ from the reference's by more than the order of sums explains; empty if not."""
+    wanted = reference(case)
+    error = max(float((values - wanted[rank]).abs().max()) for rank, values in got.items())
+    return "" if error <= 1e-9 else f"{case.schedule.name}: off by {error:g}; {case}"

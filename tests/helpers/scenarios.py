@@ -22,7 +22,6 @@ import torch
 
 from benchmarks.faults.processes import children_of, runs
 from helpers.gap_runs import until_left_behind
-from helpers.outer_runs import complaint, random_run, run
 from helpers.random_schedules import make_case, run_case
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.launcher.launch import launch
@@ -115,15 +114,19 @@ def stop_until_alone() -> None:
     os.kill(me, signal.SIGSTOP)
 
 
+def now() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)  # equal in all processes of a machine
+
+
 def reporting(action) -> None:
-    """Run an action; report how it ended and how long it took, then end with the error's exit code."""
-    start = time.monotonic()
+    """Run an action; report how and when it ended and how long it took, then end with the error's exit code."""
+    start = now()
     try:
-        result = action()
+        action()
     except PartreduceError as error:
-        report(error=type(error).__name__, text=str(error), seconds=time.monotonic() - start)
+        report(error=type(error).__name__, text=str(error), seconds=now() - start, at=now())
         raise SystemExit(error.exit_code) from None
-    report(error=None, result=result, seconds=time.monotonic() - start)
+    report(error=None, seconds=now() - start, at=now())
 
 
 def random_schedules_on_processes() -> None:
@@ -142,14 +145,6 @@ def random_schedules_on_processes() -> None:
         problems += [problem] if problem else []
         run += 1
     report(problems=problems, run=run)
-
-
-def outer_steps_on_processes() -> None:
-    """Random runs of DiLoCo with as many workers as there are processes."""
-    world = GlooWorld(connect_store(timedelta(seconds=60)), rank(), size(), timedelta(seconds=60), max_groups=1000)
-    base = int(os.environ["CASES_FROM"])
-    cases = [case for seed in range(base, base + 40) if (case := random_run(seed)).schedule.num_workers == size()]
-    report(run=len(cases), problems=[text for case in cases if (text := complaint(case, {rank(): run(case, world)}))])
 
 
 def same_losses_as_ddp() -> None:
@@ -336,23 +331,17 @@ def refused() -> None:
     reporting(lambda: train(optimizer, model, 50, hook))
 
 
-def unequal(schedule, joined, evaluated=False) -> None:
+def unequal(evaluated=False) -> None:
     """Worker w has 6 + 2 w batches, and may evaluate the mean model after them."""
     model = network()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
+    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60)
 
     def loop() -> None:
-        if joined:
-            with optimizer.join():
-                train(optimizer, model, 6 + 2 * rank())
-        else:
-            train(optimizer, model, 6 + 2 * rank())
+        train(optimizer, model, 6 + 2 * rank())
         if evaluated:
             with optimizer.mean_model():
                 pass
-        rounds = optimizer.round
         optimizer.finish()
-        report(rounds=rounds, checksum=weights(model).sum().item())
 
     reporting(loop)
 
@@ -389,24 +378,6 @@ def mean_model() -> None:
             refused=refused,
         )
         optimizer.finish()
-
-
-def other_round() -> None:
-    """Worker 1 believes in another step count, so its operation means something else."""
-    model = network()
-    optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, everyone(2), timeout=60)
-    train(optimizer, model, 4)
-    before = weights(model).clone()
-    if rank() == 1:
-        optimizer.load_state_dict(optimizer.state_dict() | {"partreduce": {"steps": 8}})
-
-    def loop() -> None:
-        try:
-            train(optimizer, model, 2)
-        finally:
-            report(before=before.tolist())
-
-    reporting(loop)
 
 
 def primitive() -> None:
@@ -597,7 +568,6 @@ SCENARIOS = {
     "gap": (4, gap),
     "gap, killed": (4, gap_killed),
     "random schedules": (6, random_schedules_on_processes),
-    "outer steps": (3, outer_steps_on_processes),
     "same losses as DDP": (4, same_losses_as_ddp),
     "unused parameter": (2, unused_parameter),
     **{f"differing {w}": (4, lambda w=w: differing(w)) for w in ("schedule", "model", "size", "policy", "missing")},
@@ -607,11 +577,9 @@ SCENARIOS = {
     "exception": (4, exception),
     "refused": (4, refused),
     **{f"generated, {w}": (4, lambda w=w: lost_from_generated(w)) for w in ("in mid-operation", "stopped")},
-    "unequal, joined": (4, lambda: unequal(pairs(), joined=True)),
-    "unequal, not joined": (4, lambda: unequal(pairs(), joined=False)),
-    "unequal, not joined, evaluated": (4, lambda: unequal(pairs(), joined=False, evaluated=True)),
+    "unequal, not joined": (4, unequal),
+    "unequal, not joined, evaluated": (4, lambda: unequal(evaluated=True)),
     "mean model": (4, mean_model),
-    "other round": (4, other_round),
     "primitive": (4, primitive),
     "policies": (4, policies),
     "environment": (4, environment),
@@ -624,22 +592,28 @@ SCENARIOS = {
 }  # fmt: skip
 
 
-def main(scenarios) -> None:
+def launched(scenarios, request) -> dict:
+    """What comes of a scenario whose workers the launcher forks."""
+    num_workers, function = scenarios[request["name"]]
+    output, start = io.StringIO(), time.monotonic()
+    code = launch(
+        function,
+        num_workers=num_workers,
+        num_nodes=request.get("nodes", 1),
+        output=output,
+        environment=request.get("environment", {}),
+        grace=request.get("grace", 60.0),
+        survive=request.get("survive", False),
+        patient=request.get("patient", False),
+    )
+    return {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}
+
+
+def main(answer) -> None:
+    """Answer requests by a function, or by launching what a dictionary names."""
     for line in sys.stdin:
         request = json.loads(line)
-        num_workers, function = scenarios[request["name"]]
-        output, start = io.StringIO(), time.monotonic()
-        code = launch(
-            function,
-            num_workers=num_workers,
-            num_nodes=request.get("nodes", 1),
-            output=output,
-            environment=request.get("environment", {}),
-            grace=request.get("grace", 60.0),
-            survive=request.get("survive", False),
-        )
-        answer = {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}
-        print(json.dumps(answer), flush=True)
+        print(json.dumps(launched(answer, request) if isinstance(answer, dict) else answer(request)), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What training scripts do beside step(): pace everywhere; accumulation, groups, schedulers, autocast, compile."""
+"""What training scripts do beside step(): rounds of several steps, autocast, a final mean that takes long."""
 
 import threading
 import time
@@ -84,79 +84,6 @@ def test_section_length_is_honoured_by_every_strategy(ranks, name, pace):
             assert moments == wanted
 
 
-def reference(steps, *, make, prepare=lambda optimizer: None):
-    """One model trained on the mean gradient of all workers' batches."""
-    model = network()
-    optimizer = make(model)
-    extra = prepare(optimizer)
-    data = [batches(rank, steps) for rank in range(N)]
-    for step in range(steps):
-        optimizer.zero_grad()
-        (sum(loss_of(model, data[rank][step]) for rank in range(N)) / N).backward()
-        optimizer.step()
-        if extra is not None:
-            extra.step()
-    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-
-def grouped(model):
-    return torch.optim.SGD(
-        [{"params": model[0].parameters(), "lr": 0.05}, {"params": model[2].parameters(), "weight_decay": 0.01}],
-        lr=0.1,
-        momentum=0.9,
-    )
-
-
-@pytest.mark.parametrize("strategy", ["allreduce", "synchronous server"])
-def test_parameter_groups_and_learning_rate_schedulers_equal_single_worker_training(ranks, strategy):
-    def prepare(optimizer):
-        return torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
-
-    wanted = reference(8, make=grouped, prepare=prepare)
-
-    def work(world):
-        model = network()
-        optimizer = DistributedOptimizer(grouped(model), model, plan(strategies()[strategy]), timeout=60, world=world)
-        scheduler = prepare(optimizer)
-        for x in batches(world.rank, 8):
-            optimizer.zero_grad()
-            loss_of(model, x).backward()
-            optimizer.step()
-            scheduler.step()
-        optimizer.finish()
-        return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
-
-    for weights in ranks.run(N, work):
-        torch.testing.assert_close(weights, wanted, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", strategies())
-def test_gradient_accumulation_equals_one_large_batch(ranks, name):
-    """Two backward passes of half a batch before a step; asynchronous strategies only have to learn."""
-
-    def work(world):
-        results = []
-        for parts in (1, 2):
-            model = network()
-            inner = torch.optim.SGD(model.parameters(), lr=0.02)
-            optimizer = DistributedOptimizer(inner, model, plan(strategies()[name]), timeout=60, world=world)
-            data = batches(world.rank, 10)
-            first = loss_of(model, data[0]).item()
-            for x in data:
-                optimizer.zero_grad()
-                for part in x.chunk(parts):
-                    (loss_of(model, part) / parts).backward()
-                optimizer.step()
-            optimizer.finish()
-            results.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
-            assert loss_of(model, data[0]).item() < first
-        return results
-
-    for whole, accumulated in ranks.run(N, work):
-        tolerance = 0.2 if name in ("pairwise", "asynchronous server") else 1e-5
-        torch.testing.assert_close(whole, accumulated, rtol=tolerance, atol=tolerance)
-
-
 @pytest.mark.parametrize("name", ["static", "allreduce", "neighbor", "synchronous server"])
 def test_autocast_and_tied_weights_stay_equal_on_all_workers(ranks, name):
     def work(world):
@@ -203,30 +130,3 @@ def test_a_final_mean_that_takes_long_is_waited_for(ranks):
 
     first, *others = ranks.run(N, work)
     assert all(torch.equal(first, other) for other in others)
-
-
-def test_a_compiled_model_trains_as_the_plain_one(ranks):
-    """Compiled with the tracing front end only: which kernels it makes is not our matter."""
-
-    def work(world):
-        results = []
-        for compiled in (False, True):
-            model = network()
-            inner = torch.optim.SGD(model.parameters(), lr=0.05)
-            schedule = plan(strategies()["static"])
-            optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
-            with _building:
-                forward = torch.compile(model, backend="eager") if compiled else model
-                forward(torch.zeros(8, 4))
-            for x in batches(world.rank, 4):
-                optimizer.zero_grad()
-                with _building:
-                    loss = loss_of(forward, x)
-                loss.backward()
-                optimizer.step()
-            optimizer.finish()
-            results.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
-        return results
-
-    for plain, compiled in ranks.run(N, work):
-        torch.testing.assert_close(plain, compiled, rtol=1e-5, atol=1e-6)

@@ -25,13 +25,17 @@ from partreduce.planner.recommend import ms
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, error_of, memory_bytes
 from partreduce.planner.trials.quorum_runs import price_of
+from partreduce.runtime.virtual_time.case import Case
+from partreduce.runtime.virtual_time.groups import run_groups
+from partreduce.runtime.virtual_time.pairs import run_pairs
+from partreduce.runtime.virtual_time.servers import run_servers
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
-from partreduce.topo.figures.late_distance import late_distance_like
+from partreduce.topo.figures.curved_distance import distance_like
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Late
 from partreduce.topo.strategies.base import Strategy
@@ -169,11 +173,6 @@ ON_REQUEST = (
 
 
 def _run(schedule: Schedule, job: Job, met: Meetings) -> Timeline:
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.runtime.virtual_time.groups import run_groups
-    from partreduce.runtime.virtual_time.pairs import run_pairs
-    from partreduce.runtime.virtual_time.servers import run_servers
-
     form, times = schedule.strategy.how.form, job.compute_times()
     case = Case(schedule, job.hardware, times, ROUNDS, job.seed, model_bytes=None, form=form)
     if isinstance(schedule.strategy, Generated):
@@ -195,8 +194,10 @@ def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kin
         late = age * (count - 1) / count  # rounds of as many gradients as there are workers
         steps_ratio, more = 1 + price_of(late, job), late * model.delay_more
     else:
-        late = late_distance_like(noise, 1, 1 - 1 / count) if isinstance(strategy, Pairwise) else 0.0
-        steps_ratio = model.steps_ratio(*figures, late=late)
+        is_late = isinstance(strategy, Pairwise)
+        apart = distance_like(noise, 1, 1 - 1 / count, late=is_late)
+        curved, late = (0.0, apart) if is_late else (apart, 0.0)
+        steps_ratio = model.steps_ratio(*figures, curved=curved, late=late)
         more = steps_ratio * model.error(job.data)
     if isinstance(strategy, Pairwise):
         more = max(more, 1 + PAIRS_AT_WORST - steps_ratio)

@@ -97,29 +97,43 @@ def sgd(model):
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
-def step(cell, optimizer, model, number, before=lambda: None):
+def begun(cell, make=sgd, **options):
+    """A model and its optimizer."""
+    model = network(**options)
+    return model, cell.wrap(make(model), model)
+
+
+def step(cell, optimizer, model, number, *, before=lambda: None, loss=loss_of):
     """One ordinary step on this worker's batch."""
     optimizer.zero_grad()
-    loss_of(model, batch(cell.rank, number)).backward()
+    loss(model, batch(cell.rank, number)).backward()
     before()
     optimizer.step()
     cell.note(model)
 
 
-def finished(cell, optimizer, model):
+def steps(cell, optimizer, model, act=None, numbers=range(STEPS)):
+    """A step of each number, an ordinary one unless `act(number)` makes it."""
+    for number in numbers:
+        yield
+        step(cell, optimizer, model, number) if act is None else act(number)
+
+
+def ended(cell, optimizer, model):
+    yield TOGETHER
     optimizer.finish()
     cell.note(model)
 
 
+def run(cell, optimizer, model, act=None, numbers=range(STEPS)):
+    yield from steps(cell, optimizer, model, act, numbers)
+    yield from ended(cell, optimizer, model)
+
+
 @idiom("plain", "zero_grad, backward, step with momentum")
 def plain(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(STEPS):
-        yield
-        step(cell, optimizer, model, number)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+    model, optimizer = begun(cell)
+    yield from run(cell, optimizer, model)
 
 
 @idiom("adam", "AdamW with two parameter groups")
@@ -127,11 +141,7 @@ def adam(cell):
     model = network()
     groups = [{"params": model[0].parameters(), "lr": 0.01}, {"params": model[2].parameters(), "weight_decay": 0.1}]
     optimizer = cell.wrap(torch.optim.AdamW(groups, lr=0.03), model)
-    for number in range(STEPS):
-        yield
-        step(cell, optimizer, model, number)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+    yield from run(cell, optimizer, model)
 
 
 @idiom(
@@ -140,17 +150,16 @@ def adam(cell):
     early=(EARLY, Outcome("refused", "got a gradient a second time before step()", "the first has left by then")),
 )
 def accumulation(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(STEPS):
-        yield
+    model, optimizer = begun(cell)
+
+    def act(number):
         optimizer.zero_grad(set_to_none=False)
         for part in range(2):
             (loss_of(model, batch(cell.rank, number, part)) / 2).backward()
         optimizer.step()
         cell.note(model)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act)
 
 
 @idiom(
@@ -159,18 +168,13 @@ def accumulation(cell):
     several=(QUORUMS, Outcome("refused", "a call may deliver several", "give it as a function to `join()`, too")),
 )
 def clipping(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
+    model, optimizer = begun(cell)
 
     def clip():
         optimizer.average_gradients()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
 
-    for number in range(STEPS):
-        yield
-        step(cell, optimizer, model, number, clip)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+    yield from run(cell, optimizer, model, lambda number: step(cell, optimizer, model, number, before=clip))
 
 
 @idiom(
@@ -183,13 +187,12 @@ def clipping(cell):
     early=(EARLY, Outcome("refused", "was changed after backward(), when it had left", "clip the averaged ones")),
 )
 def clipping_alone(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(STEPS):
-        yield
-        step(cell, optimizer, model, number, lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3))
-    yield TOGETHER
-    finished(cell, optimizer, model)
+    model, optimizer = begun(cell)
+
+    def clip():
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+
+    yield from run(cell, optimizer, model, lambda number: step(cell, optimizer, model, number, before=clip))
 
 
 @idiom(
@@ -198,28 +201,22 @@ def clipping_alone(cell):
     early=(EARLY, Outcome("refused", "divides gradients after backward()", "they have left by then")),
 )
 def scaler(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
+    model, optimizer = begun(cell)
     scale = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1000)
-    for number in range(STEPS):
-        yield
+
+    def act(number):
         optimizer.zero_grad()
         loss = loss_of(model, batch(cell.rank, number)) * (float("inf") if (cell.rank, number) == (1, 2) else 1.0)
         scale.scale(loss).backward()
         cell.scaler_step(scale, optimizer)
         cell.note(model)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act)
 
 
-@idiom("closure", "`step(closure)` with SGD")
-def closure(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(STEPS):
-        yield
-
-        def evaluate(number=number):
+def by_closure(cell, optimizer, model, numbers=range(STEPS)):
+    def act(number):
+        def evaluate():
             optimizer.zero_grad()
             loss = loss_of(model, batch(cell.rank, number))
             loss.backward()
@@ -227,8 +224,14 @@ def closure(cell):
 
         optimizer.step(evaluate)
         cell.note(model)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act, numbers)
+
+
+@idiom("closure", "`step(closure)` with SGD")
+def closure(cell):
+    model, optimizer = begun(cell)
+    yield from by_closure(cell, optimizer, model)
 
 
 @idiom(
@@ -237,37 +240,22 @@ def closure(cell):
     averaged=(GRADIENTS, Outcome("refused", "LBFGS evaluates its closure several times", "average parameters instead")),
 )
 def lbfgs(cell):
-    model = network()
-    inner = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2, line_search_fn=None)
-    optimizer = cell.wrap(inner, model)
-    for number in range(4):
-        yield
-
-        def evaluate(number=number):
-            optimizer.zero_grad()
-            loss = loss_of(model, batch(cell.rank, number))
-            loss.backward()
-            return loss
-
-        optimizer.step(evaluate)
-        cell.note(model)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+    model, optimizer = begun(cell, lambda model: torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2))
+    yield from by_closure(cell, optimizer, model, range(4))
 
 
 @idiom("LR scheduler", "warm-up and steps, chained")
 def schedulers(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
+    model, optimizer = begun(cell)
     target = cell.scheduled(optimizer)
     rates = [torch.optim.lr_scheduler.LinearLR(target, 0.2, total_iters=3), torch.optim.lr_scheduler.StepLR(target, 2)]
-    for number in range(STEPS):
-        yield
+
+    def act(number):
         step(cell, optimizer, model, number)
         for rate in rates:
             rate.step()
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act)
 
 
 @idiom("attach", "the script's own optimizer steps, with a closure, a scheduler and a hook; `attach` has its schedule")
@@ -279,49 +267,42 @@ def attached(cell):
     scheduler = torch.optim.lr_scheduler.StepLR(own, step_size=2, gamma=0.5)
     stepping = follows if cell.world is None else own
 
-    def closure(number):
-        own.zero_grad()
-        loss = loss_of(model, batch(cell.rank, number))
-        loss.backward()
-        return loss
+    def act(number):
+        def evaluate():
+            own.zero_grad()
+            loss = loss_of(model, batch(cell.rank, number))
+            loss.backward()
+            return loss
 
-    for number in range(STEPS):
-        yield
-        stepping.step(lambda number=number: closure(number))
+        stepping.step(evaluate)
         scheduler.step()
         cell.note(model)
-    yield TOGETHER
-    finished(cell, follows, model)
+
+    yield from run(cell, follows, model, act)
     assert len(steps) >= STEPS  # a pipeline takes one more, at its end
 
 
 @idiom("EMA", "`AveragedModel` beside the model")
 def ema(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
+    model, optimizer = begun(cell)
     average = torch.optim.swa_utils.AveragedModel(model, avg_fn=lambda old, new, _: 0.8 * old + 0.2 * new)
-    for number in range(STEPS):
-        yield
+
+    def act(number):
         step(cell, optimizer, model, number)
         average.update_parameters(model)
         cell.note(average)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act)
 
 
 @idiom("tied weights", "one parameter in two layers")
 def tied(cell):
-    model = network(tied=True)
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(STEPS):
-        yield
-        optimizer.zero_grad()
-        x = batch(cell.rank, number)
-        (model[:3](x) - model[3](x).sum(1, keepdim=True) - x.sum(1, keepdim=True)).square().mean().backward()
-        optimizer.step()
-        cell.note(model)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+    model, optimizer = begun(cell, tied=True)
+
+    def loss(model, x):
+        return (model[:3](x) - model[3](x).sum(1, keepdim=True) - x.sum(1, keepdim=True)).square().mean()
+
+    yield from run(cell, optimizer, model, lambda number: step(cell, optimizer, model, number, loss=loss))
 
 
 @idiom("frozen weights", "a layer frozen at wrapping; another frozen and unfrozen in mid-run")
@@ -329,12 +310,12 @@ def frozen(cell):
     model = network()
     model[0].bias.requires_grad_(requires_grad=False)
     optimizer = cell.wrap(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05), model)
-    for number in range(STEPS):
-        yield
+
+    def act(number):
         model[2].weight.requires_grad_(requires_grad=not 1 < number < 4)
         step(cell, optimizer, model, number)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act)
 
 
 @idiom(
@@ -367,8 +348,7 @@ def several(cell):
         for model, optimizer in zip(models, optimizers, strict=True):
             step(cell, optimizer, model, number)
     for model, optimizer in zip(models, optimizers, strict=True):
-        yield TOGETHER
-        finished(cell, optimizer, model)
+        yield from ended(cell, optimizer, model)
 
 
 @idiom(
@@ -376,10 +356,9 @@ def several(cell):
     "one worker's `skip()`, as NaN guards do; before `backward()` where gradients leave during it",
 )
 def skipped(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(STEPS):
-        yield
+    model, optimizer = begun(cell)
+
+    def act(number):
         optimizer.zero_grad()
         skips = (cell.rank, number) == (1, 2)
         if not (skips and cell.kind.early):
@@ -389,53 +368,45 @@ def skipped(cell):
         else:
             optimizer.step()
         cell.note(model)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act)
 
 
 @idiom("weight clamping", "parameters clamped in place after each step, as in a WGAN")
 def clamping(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(STEPS):
-        yield
+    model, optimizer = begun(cell)
+
+    def act(number):
         step(cell, optimizer, model, number)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.clamp_(-0.3, 0.3)
         cell.note(model)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act)
 
 
 @idiom("evaluation", "`mean_model()` in mid-run, between gradients that stay")
 def evaluation(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(STEPS):
-        yield
-        step(cell, optimizer, model, number)
-        if number == 3:
-            optimizer.zero_grad(set_to_none=False)
-            yield TOGETHER
-            with optimizer.mean_model():
-                cell.note(model)
-            cell.note(model)
+    model, optimizer = begun(cell)
+    yield from steps(cell, optimizer, model, numbers=range(4))
+    optimizer.zero_grad(set_to_none=False)
     yield TOGETHER
-    finished(cell, optimizer, model)
+    with optimizer.mean_model():
+        cell.note(model)
+    cell.note(model)
+    yield from run(cell, optimizer, model, numbers=range(4, STEPS))
 
 
 @idiom("saving", "a copy of `model.state_dict()` of the mean, trained on by itself afterwards")
 def saving(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(4):
-        yield
-        step(cell, optimizer, model, number)
+    model, optimizer = begun(cell)
+    yield from steps(cell, optimizer, model, numbers=range(4))
     yield TOGETHER
     with optimizer.mean_model():
         saved = copy.deepcopy(model.state_dict())
-    finished(cell, optimizer, model)
+    optimizer.finish()
+    cell.note(model)
     other = network(3)
     other.load_state_dict(saved)
     inner = sgd(other)
@@ -450,24 +421,15 @@ def saving(cell):
     apart=(APART, Outcome("warned", "'s own model", "each loads its own again", compared=True)),
 )
 def rollback(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(4):
-        yield
-        step(cell, optimizer, model, number)
+    model, optimizer = begun(cell)
+    yield from steps(cell, optimizer, model, numbers=range(4))
     yield TOGETHER
     saved, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
-    for number in range(4, 6):
-        yield
-        step(cell, optimizer, model, number)
+    yield from steps(cell, optimizer, model, numbers=range(4, 6))
     yield TOGETHER
     model.load_state_dict(saved)
     optimizer.load_state_dict(state)
-    for number in range(6, 10):
-        yield
-        step(cell, optimizer, model, number)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+    yield from run(cell, optimizer, model, numbers=range(6, 10))
 
 
 @idiom(
@@ -480,16 +442,15 @@ def rollback(cell):
     ),
 )
 def loading(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
+    model, optimizer = begun(cell)
     saved = copy.deepcopy(model.state_dict())
-    for number in range(4):
-        yield
+
+    def act(number):
         if number == 2:
             model.load_state_dict(saved)
         step(cell, optimizer, model, number)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act, range(4))
 
 
 @idiom(
@@ -498,10 +459,9 @@ def loading(cell):
     apart=(APART, Outcome("warned", "'s own model", "it is one worker's, not the mean", compared=True)),
 )
 def live(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
-    for number in range(STEPS):
-        yield
+    model, optimizer = begun(cell)
+
+    def act(number):
         step(cell, optimizer, model, number)
         if number == 3:
             model.eval()
@@ -509,17 +469,16 @@ def live(cell):
                 model(batch(cell.rank, number))
             model.train()
             model.state_dict()
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act)
 
 
 @idiom("gradients by hand", "`torch.autograd.grad`; views of one array and an expanded number put into `.grad`")
 def by_hand(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
+    model, optimizer = begun(cell)
     parameters = list(model.parameters())
-    for number in range(STEPS):
-        yield
+
+    def act(number):
         found = torch.autograd.grad(loss_of(model, batch(cell.rank, number)), parameters)
         whole = torch.cat([gradient.reshape(-1) for gradient in found])
         for parameter, part in zip(parameters, whole.split([p.numel() for p in parameters]), strict=True):
@@ -528,8 +487,8 @@ def by_hand(cell):
         model[2].weight.grad = found[2]
         optimizer.step()
         cell.note(model)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    yield from run(cell, optimizer, model, act)
 
 
 @idiom(
@@ -554,8 +513,7 @@ def zero(cell):
     all=(KINDS, Outcome("refused", "runs inside a DistributedDataParallel", "gradients are averaged already")),
 )
 def ddp(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
+    model, optimizer = begun(cell)
     yield
     with _building:  # torch notes for the whole process which wrapper is running
         loss_of(DistributedDataParallel(model), batch(cell.rank, 0)).backward()
@@ -564,8 +522,7 @@ def ddp(cell):
 
 @idiom("uneven data", "`join()`; the first worker has two batches fewer")
 def uneven(cell):
-    model = network()
-    optimizer = cell.wrap(torch.optim.SGD(model.parameters(), lr=0.05), model)
+    model, optimizer = begun(cell, lambda model: torch.optim.SGD(model.parameters(), lr=0.05))
     with cell.join(optimizer, STEPS):
         for number in range(STEPS - 2 * (cell.rank == 0)):
             yield
@@ -573,8 +530,7 @@ def uneven(cell):
             loss_of(model, batch(cell.rank, number)).backward()
             optimizer.step()
         yield ASIDE
-    yield TOGETHER
-    finished(cell, optimizer, model)
+    yield from ended(cell, optimizer, model)
 
 
 @idiom(
@@ -590,19 +546,15 @@ def deepcopy(cell):
 
 @idiom("torch.compile", "a compiled model (the `eager` backend)")
 def compiled(cell):
-    model = network()
-    optimizer = cell.wrap(sgd(model), model)
+    model, optimizer = begun(cell)
     with _building:
         faster = torch.compile(model, backend="eager", fullgraph=True)
         faster(batch(0, 0))
-    for number in range(4):
-        yield
-        optimizer.zero_grad()
-        loss_of(faster, batch(cell.rank, number)).backward()
-        optimizer.step()
-        cell.note(model)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+
+    def act(number):
+        step(cell, optimizer, model, number, loss=lambda _, x: loss_of(faster, x))
+
+    yield from run(cell, optimizer, model, act, range(4))
 
 
 @idiom("torch.compile of the step", "a compiled function of `zero_grad`, forward, `backward` and `step`")
@@ -622,10 +574,11 @@ def compiled_step(cell):
         torch.compiler.reset()
         whole = torch.compile(whole, backend=noted)
     optimizer = cell.wrap(sgd(model), model)
-    for number in range(4):
-        yield
+
+    def act(number):
         whole(number)
         cell.note(model)
+
+    yield from steps(cell, optimizer, model, act, range(4))
     assert bool(graphs) == (cell.world is not None)
-    yield TOGETHER
-    finished(cell, optimizer, model)
+    yield from ended(cell, optimizer, model)

@@ -337,19 +337,6 @@ def test_skip_is_refused_after_backward_and_works_before_it(ranks):
     assert ranks.run(2, work) == [[-2.5]] * 2
 
 
-def test_a_scaler_is_refused(ranks):
-    def work(world):
-        model = Ladder((64,))
-        optimizer = wrapped(world, model)
-        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        scaler.scale(model.weights[0].sum()).backward()
-        with pytest.raises(InputError, match=r"GradScaler: divides gradients after backward\(\)"):
-            scaler.step(optimizer)
-        assert not model.numbers().any()
-
-    ranks.run(2, work)
-
-
 @pytest.mark.parametrize("what", ["mean_model", "checkpoint", "finish"])
 def test_what_all_do_together_is_refused_between_backward_and_step(ranks, what, tmp_path):
     def work(world):

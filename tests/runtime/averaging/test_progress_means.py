@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 
-import numpy as np
 import pytest
 import torch
 
 from helpers.progress_replay import complaint, random_run, run
-from helpers.progress_schedules import dyadic_case, plain, train
-from helpers.random_schedules import reference
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.common_start import common_start
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import group_means
@@ -31,23 +27,6 @@ from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
 RUNS = int(os.environ.get("PARTREDUCE_PROGRESS_RUNS", "24"))
 CHUNK = 12
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
-
-
-def test_differences_that_are_not_rounded_change_nothing(ranks, monkeypatch):
-    """On dyadic numbers, in float64: equal to dense matrices, which know no reference."""
-    uncoded = property(lambda _: None, lambda *_: None)
-    monkeypatch.setattr(Codings, "of_buckets", uncoded, raising=False)
-    for seed in range(BASE, BASE + 24):
-        case = dyadic_case(seed)
-
-        def work(world, case=case):
-            model, optimizer = train(case, world)
-            assert type(optimizer.runner) is ProgressMeans
-            optimizer.runner.drain()
-            return model.values().numpy()
-
-        got = np.stack(ranks.run(case.schedule.num_workers, work))
-        np.testing.assert_array_equal(got, reference(plain(case))[0], err_msg=f"seed {seed}")
 
 
 def nested(**options):

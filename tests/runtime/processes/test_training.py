@@ -46,13 +46,6 @@ def test_random_schedules_on_processes_equal_the_reference(driver):
     assert answer["reports"][0]["run"] > 0
 
 
-def test_outer_steps_on_processes_equal_diloco_in_one_process(driver):
-    answer = driver.run("outer steps", environment={"CASES_FROM": os.environ.get("PARTREDUCE_TEST_SEED", "0")})
-    assert answer["code"] == 0, answer["output"][-2000:]
-    assert [report["problems"] for report in answer["reports"]] == [[]] * 3
-    assert answer["reports"][0]["run"] > 0
-
-
 def test_allreduce_equals_ddp_for_sgd_momentum_adam_and_clipped_gradients(driver):
     answer = driver.run("same losses as DDP")
     assert answer["code"] == 0, answer["output"][-2000:]
@@ -237,22 +230,6 @@ def test_a_refusal_that_a_script_catches_before_it_ends_reaches_the_others(drive
     for report in answer["errors"].values():
         assert "worker 1 stopped in round" in report["text"]
         assert "with InputError: buffer 'seen': has the shape [7]" in report["text"]
-
-
-def test_workers_in_different_rounds_are_told_by_the_tags(driver):
-    answer = driver.run("other round")
-    assert len(answer["errors"]) == 4
-    for report in answer["errors"].values():
-        assert "tags differ" in report["text"] or "gave up first" in report["text"]
-
-
-def test_join_lets_unequal_data_end_at_the_same_round(driver):
-    answer = driver.run("unequal, joined")
-    assert answer["code"] == 0, answer["output"][-2000:]
-    reported = [report for report in answer["reports"] if "rounds" in report]
-    assert {report["rounds"] for report in reported} == {12}
-    assert len({report["checksum"] for report in reported}) == 1
-    assert len(reported) == 4
 
 
 @pytest.mark.parametrize(

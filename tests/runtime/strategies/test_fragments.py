@@ -11,8 +11,15 @@ from itertools import pairwise
 import pytest
 import torch
 
-from helpers.outer_training import Training
-from helpers.streaming_runs import StreamingRun, Worker, complaint, random_run, random_run_of_groups, run
+from helpers.outer_runs import (
+    OuterRun,
+    Training,
+    Worker,
+    complaint,
+    random_run_in_turns,
+    random_run_of_groups,
+    run,
+)
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import _means_of_whole
@@ -47,6 +54,7 @@ BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
 DILOCO = Outer(lr=0.7, momentum=0.9, nesterov=True)
 CROWDED = AllReduce(pace=6, when=Merge(steps=5, alpha="1/2"), what=Routes(outer=DILOCO, fragments=3))
 """Turns end after 2, 4 and 6 of 6 steps, and what they merge was sent after 3, 5 and 1: up to three are in flight."""
+WHOLE = AllReduce(pace=5, what=Routes(outer=DILOCO))
 STREAMING = AllReduce(pace=7, when=Merge(steps=1, alpha="1/2"), what=Routes(outer=DILOCO, fragments=3))
 
 
@@ -54,7 +62,7 @@ STREAMING = AllReduce(pace=7, when=Merge(steps=1, alpha="1/2"), what=Routes(oute
 def test_random_runs_equal_streaming_diloco_in_one_process(ranks, part):
     """`PARTREDUCE_OUTER_RUNS=1000 pytest tests/runtime/strategies/test_fragments.py -k random_runs` draws more."""
     for seed in range(BASE + part * CHUNK, BASE + (part + 1) * CHUNK):
-        case = random_run(seed)
+        case = random_run_in_turns(seed)
         got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
         assert complaint(case, dict(enumerate(got))) == "", f"seed {seed}"
 
@@ -73,7 +81,7 @@ def test_random_runs_of_groups_equal_the_same_in_one_process(ranks):
 
 
 def test_random_runs_cover_what_they_claim():
-    cases = [random_run(seed) for seed in range(400)]
+    cases = [random_run_in_turns(seed) for seed in range(400)]
     strategies = [case.schedule.strategy for case in cases]
     assert {case.inner for case in cases} == {"adamw", "sgd", "momentum"}
     assert {one.what.num_fragments for one in strategies} == {1, 2, 3, 4}
@@ -101,7 +109,7 @@ def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
         wrong = {"a step early": lambda ends: [end - 1 or end for end in ends], "in another order": lambda e: e[::-1]}
         monkeypatch.setattr(fragments_of_topo, "round_ends", lambda *a: wrong[fault](make(*a)))
     for seed in range(40):
-        case = random_run(seed)
+        case = random_run_in_turns(seed)
         if fault == "one forgotten" and len(case.turns) < 3:
             continue
         got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
@@ -110,10 +118,9 @@ def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
     raise AssertionError("unnoticed")
 
 
-def job(strategy: AllReduce, inner: str = "adamw", seed: int = 3) -> StreamingRun:
+def job(strategy: AllReduce) -> OuterRun:
     """Three workers' training by a strategy."""
-    schedule = Schedule("streaming", Cluster.regular(1, 3), strategy)
-    return StreamingRun(schedule, (), (4, 4, 4), inner, 0.5, 1.0, seed)
+    return OuterRun(Schedule("streaming", Cluster.regular(1, 3), strategy), (4, 4, 4))
 
 
 def training_of(world, strategy, *, batch_norm=False, **options):
@@ -142,25 +149,6 @@ def test_one_fragment_in_lockstep_is_the_outer_step_bit_for_bit(ranks):
 
     for one, other in ranks.run(3, work):
         assert torch.equal(one, other)
-
-
-def test_plain_fragments_in_each_step_of_their_turn_are_averaged_parameters(ranks):
-    """H = 1, a share of its own: x <- own / 4 + 3 / 4 of the mean; and without one the mean itself, as ever."""
-    quarter = AllReduce(when=Merge(alpha="1/4"))
-
-    whole = AllReduce(pace=1, what=Routes(outer=Outer(momentum=0.9)))
-
-    def work(world):
-        return training_of(world, quarter).steps(1), training_of(world, whole).steps(1)
-
-    alone = [Worker(job(quarter), rank) for rank in range(3)]
-    for one in alone:
-        one.backward()
-        one.inner.step()
-    mean = torch.stack([one.values() for one in alone]).mean(dim=0)
-    for rank, (own, all_of_it) in enumerate(ranks.run(3, work)):
-        torch.testing.assert_close(own, alone[rank].values() / 4 + mean * 3 / 4, rtol=0, atol=1e-14)
-        torch.testing.assert_close(all_of_it, mean, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -222,14 +210,16 @@ def test_workers_of_unequal_pace_are_saved_where_all_have_had_the_same_turns(ran
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
-@pytest.mark.parametrize("saved", [3, 5, 6])
-def test_state_dicts_go_on_bit_for_bit_from_mid_flight(ranks, saved):
+@pytest.mark.parametrize(
+    ("strategy", "saved"), [(STREAMING, 3), (STREAMING, 5), (STREAMING, 6), (WHOLE, 3), (WHOLE, 5)]
+)
+def test_state_dicts_go_on_bit_for_bit_from_inside_a_round_and_mid_flight(ranks, strategy, saved):
     def work(world):
-        first = training_of(world, STREAMING)
+        first = training_of(world, strategy)
         first.steps(saved)
         states = {name: tensor.clone() for name, tensor in first.worker.model.state_dict().items()}
-        kept = copy.deepcopy(first.optimizer.state_dict())
-        second = training_of(world, STREAMING)
+        kept = copy.deepcopy(first.optimizer.state_dict())  # torch's shares tensors with the optimizer
+        second = training_of(world, strategy)
         second.worker.model.load_state_dict(states)
         second.optimizer.load_state_dict(kept)
         return first.steps(12), second.steps(12)
@@ -324,15 +314,17 @@ def test_the_mean_model_may_be_looked_at_in_mid_flight(ranks, strategy):
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("taken", [2, 3])
-def test_a_worker_lost_before_a_turn_or_in_mid_flight_ends_the_run_by_name(ranks, taken):
-    """A turn in steps 2 to 4 of 4: who is lost before sends nothing, who is lost later has sent."""
+LATE_TURNS = AllReduce(pace=8, when=Merge(steps=2), what=Routes(outer=DILOCO, fragments=2))
+"""A turn in steps 2 to 4 of 4: who is lost before sends nothing, who is lost later has sent."""
 
-    strategy = AllReduce(pace=8, when=Merge(steps=2), what=Routes(outer=DILOCO, fragments=2))
+
+@pytest.mark.parametrize(("strategy", "begun", "taken"), [(LATE_TURNS, 1, 2), (LATE_TURNS, 1, 3), (WHOLE, 6, 2)])
+def test_a_worker_lost_before_an_average_or_in_mid_flight_ends_the_run_by_name(ranks, strategy, begun, taken):
+    """And no outer step is half made."""
 
     def work(world):
         training = training_of(world, strategy, timeout=60)
-        training.steps(1)
+        training.steps(begun)
         before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
         if world.rank == 2:
             training.steps(taken - 2)

@@ -76,44 +76,6 @@ def test_weights_are_the_equations():
     )  # own is too old, counts once
 
 
-def recursion(start, push, edges, rounds, order):
-    """D-PSGD in NumPy: x ← W (x + u), or x ← W x + u; (n, WIDTH)."""
-    n = len(start)
-    matrix = np.zeros((n, n))
-    for u, v in edges:
-        matrix[v, u] = 1 / 8
-    np.fill_diagonal(matrix, 1 - matrix.sum(1))
-    x = start.copy()
-    for k in range(rounds):
-        x = matrix @ (x + push[:, k]) if order is Order.SERIAL else matrix @ x + push[:, k]
-    return x
-
-
-@pytest.mark.parametrize("order", list(Order))
-@pytest.mark.parametrize("options", [{}, {"max_ig": 2}, {"notify_ack": True}, {"notify_ack": True, "max_ig": 1}])
-def test_what_takes_every_update_is_d_psgd(ranks, options, order):
-    """Dyadic numbers of few bits make no rounding error."""
-    n, rounds = 5, 6
-    numbers = np.random.default_rng(3)
-    start, push = numbers.integers(-8, 9, (n, 3)) / 4.0, numbers.integers(-8, 9, (n, rounds, 3)) / 4.0
-    for edges in (ring_edges(n), [*ring_edges(n, both=False), (0, 2), (1, 4)]):
-        schedule = plan_of(n, edges, Gap(order=order, **options))
-
-        def work(world, schedule=schedule):
-            model, optimizer = optimizer_of(world, schedule, start[world.rank])
-            for k in range(rounds):
-                model.set_gradient(0.0, push[world.rank, k])
-                optimizer.step()
-            values = model.values().numpy().copy()
-            optimizer.finish()
-            return values, model.values().numpy().copy()
-
-        results = ranks.run(n, work)
-        wanted = recursion(start, push, edges, rounds, order)
-        np.testing.assert_array_equal(np.stack([values for values, _ in results]), wanted)
-        np.testing.assert_allclose(np.stack([mean for _, mean in results]), np.tile(wanted.mean(0), (n, 1)), rtol=1e-14)
-
-
 SETTINGS = [
     Gap(order=Order.PARALLEL),
     Gap(order=Order.PARALLEL, notify_ack=True),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from dataclasses import replace
 from fractions import Fraction
@@ -12,8 +11,7 @@ import pytest
 import torch
 
 from helpers import coded_sums
-from helpers.outer_runs import OuterRun, Worker, complaint, random_run, run
-from helpers.outer_training import Training
+from helpers.outer_runs import OuterRun, Training, Worker, complaint, random_run, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.optimizer import DistributedOptimizer
@@ -23,7 +21,7 @@ from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.errors import InputError, PeerLostError, ScheduleError
+from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
@@ -66,7 +64,7 @@ def test_random_runs_cover_what_they_claim():
     assert {case.outer.anchor for case in cases} == set(Anchor)
     assert {case.schedule.strategy.kind for case in cases} == {"static", "allreduce"}
     assert {case.schedule.strategy.averaging for case in cases} == set(Averaging)
-    assert any(len(set(case.rounds)) > 1 for case in cases), "uneven data"
+    assert any(len(set(case.steps)) > 1 == len(set(case.schedule.paces())) for case in cases), "uneven data"
     assert any(case.schedule.strategy.steps_once for case in cases), "in each step"
     assert not any(case.schedule.strategy.averages_gradients for case in cases)
 
@@ -91,10 +89,9 @@ def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
     raise AssertionError("unnoticed")
 
 
-def job(strategy: AllReduce | Static, inner: str = "adamw", seed: int = 3) -> OuterRun:
+def job(strategy: AllReduce | Static) -> OuterRun:
     """Three workers' training by a strategy."""
-    schedule = Schedule("outer", Cluster.regular(1, 3), strategy)
-    return OuterRun(schedule, (4, 4, 4), inner, 0.5, 1.0, seed)
+    return OuterRun(Schedule("outer", Cluster.regular(1, 3), strategy), (4, 4, 4))
 
 
 def nested(**options: object) -> Static:
@@ -120,22 +117,6 @@ def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
         assert torch.equal(first, second)
 
 
-def test_in_each_step_rate_one_equals_averaged_parameters(ranks):
-    """H = 1 averages parameters, not gradients; with momentum 0.9 and rate 1 the first round is the plain mean."""
-
-    def work(world):
-        return training_of(world, AllReduce(what=Routes(outer=Outer(momentum=0.9)))).steps(1)
-
-    case = job(AllReduce(what=Routes(outer=Outer(momentum=0.9))))
-    alone = [Worker(case, rank) for rank in range(3)]
-    for one in alone:
-        one.backward()
-        one.inner.step()
-    mean = torch.stack([one.values() for one in alone]).mean(dim=0)
-    for values in ranks.run(3, work):
-        torch.testing.assert_close(values, mean, rtol=0, atol=1e-14)
-
-
 OWN = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True, anchor="own"))
 
 
@@ -150,10 +131,11 @@ OWN = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True, anchor="own"))
     ],
     ids=["everybody", "nested", "own anchors", "normalised", "own anchors, normalised"],
 )
-@pytest.mark.parametrize("saved", [2, 5, 8, 10])
-def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, saved):
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, inside):
     """With uneven data, and wherever anchor and momentum lie."""
     paces = job(strategy).schedule.paces()
+    saved = 10 if not inside else 5 if paces.min() == 2 else 8  # the shortest rounds have 2 steps, or 5
 
     def whole(world):
         training = training_of(world, strategy)
@@ -171,24 +153,6 @@ def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, t
         own = strategy.what.outer.has_own_anchors
         assert sorted(kept) == (["anchor/0", "momentum/0"] if own else ["momentum/0", "reference/0", "reference/place"])
         assert all(torch.equal(kept[name], theirs[name]) for name in kept)
-
-
-@pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
-@pytest.mark.parametrize("saved", [3, 5])
-def test_state_dicts_of_optimizer_and_model_go_on_bit_for_bit_from_inside_a_round(ranks, saved):
-    def work(world):
-        first = training_of(world, AllReduce(pace=5, what=DILOCO))
-        first.steps(saved)
-        states = {name: tensor.clone() for name, tensor in first.worker.model.state_dict().items()}
-        kept = copy.deepcopy(first.optimizer.state_dict())  # torch's shares tensors with the optimizer
-        second = training_of(world, AllReduce(pace=5, what=DILOCO))
-        second.worker.model.load_state_dict(states)
-        second.optimizer.load_state_dict(kept)
-        assert set(kept["partreduce"]["strategy"]) == {"momentum/0", "reference/0", "reference/place"}
-        return first.steps(9), second.steps(9)
-
-    for first, second in ranks.run(3, work):
-        assert torch.equal(first, second)
 
 
 def test_a_state_without_the_strategys_begins_an_anchor_where_it_is_loaded(ranks):
@@ -224,41 +188,6 @@ def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(r
         assert torch.equal(coded, results[0][0])
         assert torch.equal(exact, results[0][1])
         assert 0 < float((coded - exact).abs().max()) < 0.05
-
-
-def test_the_mean_model_leaves_anchor_and_momentum_alone(ranks):
-    def work(world, looks):
-        training = training_of(world, AllReduce(pace=3, what=DILOCO))
-        for _ in range(7):
-            values = training.steps(1)
-            if looks:
-                with training.optimizer.mean_model():
-                    pass
-        return values
-
-    without = ranks.run(3, lambda world: work(world, looks=False))
-    for one, other in zip(without, ranks.run(3, lambda world: work(world, looks=True)), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_a_lost_worker_ends_the_run_by_name_and_no_outer_step_is_half_made(ranks):
-    def work(world):
-        training = training_of(world, AllReduce(pace=2, what=DILOCO), timeout=60)
-        training.steps(3)
-        before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
-        if world.rank == 2:
-            training.optimizer.runner.abandon()
-            training.optimizer.ending.after(PeerLostError("worker 2 gives up"))
-            return "gone"
-        with pytest.raises(PeerLostError) as caught:
-            training.steps(1)
-        after = training.optimizer.runner.state()
-        assert all(torch.equal(before[name], after[name]) for name in before)
-        return str(caught.value)
-
-    texts = ranks.run(3, work)
-    ranks.fresh()
-    assert all("worker 2" in text for text in texts[:2]), texts
 
 
 def test_own_anchors_with_which_workers_would_not_agree_are_refused_with_the_radius(ranks):

@@ -140,18 +140,6 @@ def test_warm_up_drain_total_and_width_do_what_they_say(ranks, when, wanted):
     assert ranks.run(2, work) == [wanted] * 2
 
 
-def test_a_zero_gradient_goes_through_momentum_and_decay(ranks):
-    """After one step in lockstep, the first late step still moves by momentum, and shrinks the weight by its decay."""
-
-    def work(world):
-        options = {"momentum": 0.5, "weight_decay": 0.125}
-        _, _, seen = trained(world, 2, options=options, warm_up=1)
-        return seen
-
-    decayed = 0.125 * 1.0
-    assert ranks.run(2, work) == [[1.0, 1.0 + 0.5 * 1.0 - decayed]] * 2
-
-
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.filterwarnings("ignore:partreduce. schedule")
 def test_at_most_k_minus_1_operations_are_in_flight_in_k_arrays(ranks, width):
@@ -246,40 +234,6 @@ def test_a_scaler_with_unscale_and_average_gradients_clips_the_late_mean(ranks):
         return seen
 
     assert ranks.run(2, work) == [[0, 1, 2.5, 4]] * 2
-
-
-def test_clipping_the_late_mean_and_clipping_the_own_gradient_differ(ranks):
-    """Worker 1's gradients are 0, 2, 0, …: each clipped to 1 gives a mean of ½, the clipped mean is 1."""
-
-    def work(world, *, late):
-        model, optimizer = wrapped(world)
-        for _ in range(3):
-            optimizer.zero_grad()
-            model.weights[0].grad = torch.tensor([2.0 * world.rank], dtype=torch.float64)
-            if late:
-                optimizer.average_gradients()
-            torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
-            optimizer.step()
-        optimizer.finish()
-        return -model.values[0]
-
-    assert ranks.run(2, lambda world: work(world, late=True)) == [3.0] * 2
-    assert ranks.run(2, lambda world: work(world, late=False)) == [1.5] * 2
-
-
-def test_who_skips_contributes_zero_and_applies_the_others_late_gradients(ranks):
-    def work(world):
-        model, optimizer = wrapped(world)
-        seen = []
-        for step in range(1, 5):
-            optimizer.zero_grad()
-            model.backward(float("nan") if (world.rank, step) == (1, 2) else 2.0 * step)
-            optimizer.skip() if (world.rank, step) == (1, 2) else optimizer.step()
-            seen.append(-model.values[0])
-        optimizer.finish()
-        return [*seen, -model.values[0]]
-
-    assert ranks.run(2, work) == [[0, 2, 2 + 2, 4 + 6, 10 + 8]] * 2
 
 
 def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
@@ -392,26 +346,6 @@ def test_parameters_without_gradient_keep_none_and_frozen_ones_stay(ranks):
     assert ranks.run(2, work) == [([1.0, 8.0, 16.0, 16.0], [False, True, True, True])] * 2
 
 
-def test_a_gradient_that_others_had_arrives_late_where_this_worker_has_none_now(ranks):
-    """Workers use the second weight in turn: who has a gradient of it now and nobody before must not step with zero."""
-
-    def work(world):
-        model = Numbers(2)
-        _, optimizer = wrapped(world, model=model, options={"weight_decay": 0.5})
-        seen = []
-        for uses in ([], [0], [], [1], [], []):
-            optimizer.zero_grad()
-            model.backward(0.0, 4.0 if world.rank in uses else None)
-            optimizer.step()
-            seen.append((model.values[1], model.weights[1].grad is None))
-        optimizer.finish()
-        return seen
-
-    once, twice = -2.0, -2.0 - (2.0 - 1.0)
-    wanted = [(0.0, False), (0.0, True), (once, False), (once, True), (twice, False), (twice, True)]
-    assert ranks.run(2, work) == [wanted] * 2
-
-
 building = threading.Lock()
 """The seed belongs to the process, and the workers are threads of it."""
 
@@ -434,32 +368,6 @@ def steps_of(model, optimizer, draw, count):
         everything = [*model.parameters(), *model.buffers()]
         seen.append(torch.cat([value.detach().double().flatten() for value in everything]))
     return seen
-
-
-def test_a_checkpoint_holds_what_is_in_flight_and_continues_bit_for_bit(ranks, tmp_path):
-    def work(world, width):
-        folder = tmp_path / str(width)
-        draw = torch.Generator().manual_seed(world.rank)
-        model, optimizer = build(world, width)
-        steps_of(model, optimizer, draw, 5)
-        save_checkpoint(optimizer, folder)
-        state = draw.get_state()
-        late = sorted(name for name in optimizer.runner.state() if "sums" in name)
-        wanted = steps_of(model, optimizer, draw, 4)
-        optimizer.finish()
-        draw.set_state(state)
-        model, optimizer = build(world, width)
-        assert load_checkpoint(optimizer, folder).steps == 5
-        got = steps_of(model, optimizer, draw, 4)
-        optimizer.finish()
-        assert all(torch.equal(mine, should) for mine, should in zip(got, wanted, strict=True))
-        return late
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for width in (2, 3):
-            names = [f"late/{place}/sums/0" for place in range(width - 1)]
-            assert ranks.run(2, lambda world, width=width: work(world, width)) == [names] * 2
 
 
 def test_load_state_dict_drops_what_is_in_flight_and_says_so(ranks):
@@ -557,30 +465,6 @@ def test_what_a_load_drops_is_said_at_the_line_that_loads(ranks, tmp_path):
         ranks.run(2, work)
     files = [warning.filename for warning in caught if "were in flight, are dropped" in str(warning.message)]
     assert files == [__file__] * 2
-
-
-@pytest.mark.filterwarnings("ignore:partreduce. the gradients of step 1, which were in flight")
-def test_a_model_loaded_by_itself_is_refused_while_gradients_are_in_flight(ranks):
-    def work(world):
-        model, optimizer, _ = trained(world, 2)
-        model.load_state_dict(model.state_dict())
-        with pytest.raises(InputError, match="would apply gradients to it that were taken at other parameters"):
-            optimizer.step()
-        optimizer.load_state_dict(optimizer.state_dict())
-        optimizer.finish()
-
-    ranks.run(2, work)
-
-
-def test_the_mean_model_leaves_what_is_in_flight_where_it_is(ranks):
-    def work(world):
-        model, optimizer, seen = trained(world, 3)
-        with optimizer.mean_model():
-            seen.append(-model.values[0])
-        optimizer.finish()
-        return [*seen, -model.values[0]]
-
-    assert ranks.run(2, work) == [[0, 1, 3, 3, 6]] * 2
 
 
 def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ranks):

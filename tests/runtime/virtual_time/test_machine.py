@@ -1,22 +1,14 @@
-"""Protocols in virtual time: Hop against the max-plus engine, gaps within their bounds, AD-PSGD's throughput."""
+"""Protocols in virtual time: who waits for whom, AD-PSGD's throughput, meetings."""
 
-from fractions import Fraction
-
-import numpy as np
 import pytest
 
 from partreduce.runtime.virtual_time.machine import Meeting, Timing, VirtualMachine
-from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop
-from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Late, Neighbor, Round
 from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.timing.compute import ComputeTimes
 
 
 def both_ways(pairs):
@@ -39,40 +31,6 @@ class Taking(Timing):
 def compute(times, **wire):
     """A step takes its worker's time; updates leave at its beginning (Hop's parallel order)."""
     return Taking(lambda process, event, rng: times[process] if isinstance(event, Advance) else 0.0, **wire)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_hop_takes_the_time_of_the_max_plus_engine(seed):
-    rng = np.random.default_rng(seed)
-    count = int(rng.integers(2, 8))
-    edges = sorted({(int(a), int(b)) for a, b in rng.integers(0, count, (3 * count, 2)) if a != b})
-    times = rng.integers(1, 9, count).astype(float)
-    steps = 12
-    machine = VirtualMachine(Hop(Digraph.of(count, edges), Gap()), compute(times))
-    notes = machine.run(until=9.0 * (steps + 2), max_events=20_000)
-    entered = {(n.process, n.what[1]): n.seconds for n in notes if n.what[0] == "entered"}
-    share = Fraction(1, count)
-    round_ = Round.from_edges(count, [(a, b, share) for a, b in edges])
-    schedule = Schedule("n", Cluster.regular(1, count), Neighbor(rounds=(round_,), when=Late()))
-    slowdown = tuple((worker, float(value)) for worker, value in enumerate(times))
-    timeline = simulate(schedule, compute=ComputeTimes(base=1.0, slowdown=slowdown), num_rounds=steps)
-    for step in range(steps):
-        assert [entered[worker, step + 1] for worker in range(count)] == timeline.finish[step].tolist()
-
-
-def test_token_queues_keep_the_gap_that_they_promise():
-    ring = Digraph.of(6, both_ways([(i, (i + 1) % 6) for i in range(6)]))
-    setting = Gap(max_ig=3, backup=1)
-    times = [1.0, 1.0, 1.0, 50.0, 1.0, 1.0]
-    machine = VirtualMachine(Hop(ring, setting), compute(times))
-    step = [0] * 6
-    widest = 0
-    for note in machine.run(until=500.0):
-        if note.what[0] == "entered":
-            step[note.process] = note.what[1]
-            widest = max(widest, step[2] - step[3])
-    assert step[0] > 5
-    assert widest == 3, "a backup worker lets neighbours run ahead, up to the tokens"
 
 
 def test_a_slow_message_delays_only_who_waits_for_it():
@@ -114,17 +72,6 @@ def test_a_circle_of_waiting_workers_is_seen_as_idle():
     machine.run(max_events=100)
     assert not machine.run(), "everybody has asked and nobody answers"
     assert machine.now == 1.0
-
-
-def test_the_same_seed_gives_the_same_run():
-    ring = Digraph.of(4, both_ways([(i, (i + 1) % 4) for i in range(4)]))
-
-    def jitter(process, event, rng):
-        return float(rng.exponential())
-
-    runs = [VirtualMachine(Hop(ring, Gap()), Taking(jitter), seed=s).run(until=50.0) for s in (1, 1, 2)]
-    assert runs[0] == runs[1]
-    assert runs[0] != runs[2]
 
 
 def test_negative_times_are_refused():

@@ -16,6 +16,9 @@ from partreduce.schedulers.protocols.membership import (
     Connected,
     Enter,
     Expire,
+    Healed,
+    Join,
+    Knock,
     Left,
     Member,
     Membership,
@@ -34,6 +37,11 @@ RESTART = "2 workers, two deaths, a lease, a restart"
 THREE, THREE_RESTART = "3 workers, one death, at once", "3 workers, two deaths, a restart, at once"
 ONE_MAY = "3 workers, two deaths, one may be lost, at once"
 LEASE = "3 workers, one taken for dead, a lease, at once"
+JOINS, JOINS_TWICE = (
+    "2 workers and one that joins, one death, at once",
+    "2 workers and two that join, one death, at once",
+)
+JOINS_RESTART = "2 workers and one that joins, two deaths, a restart, at once"
 PAIRS, FOUR = "3 workers in pairs and all, two deaths, at once", "4 workers in pairs and all, one death, at once"
 
 
@@ -262,6 +270,77 @@ class LosesFewerThanItMay(Membership):
         return Membership(self.num_workers, self.most_lost - 1)._looked(state)
 
 
+class TakesTheStateOfTheSlowest(Membership):
+    """The donor is the member that is furthest behind."""
+
+    dies_in = JOINS
+
+    def _view(self, state, members):
+        view = super()._view(state, members)
+        voted = [worker for worker in view.members if worker not in view.joined]
+        return replace(view, donor=min(voted, key=lambda w: state.votes[w].place)) if view.joined else view
+
+
+class TakesTheStateOfWhoeverIsThere(Membership):
+    """The donor need not stand in an operation of its rounds."""
+
+    dies_in = JOINS
+
+    def _view(self, state, members):
+        votes = tuple(vote if vote is None else replace(vote, stands=True) for vote in state.votes)
+        return super()._view(replace(state, votes=votes), members)
+
+
+class AveragesWithoutAState(Membership):
+    """A worker that has joined connects as the others do, and does not wait for a state."""
+
+    dies_in = JOINS
+
+    def ready(self, process, state):
+        found = super().ready(process, state)
+        is_blank = isinstance(state, Member) and state.phase is Phase.REBUILD and state.blank
+        return (Connected(),) if is_blank else found
+
+
+class CountsWhoHasNoState(Membership):
+    """A worker that voted before it had a state is taken for one that has it."""
+
+    dies_in = JOINS
+
+    def _view(self, state, members):
+        votes = tuple(vote if vote is None else replace(vote, blank=False) for vote in state.votes)
+        return super()._view(replace(state, votes=votes), members)
+
+
+class EndsWhereNobodyIsLost(Membership):
+    """A vote in which nobody is lost ends the run, although somebody wanted to join."""
+
+    dies_in = JOINS
+
+    def _view(self, state, members):
+        return super()._view(replace(state, admits=False, joining=frozenset()), members)
+
+
+class MissesWhoIsBack(Membership):
+    """A worker that has joined counts as lost all the same."""
+
+    dies_in = JOINS_RESTART
+
+    def _written(self, state, view):
+        after, actions = super()._written(state, view)
+        return replace(after, lost=after.lost.union(view.joined)), actions
+
+
+class LetsNobodyIn(Membership):
+    """The view has only those that voted with a state."""
+
+    dies_in = JOINS
+
+    def _view(self, state, members):
+        view = super()._view(state, members)
+        return replace(view, members=tuple(w for w in view.members if w not in view.joined))
+
+
 BUGS = Membership.__subclasses__()
 PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md"
 
@@ -314,7 +393,7 @@ def test_a_worker_commits_what_another_one_has_and_resumes_where_that_one_stands
 def test_what_nobody_committed_is_dropped_and_done_again_at_the_same_place():
     view = View(1, (0, 1), (4, 0))
     one, actions = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
-    assert actions == (Note(("unblock",)), Send(3, Vote(1, (4, 0), ALL)))
+    assert actions == (Note(("unblock",)), Send(3, Vote(1, (4, 0), ALL, stands=True)))
     one, actions = after(one, Received(3, view), process=1)
     assert actions == (Note(("dropped",)), Note(("rebuild", view)))
     one, _ = after(one, Connected(), Enter((4, 0), (0, 1)), process=1)
@@ -346,6 +425,109 @@ def test_the_silent_are_given_up_and_one_of_them_that_comes_back_is_fenced():
     assert authority.view == View(1, (0, 2))
     back, _ = after(Member(FIRST), Received(3, authority.view), process=1)
     assert back.phase is Phase.FENCED
+
+
+JOINING = Membership(3, 2, outside=1)
+
+
+def joining(state, *events, process=3):
+    """As `after`, of a run in which worker 2 is outside at first."""
+    actions = ()
+    for event in events:
+        state, actions = JOINING.step(process, state, event)
+    return state, actions
+
+
+def asked(*votes):
+    """The authority after worker 2 has asked to join, and workers 0 and 1 have voted so."""
+    authority, _ = JOINING.start(3)
+    authority, actions = joining(authority, Received(2, Join()))
+    assert actions == (Send(0, Open(1)), Send(1, Open(1)))
+    return joining(authority, *(Received(worker, vote) for worker, vote in enumerate(votes)))
+
+
+def test_who_asks_joins_where_the_furthest_stand_in_an_operation_and_has_the_state_of_one_of_them():
+    view = View(1, (0, 1, 2), (5, 0), (0,), joined=(2,), donor=1)
+    authority, written = asked(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0), stands=True))
+    assert written == (Note(("write", view)),)
+    authority, told = joining(authority, Publish())
+    assert told == (Send(0, view), Send(1, view), Send(2, view))
+    assert authority.lost == authority.joining == frozenset()
+    outside, _ = JOINING.start(2)
+    outside, question = joining(outside, Knock(), process=2)
+    assert question == (Send(3, Join()),)
+    blank, actions = joining(outside, Received(3, view), process=2)
+    assert (blank.phase, blank.blank, actions) == (Phase.REBUILD, True, (Note(("rebuild", view)),))
+    healed, _ = joining(blank, Healed(), Connected(), process=2)
+    assert (healed.phase, healed.blank, healed.place, healed.stands) == (Phase.RUN, False, (5, 0), True)
+
+
+def test_where_the_furthest_is_in_no_operation_of_its_rounds_nobody_joins_and_it_may_ask_again():
+    authority, written = asked(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0)))
+    view = View(1, (0, 1), (5, 0), (0,))
+    assert written == (Note(("write", view)),)
+    authority, told = joining(authority, Publish())
+    assert told == (Send(0, view), Send(1, view), Send(2, view))
+    outside, _ = joining(JOINING.start(2)[0], Knock(), Received(3, view), process=2)
+    assert (outside.phase, outside.has_knocked) == (Phase.OUTSIDE, False)
+    _, again = joining(authority, Received(2, Join()))
+    assert again == (Send(0, Open(2)), Send(1, Open(2)))
+
+
+def test_who_has_joined_and_lost_its_donor_gets_the_state_of_another_that_stands_there():
+    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+    authority, _ = joining(authority, Publish(), Received(0, Crashed()))
+    blank = Vote(2, (0, 0), blank=True)
+    authority, written = joining(authority, Received(2, blank), Received(1, Vote(2, (5, 0), stands=True)))
+    assert written == (Note(("write", View(2, (1, 2), (5, 0), joined=(2,), donor=1))),)
+
+
+def test_who_has_joined_is_outside_again_where_nobody_stands_that_has_a_state():
+    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+    authority, _ = joining(authority, Publish(), Received(0, Crashed()))
+    authority, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)), Received(1, Vote(2, (5, 0))))
+    view = View(2, (1,), (5, 0))
+    assert written == (Note(("write", view)),)
+    assert authority.lost == {0, 2}
+    joined = View(1, (0, 1, 2), (5, 0), joined=(2,), donor=0)
+    out, _ = joining(JOINING.start(2)[0], Knock(), Received(3, joined), Received(3, Open(2)), process=2)
+    assert out.phase is Phase.VOTE
+    out, _ = joining(out, Received(3, view), process=2)
+    assert (out.phase, out.has_knocked) == (Phase.OUTSIDE, False)
+    assert joining(out, Received(3, joined), process=2)[0] == out, "told again by an authority that was started again"
+
+
+def test_where_nobody_is_left_that_has_a_state_the_run_ends():
+    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+    authority, _ = joining(authority, Publish(), Received(0, Crashed()), Received(1, Crashed()))
+    _, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)))
+    assert written == (Note(("write", View(2, ()))),)
+
+
+def test_who_asks_and_dies_before_the_view_changes_nothing():
+    authority, _ = JOINING.start(3)
+    votes = [Received(worker, Vote(1, (5, 0), stands=True)) for worker in (0, 1)]
+    _, written = joining(authority, Received(2, Join()), votes[0], Received(2, Crashed()), votes[1])
+    assert written == (Note(("write", View(1, (0, 1), (5, 0)))),)
+
+
+def test_a_member_that_asks_is_no_joiner_and_where_somebody_has_left_nobody_joins():
+    authority, _ = JOINING.start(3)
+    assert joining(authority, Received(1, Join())) == (authority, ())
+    left, _ = joining(authority, Received(0, Left()))
+    _, actions = joining(left, Received(2, Join()))
+    assert actions == ()
+    assert joining(JOINING.start(2)[0], Received(3, Open(1)), process=2) == JOINING.start(2)
+    ended, _ = joining(JOINING.start(2)[0], Received(3, View(1, ())), process=2)
+    assert ended.phase is Phase.ENDED
+
+
+def test_who_is_left_alone_stands_in_operations_of_its_own_so_that_others_may_join():
+    alone = Member(View(1, (0,), (4, 0)))
+    alone, _ = after(alone, Enter((4, 0), (0,)))
+    assert (alone.place, alone.group, alone.stands) == ((4, 0), (0,), True)
+    _, actions = after(alone, Broken())
+    assert actions == (Note(("unblock",)), Send(3, Vote(2, (4, 0), stands=True)))
 
 
 def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():

@@ -65,6 +65,37 @@ def test_so_they_do_of_random_schedules():
     assert len(seen) > 10
 
 
+def test_so_they_do_of_listed_groups_across_uneven_nodes_of_which_some_leave_workers_out():
+    draw, heights, kinds = random.Random("listed groups"), set(), set()
+    for _ in range(150):
+        workers = draw.sample(range(count := draw.randint(4, 12)), count)
+        phases = [cut(draw.sample(workers, count - draw.choice((0, 0, 1, 3))), draw) for _ in range(draw.randint(1, 4))]
+        options = {"prologue": draw.choice((0, 2)), "how": {"form": draw.choice(("ring", "hierarchical"))}}
+        nodes = [node["group"] for node in cut(workers, draw, least=1)]
+        raw = document(1, 1, kind="static", phases=phases, **options) | {"cluster": {"nodes": nodes}}
+        facts, truth = computed(raw), Truth(raw)
+        for name in ("memory", "sent-bytes", "deadlock-free"):
+            assert truth.says({"claim": name, **facts[name][1]}), (name, facts[name][1], raw)
+        ticks = dict.fromkeys(range(count), 0)
+        for members in (group["group"] for phase in phases for group in phase):
+            ticks |= dict.fromkeys(members, 1 + max(ticks[member] for member in members))
+        assert facts["deadlock-free"][1]["height"] == max(ticks.values())
+        heights.add((max(ticks.values()), len(phases)))
+        kinds.add(facts["sent-bytes"][1]["of_node"])
+    assert len(heights) > 6
+    assert len(kinds) > 20
+
+
+def cut(workers, draw, least=2):
+    """Some workers in groups of `least` or more; fewer that are left at the end stand in none."""
+    groups_, left = [], list(workers)
+    while len(left) >= least:
+        size = min(draw.randint(least, 4), len(left))
+        groups_.append({"group": sorted(left[:size])})
+        left = left[size:]
+    return groups_
+
+
 def reached(rounds):
     """Of `staleness` in lockstep."""
     return {"late": 0, "steps": 0, "reach": rounds, "age": rounds - 1, "age_steps": rounds - 1}

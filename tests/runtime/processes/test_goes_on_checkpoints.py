@@ -1,0 +1,68 @@
+"""Checkpoints of a run that has lost a worker: those that are left save, and all of the next run go on from there."""
+
+import io
+import json
+import os
+import sys
+
+import pytest
+import torch
+
+from helpers.goes_on_runs import INSTANTS, RATE, START, gradient, replayed
+from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.state.checkpoint_directory import read_manifest
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+
+pytestmark = pytest.mark.processes
+
+ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
+
+
+def run(folder, *, dies, until, pace):
+    """(what each worker held at the end, by rank; from which step it went on; all that was written)."""
+
+    def work():
+        rank = int(os.environ["RANK"])
+        if dies and rank == 2:
+            INSTANTS["before the sum"](1)
+        model = torch.nn.Module()
+        model.weight = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
+        schedule = Schedule("saved", Cluster.regular(1, 4), AllReduce(pace=pace))
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=60.0)
+        load_checkpoint(optimizer, folder)
+        begun = optimizer.steps
+        for step in range(begun, until):
+            optimizer.zero_grad()
+            (model.weight * torch.tensor(gradient(rank, step), dtype=torch.float64)).sum().backward()
+            optimizer.step()
+        if dies:
+            save_checkpoint(optimizer, folder)
+        said = {"rank": rank, "begun": begun, "own": model.weight.tolist()}
+        optimizer.finish()
+        sys.stdout.write(f"REPORT {json.dumps(said)}\n")
+
+    output = io.StringIO()
+    code = launch(work, num_workers=4, threads=1, most_lost=1, output=output)
+    text = output.getvalue()
+    assert code == 0, text
+    said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
+    return {one["rank"]: one["own"] for one in said}, {one["begun"] for one in said}, text
+
+
+@pytest.mark.parametrize("pace", [1, 3])
+def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_one_s_state(tmp_path, pace):
+    saved, _, text = run(tmp_path, dies=True, until=2 * pace, pace=pace)
+    assert sorted(saved) == list(THREE), text
+    (folder,) = tmp_path.glob("round-*")
+    assert [entry is not None for entry in read_manifest(folder)["workers"]] == [True, True, False, True]
+    loaded, begun, text = run(tmp_path, dies=False, until=4 * pace, pace=pace)
+    assert begun == {2 * pace}, text
+    start = replayed(lambda round_: [THREE if round_ == 1 else ALL], THREE, pace=pace, steps=2 * pace)
+    expected = replayed(lambda _: [ALL], ALL, pace=pace, steps=4 * pace, begun=2 * pace, models={**start, 2: start[0]})
+    assert sorted(loaded) == list(ALL), text
+    for rank, own in loaded.items():
+        assert own == pytest.approx(expected[rank], rel=1e-12), text
