@@ -64,12 +64,16 @@ def _without_debug(arguments: list[str]) -> tuple[list[str], bool]:
 
 
 def _invoke(arguments: list[str]) -> int:
-    from partreduce.commands import build_app
+    from partreduce.commands import build_app, verb_of
     from partreduce.console import fresh_terminal
 
+    # A shell that completes a line has it in a variable.
+    line = " ".join(os.environ.get(name, "") for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"))
     try:
         with fresh_terminal():
-            result = build_app()(args=arguments, prog_name="partreduce", standalone_mode=False)
+            result = build_app(verb_of(arguments or line.split()))(
+                args=arguments, prog_name="partreduce", standalone_mode=False
+            )
     except Exception as error:
         # typer's usage errors carry message and exit code; which class they derive from depends on its version.
         message, code = getattr(error, "format_message", None), getattr(error, "exit_code", None)

@@ -2,8 +2,8 @@
 
 What a round takes along is decided while the job runs. So these are theorems about the protocol, whose object is
 explored in small systems (docs/internals/explorer.md). The rules that they rest on, the proofs and the numbers stand in
-`verify/checker/facts/quorum.py` and `quorum_groups.py`; docs/theory/quorum-groups.md derives that the shadow models of
-groups do what their schedule does.
+`verify/checker/facts/quorum.py`; docs/theory/quorum-groups.md derives that the shadow models of groups do what their
+schedule does.
 """
 
 from __future__ import annotations
@@ -18,38 +18,19 @@ from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.contraction import prove_contraction
 from partreduce.verify.exact_consensus import prove_exact
-from partreduce.verify.membership import prove_membership
+from partreduce.verify.membership import asks_everyone, prove_membership
 from partreduce.verify.runs import ASSUMED
 from partreduce.verify.stated import Numbers, Stated
 from partreduce.verify.stochastic import DOUBLY, sums_of_groups
 
 EXPLORED = "That the protocol's code follows this was explored for small configurations (docs/internals/explorer.md)."
 
-OF_ALL = {
+TOLD = {
     "rounds-in-order": (
-        "a round is a sum over all threads, and each enters the rounds 0, 1, 2, … one after the other: so every "
-        "round is carried out once, whoever and however many start it, all in the same order, and no thread is more "
-        "than a round ahead of another."
-    ),
-    "deadlock-free": (
-        "take the first round that is not over. If it is activated, word of that is on its way to all who have not "
-        "entered it, and a worker that cannot enter because results wait for it takes them when it next calls, which "
-        "waits for nobody. If it is not, who waits for it has come, and everybody else computes and comes in turn, or "
-        "ends, which counts as coming; so those come at last that a round asks for. A worker that has ended "
-        "goes on taking part; all learn of it from the same sum and ask only for the others, and the first round "
-        "in which all have said so is the last one of all. Assumed: messages arrive, and nobody dies."
-    ),
-    "conservation": (
-        "a gradient is added to its worker's send buffer, which a round takes whole and empties when the worker's "
-        "thread enters it; so each gradient is in the sum of exactly one round, the next that its thread enters. "
-        "Whoever ends says so behind its last gradient, so after the last round all send buffers are empty."
-    ),
-}
-OF_GROUPS = {
-    "rounds-in-order": (
-        "each thread enters the rounds 0, 1, 2, … one after the other, is in one group of each, and is done with a "
-        "round when all members of its group have entered it: so every group's round is carried out once, whoever "
-        "and however many start it, and members of two groups carry these out in the same order."
+        "each thread enters the rounds 0, 1, 2, … one after the other, is in one group of each, all in one or those of "
+        "the schedule, and is done with a round when all members of its group have entered it: so every group's round "
+        "is carried out once, whoever and however many start it, and members of two groups carry these out in the "
+        "same order."
     ),
     "deadlock-free": (
         "suppose that no thread moves, no message is on its way, and every training waits for a result, or has ended; "
@@ -58,12 +39,13 @@ OF_GROUPS = {
         "them is in an earlier round, and has ended; of all such rounds take the least. Nobody in its group goes on, "
         "and it is needed, so it starts: a contradiction. Where nobody goes on all know which rounds are needed, "
         "and the least of those that are not over starts likewise. A full queue holds nobody up for ever: its worker "
-        "takes all results when it next calls, which waits for nobody. Assumed: messages arrive, and nobody dies."
+        "takes results when it next calls, which waits for nobody. Assumed: messages arrive, and nobody dies."
     ),
     "conservation": (
-        "what a call publishes is in the snapshot that its worker's thread next takes, and in no other round's as "
-        "progress; a worker that ends tells everybody which round has the last of it, the last round of all is the "
-        "largest of these, and no round beyond it is ever entered: so all end at the same round, and nothing is left."
+        "what a call makes joins its worker's buffer, which a round takes whole and empties when the worker's thread "
+        "enters it: so each is in exactly one round, the next that the thread enters. A worker that ends tells "
+        "everybody which round has the last of it, the last round of all is the largest of these, and no round beyond "
+        "it is ever entered: so all end at the same round, and nothing is left."
     ),
 }
 MEAN_PRESERVED = (
@@ -78,67 +60,59 @@ OF_SHADOWS = "By a quorum this holds of the workers' shadow models, round by rou
 
 
 def prove_quorum(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
-    """All claims about a schedule whose rounds are started by a quorum of all. O(1)."""
-    quorum = _quorum_of(schedule)
-    told = {name: stated.claim(name, f"{text} {EXPLORED}") for name, text in OF_ALL.items()}
-    age = stated.claim("staleness", lambda numbers: _age_of_gradients(quorum, numbers)) or not_proved(
+    """All claims about a schedule whose rounds are started by a quorum. Cost: that of the matrices' claims, else O(1).
+
+    The claims about the matrices of groups are those of the same schedule in lockstep. Consensus distance and drift are
+    none of them: they take every worker to make progress in every round.
+    """
+    quorum, of_all = schedule.strategy.when, schedule.strategy.averages_everyone
+    assert isinstance(quorum, Quorum), "the registry of provers names the protocol"
+    lockstep = replace(schedule, strategy=replace(schedule.strategy, when=LOCKSTEP), certificate=None)
+    first: tuple[Claim | None, ...] = ()
+    if not of_all:
+        disjoint = prove_conflict_free(lockstep, stated)
+        if not disjoint.holds:
+            rest = (DOUBLY, "consensus", "mean-preserved", "deadlock-free", "conservation")
+            return (disjoint, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
+        of_matrices = (
+            sums_of_groups(stated),
+            prove_consensus(lockstep),
+            prove_contraction(lockstep),
+            prove_exact(lockstep),
+        )
+        shadows = (c and replace(c, explanation=f"{c.explanation} {OF_SHADOWS}") for c in of_matrices)
+        first = (disjoint, prove_membership(lockstep), *shadows)
+    told = {name: stated.claim(name, f"{text} {EXPLORED}") for name, text in TOLD.items()}
+    late = stated.claim("staleness", lambda numbers: _age(quorum, numbers)) or not_proved(
         "staleness",
         "nothing holds rounds up for a slow worker, so any number of them may pass while it computes; use missed "
         "each, or synchronise_every.",
     )
-    equal = stated.claim("equal-replicas", _equal_replicas(quorum)) or not_proved(
-        "equal-replicas",
-        "a result that a worker is too late for is overwritten, and nothing brings parameters together again; use "
-        "missed each, or synchronise_every.",
-    )
+    last = stated.claim("mean-preserved", f"{MEAN_PRESERVED} {EXPLORED}")
+    if of_all:
+        last = stated.claim("equal-replicas", _equal_replicas(quorum)) or not_proved(
+            "equal-replicas",
+            "a result that a worker is too late for is overwritten, and nothing brings parameters together again; use "
+            "missed each, or synchronise_every.",
+        )
     claims = (
+        *first,
         told["rounds-in-order"],
         told["deadlock-free"],
-        stated.claim("quorum", _contributors(quorum, schedule.num_workers)),
+        stated.claim("quorum", _contributors(quorum, schedule.num_workers if of_all else None)),
         told["conservation"],
-        age,
-        equal,
+        late,
+        last,
     )
     return tuple(claim for claim in claims if claim is not None)
 
 
-def prove_quorum_of_groups(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
-    """All claims about a schedule of groups whose rounds are started by a quorum. Cost: that of the matrices' claims.
-
-    The claims about matrices are those of the same schedule in lockstep. Consensus distance and drift are none of them:
-    they take every worker to make progress in every round.
-    """
-    quorum = _quorum_of(schedule)
-    lockstep = replace(schedule, strategy=replace(schedule.strategy, when=LOCKSTEP), certificate=None)
-    first = prove_conflict_free(lockstep, stated)
-    if not first.holds:
-        rest = (DOUBLY, "consensus", "mean-preserved", "deadlock-free", "conservation")
-        return (first, *(not_proved(name, "rests on conflict-freedom, which is refuted.") for name in rest))
-    of_matrices = (
-        sums_of_groups(stated),
-        prove_consensus(lockstep),
-        prove_contraction(lockstep),
-        prove_exact(lockstep),
-    )
-    told = {name: stated.claim(name, f"{text} {EXPLORED}") for name, text in OF_GROUPS.items()}
-    claims = (
-        first,
-        prove_membership(lockstep),
-        *(replace(c, explanation=f"{c.explanation} {OF_SHADOWS}") for c in of_matrices if c is not None),
-        told["rounds-in-order"],
-        told["deadlock-free"],
-        stated.claim("quorum", _contributors(quorum, None)),
-        told["conservation"],
-        stated.claim("mean-preserved", f"{MEAN_PRESERVED} {EXPLORED}"),
-        stated.claim("staleness", _age_of_progress),
-    )
-    return tuple(claim for claim in claims if claim is not None)
-
-
-def _quorum_of(schedule: Schedule) -> Quorum:
-    quorum = schedule.strategy.when
-    assert isinstance(quorum, Quorum), "the registry of provers names the protocol"
-    return quorum
+def essential_of_quorum(schedule: Schedule) -> frozenset[str]:
+    """What must be proved besides: that models are equal, or what is said of the matrices of groups."""
+    if schedule.strategy.averages_everyone:
+        return frozenset({"equal-replicas"})
+    of_rules = {"membership"} if (rule := schedule.rule()) is not None and asks_everyone(rule) else set()
+    return frozenset({DOUBLY, "consensus", "conflict-free", "mean-preserved", *of_rules})
 
 
 def _contributors(quorum: Quorum, of: int | None) -> str:
@@ -165,7 +139,7 @@ def _contributors(quorum: Quorum, of: int | None) -> str:
             "the quorum of that one is not waived."
         )
     else:
-        text += "A worker that ends has come once more, without a gradient, for the round that tells the others so."
+        text += "Who ends with a gradient left has come for the round that takes it."
     return f"{text} {EXPLORED}"
 
 
@@ -173,7 +147,7 @@ def _rounds(bound: int) -> str:
     return "1 round" if bound == 1 else f"{bound} rounds"
 
 
-def _age_of_gradients(quorum: Quorum, numbers: Numbers) -> str:
+def _age(quorum: Quorum, numbers: Numbers) -> str:
     bound = numbers["rounds"]
     why = (
         f"a worker takes no result while it computes, and its thread enters no round while {bound} wait"
@@ -181,18 +155,9 @@ def _age_of_gradients(quorum: Quorum, numbers: Numbers) -> str:
         else f"models are synchronised every {bound} rounds, and no thread goes on before its own model is"
     )
     return (
-        f"{why}; so at most {_rounds(bound)} lie between those that a gradient's weights have and the round that sums "
-        f"it, where lockstep has none: it comes at most {bound + 1} rounds after the last one that its weights have. "
-        f"{EXPLORED}"
-    )
-
-
-def _age_of_progress(numbers: Numbers) -> str:
-    bound = numbers["rounds"]
-    return (
-        f"a worker takes no result while it computes, and its thread enters no round while {bound} wait; so at most "
-        f"{_rounds(bound)} lie between those whose corrections the parameters have with which a call was computed, and "
-        f"the round that averages its progress, where lockstep has none. {EXPLORED}"
+        f"{why}; so at most {_rounds(bound)} lie between those that the weights have with which a call was computed, "
+        "and the round that has what it made, where lockstep has none: it comes at most "
+        f"{bound + 1} rounds after the last one that its weights have. {EXPLORED}"
     )
 
 

@@ -21,7 +21,6 @@ from benchmarks.explore import (
     membership,
     pairing,
     partial_cases,
-    partial_groups_cases,
     shards,
 )
 from benchmarks.explore.configuration import Configuration
@@ -33,8 +32,7 @@ PROTOCOLS = {
     "Hop": (hop_cases.SMALL, hop_cases.LARGE, hop_cases.FACTORS),
     "group generator": (generator_cases.SMALL, generator_cases.LARGE, generator_cases.FACTORS),
     "AD-PSGD": ((), (), pairing.FACTORS),
-    "partial all-reduce": (partial_cases.SMALL, partial_cases.LARGE, partial_cases.FACTORS),
-    "quorum of groups": (partial_groups_cases.SMALL, partial_groups_cases.LARGE, None),
+    "partial collectives": (partial_cases.SMALL, partial_cases.LARGE, partial_cases.FACTORS),
     "membership": (membership.SMALL, membership.LARGE, None),
     "asynchronous server": (shards.SMALL, shards.LARGE, None),
 }  # fmt: skip

@@ -1,7 +1,8 @@
-"""The properties of a partial all-reduce: rounds, quorum, lateness, conservation, equal replicas, a common end.
+"""The properties of partial collectives: rounds, quorum, lateness, each call once, equal results, a common end.
 
-Written from eager-SGD's text (PPoPP 2020, Lemma 5.1: liveness, safety, quorum, staleness) and from what queues of
-results add to it. Each gradient has a number, so that a state says where it is.
+Written from eager-SGD's text (PPoPP 2020, Lemma 5.1: liveness, safety, quorum, staleness), from what queues of results
+add to it, and from groups. Each call has a number, so that a state says where its gradient is, or its progress; what
+the numbers stand for, and that means are kept, is linear algebra on top (docs/theory/quorum-groups.md).
 """
 
 from __future__ import annotations
@@ -10,8 +11,20 @@ from collections.abc import Callable
 
 from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 from benchmarks.explore.search.view import View
-from partreduce.schedulers.protocols.partial import Partial, PartialState
-from partreduce.schedulers.protocols.partial_sides import CALLED, COMPUTING, MEETING, Begin, Call, End, Finish, Take
+from partreduce.schedulers.protocols.partial import Partial
+from partreduce.schedulers.protocols.partial_state import (
+    CALLED,
+    COMPUTING,
+    GOES_ON,
+    MEETING,
+    Begin,
+    Call,
+    End,
+    Finish,
+    PartialState,
+    Share,
+    Take,
+)
 from partreduce.topo.strategies.quorum import Counting, Quorum, QuorumStart
 
 
@@ -29,19 +42,20 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
     listed: list[Property] = [
         NoDeadlock(),
         by_one("does what it may", lambda w, state: _does_what_it_may(machine, w, state)),
-        by_two("one round at a time, with everybody", _one_round),
-        by_one("a quorum has come", lambda _, state: _quorum_has_come(machine, state)),
+        by_two("one round at a time, with the whole group", lambda pair: _one_round(machine, pair)),
+        by_one("a quorum has come", lambda w, state: _quorum_has_come(machine, w, state)),
         by_one("an arrival is for its round", lambda w, state: _arrival_in_place(setting, w, state)),
         PerState("rests only for want of a quorum", lambda view: _rests_rightly(machine, view)),
-        by_one("each gradient is in one place", _in_one_place),
-        by_two("each gradient counts once", _counts_once),
+        PerState("no round that nobody needs", _needed),
+        by_one("each call is in one place", _in_one_place),
+        by_two("each call counts once", lambda pair: _counts_once(machine, pair)),
         by_one("results are taken in order", lambda w, state: _in_order(setting, w, state)),
-        by_two("results are the same everywhere", _same_results),
+        by_two("results are the same in the group", lambda pair: _same_results(machine, pair)),
         by_one("a call takes a result", lambda w, state: _call_takes(setting, w, state)),
         by_two("all end at the same round", _same_end),
     ]
     if setting.bound is not None:
-        listed.append(by_one("no gradient is too late", lambda w, state: _late(setting, w, state)))
+        listed.append(by_one("nothing is too late", lambda w, state: _late(setting, w, state)))
     if setting.keeps_equal:
         listed.append(by_one("queue within capacity", lambda w, state: _capacity(setting, w, state)))
     if setting.synchronise_every:
@@ -49,25 +63,13 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
     return tuple(listed)
 
 
-def _does_what_it_may(machine: Partial, w: int, state: PartialState) -> str | None:
-    """The events that the text allows, no more and no fewer."""
-    offered = set(machine.ready(w, state))
-    allowed: set[object] = set()
-    if state.stage == COMPUTING and not state.resting:
-        allowed.add(Call() if machine.calls is None or state.calls < machine.calls[w] else End())
-    waits = state.stage == CALLED or (state.resting and state.stage == COMPUTING)
-    if waits and state.done > state.version:
-        allowed.add(Take())
-    if state.entered > state.done:
-        if all(any(share.round == state.done for share in known) for known in state.shares):
-            allowed.add(Finish())
-    elif state.activated > state.entered and state.last < 0 and _has_room(machine.setting, state):
-        allowed.add(Begin())
-    if offered == allowed:
+def _shares_of_round(machine: Partial, w: int, state: PartialState) -> dict[int, Share] | None:
+    """What each member brings to the round that runs; None unless one runs and all of it is known."""
+    if state.entered == state.done:
         return None
-    return (
-        f"worker {w} offers {sorted(map(str, offered - allowed))} too much, lacks {sorted(map(str, allowed - offered))}"
-    )
+    members = machine.members(w, state.done)
+    found = {v: share for v in members for share in state.shares[v] if share.round == state.done}
+    return found if len(found) == len(members) else None
 
 
 def _has_room(setting: Quorum, state: PartialState) -> bool:
@@ -78,105 +80,161 @@ def _has_room(setting: Quorum, state: PartialState) -> bool:
     return not every or state.synchronised == state.entered - state.entered % every or state.entered % every != 0
 
 
-def _one_round(pair: Pair) -> str | None:
-    """A round is over for one only after all have entered it, and nobody enters one before the last is over."""
+def _does_what_it_may(machine: Partial, w: int, state: PartialState) -> str | None:
+    """The events that the text allows, no more and no fewer."""
+    offered = set(machine.ready(w, state))
+    allowed: set[object] = set()
+    if state.stage == COMPUTING and not state.resting:
+        allowed.add(Call() if machine.calls is None or state.calls < machine.calls[w] else End())
+    elif state.stage != MEETING and state.done > state.version:
+        allowed.add(Take())
+    if state.entered > state.done:
+        if _shares_of_round(machine, w, state) is not None:
+            allowed.add(Finish())
+    elif state.entered in state.activated and _has_room(machine.setting, state):
+        allowed.add(Begin())
+    if offered == allowed:
+        return None
+    return (
+        f"worker {w} offers {sorted(map(str, offered - allowed))} too much, lacks {sorted(map(str, allowed - offered))}"
+    )
+
+
+def _one_round(machine: Partial, pair: Pair) -> str | None:
+    """A round is over for one only after its whole group has entered it, and nobody enters one before the last is."""
     u, a, v, b, _, _ = pair
     if not 0 <= a.entered - a.done <= 1:
         return f"worker {u} has entered {a.entered} rounds and is done with {a.done}"
-    if a.done > b.entered:
-        return f"worker {u} is done with round {a.done - 1}, which worker {v} has not entered"
-    return None
+    missed = [r for r in range(b.entered, a.done) if v in machine.members(u, r)]
+    return f"worker {u} is done with round {missed[0]}, which worker {v} has not entered" if missed else None
 
 
-def _quorum_has_come(machine: Partial, state: PartialState) -> str | None:
-    """Whose arrivals a round asks for have a gradient in it, or their end."""
-    if state.entered == state.done or not all(known and known[0].round == state.done for known in state.shares):
+def _quorum_has_come(machine: Partial, w: int, state: PartialState) -> str | None:
+    """So many members have something in the round, of those that have or had not ended; or the one that is drawn."""
+    shares = _shares_of_round(machine, w, state)
+    if shares is None:
         return None
-    going_on = [v for v in range(machine.num_processes) if not state.ended[v]]
-    come = [v for v in going_on if state.shares[v][0].gradients or state.shares[v][0].ended]
+    going_on = [v for v, share in shares.items() if not share.ended]
+    come = [v for v, share in shares.items() if share.gradients]
     quorum = machine.setting.quorum
-    needed = min(quorum, len(going_on)) if isinstance(quorum, int) else 1
+    needed = min(quorum, len({*going_on, *come})) if isinstance(quorum, int) else min(1, len(going_on))
     if len(come) < needed:
-        return f"round {state.done} has something of workers {come}; {needed} of {going_on} are needed"
-    if quorum is QuorumStart.MAJORITY and (drawn := _drawn(machine, state.done, going_on)) not in come:
-        return f"round {state.done} has something of workers {come}, but nothing of worker {drawn}, who starts it"
+        return f"round {state.done} has something of workers {come}; {needed} of {going_on} and these are needed"
+    if quorum is QuorumStart.MAJORITY and going_on and not set(come) & set(_may_start(machine, state.done, shares)):
+        return f"round {state.done} has something of workers {come}, but not of the one that starts it"
     return None
 
 
-def _drawn(machine: Partial, round_: int, going_on: list[int]) -> int:
-    """Who starts a round under majority: the first worker from the drawn one on that has not ended."""
-    n = machine.num_processes
+def _from_drawn(machine: Partial, round_: int, members: tuple[int, ...]) -> tuple[int, ...]:
+    """The members from the one on that is drawn under majority, once around."""
     first = machine.initiators[round_ % len(machine.initiators)] if machine.initiators else 0
-    return min(going_on, key=lambda v: (v - first) % n)
+    return tuple(members[(first + i) % len(members)] for i in range(len(members)))
+
+
+def _may_start(machine: Partial, round_: int, shares: dict[int, Share]) -> list[int]:
+    """Under majority: who may have been the first from the drawn place on that went on as the round began."""
+    found = []
+    for v in _from_drawn(machine, round_, tuple(shares)):
+        found.append(v)
+        if not shares[v].ended:
+            break
+    return found
 
 
 def _arrival_in_place(setting: Quorum, w: int, state: PartialState) -> str | None:
-    """Whoever has something for the open round counts for it; by call only if it is the call of that round."""
-    counts = state.arrived[w]
-    if counts > state.entered + 1:
-        return f"worker {w} counts for round {counts - 1}; its next is {state.entered}"
-    is_in_time = setting.count is Counting.OPEN_ROUND or state.calls - 1 == state.entered
-    if state.buffer and is_in_time and counts != state.entered + 1:
-        return f"worker {w} has gradients {state.buffer} for round {state.entered} and counts for round {counts - 1}"
-    if setting.count is Counting.CALL and not state.resting and counts > state.calls:
-        return f"worker {w} has made {state.calls} calls and counts for round {counts - 1}"
+    """Whoever has something for the open round counts for it, and nobody else does; by call only in its own round."""
+    counts, open_ = state.arrived[w], state.entered + 1
+    is_in_time = setting.count is Counting.OPEN_ROUND or state.calls == open_ or state.resting
+    if (counts == open_) != (bool(state.buffer) and is_in_time) or counts > open_:
+        return f"worker {w} has {state.buffer} for round {state.entered} and counts for round {counts - 1}"
     return None
 
 
 def _rests_rightly(machine: Partial, view: View) -> str | None:
-    """Where no thread can move and no message is on its way, those who wait are too few to start a round.
+    """Where no thread can move and no message is on its way, each thread waits for want of a quorum, or of room.
 
-    So solo waits for nobody else's gradient, a quorum of Q for Q, and a drawn worker's round for that worker. Only full
-    queues, and models that are not synchronised, hold a round up that is activated.
+    So a group waits for no more of its members' calls than its quorum asks for, and otherwise only for a member that is
+    held up in an earlier round in the same way, or by its own full queue, or by a model that is not synchronised.
     """
     if any(view.in_flight.values()):
         return None
     states = view.processes
     if any({Begin(), Finish()} & set(machine.ready(w, state)) for w, state in enumerate(states)):
         return None
-    held = [w for w, state in enumerate(states) if not state.is_running and not _has_room(machine.setting, state)]
-    running = max(state.entered for state in states)
-    behind = [w for w, state in enumerate(states) if state.entered < running]
-    if behind or any(state.is_running for state in states):
-        return None if set(behind) & set(held) else f"round {running - 1} runs; workers {behind} do not enter it"
-    if held or any(state.last >= 0 for state in states):
-        return None
-    going_on = [w for w, ended in enumerate(states[0].ended) if not ended]
-    waiting = [
-        w for w in going_on if states[w].resting or (states[w].stage == CALLED and states[w].done == states[w].version)
-    ]
-    quorum = machine.setting.quorum
+    rests: dict[int, bool] = {}
+    for w in sorted(range(len(states)), key=lambda w: _at(states[w])):
+        rests[w] = _is_held(machine, view, rests, w)
+        if not rests[w]:
+            return f"worker {w} waits in round {_at(states[w])}, and nothing that may hold it up does"
+    return None
+
+
+def _at(state: PartialState) -> int:
+    """The round in which a thread is, or which it enters next."""
+    return state.entered - 1 if state.is_running else state.entered
+
+
+def _is_held(machine: Partial, view: View, rests: dict[int, bool], w: int) -> bool:
+    """Whether one of the permitted reasons holds a thread up; of threads in earlier rounds that is known."""
+    states, setting = view.processes, machine.setting
+    round_ = _at(states[w])
+    if not states[w].is_running and not _has_room(setting, states[w]):
+        return True
+    members = machine.members(w, round_)
+    behind = [v for v in members if _at(states[v]) < round_]
+    full = [v for v in members if not states[v].is_running and not _has_room(setting, states[v])]
+    if behind or full:
+        return all(rests[v] for v in behind)
+    if any(states[v].is_running for v in members):
+        return False  # the others could enter
+    going_on = [v for v in members if not states[v].resting]
+    come = [v for v in members if _arrival_counts(setting, states[v])]
+    quorum = setting.quorum
+    if not going_on:
+        needed: int = max(state.arrived[v] for v, state in enumerate(states) if v in members or state.resting)
+        return round_ >= needed
     if isinstance(quorum, int):
-        is_enough = len(waiting) >= min(quorum, len(going_on))
-    elif quorum is QuorumStart.MAJORITY:
-        is_enough = _drawn(machine, running, going_on) in waiting
-    else:
-        is_enough = bool(waiting)
-    return f"workers {waiting} wait for round {running}, and nothing starts it" if is_enough else None
+        return len(come) < min(quorum, len({*come, *going_on}))
+    if quorum is QuorumStart.MAJORITY:
+        return next(v for v in _from_drawn(machine, round_, members) if v in going_on) not in come
+    return not come
+
+
+def _arrival_counts(setting: Quorum, state: PartialState) -> bool:
+    """Whether a worker counts for its open round by what it has: by call only with the call of that round, or all."""
+    own = setting.count is Counting.OPEN_ROUND or state.calls == state.entered + 1 or state.resting
+    return bool(state.buffer) and own
+
+
+def _needed(view: View) -> str | None:
+    """A round is entered only if somebody has come for it, or for one after it."""
+    needed = max(state.arrived[w] for w, state in enumerate(view.processes))
+    beyond = [(w, state.entered) for w, state in enumerate(view.processes) if state.entered > needed]
+    return f"(worker, rounds entered) {beyond}, and nobody has come for more than {needed}" if beyond else None
 
 
 def _in_one_place(w: int, state: PartialState) -> str | None:
-    """A worker's gradients that no result has are in the sum that runs or in its buffer, each once and in order."""
-    running = state.shares[w][0].gradients if state.entered > state.done and state.shares[w] else ()
-    if state.entered > state.done and not state.shares[w]:
-        return f"worker {w} is in round {state.done} without a share"
-    there, right = (*running, *state.buffer), tuple(range(state.counted[w], state.calls))
-    return None if there == right else f"worker {w} holds gradients {there}; results have not yet {right}"
+    """A worker's calls that no result has are in the round that runs or in its buffer, each once and in order."""
+    running = tuple(n for share in state.shares[w] for n in share.gradients)
+    if len(state.shares[w]) != state.is_running:
+        return f"worker {w} has {len(state.shares[w])} shares of its own under way"
+    there, right = (*running, *state.buffer), tuple(range(state.counted, state.calls))
+    if there == right:
+        return None
+    return f"worker {w} has {there} in its round and buffer; of {state.calls} calls {state.counted} are in results"
 
 
-def _counts_once(pair: Pair) -> str | None:
-    """What results have counted agrees, and what a share adds goes on from there."""
+def _counts_once(machine: Partial, pair: Pair) -> str | None:
+    """What a worker has of another's calls is what that one has sent: no more, and each in its own round."""
     u, a, v, b, _, _ = pair
-    for share in b.shares[u]:
-        own = next((other for other in a.shares[u] if other.round == share.round), None)
-        if own is not None and own != share:
-            return f"worker {v} sums {share} of worker {u}, which brought {own}"
-        if share.round == b.done and share.gradients != tuple(range(b.counted[u], b.counted[u] + len(share.gradients))):
-            return f"round {share.round} at worker {v} takes gradients {share.gradients} after {b.counted[u]} of them"
-    if a.done == b.done and a.counted != b.counted:
-        return f"after {a.done} rounds worker {u} has counted {a.counted}, worker {v} {b.counted}"
-    if a.done == b.done - 1 and a.entered > a.done and b.counted[u] != a.counted[u] + len(a.shares[u][0].gradients):
-        return f"worker {v} has counted {b.counted[u]} gradients of worker {u} in {b.done} rounds"
+    for share in a.shares[v]:
+        if v not in machine.members(u, share.round):
+            return f"worker {u} keeps a share of round {share.round} of worker {v}, which is in another group"
+        if share.round >= b.entered:
+            return f"worker {u} has a share of round {share.round}, which worker {v} has not entered"
+        own = [other for other in b.shares[v] if other.round == share.round]
+        if own and own[0] != share:
+            return f"worker {u} has {share} of worker {v}, whose own is {own[0]}"
     return None
 
 
@@ -194,15 +252,13 @@ def _in_order(setting: Quorum, w: int, state: PartialState) -> str | None:
     return f"results {held} wait for worker {w}, which has taken {state.version} of {state.done}"
 
 
-def _same_results(pair: Pair) -> str | None:
-    """Equal replicas: in each round all have the same sum, and know the same of who has ended."""
+def _same_results(machine: Partial, pair: Pair) -> str | None:
+    """All members of a group have the same calls in it."""
     u, a, v, b, _, _ = pair
     other = {result.round: result for result in b.results}
     for result in a.results:
-        if other.get(result.round, result) != result:
+        if v in machine.members(u, result.round) and other.get(result.round, result) != result:
             return f"round {result.round} is {result.counts} at worker {u}, {other[result.round].counts} at worker {v}"
-    if a.done == b.done and (a.ended, a.last) != (b.ended, b.last):
-        return f"after {a.done} rounds workers {u} and {v} differ on who has ended: {a.ended}, {b.ended}"
     return None
 
 
@@ -217,29 +273,30 @@ def _call_takes(setting: Quorum, w: int, state: PartialState) -> str | None:
 
 
 def _same_end(pair: Pair) -> str | None:
-    """One round is the last of all; it leaves no gradient behind."""
+    """Whoever knows the last round knows the right one; it leaves nothing behind."""
     u, a, v, b, _, _ = pair
-    if a.last < 0:
+    if b.resting and b.lasts[v] != b.arrived[v] - 1:
+        return f"worker {v} came last for round {b.arrived[v] - 1} and says {b.lasts[v]}"
+    if a.lasts[v] not in (GOES_ON, b.lasts[v]):
+        return f"worker {u} takes worker {v} to need round {a.lasts[v]}, it says {b.lasts[v]}"
+    last = a.last
+    if last is None:
         return None
-    if b.last not in (-1, a.last) or a.entered > a.last + 1 or b.entered > a.last + 1:
-        return f"worker {u} ends at round {a.last}, worker {v} at {b.last}; they have entered {a.entered}, {b.entered}"
-    if not (a.resting and b.resting) or a.buffer or b.buffer:
-        return (
-            f"round {a.last} is the last one, and workers {u} and {v} have {a.buffer}, {b.buffer} left, or more to come"
-        )
-    if a.counted[v] != b.calls:
-        return f"worker {v} has computed {b.calls} gradients; {a.counted[v]} are in the sums"
+    if not b.resting or b.entered > last + 1:
+        return f"worker {u} ends at round {last}; worker {v} has entered {b.entered} and may go on"
+    if b.version > last and (b.buffer or b.counted != b.calls):
+        return f"worker {v} ends with {b.buffer} in its buffer, {b.counted} of {b.calls} calls in results"
     return None
 
 
 def _late(setting: Quorum, w: int, state: PartialState) -> str | None:
-    """So many rounds lie between a gradient's weights and its own round, at most."""
+    """So many rounds lie between the weights that a call was computed with and the round that has it, at most."""
     assert setting.bound is not None
     ages = [state.entered - state.oldest] if state.buffer else []
     ages += [share.round - share.oldest for share in state.shares[w] if share.gradients]
-    if max(ages, default=0) > setting.bound:
-        return f"a gradient of worker {w} is {max(ages)} rounds late; the bound is {setting.bound}"
-    return None
+    if max(ages, default=0) <= setting.bound:
+        return None
+    return f"a call of worker {w} is {max(ages)} rounds late; the bound is {setting.bound}"
 
 
 def _capacity(setting: Quorum, w: int, state: PartialState) -> str | None:

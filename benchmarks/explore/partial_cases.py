@@ -1,4 +1,4 @@
-"""The configurations of the partial all-reduce that the explorer is run on: named ones, and a covering array."""
+"""The configurations of partial collectives that the explorer is run on, of all and of groups, and a covering array."""
 
 from __future__ import annotations
 
@@ -14,57 +14,99 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 
 Numbers = tuple[int, ...]
+Phases = tuple[tuple[Numbers, ...], ...]
+"""Of every round of a period its groups; who is in none rests."""
 
 
-def quorum(
-    name: str, setting: Quorum, calls: Numbers, initiators: Numbers | None = None, network: Network = USUAL
+def quorum(  # noqa: PLR0917 - a table's columns
+    name: str,
+    setting: Quorum,
+    calls: Numbers,
+    initiators: Numbers | None = None,
+    network: Network = USUAL,
+    phases: Phases = (),
 ) -> Configuration:
-    """`calls` says how many gradients each worker computes, `initiators` who starts rounds."""
-    machine = Partial(setting, len(calls), calls, initiators)
+    """`calls` says how many calls each worker makes, `initiators` who starts rounds; without phases all are a group."""
+
+    def group_of(worker: int, round_: int) -> Numbers:
+        there = phases[round_ % len(phases)]
+        return next((group for group in there if worker in group), (worker,))
+
+    machine = Partial(setting, len(calls), calls, initiators, group_of if phases else None)
     return Configuration(name, machine, lambda machine, _: Explored(machine, partial_properties(machine)), network)
 
 
+NODE_THEN_ALL: Phases = (((0, 1), (2, 3)), ((0, 1, 2, 3),))
+CHAIN: Phases = (((0, 1),), ((1, 2),))
+"""Three workers: in each round one of them rests."""
+ALL_OF_3: Phases = (((0, 1, 2),),)
+PAIR: Phases = (((0, 1),),)
+CROSSED: Phases = (((0, 1), (2, 3)), ((1, 2), (0, 3)))
+ALL_THEN_PAIR: Phases = (((0, 1, 2),), ((1, 2),))
+
+SOLO, MAJORITY = QuorumStart.SOLO, QuorumStart.MAJORITY
+SOLO_1, SOLO_2 = Quorum(quorum=SOLO, staleness=1), Quorum(quorum=SOLO, staleness=2)
+MAJORITY_1, MAJORITY_2 = Quorum(quorum=MAJORITY, staleness=1), Quorum(quorum=MAJORITY, staleness=2)
+TWO_1, TWO_2 = Quorum(quorum=2, staleness=1), Quorum(quorum=2, staleness=2)
+BY_CALL, LATEST = Counting.CALL, MissedResults.LATEST
+
 SMALL = (
-    quorum("solo, C 1, 2 workers", Quorum(quorum=QuorumStart.SOLO, staleness=1), (2, 2)),
-    quorum("solo, C 2, 2 workers, at once", Quorum(quorum=QuorumStart.SOLO, staleness=2), (3, 1), network=AT_ONCE),
-    quorum("solo by call, C 1, 2 workers", Quorum(quorum=QuorumStart.SOLO, count=Counting.CALL, staleness=1), (2, 2)),
-    quorum("majority, C 1, 2 workers", Quorum(quorum=QuorumStart.MAJORITY, staleness=1), (2, 2), (0, 1)),
-    quorum("majority by call, C 2, 2 workers", Quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, staleness=2),
-           (3, 2), (0, 0, 1)),
-    quorum("majority, C 1, 3 workers, at once", Quorum(quorum=QuorumStart.MAJORITY, staleness=1), (1, 1, 1), (2, 0, 1),
-           AT_ONCE),
-    quorum("2 of 3, C 1, at once", Quorum(quorum=2, staleness=1), (2, 2, 1), network=AT_ONCE),
-    quorum("2 of 3 by call, C 1, at once", Quorum(quorum=2, count=Counting.CALL, staleness=1), (2, 1, 2),
-           network=AT_ONCE),
-    quorum("2 of 2, C 1, reordered and doubled", Quorum(quorum=2, staleness=1), (2, 1),
-           network=WILD),
+    quorum("solo, C 1, 2 workers", SOLO_1, (3, 2)),
+    quorum("solo, C 2, 2 workers, at once", SOLO_2, (3, 2), network=AT_ONCE),
+    quorum("solo by call, C 1, 2 workers", Quorum(quorum=SOLO, count=BY_CALL, staleness=1), (3, 3)),
+    quorum("majority, C 1, 2 workers", MAJORITY_1, (2, 2), (0, 1)),
+    quorum("majority by call, C 2, 2 workers", Quorum(quorum=MAJORITY, count=BY_CALL, staleness=2), (3, 3), (0, 0, 1)),
+    quorum("majority, C 1, 3 workers, at once", MAJORITY_1, (2, 2, 1), (2, 0, 1), AT_ONCE),
+    quorum("2 of 3, C 1, at once", TWO_1, (2, 2, 2), network=AT_ONCE),
+    quorum("2 of 3 by call, C 1, at once", Quorum(quorum=2, count=BY_CALL, staleness=1), (3, 2, 2), network=AT_ONCE),
+    quorum("2 of 2, C 1, reordered and doubled", TWO_1, (3, 2), network=WILD),
     quorum("solo, latest, synchronised every 2, 2 workers, at once",
-           Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=2), (2, 2), network=AT_ONCE),
+           Quorum(quorum=SOLO, missed=LATEST, synchronise_every=2), (3, 2), network=AT_ONCE),
     quorum("solo by call, latest, synchronised every 2, 2 workers",
-           Quorum(quorum=QuorumStart.SOLO, count=Counting.CALL, missed=MissedResults.LATEST, synchronise_every=2),
-           (2, 2)),
-    quorum("majority by call, latest, 2 workers",
-           Quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, missed=MissedResults.LATEST), (2, 2), (0, 1)),
+           Quorum(quorum=SOLO, count=BY_CALL, missed=LATEST, synchronise_every=2), (3, 3)),
+    quorum("majority by call, latest, 2 workers", Quorum(quorum=MAJORITY, count=BY_CALL, missed=LATEST), (3, 2),
+           (0, 1)),
+    quorum("solo, C 1, a pair", SOLO_1, (2, 2), phases=PAIR),
+    quorum("solo, C 2, a pair, at once", SOLO_2, (3, 1), network=AT_ONCE, phases=PAIR),
+    quorum("solo, C 1, a chain of 3, at once", SOLO_1, (2, 2, 1), network=AT_ONCE, phases=CHAIN),
+    quorum("solo, C 2, a chain of 3, at once", SOLO_2, (2, 1, 0), network=AT_ONCE, phases=CHAIN),
+    quorum("majority, C 1, a group of 3, at once", MAJORITY_1, (2, 1, 0), (1, 2), AT_ONCE, ALL_OF_3),
+    quorum("2 in a group of 3, C 1, at once", TWO_1, (2, 2, 1), network=AT_ONCE, phases=ALL_OF_3),
+    quorum("2 in a group of 3, C 1", TWO_1, (1, 1, 0), phases=ALL_OF_3),
+    quorum("2, C 2, node-then-all, at once", TWO_2, (2, 1, 0, 2), network=AT_ONCE, phases=NODE_THEN_ALL),
+    quorum("solo, C 1, node-then-all, at once", SOLO_1, (2, 0, 0, 0), network=AT_ONCE, phases=NODE_THEN_ALL),
+    quorum("majority, C 1, node-then-all, at once", MAJORITY_1, (2, 1, 0, 1), (1, 2, 0), AT_ONCE, NODE_THEN_ALL),
+    quorum("solo, C 1, crossed pairs, at once", SOLO_1, (1, 1, 1, 0), network=AT_ONCE, phases=CROSSED),
+    quorum("solo, C 1, a pair, reordered and doubled", SOLO_1, (1, 1), network=WILD, phases=PAIR),
 )  # fmt: skip
 
 LARGE = (
-    quorum("solo, C 2, 2 workers", Quorum(quorum=QuorumStart.SOLO, staleness=2), (3, 2)),
-    quorum("solo, C 1, 3 workers, at once", Quorum(quorum=QuorumStart.SOLO, staleness=1), (2, 1, 1), network=AT_ONCE),
-    quorum("solo by call, C 2, 3 workers, at once", Quorum(quorum=QuorumStart.SOLO, count=Counting.CALL, staleness=2),
-           (2, 1, 1), network=AT_ONCE),
-    quorum("solo, 2 workers, reordered and doubled", Quorum(quorum=QuorumStart.SOLO, staleness=1), (1, 1),
-           network=WILD),
-    quorum("majority, C 1, 3 workers", Quorum(quorum=QuorumStart.MAJORITY, staleness=1), (1, 1, 1), (0, 1, 2)),
-    quorum("majority, C 2, 3 workers, at once", Quorum(quorum=QuorumStart.MAJORITY, staleness=2), (2, 1, 1), (2, 0, 1),
-           AT_ONCE),
-    quorum("majority, C 2, 2 workers", Quorum(quorum=QuorumStart.MAJORITY, staleness=2), (2, 3), (1, 0)),
-    quorum("majority by call, latest, 3 workers, at once",
-           Quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, missed=MissedResults.LATEST), (2, 2, 1), (0, 1, 2),
-           AT_ONCE),
-    quorum("2 of 3, C 1", Quorum(quorum=2, staleness=1), (1, 1, 1)),
-    quorum("2 of 3, C 2, at once", Quorum(quorum=2, staleness=2), (2, 2, 2), network=AT_ONCE),
-    quorum("2 of 4, C 1, at once", Quorum(quorum=2, staleness=1), (1, 1, 1, 1), network=AT_ONCE),
-    quorum("3 of 4, C 1, at once", Quorum(quorum=3, staleness=1), (1, 1, 1, 1), network=AT_ONCE),
+    quorum("solo, C 2, 2 workers", SOLO_2, (4, 2)),
+    quorum("solo, C 1, 3 workers, at once", SOLO_1, (2, 2, 2), network=AT_ONCE),
+    quorum("solo by call, C 2, 3 workers, at once", Quorum(quorum=SOLO, count=BY_CALL, staleness=2), (2, 2, 1),
+           network=AT_ONCE),
+    quorum("solo, 2 workers, reordered and doubled", SOLO_1, (2, 1), network=WILD),
+    quorum("majority, C 1, 3 workers", MAJORITY_1, (1, 1, 1), (0, 1, 2)),
+    quorum("majority, C 2, 3 workers, at once", MAJORITY_2, (2, 2, 1), (2, 0, 1), AT_ONCE),
+    quorum("majority, C 2, 2 workers", MAJORITY_2, (4, 3), (1, 0)),
+    quorum("majority by call, latest, 3 workers, at once", Quorum(quorum=MAJORITY, count=BY_CALL, missed=LATEST),
+           (3, 3, 2), (0, 1, 2), AT_ONCE),
+    quorum("2 of 3, C 1", TWO_1, (1, 1, 1)),
+    quorum("2 of 3, C 2, at once", TWO_2, (3, 3, 2), network=AT_ONCE),
+    quorum("2 of 4, C 1, at once", TWO_1, (2, 1, 1, 1), network=AT_ONCE),
+    quorum("3 of 4, C 1, at once", Quorum(quorum=3, staleness=1), (2, 2, 2, 1), network=AT_ONCE),
+    quorum("solo, C 1, node-then-all, 2 go on, at once", SOLO_1, (2, 0, 1, 0), network=AT_ONCE, phases=NODE_THEN_ALL),
+    quorum("solo, C 1, node-then-all, 4 go on, at once", SOLO_1, (1, 1, 1, 1), network=AT_ONCE, phases=NODE_THEN_ALL),
+    quorum("majority, C 1, node-then-all, 4 go on, at once", MAJORITY_1, (2, 1, 1, 1), (1, 2, 0), AT_ONCE,
+           NODE_THEN_ALL),
+    quorum("2, C 2, node-then-all, 4 go on, at once", TWO_2, (3, 2, 2, 2), network=AT_ONCE, phases=NODE_THEN_ALL),
+    quorum("solo, C 2, crossed pairs, at once", SOLO_2, (2, 1, 1, 1), network=AT_ONCE, phases=CROSSED),
+    quorum("solo, C 1, a chain of 3", SOLO_1, (2, 1, 1), phases=CHAIN),
+    quorum("majority, C 1, all then a pair", MAJORITY_1, (1, 1, 1), (2, 0), phases=ALL_THEN_PAIR),
+    quorum("2 in a group of 3, C 1, 4 calls", TWO_1, (2, 1, 1), phases=ALL_OF_3),
+    quorum("2 in a group of 3, C 2", TWO_2, (2, 1, 1), phases=ALL_OF_3),
+    quorum("2 in a group of 3, C 1, reordered and doubled", TWO_1, (1, 1, 0), network=WILD, phases=ALL_OF_3),
+    quorum("solo, C 1, a pair, 3 calls, reordered and doubled", SOLO_1, (2, 1), network=WILD, phases=PAIR),
 )  # fmt: skip
 
 
@@ -98,11 +140,11 @@ FACTORS = Factors(
     {
         "quorum": [Level(2, "2", 1), Level(QuorumStart.SOLO, "solo", 8), Level(QuorumStart.MAJORITY, "majority", 4)],
         "calls": [
-            Level((1, 1), "calls 1 1"),
-            Level((2, 1), "calls 2 1", 3),
-            Level((3, 0), "calls 3 0", 3),
-            Level((1, 1, 1), "calls 1 1 1", 20),
-            Level((2, 1, 0), "calls 2 1 0", 20),
+            Level((3, 1), "calls 3 1"),
+            Level((3, 3), "calls 3 3", 3),
+            Level((5, 1), "calls 5 1", 3),
+            Level((2, 2, 1), "calls 2 2 1", 20),
+            Level((3, 2, 0), "calls 3 2 0", 20),
         ],
         "count": [Level(Counting.OPEN_ROUND), Level(Counting.CALL, "by call", 0.5)],
         "missed": [

@@ -73,18 +73,13 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/schedulers/protocols/test_hop.py",),
         ("tests/verify/explore/test_hop.py", "tests/verify/explore/test_seeded_bugs.py"),
     ),
-    "schedulers/protocols/partial.py": (
-        ("tests/schedulers/protocols/test_partial.py",),
-        ("tests/verify/explore/test_partial.py",),
-    ),
-    "schedulers/protocols/partial_groups.py": (
-        ("tests/schedulers/protocols/test_partial_groups.py",),
-        ("tests/verify/explore/test_partial_groups.py",),
-    ),
-    "schedulers/protocols/partial_sides.py": (
-        ("tests/schedulers/protocols/test_partial.py", "tests/schedulers/protocols/test_partial_groups.py"),
-        ("tests/verify/explore/test_partial.py", "tests/verify/explore/test_partial_groups.py"),
-    ),
+    **{
+        f"schedulers/protocols/{name}.py": (
+            ("tests/schedulers/protocols/test_partial.py", "tests/schedulers/protocols/test_partial_groups.py"),
+            ("tests/verify/explore/test_partial.py",),
+        )
+        for name in ("partial", "partial_state")
+    },
     GENERATOR + "buffers.py": (("tests/schedulers/protocols/test_generator_buffers.py",), EXPLORED),
     GENERATOR + "draw.py": (("tests/schedulers/protocols/test_generator_draw.py",), EXPLORED),
     GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),

@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
@@ -124,11 +124,9 @@ def draws(trial: Trial, seed: int) -> Iterator[int]:
 
     when: Any = schedule_of(trial, seed).strategy.when
     machine = Partial(when, trial.processes)
-    state = machine.start(0)[0]
-    round_ = 0
-    while True:
-        yield machine._initiator(replace(state, entered=round_))  # noqa: SLF001 - no run says whom it drew
-        round_ += 1
+    everybody = tuple(range(trial.processes))
+    for round_ in count():
+        yield machine._drawn(round_, everybody)  # noqa: SLF001 - no run says whom it drew
 
 
 def waiting(initiator: int) -> int:

@@ -1,11 +1,15 @@
-"""The verbs of the command line, one module each; heavy libraries are imported by the verb that needs them."""
+"""The verbs of the command line, one module each, which is imported when its verb is asked for.
+
+So `partreduce --help` needs none of them, and a verb's module has one list of imports. What needs an optional library
+is imported by the functions that use it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import typer
 
@@ -62,8 +66,13 @@ def refuse_overwriting(given: Mapping[str, object]) -> None:
             raise InputError(f"--{name} {path}: is a file that this command reads; name another one to write")
 
 
-def build_app() -> typer.Typer:
-    """The command line as a typer application."""
+def verb_of(words: Iterable[str]) -> str:
+    """The verb that a command line names; empty where it names none."""
+    return next((word for word in words if word in VERBS + HIDDEN), "")
+
+
+def build_app(asked: str | None = None) -> typer.Typer:
+    """The command line as a typer application, with every verb, or with that one alone and of the others the help."""
     import inspect
     from importlib import import_module
 
@@ -101,9 +110,26 @@ def build_app() -> typer.Typer:
             refuse_overwriting(ctx.params)
             return super().invoke(ctx)
 
+    def unasked() -> None:
+        """Stands for a verb that is listed only."""
+
     for verb in VERBS + HIDDEN:
-        module = import_module(f"partreduce.commands.{MODULES.get(verb, verb)}")
-        said = inspect.cleandoc(module.command.__doc__).split("\n\n")
+        module = None
+        if asked is None or verb == asked:
+            module = import_module(f"partreduce.commands.{MODULES.get(verb, verb)}")
+        document = _help_of(verb) if module is None else module.command.__doc__
+        said = inspect.cleandoc(document).split("\n\n")
         text = "\n\n".join(" ".join(paragraph.split()) for paragraph in said)  # typer would keep the source's lines
-        app.command(verb, cls=Verb, help=text, hidden=verb in HIDDEN, **getattr(module, "SETTINGS", {}))(module.command)
+        function, settings = (unasked, {}) if module is None else (module.command, getattr(module, "SETTINGS", {}))
+        app.command(verb, cls=Verb, help=text, hidden=verb in HIDDEN, **settings)(function)
     return app
+
+
+def _help_of(verb: str) -> str:
+    """The help of a verb whose module is not imported."""
+    import ast
+    from pathlib import Path
+
+    source = Path(__file__).with_name(f"{MODULES.get(verb, verb)}.py").read_text(encoding="utf-8")
+    functions = (node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef))
+    return next(ast.get_docstring(function) or "" for function in functions if function.name == "command")

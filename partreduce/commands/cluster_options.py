@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.commands.options import (
     DEFAULT_COMPUTE,
@@ -16,11 +16,14 @@ from partreduce.commands.options import (
     settings_of,
     whole,
 )
-
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware, Switch
-    from partreduce.topo.timing.compute import ComputeTimes, Disturbance
+from partreduce.schedulers.entry import hint
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.slurm import read_switches
+from partreduce.topo.timing.compute import ComputeTimes, Disturbance, RandomDelay, RandomSlowdown, ShiftingDelay
+from partreduce.topo.timing.sampling import read_trace
+from partreduce.topo.units import parse_bandwidth, parse_factor, parse_size, parse_time
 
 NODES = {
     "pcie3": "15.75GB/s", "pcie4": "31.5GB/s", "pcie5": "63GB/s",
@@ -37,8 +40,6 @@ def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
     Raises:
         InputError: a key that is not there, or a value that is not understood.
     """
-    from partreduce.topo.units import parse_bandwidth, parse_time
-
     readers: dict[str, Callable[[str], object]] = {
         "inside": parse_bandwidth, "nic": parse_bandwidth, "latency": parse_time, "rails": whole(1),
         "node": _one_of(NODES), "network": _one_of(NETWORKS), "switches": str, "uplink": parse_bandwidth,
@@ -56,9 +57,6 @@ def cluster_settings(entries: list[str] | None) -> dict[str, Any]:
 
 def _one_of(names: Collection[str]) -> Callable[[str], str]:
     def read(text: str) -> str:
-        from partreduce.schedulers.entry import hint
-        from partreduce.topo.errors import InputError
-
         if text not in names:
             raise InputError(f"{text!r} is not one of {', '.join(names)}{hint(text, names)}")
         return text
@@ -76,9 +74,6 @@ def hardware_of(
     Raises:
         InputError: a size that is not understood, or hardware out of range.
     """
-    from partreduce.topo.hardware import Hardware, Link
-    from partreduce.topo.units import parse_bandwidth, parse_size, parse_time
-
     stated = cluster.hardware if cluster is not None else None
     base = stated or Hardware(
         inside=Link.of_bandwidth(parse_bandwidth(DEFAULT_INSIDE)), nic=Link.of_bandwidth(parse_bandwidth(DEFAULT_NIC))
@@ -106,10 +101,6 @@ def hardware_of(
 
 def _switches(cluster: Cluster | None, given: Mapping[str, Any]) -> tuple[Switch, ...]:
     """SLURM's switches above the cluster's nodes, or those of its file, with the bandwidth of their uplinks."""
-    from partreduce.topo.errors import InputError
-    from partreduce.topo.hardware import Link
-    from partreduce.topo.slurm import read_switches
-
     if cluster is None:
         raise InputError("--set switches: needs the cluster whose nodes hang on them")
     stated = cluster.hardware.switches if cluster.hardware is not None else ()
@@ -137,8 +128,6 @@ def assumed(cluster: Cluster, given: Mapping[str, Any], *, model_bytes: str | No
 
 def _variation(text: str) -> float:
     """`0.1` → 0.1; how large it may be says the hardware."""
-    from partreduce.topo.errors import InputError
-
     try:
         value = float(text)
     except ValueError:
@@ -149,9 +138,6 @@ def _variation(text: str) -> float:
 
 
 def _slow(text: str) -> tuple[int, float]:
-    from partreduce.topo.errors import InputError
-    from partreduce.topo.units import parse_factor
-
     worker, _, factor = text.partition(":")
     if not (worker.isascii() and worker.isdigit() and len(worker) <= 10) or not factor:
         raise InputError(f"{text!r}: write WORKER:FACTOR, such as 3:5x for worker 3 at a fifth of its speed")
@@ -159,8 +145,6 @@ def _slow(text: str) -> tuple[int, float]:
 
 
 def _slowdown(entries: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
-    from partreduce.topo.errors import InputError
-
     workers = [worker for worker, _ in entries]
     if (twice := next((worker for worker in workers if workers.count(worker) > 1), None)) is not None:
         raise InputError(f"--set slow: worker {twice} is named twice")
@@ -171,9 +155,6 @@ def compute_of(
     hardware: Hardware, *, disturbance: Disturbance | None = None, trace: Path | None = None
 ) -> ComputeTimes:
     """Step times of the hardware, with a published disturbance or a recorded trace."""
-    from partreduce.topo.timing.compute import ComputeTimes
-    from partreduce.topo.timing.sampling import read_trace
-
     times = ComputeTimes.of(hardware)
     if trace is not None:
         times = replace(times, trace=read_trace(trace))
@@ -186,10 +167,6 @@ def disturbance_of(text: str) -> Disturbance:
     Raises:
         InputError: none of the three published disturbances, or a quantity that is not understood.
     """
-    from partreduce.topo.errors import InputError
-    from partreduce.topo.timing.compute import RandomDelay, RandomSlowdown, ShiftingDelay
-    from partreduce.topo.units import parse_factor, parse_time
-
     place = repr(text)
     kind, *rest = text.split(":")
     if kind == "hop" and len(rest) <= 1:

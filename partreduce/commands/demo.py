@@ -4,12 +4,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from partreduce.commands.options import Json
+from partreduce.console import console, emit_json, write_text
+from partreduce.demo import stages
+from partreduce.demo.report import HEADER, next_commands, table_rows, write_report
+from partreduce.demo.results import Result
+from partreduce.demo.stages import TARGET, THIN_WORDS, Candidate, conclusion
+from partreduce.report.table import Column, table
+from partreduce.runtime.recorder import merge_traces
+from partreduce.topo.extras import require
 
 if TYPE_CHECKING:
-    from partreduce.demo.results import Result
-    from partreduce.demo.stages import Candidate
     from partreduce.demo.train import Plan
 
 
@@ -22,13 +29,8 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Design three schedules for 2 nodes of 4 workers, prove them, train real workers under each, and report."""
-    from partreduce.console import emit_json, write_text
-    from partreduce.topo.extras import require
-
     require("torch", "sklearn", "matplotlib", purpose="the demonstration")
-    from partreduce.demo import stages
     from partreduce.demo.train import Plan
-    from partreduce.runtime.recorder import merge_traces
 
     stages.make_folder(output)
     candidates = stages.prepare(output, "2x4")
@@ -47,7 +49,6 @@ def command(
     for candidate in candidates:
         for turn in range(plan.turns):
             merge_traces(plan.place(candidate.key, turn))
-    from partreduce.demo.report import write_report
 
     page = output / "report.html"
     write_text(page, write_report(plan, candidates, measured))
@@ -57,9 +58,7 @@ def command(
         _say_end(candidates, measured, page)
 
 
-def _say_proved(candidates: "list[Candidate]") -> None:
-    from partreduce.console import console
-
+def _say_proved(candidates: list[Candidate]) -> None:
     out = console()
     out.print("[bold]1 Design, prove, export[/]: 8 workers as 2 nodes of 4")
     for candidate in candidates:
@@ -68,14 +67,10 @@ def _say_proved(candidates: "list[Candidate]") -> None:
     out.print("[bold]2 Train[/]: real processes over gloo, digits, the same hyper-parameters for all, in turns")
 
 
-def _train(plan: "Plan", output: Path, candidates: "list[Candidate]", *, quiet: bool) -> None:
-    from partreduce.console import console
-    from partreduce.demo import stages
-
+def _train(plan: "Plan", output: Path, candidates: list[Candidate], *, quiet: bool) -> None:
     if quiet:
         stages.train(plan, output, lambda *_: None)
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("  {task.description:<14}"), BarColumn(), MofNCompleteColumn(), TextColumn("steps"))
     with Progress(*columns, TimeElapsedColumn(), console=console()) as progress:
@@ -88,12 +83,7 @@ def _train(plan: "Plan", output: Path, candidates: "list[Candidate]", *, quiet: 
         stages.train(plan, output, watch)
 
 
-def _say_end(candidates: "list[Candidate]", measured: "list[Result]", page: Path) -> None:
-    from partreduce.console import console
-    from partreduce.demo.report import HEADER, next_commands, table_rows
-    from partreduce.demo.stages import TARGET, THIN_WORDS, conclusion
-    from partreduce.report.table import Column, table
-
+def _say_end(candidates: list[Candidate], measured: list[Result], page: Path) -> None:
     out = console()
     # "last loss" leaves first; bytes, steps and seconds to the target are what it is about.
     leave = {"last loss": 3, "test accuracy": 2, "step on a thin link": 1}
@@ -112,9 +102,7 @@ def _say_end(candidates: "list[Candidate]", measured: "list[Result]", page: Path
         out.print(f"  {line}")
 
 
-def _documents(candidates: "list[Candidate]", measured: "list[Result]") -> list[dict[str, object]]:
-    from partreduce.demo.stages import TARGET
-
+def _documents(candidates: list[Candidate], measured: list[Result]) -> list[dict[str, object]]:
     documents: list[dict[str, object]] = []
     for candidate, result in zip(candidates, measured, strict=True):
         reached = result.reached(TARGET)

@@ -3,17 +3,30 @@
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
+from partreduce.api import design
 from partreduce.commands import cluster_options, options
 from partreduce.commands import design_options as own
-
-if TYPE_CHECKING:
-    from partreduce.planner.model_tables import ModelFacts
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.schedule import Schedule
+from partreduce.commands.design_list import list_entries
+from partreduce.commands.simulate_tables import touched_of
+from partreduce.console import claim_stdout, console, emit_json, suggest_verify
+from partreduce.planner.job import Data, Job, effort_of
+from partreduce.planner.lateness import Lateness
+from partreduce.planner.model_tables import ModelFacts, read_model
+from partreduce.planner.steps_model import Optimizer
+from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.document.pilot import load_pilot
+from partreduce.topo.document.schedule import dump_schedule, load_schedule
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Codec, Form
+from partreduce.topo.units import parse_time
 
 BUILDING = ("cluster", "listing", "using", "survive", "output", "as_json")
 """What building an entry of the catalogue takes; all else is the planner's."""
@@ -55,15 +68,8 @@ def command(
         raise typer.BadParameter("is for whole models, and --model has tables; leave one out", param_hint="--survive")
     if model is not None and model_bytes is not None:
         raise typer.BadParameter("is what --model reads; leave one of them out", param_hint="--model-bytes")
+
     from partreduce.commands.design_search import search
-    from partreduce.planner.job import Data, Job, effort_of
-    from partreduce.planner.lateness import Lateness
-    from partreduce.planner.steps_model import Optimizer
-    from partreduce.schedulers.synthesis.problem import Objective
-    from partreduce.topo.document.cluster import load_cluster
-    from partreduce.topo.document.pilot import load_pilot
-    from partreduce.topo.strategies.axes import Codec, Form
-    from partreduce.topo.units import parse_time
 
     place, given = load_cluster(cluster or ""), cluster_options.cluster_settings(settings)
     if "touched" in given and model is None:
@@ -94,8 +100,6 @@ def command(
         effort=options.optional("--effort", effort_of, effort),
     )
     if (cluster or "").isdigit() and not as_json:
-        from partreduce.console import claim_stdout, console
-
         claim_stdout(output, as_json=as_json)
         console().print(f"{cluster} is one node of {cluster} workers; {cluster}x1 would be {cluster} nodes of one.")
     facts = None if model is None else _facts_of(model, given.get("touched"), place)
@@ -120,16 +124,12 @@ def _is_answered_by_the_catalogue(
     """List or build entries of the catalogue, where that is asked for; False where the planner is."""
     others = {parameter.name or "" for parameter in context.command.params}
     if listing:
-        from partreduce.commands.design_list import list_entries
-
         options.refuse(context, others - set(LISTING), "says nothing to --list; leave one of them out")
         list_entries(cluster, using, as_json=as_json)
         return True
     if cluster is None:
         raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
     if using is not None:
-        from partreduce.console import claim_stdout
-
         reason = "tells the planner what to weigh, and --using builds an entry without weighing; leave one of them out"
         options.refuse(context, others - set(BUILDING), reason)
         claim_stdout(output, as_json=as_json)
@@ -138,20 +138,12 @@ def _is_answered_by_the_catalogue(
     return False
 
 
-def _facts_of(model: str, touched: list[str] | None, cluster: "Cluster") -> "ModelFacts":
-    from partreduce.commands.simulate_tables import touched_of
-    from partreduce.planner.model_tables import read_model
-
+def _facts_of(model: str, touched: list[str] | None, cluster: Cluster) -> ModelFacts:
     return read_model(model, cluster, touched=touched_of(touched or [], cluster))
 
 
-def _made(cluster: str, using: str, survive: int) -> "Schedule":
+def _made(cluster: str, using: str, survive: int) -> Schedule:
     """A catalogue entry, or with `survive` also the schedule of a file, and the contingencies that are asked for."""
-    from partreduce.api import design
-    from partreduce.topo.document.cluster import load_cluster
-    from partreduce.topo.document.schedule import load_schedule
-    from partreduce.topo.errors import InputError
-
     place = load_cluster(cluster)
     if survive and using.endswith(".json"):
         schedule = load_schedule(using)
@@ -159,25 +151,18 @@ def _made(cluster: str, using: str, survive: int) -> "Schedule":
             raise InputError(f"{using}: is for {schedule.cluster}, and CLUSTER is {place}; give the schedule's own")
     else:
         name, entries = entry_of(using)
-        schedule = design(place, using=name, **parameters_of(entries, place=f"--using {using}"))
+        schedule = design(place, using=name, **options.parameters_of(entries, place=f"--using {using}"))
     if not survive:
         return schedule
     from partreduce.planner.contingencies import survival
-    from partreduce.planner.job import Job
-    from partreduce.topo.strategies.axes import Form
 
     hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
     job = Job(cluster=replace(place, hardware=hardware), survive=survive, form=Form.RING)
     return survival(schedule, job, is_given=True).schedule
 
 
-def _build(schedule: "Schedule", output: Path | None, *, as_json: bool) -> None:
+def _build(schedule: Schedule, output: Path | None, *, as_json: bool) -> None:
     """Write one schedule that was made; without -o the file's content goes to standard output."""
-    from partreduce.console import console, emit_json, suggest_verify
-    from partreduce.topo.document.canonical import schedule_sha256
-    from partreduce.topo.document.schedule import dump_schedule
-    from partreduce.topo.document.writer import write_schedule
-
     if output is not None:
         write_schedule(output, schedule)
     if not as_json and output is None:
@@ -202,7 +187,7 @@ def _build(schedule: "Schedule", output: Path | None, *, as_json: bool) -> None:
     suggest_verify(output)
 
 
-def phases_of(schedule: "Schedule") -> tuple[int | None, int | None]:
+def phases_of(schedule: Schedule) -> tuple[int | None, int | None]:
     """The period and the number of distinct phases, or None for strategies that have no fixed phases."""
     met = schedule.meetings
     return (met.period, met.num_distinct_phases()) if met.is_mixing else (None, None)
@@ -213,23 +198,3 @@ def entry_of(using: str) -> tuple[str, list[str]]:
     name, opened, rest = using.strip().partition("(")
     inside = rest.removesuffix(")").strip()
     return name, re.split(r",(?=[^,=]*=)", inside) if opened and inside else []
-
-
-def parameters_of(entries: list[str], *, place: str) -> dict[str, object]:
-    """`every=4` → {"every": "4"}; who takes it reads the value. `place` is what an error names.
-
-    Raises:
-        InputError: an entry without `=`, or a key given twice.
-    """
-    from partreduce.topo.errors import InputError
-
-    values: dict[str, object] = {}
-    for entry in entries:
-        key, sign, value = entry.partition("=")
-        key = key.strip().replace("-", "_")
-        if not sign or not key.isidentifier():
-            raise InputError(f"{place}: {entry!r}: write KEY=VALUE, such as every=4")
-        if key in values:
-            raise InputError(f"{place}: {key} is given twice")
-        values[key] = value.strip()
-    return values

@@ -1,10 +1,15 @@
 """`partreduce design --list`: what `design --using` can build."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from partreduce.schedulers.entry import Entry
-    from partreduce.topo.cluster import Cluster
+from rich.markup import escape
+
+from partreduce.console import console, emit_json
+from partreduce.report.table import Column, Table
+from partreduce.schedulers import registry
+from partreduce.schedulers.entry import Entry
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.cluster import load_cluster
 
 
 def list_entries(cluster: str | None, name: str | None, *, as_json: bool) -> None:
@@ -14,10 +19,6 @@ def list_entries(cluster: str | None, name: str | None, *, as_json: bool) -> Non
         ScheduleError: no entry of that name.
         InputError: no such cluster.
     """
-    from partreduce.console import emit_json
-    from partreduce.schedulers import registry
-    from partreduce.topo.document.cluster import load_cluster
-
     place = None if cluster is None else load_cluster(cluster)
     chosen = [registry.entry(name)] if name is not None else [registry.entry(each) for each in registry.names()]
     if as_json:
@@ -29,7 +30,7 @@ def list_entries(cluster: str | None, name: str | None, *, as_json: bool) -> Non
         _list(chosen, place)
 
 
-def _document(entry: "Entry", place: "Cluster | None") -> dict[str, Any]:
+def _document(entry: Entry, place: Cluster | None) -> dict[str, Any]:
     document: dict[str, Any] = {
         "name": entry.name,
         "kind": entry.kind,
@@ -52,12 +53,7 @@ def _document(entry: "Entry", place: "Cluster | None") -> dict[str, Any]:
     return document
 
 
-def _list(entries: "list[Entry]", place: "Cluster | None") -> None:
-    from rich.markup import escape
-
-    from partreduce.console import console
-    from partreduce.report.table import Column, Table
-
+def _list(entries: list[Entry], place: Cluster | None) -> None:
     columns = [
         Column("name", justify="left"),
         Column("parameters", drop=1, justify="left", wraps=True),
@@ -76,11 +72,7 @@ def _list(entries: "list[Entry]", place: "Cluster | None") -> None:
     )
 
 
-def _explain(entry: "Entry", place: "Cluster | None") -> None:
-    from rich.markup import escape
-
-    from partreduce.console import console
-
+def _explain(entry: Entry, place: Cluster | None) -> None:
     out = console()
     out.print(f"[bold]{entry.name}[/]: {escape(entry.summary)}")
     for label in ("source", "condition", "degree", "period", "figures"):

@@ -1,16 +1,15 @@
 """The options of `partreduce design` that no other verb has, and what its limits mean."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from partreduce.commands import options
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.schedulers.synthesis.problem import Limits
+from partreduce.schedulers.synthesis.problem import Limits
+from partreduce.topo.errors import InputError
+from partreduce.topo.units import parse_number, parse_size, parse_time
 
 OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting")
 DATA = ("shuffled", "per-worker", "per-node")
@@ -135,15 +134,12 @@ PlotFile = Annotated[
 ]
 
 
-def limits_of(entries: list[str] | None) -> "tuple[Limits, int | None]":
+def limits_of(entries: list[str] | None) -> tuple[Limits, int | None]:
     """The limits that `--max` states, and the most bytes of queues.
 
     Raises:
         InputError: a key that is not there, or a value that is not understood.
     """
-    from partreduce.schedulers.synthesis.problem import Limits
-    from partreduce.topo.units import parse_number, parse_size, parse_time
-
     readers: dict[str, Callable[[str], object]] = dict(
         zip(LIMITS, (parse_time, parse_number, _period, options.whole(2), options.whole(1), parse_size), strict=True)
     )
@@ -159,8 +155,6 @@ def limits_of(entries: list[str] | None) -> "tuple[Limits, int | None]":
 
 
 def _period(text: str) -> int:
-    from partreduce.topo.errors import InputError
-
     if (phases := options.whole(1)(text)) > MAX_PERIOD:
         raise InputError(f"{text!r} is more than {MAX_PERIOD} phases")
     return phases

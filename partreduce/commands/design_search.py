@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
+from rich.markup import escape
 
-    from partreduce.planner.hybrid import Hybrid
-    from partreduce.planner.job import Job
-    from partreduce.planner.model_tables import ModelFacts
-    from partreduce.planner.option import Option
-    from partreduce.planner.plan import Plan
+from partreduce.commands.verify import in_plain_words, verdict_words
+from partreduce.console import claim_stdout, console, emit_json, number, seconds, size, suggest_verify
+from partreduce.planner.hybrid import Hybrid, plan_hybrid
+from partreduce.planner.job import Job
+from partreduce.planner.model_tables import ModelFacts
+from partreduce.planner.option import Option
+from partreduce.planner.plan import Plan, plan
+from partreduce.report.front import draw_front
+from partreduce.report.picture import check, save
+from partreduce.report.table import Column, table
+from partreduce.report.terminal import switch_levels
+from partreduce.schedulers.synthesis.problem import Status
+from partreduce.topo.document.writer import refuse_without_place, write_schedule
+from partreduce.topo.errors import InfeasibleError, UnknownError
 
 MAX_ROWS = 20
 
@@ -35,15 +43,6 @@ def search(
     `assumed` holds the defaults that stand in for what nobody stated, by option.
     The tables of a `model` go the ways that are best beside the recommendation.
     """
-    from partreduce.console import claim_stdout, console, emit_json, suggest_verify
-    from partreduce.planner.hybrid import plan_hybrid
-    from partreduce.planner.plan import plan
-    from partreduce.report.front import draw_front
-    from partreduce.report.picture import check, save
-    from partreduce.schedulers.synthesis.problem import Status
-    from partreduce.topo.document.writer import refuse_without_place, write_schedule
-    from partreduce.topo.errors import InfeasibleError, UnknownError
-
     check(plot)
     claim_stdout(output, as_json=as_json)
     if plot is not None:
@@ -81,16 +80,12 @@ def search(
 
 def _how_long(job: Job) -> str:
     """What the planner was given, in words."""
-    from partreduce.console import seconds
-
     return f"this takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
 
 
 @contextmanager
 def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
     """A line that tells what is being done, on a terminal; elsewhere one that `words` end; nothing for machines."""
-    from partreduce.console import console
-
     terminal = console(errors=True)
     if as_json:
         yield lambda _: None
@@ -118,12 +113,6 @@ def _shown(planned: Plan) -> list[Option]:
 
 
 def _print(planned: Plan, job: Job) -> None:
-    from partreduce.commands.verify import in_plain_words, verdict_words
-    from partreduce.console import console, number, seconds, size
-    from partreduce.report.table import Column, table
-    from partreduce.report.terminal import switch_levels
-    from partreduce.schedulers.synthesis.problem import Status
-
     hardware, shown = job.hardware, _shown(planned)
     queues = [Column("queues", drop=5)] if any(option.facts for option in shown) else []
     rows = table(
@@ -181,10 +170,6 @@ def _print(planned: Plan, job: Job) -> None:
 
 
 def _print_tables(hybrid: Hybrid) -> None:
-    from rich.markup import escape
-
-    from partreduce.console import console, seconds, size
-
     screen, routes = console(), hybrid.chosen.routes
     if not routes:
         screen.print("Tables: the model has none that embeddings look up; all of it is averaged.")

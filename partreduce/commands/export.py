@@ -6,6 +6,9 @@ from typing import Annotated
 import typer
 
 from partreduce.commands.options import Json
+from partreduce.console import claim_stdout, console, emit_json, write_text
+from partreduce.schedulers.imports import export_schedule
+from partreduce.topo.document.schedule import load_schedule
 
 
 def command(
@@ -19,10 +22,6 @@ def command(
 
     Before it writes them, it reads them back as `import` does, and must get the same schedule.
     """
-    from partreduce.console import claim_stdout, console, emit_json, write_text
-    from partreduce.schedulers.imports import export_schedule
-    from partreduce.topo.document.schedule import load_schedule
-
     claim_stdout(output, as_json=as_json)
     loaded = load_schedule(schedule)
     text = export_schedule(loaded, format_)

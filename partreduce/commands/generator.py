@@ -1,10 +1,22 @@
 """`partreduce generator`: the service that hands out groups for schedules of the kind `generated`."""
 
 import contextlib
+import signal
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from partreduce.console import console
+from partreduce.runtime.generator.beside import belongs_to
+from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.service import GeneratorService
+from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.document.writer import write_file
+from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.generated import Generated
 
 
 def command(
@@ -29,7 +41,6 @@ def command(
 ) -> int:
     """Serve the groups of a `generated` schedule until all workers have ended; `partreduce run` starts it by itself."""
     # `--beside PID` ends it with process PID, which started it, and then removes log and address file: see beside.py.
-    from partreduce.runtime.generator.beside import belongs_to
 
     files = [path for path in (log, address_file) if path is not None]
     with contextlib.nullcontext() if beside is None else belongs_to(beside, files):
@@ -54,18 +65,6 @@ def _serve(
     address_file: Path | None,
     worker_keys: Path | None,
 ) -> int:
-    import signal
-
-    from partreduce.console import console
-    from partreduce.runtime.generator.keys import JobKeys
-    from partreduce.runtime.generator.service import GeneratorService
-    from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-    from partreduce.topo.document.canonical import schedule_sha256
-    from partreduce.topo.document.schedule import load_schedule
-    from partreduce.topo.document.writer import write_file
-    from partreduce.topo.errors import InputError
-    from partreduce.topo.strategies.generated import Generated
-
     loaded = load_schedule(schedule)
     if not isinstance(loaded.strategy, Generated):
         raise InputError(f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'generated' needs the generator")

@@ -5,8 +5,14 @@ from typing import Annotated
 
 import typer
 
-from partreduce.commands.design import parameters_of
-from partreduce.commands.options import Json
+from partreduce.commands.options import Json, parameters_of
+from partreduce.console import claim_stdout, console, emit_json, suggest_verify
+from partreduce.report.table import Column, table
+from partreduce.schedulers.imports import import_schedule
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.document.writer import write_schedule
 
 
 def command(
@@ -31,14 +37,6 @@ def command(
 
     DiLoCo settings of MaxText (YAML), torchft and torchtitan (TOML) are explained and proved or refuted, too.
     """
-    from partreduce.console import claim_stdout, console, emit_json, suggest_verify
-    from partreduce.report.table import Column, table
-    from partreduce.schedulers.imports import import_schedule
-    from partreduce.topo.document.canonical import schedule_sha256
-    from partreduce.topo.document.cluster import load_cluster
-    from partreduce.topo.document.schedule import dump_schedule
-    from partreduce.topo.document.writer import write_schedule
-
     claim_stdout(output, as_json=as_json)
     notes: list[str] = []
     rows: list[tuple[str, str, str]] = []

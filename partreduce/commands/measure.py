@@ -6,6 +6,10 @@ from typing import Annotated
 import typer
 
 from partreduce.commands import options
+from partreduce.commands.measure_cluster import cluster_measurement
+from partreduce.commands.measure_job import job_measurement
+from partreduce.console import claim_stdout
+from partreduce.topo.extras import require
 
 DATA = ("shuffled", "per-worker", "per-node")
 OF_CLUSTER = ("model_bytes", "step", "repetitions")
@@ -61,9 +65,6 @@ def command(
     few schedules, and a pilot file is written. Both go to design. Given CLUSTER as well, it first trains what design
     would recommend by this pilot against the best of every other kind.
     """
-    from partreduce.console import claim_stdout
-    from partreduce.topo.extras import require
-
     file = output or Path("cluster.yaml" if job is None else "pilot.json")
     if job is None:
         options.refuse(context, OF_JOB, "is about a job; name its FILE.py:NAME, or leave the option out")
@@ -72,14 +73,10 @@ def command(
     claim_stdout(file, as_json=as_json)
     require("torch", purpose="running workers")
     if job is None:
-        from partreduce.commands.measure_cluster import cluster_measurement
-
         measure = cluster_measurement(
             file, model_bytes=model_bytes, step=step, repetitions=repetitions, as_json=as_json
         )
     else:
-        from partreduce.commands.measure_job import job_measurement
-
         measure = job_measurement(
             file, job, cluster, steps=steps, seeds=seeds, warm_up=warm_up, data=data, as_json=as_json
         )

@@ -2,10 +2,19 @@
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partreduce.commands.options import quantity
+from partreduce.console import console, emit_json, seconds
+from partreduce.report.table import Column, Table
+from partreduce.topo.document.cluster import dump_cluster, write_cluster
+from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.units import parse_size
+from partreduce.user_function import function_of, one_line
 
 if TYPE_CHECKING:
     from partreduce.runtime.profile import Profile
@@ -23,12 +32,6 @@ def cluster_measurement(
     Raises:
         InputError: a size that is not understood, or a step function that is not there.
     """
-    from dataclasses import replace
-
-    from partreduce.topo.errors import InputError
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.units import parse_size
-
     size = quantity("--model-bytes", parse_size, model_bytes or DEFAULT_SIZE)
     if not size:
         raise InputError(
@@ -48,9 +51,6 @@ def cluster_measurement(
 
 
 def _step_of(text: str) -> Callable[[], None]:
-    from partreduce.topo.errors import InputError, PartreduceError
-    from partreduce.user_function import function_of, one_line
-
     function = function_of(text, "--step")
 
     def step() -> None:
@@ -66,9 +66,6 @@ def _step_of(text: str) -> Callable[[], None]:
 
 def _measure(size: int, step: Callable[[], object] | None, *, repetitions: int, quiet: bool) -> "Profile | None":
     """Runs on every worker; the profile on rank 0, None elsewhere."""
-    from dataclasses import replace
-    from datetime import timedelta
-
     import torch
 
     from partreduce.runtime.profile import profile
@@ -81,8 +78,6 @@ def _measure(size: int, step: Callable[[], object] | None, *, repetitions: int, 
     world = default_world(device, timedelta(seconds=120), lambda _store, _rank, _size: None)
     first = world.rank == 0
     if first and not quiet:
-        from partreduce.console import console
-
         say: Callable[[str], None] | None = console(errors=True).print
     else:
         say = None
@@ -99,10 +94,7 @@ def _measure(size: int, step: Callable[[], object] | None, *, repetitions: int, 
 
 
 def _report(profile: "Profile", output: Path, *, as_json: bool) -> None:
-    from partreduce.console import console, emit_json, seconds
-    from partreduce.report.table import Column, Table
     from partreduce.runtime.profile.surroundings import slurm_words
-    from partreduce.topo.document.cluster import dump_cluster, write_cluster
 
     write_cluster(output, profile.cluster)
     notes = _notes(profile)

@@ -1,14 +1,23 @@
 """`partreduce measure FILE.py:NAME`: a few dozen steps of your own job under a few schedules, and their prices."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from partreduce.commands import cluster_options, options
+from partreduce.console import console, emit_json, number
+from partreduce.planner.calibration import calibrated, steps_model
+from partreduce.planner.job import Data, Job
+from partreduce.planner.run_off import RunOff
+from partreduce.planner.steps_model import FITTED
+from partreduce.report.table import Column, Table
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.document.pilot import dump_pilot, write_pilot
+from partreduce.topo.document.writer import refuse_without_place
+from partreduce.topo.errors import InputError
 from partreduce.topo.pilot import Pilot, Price
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Data, Job
+from partreduce.user_function import file_and_name, function_of
 
 
 def job_measurement(
@@ -23,10 +32,6 @@ def job_measurement(
         DocumentError: a cluster file that breaks its format.
         FileProblem: there is no folder for the output.
     """
-    from partreduce.planner.job import Data
-    from partreduce.topo.document.writer import refuse_without_place
-    from partreduce.user_function import file_and_name, function_of
-
     kind = options.choice(Data, data, "--data")
     file_and_name(function, "FILE.py:NAME")  # refused once, and not by every worker
     refuse_without_place(output)
@@ -41,27 +46,19 @@ def job_measurement(
     return measure
 
 
-def _planned_for(cluster: str, data: "Data") -> "Job":
+def _planned_for(cluster: str, data: Data) -> Job:
     """What `design CLUSTER` plans, without any other option."""
-    from dataclasses import replace
-
-    from partreduce.planner.job import Job
-    from partreduce.topo.document.cluster import load_cluster
-
     place = load_cluster(cluster)
     hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
     return Job(cluster=replace(place, hardware=hardware), data=data)
 
 
 def _measured(
-    build: Callable[..., Any], data: str, job: "Job | None", *, steps: int, seeds: int, warm_up: int, quiet: bool
-) -> "Pilot | None":
+    build: Callable[..., Any], data: str, job: Job | None, *, steps: int, seeds: int, warm_up: int, quiet: bool
+) -> Pilot | None:
     """Runs on every worker; the pilot on rank 0, None elsewhere."""
-    from partreduce.planner.calibration import calibrated
-    from partreduce.planner.run_off import RunOff
     from partreduce.runtime.pilot.run import run_pilot
     from partreduce.runtime.transport.rendezvous import place
-    from partreduce.topo.errors import InputError
 
     rank, count = place()
     if job is not None and count > 1 and job.cluster.num_workers != count:
@@ -71,8 +68,6 @@ def _measured(
         )
     say: Callable[[str], None] | None = None
     if rank == 0 and not quiet:
-        from partreduce.console import console
-
         say = console(errors=True).print
     run_off = None if job is None else RunOff(job, steps=steps)
     curves = run_pilot(
@@ -89,13 +84,7 @@ def _measured(
     return run_off.pilot(curves)
 
 
-def _report(pilot: "Pilot", output: Path, cluster: str, *, as_json: bool) -> None:
-    from partreduce.console import console, emit_json, number
-    from partreduce.planner.calibration import steps_model
-    from partreduce.planner.steps_model import FITTED
-    from partreduce.report.table import Column, Table
-    from partreduce.topo.document.pilot import dump_pilot, write_pilot
-
+def _report(pilot: Pilot, output: Path, cluster: str, *, as_json: bool) -> None:
     write_pilot(output, pilot)
     if as_json:
         emit_json(dump_pilot(pilot))
@@ -125,5 +114,5 @@ def _report(pilot: "Pilot", output: Path, cluster: str, *, as_json: bool) -> Non
     screen.print(f"written to {output}; next: partreduce design {cluster} --data {pilot.data} --pilot {output}")
 
 
-def _words(price: "Price") -> str:
+def _words(price: Price) -> str:
     return f"{price.value:.4f} [{price.low:.4f}, {price.high:.4f}]"

@@ -1,12 +1,16 @@
 """Options that several verbs share, and how their texts are read."""
 
 # No `from __future__ import annotations` in the command modules: typer reads the annotations at run time.
+import os
 from collections.abc import Callable, Collection, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+
+from partreduce.schedulers.entry import hint
+from partreduce.topo.errors import InputError
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -153,9 +157,6 @@ def settings_of(
     Raises:
         InputError: an entry that is not KEY=VALUE, a key that is not there or is given twice, a value that is refused.
     """
-    from partreduce.schedulers.entry import hint
-    from partreduce.topo.errors import InputError
-
     values: dict[str, Any] = {}
     for entry in entries or []:
         key, sign, text = entry.partition("=")
@@ -177,8 +178,6 @@ def quantity(place: str, parse: Callable[[str], T], text: str) -> T:
     Raises:
         InputError: a quantity that is not understood.
     """
-    from partreduce.topo.errors import InputError
-
     try:
         return parse(text)
     except InputError as error:
@@ -223,8 +222,6 @@ def whole(least: int) -> Callable[[str], int]:
     """A reader of whole numbers from `least` on."""
 
     def read(text: str) -> int:
-        from partreduce.topo.errors import InputError
-
         if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) >= least):
             raise InputError(f"{text!r} is not a whole number >= {least}")
         return int(text)
@@ -238,10 +235,6 @@ def on_every_worker(measure: Callable[[], None], usage: str, *, workers: int | N
     Raises:
         InputError: neither is asked for; `usage` is the end of the command that a cluster's launcher starts.
     """
-    import os
-
-    from partreduce.topo.errors import InputError
-
     if "RANK" in os.environ:
         measure()
         return 0
@@ -250,6 +243,25 @@ def on_every_worker(measure: Callable[[], None], usage: str, *, workers: int | N
             f"measure: runs inside a job; start it with --workers N here, or on the cluster with "
             f"torchrun … -m partreduce measure {usage}"
         )
+
     from partreduce.runtime.launcher.launch import launch
 
     return launch(measure, num_workers=workers, num_nodes=nodes)
+
+
+def parameters_of(entries: list[str], *, place: str) -> dict[str, object]:
+    """`every=4` → {"every": "4"}; who takes it reads the value. `place` is what an error names.
+
+    Raises:
+        InputError: an entry without `=`, or a key given twice.
+    """
+    values: dict[str, object] = {}
+    for entry in entries:
+        key, sign, value = entry.partition("=")
+        key = key.strip().replace("-", "_")
+        if not sign or not key.isidentifier():
+            raise InputError(f"{place}: {entry!r}: write KEY=VALUE, such as every=4")
+        if key in values:
+            raise InputError(f"{place}: {key} is given twice")
+        values[key] = value.strip()
+    return values

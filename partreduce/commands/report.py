@@ -7,6 +7,9 @@ from typing import Annotated
 import typer
 
 from partreduce.commands.options import Json
+from partreduce.console import console, emit_json, number, seconds, size
+from partreduce.report.table import Column, table
+from partreduce.report.traces import read_run, verdict
 
 
 def command(
@@ -23,10 +26,6 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Compare traced runs: seconds per step, waiting, bytes, consensus distance, seconds to a loss."""
-    from partreduce.console import console, emit_json, number, seconds, size
-    from partreduce.report.table import Column, table
-    from partreduce.report.traces import read_run, verdict
-
     read = [read_run(folder) for folder in runs]
     kinds = {run.schedule: [one for one in read if one.schedule == run.schedule] for run in read}
     if loss is None and all(run.losses for run in read):

@@ -4,12 +4,24 @@ import contextlib
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
+from partreduce.console import console
+from partreduce.runtime.generator.beside import generator_beside
+from partreduce.runtime.launcher.hosts import placed, read_hosts
+from partreduce.runtime.launcher.launch import LOOPBACK, launch
+from partreduce.runtime.launcher.orphans import orphans_ended
+from partreduce.runtime.launcher.over_ssh import reached
+from partreduce.runtime.launcher.signals import Terminated, terminable
+from partreduce.topo.document.descriptors import descriptor_to_read
+from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import InputError
+from partreduce.topo.extras import require
+from partreduce.topo.schedule import Schedule
+from partreduce.verify.base import Status
 
 SETTINGS = {
     "context_settings": {
@@ -58,13 +70,8 @@ def command(
     ssh: Annotated[str, typer.Option(help="With --hosts: the ssh program with options, such as 'ssh -i KEY'.")] = "ssh",
 ) -> int:
     """Run a script in several processes; exits with the code of the worker that failed first."""
-    from partreduce.topo.extras import require
-
     loaded = None
     if schedule is not None:
-        from partreduce.topo.document.schedule import load_schedule
-        from partreduce.topo.errors import InputError
-
         loaded = load_schedule(schedule)
         if workers is not None and workers != loaded.num_workers:
             raise InputError(f"--workers {workers}: the schedule {schedule} is for {loaded.num_workers} workers")
@@ -82,10 +89,6 @@ def command(
     require("torch", purpose="running workers")
     if max_restarts:
         require("safetensors", purpose="giving one worker's state to another")
-    from partreduce.runtime.launcher.launch import LOOPBACK, launch
-    from partreduce.runtime.launcher.orphans import orphans_ended
-    from partreduce.runtime.launcher.over_ssh import reached
-    from partreduce.runtime.launcher.signals import Terminated, terminable
 
     planned = 0 if loaded is None else max((len(one.lost) for one in loaded.contingencies), default=0)
     needs_generator = loaded is not None and loaded.strategy.needs_generator
@@ -98,8 +101,6 @@ def command(
                 path = stack.enter_context(_lasting(schedule, loaded))
                 environment["PARTREDUCE_SCHEDULE"] = str(path)
                 if needs_generator:
-                    from partreduce.runtime.generator.beside import generator_beside
-
                     host = LOOPBACK if there is None else there.address
                     environment |= stack.enter_context(generator_beside(path, host))
             if there is not None:
@@ -125,23 +126,19 @@ def command(
         return ended.exit_code
 
 
-def _placed(hosts: Path, workers: int | None, nodes: int, schedule: "Schedule | None") -> dict[str, tuple[int, ...]]:
+def _placed(hosts: Path, workers: int | None, nodes: int, schedule: Schedule | None) -> dict[str, tuple[int, ...]]:
     """The workers of each host."""
-    from partreduce.runtime.launcher.hosts import placed, read_hosts
-
     if nodes > 1:
         raise typer.BadParameter("pretends machines, and --hosts names real ones", param_hint="--nodes")
     return placed(read_hosts(hosts), workers, None if schedule is None else schedule.cluster, hosts)
 
 
-def _say_if_refuted(path: Path, schedule: "Schedule") -> None:
+def _say_if_refuted(path: Path, schedule: Schedule) -> None:
     """One line where a proof refutes what is about to run: a script may want to see just that."""
-    from partreduce.console import console
-    from partreduce.verify.base import Status
-    from partreduce.verify.prove import prove
-
     if schedule.num_workers > MAX_PROVED_WORKERS:
         return
+    from partreduce.verify.prove import prove
+
     proof = prove(schedule)
     if proof.verdict == Status.REFUTED:
         claim = next(claim for claim in proof.claims if claim.status is Status.REFUTED)
@@ -152,11 +149,8 @@ def _say_if_refuted(path: Path, schedule: "Schedule") -> None:
 
 
 @contextlib.contextmanager
-def _lasting(path: Path, schedule: "Schedule") -> Iterator[Path]:
+def _lasting(path: Path, schedule: Schedule) -> Iterator[Path]:
     """A file that every worker can read: the schedule's own, or for a pipe (`-`, `<(…)`) a copy for this run."""
-    from partreduce.topo.document.descriptors import descriptor_to_read
-    from partreduce.topo.document.writer import write_schedule
-
     if descriptor_to_read(path) is None:
         yield path.resolve()
         return

@@ -1,9 +1,13 @@
 """`partreduce schema`: the JSON Schemas of our files."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from partreduce.console import claim_stdout, console, emit_json, write_text
+from partreduce.topo.document.schema import cluster_schema, pilot_schema, schedule_schema
 
 
 def command(
@@ -12,11 +16,6 @@ def command(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here instead of printing it.")] = None,
 ) -> None:
     """Print the JSON Schema that every schedule, cluster or pilot file obeys."""
-    import json
-
-    from partreduce.console import claim_stdout, console, emit_json, write_text
-    from partreduce.topo.document.schema import cluster_schema, pilot_schema, schedule_schema
-
     schemas = {"schedule": schedule_schema, "cluster": cluster_schema, "pilot": pilot_schema}
     if format_ not in schemas:
         raise typer.BadParameter(f"{format_!r} is not one of {', '.join(schemas)}", param_hint="FORMAT")

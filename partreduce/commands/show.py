@@ -7,12 +7,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from partreduce.commands.options import Json, quantity
+from partreduce.console import console, emit_json, write_text
+from partreduce.report import page
+from partreduce.report.graph import draw_rounds
+from partreduce.report.grid import Grid, grid_of
+from partreduce.report.picture import draw_schedule, save
+from partreduce.report.runs import runs
+from partreduce.report.table import Column, Table
+from partreduce.report.terminal import terminal_tables
+from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import RING
+from partreduce.topo.units import parse_size
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-    from partreduce.report.grid import Grid
-    from partreduce.topo.schedule import Schedule
 
 
 def command(
@@ -27,17 +36,10 @@ def command(
     as_json: Json = False,
 ) -> None:
     """Draw a schedule: a row per worker, a column per phase, a colour and a letter per group; blank means skip."""
-    from partreduce.console import console, emit_json, write_text
-    from partreduce.topo.document.schedule import load_schedule
-    from partreduce.topo.units import parse_size
-
     loaded = load_schedule(schedule, max_bytes=quantity("--max-bytes", parse_size, max_bytes))
     if loaded.strategy.graphs:
         _show_rounds(loaded, output, as_json=as_json, max_workers=max_workers)
         return
-    from partreduce.report.grid import grid_of
-    from partreduce.report.runs import runs
-    from partreduce.topo.strategies.axes import RING
 
     grid = grid_of(loaded, max_workers=max_workers, max_phases=max_phases)
     strategy = loaded.strategy
@@ -49,16 +51,12 @@ def command(
     if as_json:
         emit_json(_document(grid, loaded.name))
     elif output is None:
-        from partreduce.report.terminal import terminal_tables
-
         screen = console()
         for part in terminal_tables(plain, screen.width):
             screen.print(part)
         if note:  # not below the table, which may be a few columns wide
             screen.print(note, style="dim")
     else:
-        from partreduce.report.picture import draw_schedule, save
-
         figure = draw_schedule(grid)
         if output.suffix.lower() in {".html", ".htm"}:
             write_text(output, _page(loaded, grid, figure))
@@ -68,7 +66,7 @@ def command(
         console().print(f"written to {output}" + (f". {grid.note}" if grid.note else ""))
 
 
-def _document(grid: "Grid", name: str) -> dict[str, Any]:
+def _document(grid: Grid, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "note": grid.note,
@@ -78,9 +76,7 @@ def _document(grid: "Grid", name: str) -> dict[str, Any]:
     }
 
 
-def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
-    from partreduce.report import page
-
+def _page(schedule: Schedule, grid: Grid, figure: "Figure") -> str:
     parts = [
         page.paragraph(
             f"{schedule.num_workers} workers on {schedule.cluster.num_nodes} nodes, period {schedule.phased.period}. "
@@ -91,18 +87,14 @@ def _page(schedule: "Schedule", grid: "Grid", figure: "Figure") -> str:
     return page.page(schedule.name, parts)
 
 
-def _without_matrix(schedule: "Schedule", period: int) -> str:
+def _without_matrix(schedule: Schedule, period: int) -> str:
     """What of its rounds is decided while the job runs, in a line; empty where nothing is."""
     if schedule.is_mixing:
         return ""
     return f"Period {period}, {schedule.strategy.when.in_words}: {schedule.undecided}; the schedule has no figures"
 
 
-def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, max_workers: int) -> None:
-    from partreduce.console import console, emit_json, write_text
-    from partreduce.report.runs import runs
-    from partreduce.report.table import Column, Table
-
+def _show_rounds(schedule: Schedule, output: Path | None, *, as_json: bool, max_workers: int) -> None:
     if as_json:
         rounds = [[[s, t, str(w)] for s, t, w in edges.edges()] for edges in schedule.strategy.graphs]
         emit_json({"name": schedule.name, "rounds": rounds})
@@ -123,9 +115,7 @@ def _show_rounds(schedule: "Schedule", output: Path | None, *, as_json: bool, ma
         if note := _without_matrix(schedule, len(schedule.strategy.graphs)):
             console().print(note, style="dim")
         return
-    from partreduce.report.graph import draw_rounds
     from partreduce.report.page import page, picture
-    from partreduce.report.picture import save
 
     figure = draw_rounds(schedule)
     if output.suffix.lower() in {".html", ".htm"}:

@@ -1,22 +1,38 @@
 """`partreduce simulate`: run a schedule in virtual time, or put several side by side."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from rich.markup import escape
 
 from partreduce.commands import cluster_options, options
+from partreduce.commands.simulate_several import simulate_several
 from partreduce.commands.simulate_tables import print_tables, table_facts, touched_of
 from partreduce.commands.verify import print_sent
-
-if TYPE_CHECKING:
-    from partreduce.runtime.virtual_time.record import GapRecord, Observed
-    from partreduce.runtime.virtual_time.timeline import Timeline
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form
-    from partreduce.topo.timing.compute import Disturbance
+from partreduce.console import console, emit_json, seconds, size, write_text
+from partreduce.report.picture import save
+from partreduce.report.runs import runs
+from partreduce.report.table import Column, table
+from partreduce.report.timeline import draw_timeline, perfetto
+from partreduce.runtime.virtual_time.record import GapRecord, Observed
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures import pipeline_figures
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.timing.compute import Disturbance
+from partreduce.topo.timing.cost import bytes_of, communication
+from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.verify.runs import in_bytes
+from partreduce.verify.stated import Stated
 
 ALONE = ("trace", "rounds", "seed")
 """What is asked of one schedule, and not of several beside each other."""
@@ -51,11 +67,6 @@ def command(
     runs between real workers. Without --model-bytes the communication of one schedule takes no time; several are
     compared at 100MB.
     """
-    from partreduce.commands.simulate_several import simulate_several
-    from partreduce.topo.document.cluster import load_cluster
-    from partreduce.topo.document.schedule import load_schedule
-    from partreduce.topo.strategies.axes import Form
-
     how = None if form is None else options.choice(Form, form, "--form")
     place, given = None if cluster is None else load_cluster(cluster), cluster_options.cluster_settings(settings)
     if len(schedules) == 1:
@@ -76,11 +87,11 @@ def command(
 
 def _simulate_one(
     path: Path,
-    place: "Cluster | None",
-    hardware: "Hardware",
-    disturbance: "Disturbance | None",
+    place: Cluster | None,
+    hardware: Hardware,
+    disturbance: Disturbance | None,
     *,
-    form: "Form | None",
+    form: Form | None,
     touched: list[str] | None,
     trace: Path | None,
     rounds: int,
@@ -88,11 +99,6 @@ def _simulate_one(
     output: Path | None,
     as_json: bool,
 ) -> None:
-    from partreduce.console import emit_json
-    from partreduce.runtime.virtual_time.simulate import simulate
-    from partreduce.topo.document.schedule import load_schedule
-    from partreduce.topo.errors import InputError
-
     whole = load_schedule(path)
     loaded = whole.meetings  # which alone take time
     if place is not None and not place.same_shape(loaded.cluster):
@@ -110,8 +116,6 @@ def _simulate_one(
     if timeline.waited is not None:
         facts |= table_facts(loaded, hardware, times, shares, form=form, free=free)
     elif times.is_fixed and not timeline.free_running and loaded.is_mixing:
-        from partreduce.topo.timing.event_graph import cycle_time
-
         steady = cycle_time(loaded, hardware, times, form=form)
         facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
     if output is not None:
@@ -123,7 +127,7 @@ def _simulate_one(
 
 
 def _sent(
-    schedule: "Schedule", timeline: "Timeline", hardware: "Hardware", form: "Form | None", *, free: bool
+    schedule: Schedule, timeline: Timeline, hardware: Hardware, form: Form | None, *, free: bool
 ) -> dict[str, Any]:
     """What was sent, and the gaps or rounds that were observed."""
     facts: dict[str, Any] = {}
@@ -133,10 +137,6 @@ def _sent(
     elif observed is not None and observed.quorum is not None:
         facts |= _quorum_facts(schedule, observed)
     elif schedule.is_mixing and not free:
-        from partreduce.topo.timing.cost import bytes_of, communication
-        from partreduce.verify.runs import in_bytes
-        from partreduce.verify.stated import Stated
-
         sent = communication(schedule, hardware, form=form)
         facts |= {
             "communication_seconds_per_step": sent.per_step,
@@ -150,14 +150,12 @@ def _sent(
     return facts
 
 
-def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
+def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     """The summary of a timeline; shares are means over all workers.
 
     The time per step is that of the last whole periods, at most three quarters of the rounds: phases cost differently,
     and a part of a period would weigh some of them more.
     """
-    import numpy as np
-
     counted = timeline.num_rounds - timeline.num_rounds // 4
     if schedule.is_mixing:
         counted = counted // schedule.period * schedule.period or counted
@@ -180,21 +178,17 @@ def facts_of(schedule: "Schedule", timeline: "Timeline") -> dict[str, Any]:
     } | pipeline_of(schedule)
 
 
-def pipeline_of(schedule: "Schedule") -> dict[str, Any]:
+def pipeline_of(schedule: Schedule) -> dict[str, Any]:
     """What late gradients cost in steps, beside what they save in seconds."""
-    from partreduce.topo.figures import pipeline_figures
-
     figures = pipeline_figures(schedule)
     return {} if figures is None else {"pipeline": figures.to_json()}
 
 
-def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
+def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
     """The gaps of a run against the proved ones, and what was skipped; shares are of all workers' time or steps.
 
     None is proved where there is no bound, and over pairs of more workers than a proof speaks of.
     """
-    from partreduce.verify.stated import Stated
-
     stated, shares = Stated(schedule), record.distribution()
     over_edges, over_pairs = (stated.numbers(name).get("bound", -1) for name in ("gap", "gap-of-pairs"))
     passed = float(record.finish[-1].sum()) or 1.0
@@ -213,10 +207,8 @@ def _gap_facts(schedule: "Schedule", record: "GapRecord") -> dict[str, Any]:
     }
 
 
-def _quorum_facts(schedule: "Schedule", observed: "Observed") -> dict[str, Any]:
+def _quorum_facts(schedule: Schedule, observed: Observed) -> dict[str, Any]:
     """Who was in the rounds, and how fast they came, after the first quarter of them; beside what is proved."""
-    from partreduce.topo.strategies.quorum import Quorum
-
     record, setting = observed.quorum, schedule.strategy.when
     assert record is not None, "asked before"
     assert isinstance(setting, Quorum), "nothing else records rounds"
@@ -238,7 +230,7 @@ def _quorum_facts(schedule: "Schedule", observed: "Observed") -> dict[str, Any]:
     }
 
 
-def workers_of(timeline: "Timeline") -> dict[str, Any]:
+def workers_of(timeline: Timeline) -> dict[str, Any]:
     """Seconds of each worker, for at most 4096 of them."""
     if timeline.finish.shape[1] > 4096:
         return {}
@@ -253,11 +245,7 @@ def workers_of(timeline: "Timeline") -> dict[str, Any]:
     }
 
 
-def _write(timeline: "Timeline", schedule: "Schedule", output: Path) -> None:
-    from partreduce.console import write_text
-    from partreduce.report.picture import save
-    from partreduce.report.timeline import draw_timeline, perfetto
-
+def _write(timeline: Timeline, schedule: Schedule, output: Path) -> None:
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
     else:
@@ -265,19 +253,14 @@ def _write(timeline: "Timeline", schedule: "Schedule", output: Path) -> None:
 
 
 def _print(
-    schedule: "Schedule",
-    timeline: "Timeline",
+    schedule: Schedule,
+    timeline: Timeline,
     facts: dict[str, Any],
     output: Path | None,
     *,
-    form: "Form | None",
+    form: Form | None,
     free: bool,
 ) -> None:
-    from rich.markup import escape
-
-    from partreduce.console import console, seconds, size
-    from partreduce.report.runs import runs
-
     out = console()
     out.print(
         f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds "
@@ -320,11 +303,8 @@ def _print(
         out.print(f"timeline written to {output}")
 
 
-def _print_where_time_goes(timeline: "Timeline", facts: dict[str, Any]) -> None:
+def _print_where_time_goes(timeline: Timeline, facts: dict[str, Any]) -> None:
     """A row for each worker, of many for those that wait longest, and their mean."""
-    from partreduce.console import console, seconds
-    from partreduce.report.table import Column, table
-
     listed = table(
         "Where the time goes",
         "worker",
@@ -349,8 +329,6 @@ def _print_where_time_goes(timeline: "Timeline", facts: dict[str, Any]) -> None:
 
 def _print_quorum(found: dict[str, Any]) -> None:
     """Calls are gradients where these are averaged, and progress where parameters are."""
-    from partreduce.console import console
-
     proved = "" if found["proved_age"] is None else f" of {found['proved_age']}"
 
     console().print(
@@ -361,8 +339,6 @@ def _print_quorum(found: dict[str, Any]) -> None:
 
 
 def _print_gaps(gaps: dict[str, Any]) -> None:
-    from partreduce.console import console
-
     def most(where: str) -> str:
         proved = gaps[f"proved_{where}"]
         return f"{gaps[f'largest_{where}']}" + ("" if proved is None else f" of at most {proved}")

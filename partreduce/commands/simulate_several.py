@@ -1,25 +1,36 @@
 """`partreduce simulate` of several files: schedules side by side on one cluster."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from partreduce.commands.design import phases_of
 from partreduce.commands.simulate_tables import touched_of
-
-if TYPE_CHECKING:
-    from partreduce.planner.job import Job
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form
-    from partreduce.topo.timing.tables import Touched
+from partreduce.commands.verify import figures_of
+from partreduce.console import claim_stdout, console, emit_json, number, seconds, size
+from partreduce.planner.job import Job
+from partreduce.report.picture import check, save
+from partreduce.report.runs import runs
+from partreduce.report.side_by_side import draw_side_by_side
+from partreduce.report.table import Column, table
+from partreduce.report.terminal import switch_levels
+from partreduce.runtime.virtual_time.predict import predict
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.errors import InputError
+from partreduce.topo.figures import consensus_distance, curved_distance, late_distance
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing.tables import ELEMENT_BYTES, Touched
 
 
 def simulate_several(
     schedules: list[Path],
-    place: "Cluster",
-    hardware: "Hardware",
+    place: Cluster,
+    hardware: Hardware,
     *,
-    form: "Form | None",
+    form: Form | None,
     touched: list[str] | None,
     output: Path | None,
     as_json: bool,
@@ -38,15 +49,6 @@ def simulate_several(
     Raises:
         InputError: a schedule for a cluster of another shape, or a picture in no such format.
     """
-    from dataclasses import replace
-
-    from partreduce.console import claim_stdout, console, emit_json
-    from partreduce.planner.job import Job
-    from partreduce.report.picture import check, save
-    from partreduce.report.side_by_side import draw_side_by_side
-    from partreduce.topo.document.schedule import load_schedule
-    from partreduce.topo.errors import InputError
-
     claim_stdout(output, as_json=as_json)
     check(output)
     loaded = [load_schedule(path) for path in schedules]
@@ -75,10 +77,8 @@ def simulate_several(
         console().print(f"written to {output}")
 
 
-def _to_a_loss(schedule: "Schedule", job: "Job") -> dict[str, Any]:
+def _to_a_loss(schedule: Schedule, job: Job) -> dict[str, Any]:
     """Predicted steps over All-Reduce's on shuffled data; None where the steps model prices no such schedule."""
-    from partreduce.topo.figures import consensus_distance, curved_distance, late_distance
-
     strategy = schedule.strategy
     if not schedule.is_mixing or not strategy.what.outer.is_plain or strategy.what.num_fragments > 1:
         return {"steps_ratio": None}
@@ -93,11 +93,7 @@ def _to_a_loss(schedule: "Schedule", job: "Job") -> dict[str, Any]:
     return {"steps_ratio": ratio}
 
 
-def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -> None:
-    from partreduce.console import console, number, seconds, size
-    from partreduce.report.table import Column, table
-    from partreduce.report.terminal import switch_levels
-
+def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> None:
     comparison = table(
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
@@ -127,12 +123,8 @@ def _print(rows: list[dict[str, Any]], place: "Cluster", hardware: "Hardware") -
     )
 
 
-def whole_for(schedule: "Schedule", compared: "list[Schedule]", hardware: "Hardware") -> "Hardware":
+def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) -> Hardware:
     """The hardware with what a schedule averages: besides the model, tables that others let go their own way."""
-    from dataclasses import replace
-
-    from partreduce.topo.timing.tables import ELEMENT_BYTES
-
     apart = {route.parameter: route for other in compared for route in other.routes.apart}
     own = {route.parameter for route in schedule.routes.apart}
     more = sum(route.rows * route.columns * ELEMENT_BYTES for name, route in apart.items() if name not in own)
@@ -140,17 +132,12 @@ def whole_for(schedule: "Schedule", compared: "list[Schedule]", hardware: "Hardw
 
 
 def row_of(
-    schedule: "Schedule",
-    hardware: "Hardware",
-    form: "Form | None",
-    touched: "dict[str, Touched] | None" = None,
+    schedule: Schedule,
+    hardware: Hardware,
+    form: Form | None,
+    touched: dict[str, Touched] | None = None,
 ) -> dict[str, Any]:
     """One line of the comparison."""
-    from partreduce.commands.design import phases_of
-    from partreduce.commands.verify import figures_of
-    from partreduce.report.runs import runs
-    from partreduce.runtime.virtual_time.predict import predict
-
     shares = {name: one for name, one in (touched or {}).items() if schedule.route_of(name) is not None}
     costs = predict(schedule, hardware, form=form, touched=shares)
     figures, strategy = figures_of(schedule), schedule.strategy

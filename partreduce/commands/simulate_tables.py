@@ -1,28 +1,29 @@
 """What `partreduce simulate` says of tables that go their own way."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.markup import escape
 
 from partreduce.commands import options
+from partreduce.console import console, seconds, size
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.hardware import Hardware
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing.compute import ComputeTimes
+from partreduce.topo.timing.cost import communication
+from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
+from partreduce.topo.timing.tables import Touched
+from partreduce.topo.units import parse_share
 
-if TYPE_CHECKING:
-    from partreduce.topo.cluster import Cluster
-    from partreduce.topo.hardware import Hardware
-    from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import Form
-    from partreduce.topo.timing.compute import ComputeTimes
-    from partreduce.topo.timing.tables import Touched
 
-
-def touched_of(entries: list[str], cluster: "Cluster") -> "dict[str, Touched]":
+def touched_of(entries: list[str], cluster: Cluster) -> dict[str, Touched]:
     """`words.weight:0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently.
 
     Raises:
         InputError: an entry that is not such.
     """
-    from partreduce.topo.errors import InputError
-    from partreduce.topo.timing.tables import Touched
-    from partreduce.topo.units import parse_share
-
     result: dict[str, Touched] = {}
     for entry in entries:
         name, *shares = entry.split(":")
@@ -38,18 +39,15 @@ def touched_of(entries: list[str], cluster: "Cluster") -> "dict[str, Touched]":
 
 
 def table_facts(
-    schedule: "Schedule",
-    hardware: "Hardware",
-    times: "ComputeTimes",
-    touched: "dict[str, Touched] | None",
+    schedule: Schedule,
+    hardware: Hardware,
+    times: ComputeTimes,
+    touched: dict[str, Touched] | None,
     *,
-    form: "Form | None",
+    form: Form | None,
     free: bool,
 ) -> dict[str, Any]:
     """What tables that go their own way add to a step, and the steady step with them where speeds are fixed."""
-    from partreduce.topo.timing.cost import communication
-    from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
-
     exchange = exchange_of(schedule, hardware, touched)
     assert exchange is not None, "asked only where there are tables"
     routes = schedule.routes.tables
@@ -75,10 +73,6 @@ def table_facts(
 
 def print_tables(tables: dict[str, Any]) -> None:
     """The ways, and what the exchange takes where that is known."""
-    from rich.markup import escape
-
-    from partreduce.console import console, seconds, size
-
     codecs = {name: f" in {codec}" for name, codec in tables["codecs"].items() if codec != "none"}
     ways = ", ".join(f"{escape(name)} {way}{codecs.get(name, '')}" for name, way in tables["ways"].items())
     took = "takes no time here: give --model-bytes and --set touched"

@@ -1,16 +1,30 @@
 """`partreduce verify`: prove or refute a schedule's claims, with figures and a certificate."""
 
+import json
+from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from partreduce.commands import options
 from partreduce.commands.options import quantity
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
-    from partreduce.verify.base import Claim, Proof
+from partreduce.console import claim_stdout, console, emit_json, number, size, write_text
+from partreduce.report.table import Column, table
+from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.document.schedule import load_schedule
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.figures import figures
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import WIDER
+from partreduce.topo.units import parse_size
+from partreduce.verify import checker
+from partreduce.verify.base import Claim, Proof
+from partreduce.verify.functions import prove_function_file
+from partreduce.verify.prove import prove
+from partreduce.verify.runs import in_bytes
 
 MARK = {
     "proved": "[green]proved[/]",
@@ -42,10 +56,8 @@ def command(
     model_bytes: options.ModelBytes = None,
 ) -> int:
     """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
-    from partreduce.console import claim_stdout
-
     claim_stdout(certificate, export, as_json=as_json)
-    loaded, proof = _proved(schedule, cluster, period, export, quantity_of_bytes(max_bytes))
+    loaded, proof = _proved(schedule, cluster, period, export, quantity("--max-bytes", parse_size, max_bytes))
     figures = figures_of(loaded)
     sent = {} if model_bytes is None else _sent_bytes(proof, model_bytes)
     _write(schedule, loaded, proof, certificate=certificate, export=export)
@@ -60,36 +72,20 @@ def command(
     return {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
 
 
-def quantity_of_bytes(text: str, option: str = "--max-bytes") -> int:
-    """What an option says.
-
-    Raises:
-        InputError: no size.
-    """
-    from partreduce.topo.units import parse_size
-
-    return quantity(option, parse_size, text)
-
-
-def _sent_bytes(proof: "Proof", model_bytes: str) -> dict[str, dict[str, int]]:
+def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
     """The fact `sent-bytes` for a model of this size.
 
     Raises:
         InputError: no size, or a schedule of which nothing is known to be sent.
     """
-    from partreduce.topo.errors import InputError
-    from partreduce.verify.runs import in_bytes
-
-    size = quantity_of_bytes(model_bytes, "--model-bytes")
+    size = quantity("--model-bytes", parse_size, model_bytes)
     if "sent-bytes" not in proof or not proof["sent-bytes"].numbers:
         raise InputError("--model-bytes: what a step sends is a fact of fixed rounds only; leave it out")
     return {"sent_bytes": in_bytes(proof["sent-bytes"].numbers or {}, size)}
 
 
-def print_sent(sent: dict[str, int], schedule: "Schedule | None") -> None:
+def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     """The fact `sent-bytes` in words."""
-    from partreduce.console import console, size
-
     is_alike = schedule is None or len(set(schedule.paces().tolist())) == 1
     worker, node, way = (size(sent[name]) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
@@ -100,11 +96,8 @@ def print_sent(sent: dict[str, int], schedule: "Schedule | None") -> None:
 
 def _proved(
     place: Path, cluster: str | None, period: int | None, export: Path | None, max_bytes: int
-) -> "tuple[Schedule | None, Proof]":
+) -> tuple[Schedule | None, Proof]:
     """The schedule and its proof; no schedule where a function's answers make none."""
-    from partreduce.topo.document.schedule import load_schedule
-    from partreduce.verify.prove import prove
-
     if place.stem.endswith(".py") or ".py:" in place.name:
         return _of_function(str(place), cluster, period)
     if cluster is not None or period is not None or export is not None:
@@ -115,19 +108,13 @@ def _proved(
 
 def _write(
     place: Path,
-    loaded: "Schedule | None",
-    proof: "Proof",
+    loaded: Schedule | None,
+    proof: Proof,
     *,
     certificate: Path | None,
     export: Path | None,
 ) -> None:
     """Write the expansion and the certificate that were asked for."""
-    import json
-
-    from partreduce.console import write_text
-    from partreduce.topo.document.writer import write_schedule
-    from partreduce.topo.errors import InputError
-
     if export is not None and loaded is not None:
         write_schedule(export, loaded.with_certificate(proof.certificate))
     if certificate is not None and not proof.certificate:
@@ -139,17 +126,12 @@ def _write(
         write_text(certificate, json.dumps(dict(proof.certificate), sort_keys=True, separators=(",", ":")) + "\n")
 
 
-def _emit(proof: "Proof", figures: dict[str, Any], *, explain: bool) -> None:
-    from partreduce.console import emit_json
-
+def _emit(proof: Proof, figures: dict[str, Any], *, explain: bool) -> None:
     claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
     emit_json({"verdict": proof.verdict.value, "claims": claims, "figures": figures})
 
 
 def _print_how_to_check(certificate: Path, schedule: Path) -> None:
-    from partreduce.console import console
-    from partreduce.verify import checker
-
     console().print(f"certificate written to {certificate}; check it with", style="dim")
     # The checker reads files only, so what went through a pipe has to be one first.
     files = " ".join(
@@ -158,24 +140,18 @@ def _print_how_to_check(certificate: Path, schedule: Path) -> None:
     console().print(f"  python -I {Path(checker.__file__).parent} {files}", style="dim")
 
 
-def _of_function(place: str, cluster: str | None, period: int | None) -> "tuple[Schedule | None, Proof]":
+def _of_function(place: str, cluster: str | None, period: int | None) -> tuple[Schedule | None, Proof]:
     """The expansion and proof of a user's `group_of(worker, step, cluster)`."""
-    from partreduce.topo.document.cluster import load_cluster
-    from partreduce.topo.errors import InputError
-    from partreduce.verify.functions import prove_function_file
-
     if cluster is None or period is None:
         raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
     proved = prove_function_file(place, load_cluster(cluster), period)
     return proved.schedule, proved.proof
 
 
-def figures_of(schedule: "Schedule | None") -> dict[str, Any]:
+def figures_of(schedule: Schedule | None) -> dict[str, Any]:
     """The figures as plain numbers (null where there is none), with the kind and method of each under `how`."""
     if schedule is None:
         return {"how": {}}
-    from partreduce.topo.errors import ScheduleError
-    from partreduce.topo.figures import figures
 
     try:
         return figures(schedule).to_json()
@@ -184,13 +160,7 @@ def figures_of(schedule: "Schedule | None") -> dict[str, Any]:
         return {"num_workers": schedule.num_workers, "how": {"none": {"kind": "exact", "how": str(error)}}}
 
 
-def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any], *, explain: bool) -> None:
-    from rich.markup import escape
-
-    from partreduce.console import console, number
-    from partreduce.report.table import Column, table
-    from partreduce.topo.strategies.axes import WIDER
-
+def _print(schedule: Schedule | None, proof: Proof, figures: dict[str, Any], *, explain: bool) -> None:
     out = console()
     if schedule is None:
         out.print(f"[bold]{escape(proof.name)}[/]: {MARK[proof.verdict.value]}")
@@ -224,13 +194,13 @@ def _print(schedule: "Schedule | None", proof: "Proof", figures: dict[str, Any],
             out.print(f"[bold]{name}[/]: {escape(label['how'])}")
 
 
-def verdict_words(proof: "Proof") -> str:
+def verdict_words(proof: Proof) -> str:
     """The verdict: `proved` where a certificate says so, and else what it rests on."""
     is_witnessed = proof.verdict.value != "proved" or any(claim.status.value == "proved" for claim in proof.claims)
     return MARK[proof.verdict.value] if is_witnessed else ASSUMED
 
 
-def in_plain_words(schedule: "Schedule", proof: "Proof") -> str:
+def in_plain_words(schedule: Schedule, proof: Proof) -> str:
     """What the claims come to for somebody who trains; empty where they say nothing of the kind."""
     held = {claim.claim: claim for claim in proof.claims if claim.holds}
     said = [
@@ -249,7 +219,7 @@ def in_plain_words(schedule: "Schedule", proof: "Proof") -> str:
     return f"{', '.join(said).capitalize()}." if said else ""
 
 
-def _steps(schedule: "Schedule") -> str:
+def _steps(schedule: Schedule) -> str:
     paces, rounds = schedule.paces(), schedule.meetings.period if schedule.meetings.is_mixing else 1
     least, most = int(paces.min()) * rounds, int(paces.max()) * rounds
     if most == 1:
@@ -258,24 +228,15 @@ def _steps(schedule: "Schedule") -> str:
     return steps if most == rounds else f"{steps} ({rounds} round{'s' * (rounds > 1)})"
 
 
-def _bound_of(claim: "Claim") -> str:
+def _bound_of(claim: Claim) -> str:
     """The number that a claim proves, rounded up; empty where it proves none."""
-    from fractions import Fraction
-
-    from partreduce.console import number
-
     entry = claim.entry or {}
     if "squared" in entry and claim.claim in {"contraction", "outer-consensus"}:
         return f"≤ {number(float(Fraction(entry['squared'])) ** 0.5)}"
     return f"≤ {number(float(Fraction(entry['at_most'])))}" if "at_most" in entry else ""
 
 
-def _print_claims(proof: "Proof") -> None:
-    from rich.markup import escape
-
-    from partreduce.console import console
-    from partreduce.report.table import table
-
+def _print_claims(proof: Proof) -> None:
     claims = table("Claims", "claim", "status", "proved")
     for claim in proof.claims:
         aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from partreduce.demo.stages import SCRIPT, TARGET, THIN_WORDS, conclusion, span
+from partreduce.demo.results import Result
+from partreduce.demo.stages import SCRIPT, TARGET, THIN_WORDS, Candidate, conclusion, span
 from partreduce.report import page
 from partreduce.report.curves import draw_curves, draw_operations
 from partreduce.report.grid import grid_of
@@ -14,8 +15,6 @@ from partreduce.report.traces import operations
 from partreduce.topo.figures import figures
 
 if TYPE_CHECKING:
-    from partreduce.demo.results import Result
-    from partreduce.demo.stages import Candidate
     from partreduce.demo.train import Plan
 
 HEADER = (

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
 
 from partreduce.api import design
 from partreduce.demo.results import Result, read_result
@@ -16,20 +20,15 @@ from partreduce.topo.document.writer import write_file, write_schedule
 from partreduce.topo.errors import FileProblem, UnavailableError
 from partreduce.topo.figures import figures
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.event_graph import cycle_time
+from partreduce.verify.base import Proof
 from partreduce.verify.prove import prove
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import numpy as np
-    import numpy.typing as npt
-
     from partreduce.demo.train import Plan
-    from partreduce.topo.schedule import Schedule
-    from partreduce.verify.base import Proof
 
 CHOICES: dict[str, tuple[str, dict[str, object]]] = {
     "All-Reduce": ("allreduce", {}),

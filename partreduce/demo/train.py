@@ -17,6 +17,7 @@ import torch
 
 import partreduce
 from partreduce.demo.digits import Digits, load_digits, make_model
+from partreduce.runtime.launcher.launch import launch
 from partreduce.topo.document.writer import write_file
 
 
@@ -112,8 +113,6 @@ def _tell(plan: Plan, name: str, rank: int, step: int) -> None:
 
 def main(path: str) -> int:
     """Run a plan; the exit code of the first run that failed, or 0."""
-    from partreduce.runtime.launcher.launch import launch
-
     plan = Plan.read(Path(path))
     digits = load_digits()  # before the workers are forked, so that scikit-learn is imported once
     for turn in range(plan.turns):

@@ -1,1 +1,16 @@
-"""The planner: from a cluster to the schedules worth choosing between, and the one to take."""
+"""The planner: from a cluster to the schedules worth choosing between, and the one to take.
+
+`plan.plan` is the way through it, in this order:
+
+* `job`: what is asked, within which limits and time;
+* `options`: everything that is weighed, one list over every kind: the catalogue (`competitors`), what the search finds,
+  and what is run in virtual time (`trials`);
+* `axes`: one schedule in every setting that pays: how its sums travel (`travel`), what may be late (`lateness`), steps
+  of a round; each an `option` with its figures (`measuring`);
+* times: the seconds of a step in any setting, costed once (`timings`);
+* steps: how many more than All-Reduce needs, by one model (`steps_model`), with a pilot's prices (`calibration`);
+* the rule: least worst-case regret within the limits (`recommend`, `gain`, `preference`);
+* words: why, and what to know (`recommend`, `payoff`, `left_out`, `answer`).
+
+Around it: `run_off` trains the finalists, `contingencies` plan for losses, `hybrid` and `routes` for tables by rows.
+"""

@@ -6,16 +6,19 @@ solves in its place (the balanced objective, for one, is no figure that a bound 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from partreduce.planner.job import Data, Job
 from partreduce.planner.option import Option
 from partreduce.planner.preference import MAX_STEPS_RATIO_WHEN_CHEAP
-from partreduce.schedulers.synthesis.candidates import TOLERANCE, class_of
 from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.front import LOCKSTEP_CLASS, TOLERANCE, class_of
 from partreduce.schedulers.synthesis.problem import ROUNDING, Front, Objective, Status
 from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.base import Averaging
+
+LATE_CLASS = "late by one round"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +37,7 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """As the answer stands in `partreduce design --json`."""
-        return {
-            "status": str(self.status),
-            "because": self.because,
-            "ended": self.ended,
-            "effort": self.effort,
-            "time_limit": self.time_limit,
-            "capped": self.capped,
-        }
+        return {**asdict(self), "status": str(self.status)}
 
 
 def answer_of(chosen: Option, job: Job, searched: Front, clock: Clock) -> Answer:
@@ -100,3 +96,25 @@ def _not_proved(job: Job, searched: Front) -> str:
     if not searched.bounds:
         return searched.reason or "there was no time for a bound"
     return "the bound does not meet the recommendation"
+
+
+def with_bound(option: Option) -> Option:
+    """An option of a schedule that the search found at pace 1, or at unequal ones, with the bound of its own class.
+
+    A bound is proved for any period, in lockstep, for what communicates at most as much as the schedule that was found.
+    At pace k the schedule communicates a k-th of that and is one of pace 1 with empty phases, so the bound holds there,
+    too. Late, every covariance is that of a lockstep schedule with the steps of one round more, and a round has at
+    least one step: the bound rises by what one step of all workers adds off the mean, (n − 1)/n. Where the paces differ
+    it is their mean times that; steps that are normalised group by group have no such law here. What a codec makes of
+    the costs of phases is not in the bound, so a coded schedule has none.
+    """
+    if option.bound is None:
+        return option
+    strategy, n = option.schedule.strategy, option.schedule.num_workers
+    if option.how.codec is not Codec.NONE or (option.late and strategy.averaging is not Averaging.MEAN):
+        return replace(option, bound=None, bound_class="", status="feasible")
+    fresh = 1.0 if isinstance(strategy.pace, int) else float(option.schedule.paces().mean())
+    bound = option.bound + (fresh * (n - 1) / n if option.late else 0.0)
+    reached = option.consensus_distance.value is not None and option.consensus_distance.value <= bound + TOLERANCE
+    words = option.bound_class.replace(LOCKSTEP_CLASS, LATE_CLASS) if option.late else option.bound_class
+    return replace(option, bound=bound, bound_class=words, status="optimal" if reached else "feasible")

@@ -6,7 +6,7 @@ What may be late, and k, change figures and seconds. The figures of all of them 
 (`topo.figures.retimed`), the seconds from stages that are costed once for each form and codec. The best k is exact
 where speeds are fixed: the settings are tried in the order of a lower bound on what the objective minimises, until the
 bound passes the best. Gradients of All-Reduce at pace 1 may also come late, to all alike, which changes no figure and
-costs steps of its own; or be sent layer by layer.
+costs steps of its own; or be sent layer by layer. Unequal paces stay as they are: nothing follows from them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from dataclasses import dataclass, field, replace
 
 from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.limits import most_pace
-from partreduce.planner.measuring import Figures, Label, assembled, pushed_by, steps_model
+from partreduce.planner.limits import most_pace, within_gap
+from partreduce.planner.measuring import Figures, Label, assembled, figures_of, pushed_by, steps_model
 from partreduce.planner.option import Option, known
 from partreduce.planner.preference import Costs, preference
 from partreduce.planner.steps_model import StepsModel
 from partreduce.planner.timings import Setting, Timings
 from partreduce.planner.travel import coded_words, hows_of, paying, timed, travelling
 from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.figures.evaluate import retimed
 from partreduce.topo.figures.retimed import Retimed
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import LOCKSTEP, How, Sending
+from partreduce.topo.strategies.axes import LOCKSTEP, Sending
 
 ALWAYS, MOST = 24, 48
 """Steps of a round that are considered in any case, and at most; between them as far as the steps model was fitted."""
@@ -37,30 +38,32 @@ MOST_SAMPLED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """A schedule at pace 1 in lockstep, with all that is the same for every setting of it.
+    """A schedule in lockstep at pace 1, or at unequal paces, with all that is the same for every setting of it.
 
-    `timings` are those of each form and codec in which its sums may travel, the finest codec first.
+    `timings` are those of each form and codec in which its sums may travel, the finest codec first. `figures` give
+    those of every pace where it is one for all.
     """
 
     schedule: Schedule
     job: Job
     timings: tuple[Timings, ...]
-    figures: Retimed
+    figures: Retimed | None
     usual: StepsModel
     _chosen: dict[Setting, Timings] = field(default_factory=dict)
+    _unequal: dict[Lateness, Figures] = field(default_factory=dict)
 
     @classmethod
     def of(cls, schedule: Schedule, job: Job) -> Axes:
-        """Cost, figures and stages of the schedule; its own pace and lateness are left aside.
+        """Cost, figures and stages of the schedule; one pace for all and lateness are left aside.
 
         Raises:
             PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
         """
-        from partreduce.topo.figures.evaluate import retimed
-
-        base = timed(schedule, LOCKSTEP, 1)
+        is_equal = isinstance(schedule.strategy.pace, int)
+        base = timed(schedule, LOCKSTEP, 1 if is_equal else schedule.strategy.pace)
         timings = tuple(Timings.of(base, job, costed) for costed in hows_of(base, job))
-        return cls(schedule=base, job=job, timings=timings, figures=retimed(base, job.push), usual=job.steps_model)
+        figures = retimed(base, job.push) if is_equal else None
+        return cls(schedule=base, job=job, timings=timings, figures=figures, usual=job.steps_model)
 
     def options(
         self, label: Label, paces: Sequence[int] = (), go_on: Callable[[], bool] = lambda: True
@@ -95,8 +98,9 @@ class Axes:
 
     def most(self) -> int:
         """The largest pace to consider: `ALWAYS`, or as far as the steps model reaches, within the largest gap."""
-        gap = most_pace(self.schedule, self.job.limits)
-        most = ALWAYS
+        if self.figures is None:
+            return int(within_gap(self.schedule, self.job.limits))
+        gap, most = most_pace(self.schedule, self.job.limits), ALWAYS
         while most < MOST and not self.extrapolates(Setting(Lateness.LOCKSTEP, most + 1)):
             most += 1
         return most if gap is None else min(most, gap)
@@ -142,11 +146,6 @@ class Axes:
             self._chosen[setting] = self.timings[paying(known, self.job) if known else 0]
         return self._chosen[setting]
 
-    def travelling_as(self, how: How) -> Timings | None:
-        """The timings of sums in this form and codec; None if this schedule and job have none such."""
-        whole = replace(how, sending=Sending.WHOLE)
-        return next((timing for timing in self.timings if timing.costed.how == whole), None)
-
     def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
         """What the objective looks at, once the seconds of a step are known."""
         return self.costs(setting, timing, timing.seconds(setting).step, model)
@@ -178,6 +177,10 @@ class Axes:
 
     def at(self, setting: Setting) -> Figures:
         """The figures of a setting; gradients that come late to all alike keep the workers together."""
+        if self.figures is None:
+            if setting.when not in self._unequal:
+                self._unequal[setting.when] = figures_of(setting.of(self.schedule), self.job)
+            return self._unequal[setting.when]
         late = setting.when is Lateness.LATE
         spread = self.figures.consensus_distance_at(setting.pace, late=late)
         pushed = self.figures.drift_at(setting.pace, late=late)
@@ -193,13 +196,13 @@ class Axes:
         """See `steps_model`; whether there is a correction depends on lateness and on a pace above 1, not on which."""
         if pushed_by(figures.drift, self.job) <= 0 or not self.job.drift_correction:
             return self.usual
-        like = timed(self.schedule, setting.when.when, min(setting.pace, 2))
-        return steps_model(like, self.job, figures)
+        like = setting._replace(pace=min(setting.pace, 2))
+        return steps_model(like.of(self.schedule), self.job, figures)
 
     def option(self, setting: Setting, label: Label, timing: Timings | None = None) -> Option:
         """The schedule as this setting runs it, with everything that decides."""
         timing = timing or self.timing(setting)
-        schedule = timed(self.schedule, setting.when.when, setting.pace)
+        schedule = setting.of(self.schedule)
         words = [label.name]
         if setting.pace > 1:
             if schedule.strategy.averages_everyone:

@@ -9,8 +9,7 @@ from math import inf
 from partreduce.planner.axes import Axes
 from partreduce.planner.front import PUBLISHED
 from partreduce.planner.job import Data, Job
-from partreduce.planner.lateness import Lateness
-from partreduce.planner.limits import within_gap, within_limits
+from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.option import Option
 from partreduce.planner.travel import timed
@@ -83,16 +82,12 @@ def competitors(
                 continue
             plain = schedule.strategy.averages_everyone
             # Where speeds differ, paces in proportion to them are the strongest competitors, so they come first.
-            matched = [
-                measure(timed(paced, one.when, paced.strategy.pace), job, label=_paced_label(label, one))
-                for paced in _paced(schedule, job)
-                for one in job.whens
-                if one.suits(paced.strategy) and within_gap(paced, job.limits) and fits(paced)
-            ]
+            for paced in _paced(schedule, job):
+                if fits(paced):
+                    options += Axes.of(paced, job).options(Label(name=f"paced {label}"))
             options += Axes.of(schedule, job).options(
                 Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
             )
-            options += matched
             if plain and not any(option.name == label for option in options):
                 options.append(measure(schedule, job, label=Label(name=label), form=Form.RING))
     return options
@@ -110,10 +105,6 @@ def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str,
             continue
         seen.add(schedule.strategy)
         yield schedule.name, schedule
-
-
-def _paced_label(label: str, lateness: Lateness) -> Label:
-    return Label(name=f"paced {label}" if lateness is Lateness.LOCKSTEP else f"paced {label} {lateness}")
 
 
 def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:

@@ -15,6 +15,7 @@ from partreduce.runtime.virtual_time.predict import predict
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.verify.base import Proof
+from partreduce.verify.prove import prove
 
 MAX_PLANS = 2
 """Times that everything else is planned for: the ways of tables decide how much that is, and what is recommended for it
@@ -83,8 +84,6 @@ def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] 
         InfeasibleError: as `plan` says.
         UnknownError: as `plan` says.
     """
-    from partreduce.verify.prove import prove
-
     tables, hardware = model.tables, job.hardware
     first = Schedule("all-reduce", job.cluster, AllReduce())
     chosen = choose_routes(tables, first, hardware, dense_bytes=model.dense_bytes, codecs=job.codecs)

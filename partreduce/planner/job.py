@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Literal
 
+from partreduce.planner.calibration import steps_model
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.steps_model import Optimizer, StepsModel, shipped
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, Push, check_cluster
+from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.pipeline import stability_limit
@@ -179,8 +181,6 @@ class Job:
     @property
     def steps_model(self) -> StepsModel:
         """What predicts the steps of a schedule without drift correction: the pilot's prices, or the shipped model."""
-        from partreduce.planner.calibration import steps_model
-
         model = shipped(self.optimizer, self.cluster.num_workers) if self.pilot is None else steps_model(self.pilot)
         return model if self.curvature is None else model.at_curvature(self.curvature)
 
@@ -190,7 +190,7 @@ class Job:
         return check_cluster(self.cluster)
 
     @property
-    def push(self) -> Push:
+    def push(self) -> Literal["worker", "node"]:
         """Which drift matters: `worker` or `node`."""
         return "node" if self.data is Data.PER_NODE else "worker"
 
@@ -269,17 +269,15 @@ class Job:
         return Clock(seconds=cap, effort=effort)
 
     def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
-        """What the search is asked; where the objective is not one of its figures, the one that the data makes matter.
+        """What the search is asked: little consensus distance at every cost, whatever the objective.
 
         `hints` are known schedules of the same cluster, from which the search starts. Where any form will do, costs are
         those of the hierarchical one, since no phase costs less as rings.
         """
-        by_data = Objective.CONSENSUS_DISTANCE if self.data is Data.SHUFFLED else Objective.DRIFT
         return Problem(
             cluster=self.cluster,
-            objective=self.objective if self.objective in SEARCHED else by_data,
+            objective=self.objective if self.objective in SEARCHED else Objective.CONSENSUS_DISTANCE,
             limits=self.limits,
             form=self.form or Form.HIERARCHICAL,
-            push=self.push,
             hints=hints,
         )

@@ -13,25 +13,17 @@ from partreduce.planner.trials.quorums import memory_of_groups
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
 
 
-def not_reached(missed: Mapping[str, Sequence[str]], num_found: int) -> list[str]:
-    """What the time did not reach: one sentence, with how many of each kind.
-
-    Args:
-        missed: names by what they are part of: the catalogue, or a kind that is run in virtual time.
-        num_found: schedules that the search found and nobody measured.
-    """
-    kinds = [f"{len(names)} of {what}" for what, names in missed.items() if names]
-    if num_found:
-        kinds.append(f"{num_found} that the search found")
-    if not kinds:
+def not_reached(missed: Mapping[str, Sequence[str]]) -> list[str]:
+    """What the time did not reach: one sentence, with how many of what each is part of."""
+    if not (count := sum(map(len, missed.values()))):
         return []
-    count = sum(map(len, missed.values())) + num_found
+    kinds = ", ".join(f"{len(names)} of {what}" for what, names in missed.items() if names)
     schedules = "schedule" if count == 1 else "schedules"
-    return [f"time ran out with {count} {schedules} unscored; raise --time-limit or --effort: {', '.join(kinds)}"]
+    return [f"time ran out with {count} {schedules} unscored; raise --time-limit or --effort: {kinds}"]
 
 
 def not_weighed(job: Job) -> list[str]:
-    """What would have been weighed of fewer workers, or with more memory; O(num_workers) samples where steps vary."""
+    """What is no candidate, though nobody asked for something else, and why; O(num_workers) where steps vary."""
     said, count = [], job.cluster.num_workers
     if count > MAX_GRAPH_WORKERS and (kinds := _of_fewer(job)):
         way_out = "; --when quorum weighs quorums of all workers" if "quorums" in kinds else ""
@@ -42,33 +34,25 @@ def not_weighed(job: Job) -> list[str]:
             f"quorums of groups are not weighed: a worker keeps {size(memory_of_groups(job))} for them, and max-queues "
             f"is {size(job.max_queues)}"
         )
-    if on_request.is_open(job) and (slow := Slowdown.of(job).slow):
+    if not on_request.is_open(job):
+        return said
+    slowdown = Slowdown.of(job)
+    if slow := slowdown.slow:
         them = ", ".join(str(worker) for worker, _ in slow[:4]) + ", …" * (len(slow) > 4)
         said.append(
             f"two answers are yours to weigh: leave worker{'s' * (len(slow) > 1)} {them} out, or give a smaller batch "
             "(docs/how-to/slow-worker.md)"
         )
-    return said
-
-
-def not_weighed_on_request(job: Job) -> list[str]:
-    """Why groups on request, pairs and servers are no candidates, where nobody asked for something else."""
-    what = "groups on request, pairs and servers are"
-    if on_request.is_open(job) and Slowdown.of(job).is_even:
-        return [
+    what, most = "groups on request, pairs and servers are", on_request.MOST_WORKERS
+    if slowdown.is_even:
+        said.append(
             f"{what} not weighed: no worker is slow and no step takes longer than others, which is what they answer"
-        ]
-    if on_request.is_open(job) and (most := on_request.MOST_WORKERS) < job.cluster.num_workers:
-        return [f"{what} weighed for at most {most} workers, not {job.cluster.num_workers}"]
-    return []
-
-
-def not_weighed_outer_steps(job: Job) -> list[str]:
-    """Why outer steps are no candidates where links are slower than computing, and nobody asked for something else."""
-    why = outer_steps.why_not_weighed(job)
-    if why and on_request.is_open(job) and outer_steps.is_thin(job):
-        return [f"outer steps (DiLoCo) are not weighed: {why}; --using diloco builds them"]
-    return []
+        )
+    elif count > most:
+        said.append(f"{what} weighed for at most {most} workers, not {count}")
+    if (why := outer_steps.why_not_weighed(job)) and outer_steps.is_thin(job):
+        said.append(f"outer steps (DiLoCo) are not weighed: {why}; --using diloco builds them")
+    return said
 
 
 def _of_fewer(job: Job) -> list[str]:

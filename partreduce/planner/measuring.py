@@ -14,7 +14,9 @@ from partreduce.planner.option import Option, known
 from partreduce.planner.steps_model import CORRECTED, StepsModel
 from partreduce.planner.travel import CostedHow, coded_words, cost_of, hows_of, paying, travelling
 from partreduce.topo.errors import PartreduceError
+from partreduce.topo.figures import consensus_distance, contraction, curved_distance, drift, late_distance
 from partreduce.topo.figures.base import Figure
+from partreduce.topo.figures.correction import is_correctable
 from partreduce.topo.pilot import Probe
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
@@ -70,10 +72,7 @@ def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: F
     Raises:
         PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
     """
-    from partreduce.topo.figures import consensus_distance, contraction, curved_distance, drift, late_distance
-
-    spread, pushed = consensus_distance(schedule), drift(schedule, job.push)
-    figures = Figures(spread, pushed, contraction(schedule), curved_distance(schedule), late_distance(schedule))
+    figures = figures_of(schedule, job)
     if form is None:
         costed_hows = hows_of(schedule, job)
     else:
@@ -86,6 +85,16 @@ def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: F
             named = replace(named, name=" ".join([named.name, *words]))
         options.append(_measured(schedule, job, named, costed, figures))
     return options[paying([option.costs for option in options], job)]
+
+
+def figures_of(schedule: Schedule, job: Job) -> Figures:
+    """Of a schedule as it stands.
+
+    Raises:
+        PartreduceError: it has no fixed phases, or a figure could not be found within its limit.
+    """
+    spread, pushed = consensus_distance(schedule), drift(schedule, job.push)
+    return Figures(spread, pushed, contraction(schedule), curved_distance(schedule), late_distance(schedule))
 
 
 def _measured(schedule: Schedule, job: Job, label: Label, costed: CostedHow, figures: Figures) -> Option:
@@ -159,8 +168,6 @@ def pushed_by(drift: Figure, job: Job) -> float:
 
 def steps_model(schedule: Schedule, job: Job, figures: Figures) -> StepsModel:
     """The model with drift correction where the job allows it, the schedule has it, and it needs fewer steps."""
-    from partreduce.topo.figures.correction import is_correctable
-
     usual, noise, pushed = job.steps_model, known(figures.consensus_distance), pushed_by(figures.drift, job)
     if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
         return usual

@@ -5,23 +5,21 @@ torch is imported by the functions, since nothing else of the planner needs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any
 
 from partreduce.planner.table_prices import IN_ORDER, Table
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.strategies.routes import Gradient, Route, TableWay
 from partreduce.topo.timing.tables import Touched
 from partreduce.user_function import function_of, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     import torch
 
-    from partreduce.topo.cluster import Cluster
 
 STEPS = 20
 """Steps of all workers that are measured at most."""

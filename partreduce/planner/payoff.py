@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
+from partreduce.planner.axes import Axes
 from partreduce.planner.gain import best_plain, decisive_time
 from partreduce.planner.job import PIPELINE_WIDTH, Job
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.measuring import Label, seconds_of
+from partreduce.planner.measuring import Label
 from partreduce.planner.option import Option
 from partreduce.planner.recommend import ms, permitted
-from partreduce.planner.travel import cheapest_hows, coded_words, travelling
+from partreduce.planner.travel import WORTH, cheapest_hows, coded_words, travelling
 from partreduce.planner.work import work_of
 from partreduce.topo.figures.pipeline import stability_limit
 from partreduce.topo.hardware import CodecSeconds
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, How
 from partreduce.topo.timing.cost import communication
 
@@ -30,55 +31,44 @@ def late_and_small(chosen: Option, options: Sequence[Option], job: Job) -> list[
     return [*_codec_pays(chosen, options, job), *_pipeline_pays(chosen, options, job)]
 
 
-class _Coded(NamedTuple):
-    """An option with a codec: seconds per step of all, of the wire, and of coding; and of the wire as numbers are."""
-
-    how: How
-    step: float
-    wire: float
-    coding: float
-    plain_wire: float
-
-    @property
-    def saved(self) -> float:
-        return self.plain_wire - self.wire
-
-
 def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     if chosen.facts is not None:
         return []
     if job.codec is Codec.NONE:
         return _would_gain(chosen, options, job)
-    if chosen.how.codec is not Codec.NONE:
-        coded = _priced(chosen, job, chosen.how)
+    schedule, is_coded = chosen.schedule, chosen.how.codec is not Codec.NONE
+    plain, *coarser = cheapest_hows(schedule, job)
+    hows = [chosen.how] if is_coded else [costed.how for costed in coarser]
+    if not hows:
+        refused = schedule.strategy.refuses_codec(schedule.cluster)
+        why = refused or "drift correction learns from means, and from rounded ones it learns wrongly"
+        return [f"its sums travel as they are: {why.partition(';')[0]}"]
+    taken = [(how, *_on_the_wire(schedule, job, how)) for how in hows]
+    how, wire, coding = min(taken, key=lambda one: one[1] + one[2])
+    if is_coded:
         said = (
-            f"its sums travel in {_named(chosen.how)}, as its file says: {ms(coded.wire)} on the wire and "
-            f"{ms(coded.coding)} for coding per step, where numbers as they are would take {ms(coded.plain_wire)}; a "
-            "codec had no measurable price in steps (benchmarks/results/late_and_small.md)"
+            f"its sums travel in {_named(how)}, as its file says: {ms(wire)} on the wire and {ms(coding)} for coding "
+            f"per step, where numbers as they are would take {ms(plain.cost.per_step)}; a codec had no measurable "
+            "price in steps (benchmarks/results/late_and_small.md)"
         )
         return [said]
-    if job.codecs == (Codec.NONE,):
-        return [
-            "its sums travel as they are: drift correction learns from means, and from rounded ones it learns wrongly"
-        ]
-    if reason := chosen.schedule.strategy.refuses_codec(chosen.schedule.cluster):
-        return [f"its sums travel as they are: {reason.partition(';')[0]}"]
-    tried = [_priced(chosen, job, how) for how in _coded(chosen, job)]
-    if not tried:
-        return []
-    best = min(tried, key=lambda one: (one.step, one.coding - one.saved))
-    sums = f"{_named(best.how)} would cost {ms(best.coding)} for coding and save {ms(best.saved)} of wire per step"
-    if best.coding >= best.saved:
-        return [f"its sums travel as they are: {sums}"]
-    if best.step >= chosen.step_seconds * (1 - 1e-9):
-        return [f"its sums travel as they are: {sums}, which computing already hides"]
-    return [f"its sums travel as they are: {sums}, less than 1 % of the step's time"]
+    said = (
+        f"its sums travel as they are: {_named(how)} would cost {ms(coding)} for coding and save "
+        f"{ms(plain.cost.per_step - wire)} of wire per step, which makes no step shorter by more than {WORTH:.0%}"
+    )
+    return [said]
+
+
+def _on_the_wire(schedule: Schedule, job: Job, how: How) -> tuple[float, float]:
+    """Seconds of a step on the wire, and for coding."""
+    free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
+    runs = travelling(schedule, how)
+    cost, wire = (communication(runs, hardware, form=how.form).per_step for hardware in (job.hardware, free))
+    return wire, cost - wire
 
 
 def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     """What codecs would gain at the least: for the recommendation, the best plain option and the fastest that may."""
-    from partreduce.planner.axes import Axes
-
     allowed = replace(job, codec=None)
     kept = permitted(options, job)
     may = [one for one in kept if not one.schedule.strategy.refuses_codec(one.schedule.cluster)]
@@ -99,21 +89,6 @@ def _would_gain(chosen: Option, options: Sequence[Option], job: Job) -> list[str
         f"{ms(best.step_seconds)} per step); it rounds what is sent, so it is left to you"
     )
     return [said]
-
-
-def _coded(option: Option, job: Job) -> list[How]:
-    """The cheapest form of each codec that it may have."""
-    hows = [costed.how for costed in cheapest_hows(option.schedule, job)]
-    return [how for how in hows if how.codec is not Codec.NONE]
-
-
-def _priced(option: Option, job: Job, how: How) -> _Coded:
-    """An option as it stands with its sums in another codec."""
-    free = replace(job.hardware, codec=tuple((codec.value, CodecSeconds()) for codec in Codec))
-    runs = travelling(option.schedule, how)
-    cost, wire = (communication(runs, hardware, form=how.form).per_step for hardware in (job.hardware, free))
-    plain = cheapest_hows(option.schedule, job)[0].cost.per_step
-    return _Coded(how, seconds_of(runs, job, how.form).step, wire, cost - wire, plain)
 
 
 def _pipeline_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:

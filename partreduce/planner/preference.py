@@ -12,8 +12,6 @@ from partreduce.schedulers.synthesis.problem import Limits, Objective
 MAX_STEPS_RATIO_WHEN_CHEAP = 1.25
 """`--objective communication` takes the cheapest option that is predicted to need at most a quarter more steps."""
 
-SLACK = 1 + 1e-9
-"""Costs that differ by less than this factor are equal."""
 NOTHING = 1e-12
 """What is below it is the rounding of a zero."""
 

@@ -29,6 +29,7 @@ from partreduce.planner.preference import preference
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import InputError, PartreduceError, UnknownError
+from partreduce.topo.figures import exact_consensus_distance
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import Form
 
@@ -98,8 +99,6 @@ def most_queues(job: Job) -> float:
 
 def _exactly(option: Option) -> Fraction | None:
     """The consensus distance as a fraction where it can be had."""
-    from partreduce.topo.figures import exact_consensus_distance
-
     try:
         return exact_consensus_distance(option.schedule)
     except PartreduceError:  # no rule, or one of too many local ranks

@@ -15,11 +15,19 @@ from partreduce.topo.timing.event_graph import TimedPeriod
 
 
 class Setting(NamedTuple):
-    """What may be late, the steps of a round, and whether gradients go in one piece or layer by layer."""
+    """What may be late, the steps of a round, and whether gradients go in one piece or layer by layer.
+
+    Of unequal paces `pace` is 1: they stay as they are.
+    """
 
     when: Lateness
     pace: int
     sending: Sending = Sending.WHOLE
+
+    def of(self, schedule: Schedule) -> Schedule:
+        """A schedule in lockstep at pace 1, or at unequal paces, in this setting."""
+        own = schedule.strategy.pace
+        return timed(schedule, self.when.when, self.pace if isinstance(own, int) else own)
 
     @property
     def is_late(self) -> bool:
@@ -28,7 +36,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """The stages of a schedule at pace 1, in one form and codec; what was computed is kept."""
+    """The stages of a schedule at pace 1, or at unequal paces, in one form and codec; what was computed is kept."""
 
     schedule: Schedule
     job: Job
@@ -39,7 +47,7 @@ class Timings:
 
     @classmethod
     def of(cls, schedule: Schedule, job: Job, costed: CostedHow) -> Timings:
-        """Cost the stages of a schedule that is at pace 1 in lockstep."""
+        """Cost the stages of a schedule in lockstep."""
         runs = travelling(schedule, costed.how)
         period = TimedPeriod.of(runs, job.hardware, job.compute_times(), form=costed.how.form)
         return cls(schedule=schedule, job=job, costed=costed, period=period)
@@ -53,7 +61,7 @@ class Timings:
         cost = self.costed.cost
         if setting.sending is Sending.LAYERS:
             cost = cost_of(self.schedule, self.job, self.how(setting))
-        return Sent(cost.per_round / setting.pace, cost.nic_bytes_per_step / setting.pace)
+        return Sent(cost.per_step / setting.pace, cost.nic_bytes_per_step / setting.pace)
 
     def seconds(self, setting: Setting) -> Seconds:
         if setting not in self._seconds:
@@ -63,14 +71,21 @@ class Timings:
     def _timed(self, setting: Setting) -> Seconds:
         times, pace = self.job.compute_times(), setting.pace
         if not times.is_fixed or setting.sending is Sending.LAYERS:
-            runs = travelling(timed(self.schedule, setting.when.when, pace), self.how(setting))
+            runs = travelling(setting.of(self.schedule), self.how(setting))
             return seconds_of(runs, self.job, self.costed.how.form)
+        if not self.is_equal:
+            return Seconds(self.period.cycle(when=setting.when.when).per_step, times.base)
         if not setting.is_late and self.period.steps.max() == self.period.steps.min():
             # Everybody computes as long, so every way through a period gains the same from a longer round.
             return Seconds((self.first(setting.when) + (pace - 1) * times.base) / pace, times.base)
         if pace == 1:
             return Seconds(self.first(setting.when), times.base)
         return Seconds(self.period.cycle(pace=pace, when=setting.when.when).per_step, times.base)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all workers have one pace."""
+        return isinstance(self.schedule.strategy.pace, int)
 
     def first(self, when: Lateness) -> float:
         """Seconds of a round of one step, at fixed speeds."""
@@ -84,6 +99,8 @@ class Timings:
         A longer round adds to every cycle of workers that wait for one another at least the fastest one's computing
         for each step; late, where communication may fill the time, it adds nothing for sure.
         """
+        if not self.is_equal:
+            return self.seconds(setting).step
         steps, pace = self.period.steps, setting.pace
         added = 0.0 if setting.is_late else (pace - 1) * float(steps.min())
         return max(float(steps.max()), (self.first(setting.when) + added) / pace)

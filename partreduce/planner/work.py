@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from partreduce.planner.job import Job
-    from partreduce.schedulers.synthesis.clock import Clock
-    from partreduce.topo.schedule import Schedule
+from partreduce.planner.job import Job
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.topo.schedule import Schedule
 
 PER_OPTION = 1e-2
 """Figures of a rule, or of few workers."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from partreduce.demo.results import Result
 from partreduce.report.axes import logarithmic, quiet
+from partreduce.report.grid import Grid
 from partreduce.report.palette import EDGE, GREY, INK, PALE, style
 from partreduce.report.picture import legend_below, new_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.figure import Figure
-
-    from partreduce.demo.results import Result
-    from partreduce.report.grid import Grid
 
 
 def draw_curves(measured: Sequence[Result], target: float) -> Figure:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from partreduce.planner.job import Data
+from partreduce.planner.option import Option
+from partreduce.planner.plan import Plan
 from partreduce.report.axes import COMMUNICATION, CONSENSUS_DISTANCE, DRIFT, logarithmic, quiet
 from partreduce.report.palette import ALARM, GREY, INK, PALE, style
+from partreduce.report.picture import legend_below, new_figure
 
 TIME = "predicted time to a loss (ms per step of All-Reduce)"
 PLACES = tuple(
@@ -20,14 +24,9 @@ PLACES = tuple(
 """Where a name may stand beside its point, best first: points along and upwards, and its side that they measure to."""
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.transforms import Bbox
-
-    from partreduce.planner.option import Option
-    from partreduce.planner.plan import Plan
 
 
 def draw_front(planned: Plan, data: Data) -> Figure:
@@ -36,8 +35,6 @@ def draw_front(planned: Plan, data: Data) -> Figure:
     Raises:
         MissingFeatureError: matplotlib is not installed.
     """
-    from partreduce.report.picture import legend_below, new_figure
-
     figure = new_figure(6.4, 8.8)  # narrow, so that its type can be read on a telephone
     axes = figure.subplots(2, 1)
     shuffled = data is Data.SHUFFLED

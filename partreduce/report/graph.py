@@ -9,11 +9,11 @@ import numpy as np
 from partreduce.report.palette import GREY, INK, OKABE_ITO, PALE, style
 from partreduce.report.picture import legend_below, new_figure
 from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from partreduce.topo.schedule import Schedule
 
 MAX_WORKERS = 512
 MAX_ROUNDS = 12

@@ -135,18 +135,19 @@ def _shown_nodes(schedule: Schedule, max_workers: int) -> list[int]:
 def _note(schedule: Schedule, nodes: list[int], workers: int, period: int) -> str:
     parts = []
     if workers < schedule.num_workers:
-        runs = _runs(nodes)
+        runs = ", ".join(runs_of(nodes))
         parts.append(f"{workers} of {schedule.num_workers} workers (nodes {runs} of {schedule.cluster.num_nodes})")
     if period < (whole := schedule.phased.period):
         parts.append(f"the first {period} of {whole} phases")
     return "Shown: " + " and ".join(parts) if parts else ""
 
 
-def _runs(nodes: list[int]) -> str:
+def runs_of(numbers: Sequence[int]) -> list[str]:
+    """Rising numbers in words: `3-5` where some follow one another."""
     runs: list[list[int]] = []
-    for node in nodes:
-        if runs and node == runs[-1][1] + 1:
-            runs[-1][1] = node
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
         else:
-            runs.append([node, node])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+            runs.append([number, number])
+    return [str(a) if a == b else f"{a}-{b}" for a, b in runs]

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from io import BytesIO
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partreduce.report.grid import Grid, runs_of
 from partreduce.report.palette import EDGE, FRAME, INK, PALE, SURFACE
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import InputError
 from partreduce.topo.extras import require
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from partreduce.report.grid import Grid
 
 MAX_PANELS = 12
 UNIT = 0.42
@@ -240,12 +239,6 @@ def _join(axis: Axes, spots: list[tuple[int, int]], colour: str) -> None:
 
 
 def _phase_title(phases: list[int]) -> str:
-    runs: list[list[int]] = []
-    for t in phases:
-        if runs and t == runs[-1][1] + 1:
-            runs[-1][1] = t
-        else:
-            runs.append([t, t])
-    parts = [str(a) if a == b else f"{a}-{b}" for a, b in runs]
+    parts = runs_of(phases)
     shown = ", ".join(parts[:6]) + (", …" if len(parts) > 6 else "")
     return f"step {shown}" if len(phases) == 1 else f"steps {shown}"

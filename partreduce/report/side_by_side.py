@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from partreduce.report.axes import quiet
@@ -9,8 +10,6 @@ from partreduce.report.palette import COMMUNICATE, COMMUNICATE_HATCH, COMPUTE, E
 from partreduce.report.picture import new_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.figure import Figure
 
 ROOM = 1.25

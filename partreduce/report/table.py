@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table as RichTable
+from rich import box
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.table import Table as RichTable
+from rich.text import Text
 
 GAP = 2
 """Blank cells between two columns: one of padding and one in place of a divider."""
@@ -80,15 +81,10 @@ class Table:
 
     def _natural(self, index: int) -> int:
         """The cells that the column takes when nothing in it folds; headers may break between words."""
-        from rich.text import Text
-
         cells = [Text.from_markup(cells[index]).cell_len for cells, _ in self.rows]
         return max([*cells, *(len(word) for word in self.columns[index].header.split()), 1])
 
     def _drawn(self, kept: list[int], widths: list[int]) -> RichTable:
-        from rich import box
-        from rich.table import Table as RichTable
-
         result = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
         for index, width in zip(kept, widths, strict=True):
             column = self.columns[index]

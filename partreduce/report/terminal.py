@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from rich import box
+from rich.table import Table
+from rich.text import Text
 
 from partreduce.console import size
+from partreduce.report.grid import Grid
+from partreduce.topo.hardware import Hardware, Switch
 from partreduce.topo.switches import above
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from partreduce.report.grid import Grid
-    from partreduce.topo.hardware import Hardware, Switch
-
 
 CELL = 4
 
@@ -29,10 +26,6 @@ def terminal_tables(grid: Grid, width: int) -> list[Table]:
 
 
 def _part(grid: Grid, phases: range) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
     result = Table(
         box=box.SIMPLE_HEAD, title=grid.title if phases.start == 0 else None, title_justify="left",
         caption=(grid.note or None) if phases.stop == grid.num_phases else None, padding=(0, 0),

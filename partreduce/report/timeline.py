@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.report.palette import COMMUNICATE, COMMUNICATE_HATCH, COMPUTE, INK, PALE, WAIT
 from partreduce.report.picture import new_figure
+from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.topo.cluster import Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from partreduce.runtime.virtual_time.timeline import Timeline
-    from partreduce.topo.cluster import Cluster
-
-    Times = npt.NDArray[np.float64]
+Times = npt.NDArray[np.float64]
 
 MAX_ROWS = 40
 MAX_EVENTS = 500_000

@@ -227,20 +227,15 @@ def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG0
     """One for the mean model, the send buffer, each result that may wait (the sum that runs among them), and the taken.
 
     A call takes all that wait, or one, and others may come while it applies them. With `latest` one result waits beside
-    the sum that runs.
+    the sum that runs. Of groups: the shadow, what rounds changed in it since the last taking, where results that wait
+    are added up, and a round's snapshot and sum, whatever the queue.
     """
     when = strategy.when
     assert isinstance(when, Quorum), "the registry names the protocol"
+    if not strategy.averages_gradients:
+        return 4
     waiting = when.staleness if when.keeps_equal else 2
     return 2 + waiting + (when.staleness if when.keeps_equal and when.count is Counting.OPEN_ROUND else 1)
-
-
-def _quorum_of_groups_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
-    """The shadow, what rounds changed in it since the last taking, and a round's snapshot and sum, whatever the queue.
-
-    Results that wait are added up in the second: it is what the training's parameters lack of the shadow.
-    """
-    return 4
 
 
 ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
@@ -249,6 +244,5 @@ ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     Generated.kind: _generated_arrays,
     "gap": _gap_arrays,
     "quorum": _quorum_arrays,
-    "quorum-groups": _quorum_of_groups_arrays,
 }
 """By `Strategy.protocol` the arrays of what has no fixed phases, so that no claim `memory` speaks of it."""

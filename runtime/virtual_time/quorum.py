@@ -28,10 +28,9 @@ from partreduce.runtime.virtual_time.machine import Meeting, Step, VirtualMachin
 from partreduce.runtime.virtual_time.record import QuorumRecord
 from partreduce.runtime.virtual_time.recorder import Recorder
 from partreduce.runtime.virtual_time.timeline import Timeline
-from partreduce.schedulers.protocols.base import Action, Machine, Note, Outcome, Received, Send
-from partreduce.schedulers.protocols.partial import Here, partial_of
-from partreduce.schedulers.protocols.partial_groups import partial_groups_of
-from partreduce.schedulers.protocols.partial_sides import MEETING, Begin, Call, Finish
+from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
+from partreduce.schedulers.protocols.partial import Partial, members_of
+from partreduce.schedulers.protocols.partial_state import MEETING, Begin, Call, Finish, Here, PartialState
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.timing import loads
@@ -47,8 +46,7 @@ class Mean:
     """Event: the mean of all models is there."""
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(Partial):
     """A quorum's machine with names for what takes time beside computing and sums: grace, and the mean of models.
 
     The protocol says what happens, never when: it lets a thread enter a round that is activated at any time, and models
@@ -56,39 +54,25 @@ class Waiting:
     ended; with one that comes in time it enters at once.
     """
 
-    machine: Machine[Any]
-    setting: Quorum
-
-    @property
-    def num_processes(self) -> int:
-        return self.machine.num_processes
-
-    @property
-    def channels(self) -> Sequence[tuple[int, int]]:
-        return self.machine.channels
-
-    def start(self, process: int) -> Outcome[Any]:
-        return self.machine.start(process)
-
-    def ready(self, process: int, state: Any) -> Sequence[Hashable]:  # noqa: ANN401 - either protocol's
+    def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:
         """As the protocol, with what waits by its own name."""
-        found = list(self.machine.ready(process, state))
+        found = list(super().ready(process, state))
         if self.setting.grace and not state.buffer and not state.resting:
             found = [BeginWithout() if event == Begin() else event for event in found]
         if state.stage == MEETING:
             found.append(Mean())
         return found
 
-    def step(self, process: int, state: Any, event: object) -> Outcome[Any]:  # noqa: ANN401 - as above
+    def step(self, process: int, state: PartialState, event: object) -> Outcome[PartialState]:
         """As the protocol; the mean of models is the meeting by which it otherwise sends word."""
         if isinstance(event, Mean):
             actions: tuple[Action, ...] = ()
             for other in range(self.num_processes):
                 if other != process:
-                    state, more = self.machine.step(process, state, Received(other, Here(state.version)))
+                    state, more = super().step(process, state, Received(other, Here(state.version)))
                     actions += more
             return state, actions
-        after, actions = self.machine.step(process, state, Begin() if isinstance(event, BeginWithout) else event)
+        after, actions = super().step(process, state, Begin() if isinstance(event, BeginWithout) else event)
         return after, tuple(one for one in actions if not (isinstance(one, Send) and isinstance(one.message, Here)))
 
 
@@ -99,7 +83,7 @@ class QuorumTiming(Recorder):
         seconds: that each worker computes for each of its calls, shape (num_rounds, num_workers).
         way: (source, to) → seconds that word is on its way.
         sum_seconds: (worker, round) → seconds of its group's sum.
-        group_of: (worker, round) → the members of its group; None if all are one group.
+        members: (worker, round) → those of its group.
         mean_seconds: of a mean of all models.
         grace: seconds that a thread waits for a call of its own worker.
 
@@ -116,15 +100,15 @@ class QuorumTiming(Recorder):
         seconds: npt.NDArray[np.float64],
         way: Callable[[int, int], float],
         sum_seconds: Callable[[int, int], float],
+        members: Callable[[int, int], tuple[int, ...]],
         *,
-        group_of: Callable[[int, int], tuple[int, ...]] | None = None,
         mean_seconds: float = 0.0,
         grace: float = 0.0,
     ) -> None:
         super().__init__(seconds)
         self._way, self._sum_seconds, self._mean_seconds, self._grace = way, sum_seconds, mean_seconds, grace
         self._everybody = tuple(range(seconds.shape[1]))
-        self._group_of = group_of or (lambda worker, round_: self._everybody)  # noqa: ARG005
+        self._members = members
         self.sums = np.full((2, *seconds.shape), np.nan)
         self.gradients = np.zeros(seconds.shape, dtype=np.int64)
         self.ages: list[int] = []
@@ -148,7 +132,7 @@ class QuorumTiming(Recorder):
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401
         """A group's sum is one operation of its members, the mean of all models one of all."""
         if isinstance(event, Finish):
-            members = self._group_of(process, state.done)
+            members = self._members(process, state.done)
             return Meeting((state.done, members[0]), members, self._sum_seconds(process, state.done))
         if isinstance(event, Mean):
             return Meeting(("mean", state.version), self._everybody, self._mean_seconds)
@@ -187,23 +171,17 @@ class QuorumTiming(Recorder):
 
 
 def run_quorum(case: Case) -> Timeline:
-    """Every worker's rounds under a quorum of all. O(num_rounds · n) messages, for a number O(num_rounds · n²)."""
-    setting, count = case.schedule.strategy.when, case.schedule.num_workers
-    assert isinstance(setting, Quorum), "the registry chose this function"
-    return _run(case, Waiting(partial_of(setting, count), setting), None)
+    """Every worker's rounds under a quorum of all or of each group; a round is O(n · size of a group) messages.
 
-
-def run_quorum_of_groups(case: Case) -> Timeline:
-    """Every worker's rounds under a quorum of each group. O(num_rounds · n · size of a group) messages."""
-    machine = partial_groups_of(case.schedule)
-    return _run(case, Waiting(machine, machine.setting), machine.group_of)
-
-
-def _run(case: Case, machine: Waiting, group_of: Callable[[int, int], tuple[int, ...]] | None) -> Timeline:
-    schedule, cluster, setting, size = case.schedule, case.schedule.cluster, machine.setting, case.size()
+    Where one worker starts a round, and not a number of them, it is O(n).
+    """
+    schedule, cluster, size = case.schedule, case.schedule.cluster, case.size()
+    setting, grouped = schedule.strategy.when, not schedule.strategy.averages_everyone
+    assert isinstance(setting, Quorum), "the registry names the protocol"
+    group_of = members_of(schedule) if grouped else None
+    machine = Waiting(setting, cluster.num_workers, group_of=group_of, collective=False)
     everybody = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
-    grouped = () if group_of is None else tuple(map(schedule.phase, range(schedule.phased.period)))
-    phases = (everybody, *grouped)
+    phases = (everybody, *(map(schedule.phase, range(schedule.phased.period)) if grouped else ()))
     loaded = [loads.of_phase(phase, cluster, case.hardware, model_bytes=size, form=case.form.value) for phase in phases]
     labels = [phase.labels() for phase in phases]  # (num_workers,) each, -1 for who rests
     seconds_of = [np.append(one.seconds(), 0.0) for one in loaded]  # of each group, and of who rests
@@ -211,7 +189,7 @@ def _run(case: Case, machine: Waiting, group_of: Callable[[int, int], tuple[int,
     def place(round_: int) -> int:
         """Which of the phases a round is."""
         late = round_ - schedule.prologue
-        return 0 if group_of is None or late < 0 else 1 + late % len(grouped)
+        return 1 + late % (len(phases) - 1) if grouped and late >= 0 else 0
 
     def sum_seconds(worker: int, round_: int) -> float:
         phase = place(round_)
@@ -221,7 +199,7 @@ def _run(case: Case, machine: Waiting, group_of: Callable[[int, int], tuple[int,
         case.seconds(),
         InTurn(cluster, case.hardware).latency,
         sum_seconds,
-        group_of=group_of,
+        machine.members,
         mean_seconds=float(seconds_of[0][0]),
         grace=setting.grace * 1e-6,
     )

@@ -8,7 +8,7 @@ from partreduce.runtime.virtual_time.case import Case
 from partreduce.runtime.virtual_time.gaps import run_gaps
 from partreduce.runtime.virtual_time.groups import run_groups
 from partreduce.runtime.virtual_time.pairs import run_pairs
-from partreduce.runtime.virtual_time.quorum import run_quorum, run_quorum_of_groups
+from partreduce.runtime.virtual_time.quorum import run_quorum
 from partreduce.runtime.virtual_time.rounds import run_rounds
 from partreduce.runtime.virtual_time.servers import run_servers
 from partreduce.runtime.virtual_time.timeline import Timeline
@@ -30,7 +30,6 @@ PROTOCOLS = {
     Server.kind: run_servers,
     "gap": run_gaps,
     "quorum": run_quorum,
-    "quorum-groups": run_quorum_of_groups,
 }
 """What runs each `Strategy.protocol`, by which workers write to each other as it comes; others have fixed phases."""
 

@@ -8,9 +8,8 @@
   `hints` spell known schedules in them;
 * `schedule_model`: schedules decided by CP-SAT (`cp_sat`) where a limit says which groups may be used, as more hints;
 * `scoring`: thousands of periods at once, through the covariance that phases pass on;
-* where the search over one alphabet begins (`alphabet_search`): hints, and `segments` between full averages put
-  together, `scored_periods` all of them, which fill one `archive`;
-* `refinement` of what that leaves on the front: the phases in use put together anew, and windows rebuilt;
+* `period_search` over one alphabet, which fills an `archive`: hints, `segments` between full averages put together, and
+  `windows` of what is on the front built anew;
 * the bound: `age_bound` over the phases of a complete alphabet;
 * `candidates`: what is left as schedules with figures of `topo`, and the choice among them.
 """

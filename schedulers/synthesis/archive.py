@@ -6,6 +6,7 @@ Arrays have one entry per bin; a *value* is the figure that is kept low, consens
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,18 @@ FINEST = 1 / 200
 """The geometric half of the bins starts at this share of the greatest cost: cheap schedules differ by factors."""
 
 
+EQUAL = 1e-12
+"""Values that differ by less are equal."""
+
+
+class Entry(NamedTuple):
+    """A period of the archive; its cost is in seconds per step."""
+
+    value: float
+    cost: float
+    indices: Indices
+
+
 class Archive:
     """One schedule per cost bin: the one with the least value there. Bin edges are upper limits, budgets included."""
 
@@ -33,38 +46,35 @@ class Archive:
         self.costs: Floats = np.full(len(self.edges), np.inf)
         self.indices: list[Indices | None] = [None] * len(self.edges)
 
-    def offer(self, costs: Floats, values: Floats, indices: Callable[[int], Indices]) -> bool:
-        """Keep what improves its bin; `indices(i)` is only called for those. Returns whether any did."""
+    def offer(self, costs: Floats, values: Floats, indices: Callable[[int], Indices]) -> None:
+        """Keep what improves its bin, and of equal values the shorter period: it needs fewer communicators."""
         bins = np.searchsorted(self.edges, costs, side="left")
         inside = np.isfinite(values) & (bins < len(self.edges))
-        better = np.flatnonzero(inside & (values < self.values[np.minimum(bins, len(self.edges) - 1)] - 1e-12))
-        improved = False
-        for index in better[np.argsort(values[better])].tolist():
-            place = int(bins[index])
-            if values[index] < self.values[place] - 1e-12:
-                self.values[place], self.costs[place] = values[index], costs[index]
-                self.indices[place] = indices(index)
-                improved = True
-        return improved
+        as_good = np.flatnonzero(inside & (values < self.values[np.minimum(bins, len(self.edges) - 1)] + EQUAL))
+        for index in as_good[np.argsort(values[as_good])].tolist():
+            place, period = int(bins[index]), indices(index)
+            known = self.indices[place]
+            if values[index] < self.values[place] - EQUAL or known is None or len(period) < len(known):
+                self.values[place], self.costs[place], self.indices[place] = values[index], costs[index], period
 
-    def best_within(self, budget: float) -> tuple[float, float, Indices] | None:
-        """(value, cost, indices) of the least value at a cost of at most `budget`."""
+    def best_within(self, budget: float) -> Entry | None:
+        """The least value at a cost of at most `budget`."""
         return self._least(self.values, self.costs <= up_to(budget))
 
-    def cheapest_below(self, value: float) -> tuple[float, float, Indices] | None:
-        """(value, cost, indices) of the least cost at a value of at most `value`."""
+    def cheapest_below(self, value: float) -> Entry | None:
+        """The least cost at a value of at most `value`."""
         return self._least(self.costs, self.values <= up_to(value))
 
-    def _least(self, measure: Floats, permitted: npt.NDArray[np.bool_]) -> tuple[float, float, Indices] | None:
+    def _least(self, measure: Floats, permitted: npt.NDArray[np.bool_]) -> Entry | None:
         places = np.flatnonzero(permitted & np.isfinite(self.values))
         return self._entry(int(places[np.argmin(measure[places])])) if len(places) else None
 
-    def _entry(self, place: int) -> tuple[float, float, Indices]:
+    def _entry(self, place: int) -> Entry:
         indices = self.indices[place]
         assert indices is not None, "bins with a finite value hold a period"
-        return float(self.values[place]), float(self.costs[place]), indices
+        return Entry(float(self.values[place]), float(self.costs[place]), indices)
 
-    def front(self) -> list[tuple[float, float, Indices]]:
-        """The non-dominated (value, cost, indices), by rising cost."""
+    def front(self) -> list[Entry]:
+        """The non-dominated entries, by rising cost."""
         entries = [self._entry(place) for place in np.flatnonzero(np.isfinite(self.values)).tolist()]
-        return non_dominated(entries, lambda entry: (entry[1], entry[0]))
+        return non_dominated(entries, lambda entry: (entry.cost, entry.value))

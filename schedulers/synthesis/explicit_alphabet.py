@@ -54,24 +54,14 @@ def partitions(items: tuple[int, ...]) -> Iterator[Groups]:
                 yield ((first, *members), *others)
 
 
-def explicit_space(num_workers: int, paces: npt.NDArray[np.int64], node_of: npt.NDArray[np.int32], push: str) -> Space:
+def explicit_space(num_workers: int, paces: npt.NDArray[np.int64]) -> Space:
     """One class (C = 1, G = n): all workers, the mean projected out. A round adds pace_i steps of noise at worker i."""
     centre = np.eye(num_workers) - 1.0 / num_workers  # (n, n)
     instants = int(paces.max())
     steps = np.arange(1, instants)[:, None] * paces // instants  # (instants − 1, n): steps made by each inner instant
     inner = float(steps.sum()) * (1 - 1 / num_workers)
-    # Columns of the push: (n, n), one per worker, or (n, nodes), one per node.
-    pushed = np.eye(num_workers) if push == "worker" else 1.0 * (node_of[:, None] == np.arange(node_of.max() + 1))
     fresh = centre @ np.diag(paces.astype(np.float64)) @ centre
-    return Space(
-        num_workers,
-        np.ones(1),
-        fresh[None],
-        (centre @ (paces[:, None] * pushed))[None],
-        inner,
-        instants,
-        (centre @ (steps[:, :, None] * pushed))[:, None],
-    )
+    return Space(num_workers, np.ones(1), fresh[None], inner, instants)
 
 
 def no_larger_than(problem: Problem) -> str:
@@ -201,7 +191,7 @@ def explicit_alphabet(
     node_of = cluster.node_of()
     alphabet = Alphabet(
         cluster,
-        explicit_space(n, paces, node_of, problem.push),
+        explicit_space(n, paces),
         tuple(Phase.from_groups(n, kept[i]) for i in cheap.tolist()),
         matrices_of(rows[cheap])[:, None],
         costs[cheap],

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 from typing import TypeVar
 
 import numpy as np
 
 from partreduce.schedulers.synthesis.age_bound import DualBound, dual_bound
 from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
-from partreduce.schedulers.synthesis.alphabet_search import AlphabetSearch, SearchStage, within_limits
-from partreduce.schedulers.synthesis.candidates import (
-    bounded,
-    candidate,
-    class_of,
-    nearest,
-    pareto,
-    preferred,
-    primitive,
-)
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cluster_shape import (
     crossing_bound,
@@ -34,8 +25,8 @@ from partreduce.schedulers.synthesis.explicit_alphabet import (
     explicit_alphabet,
 )
 from partreduce.schedulers.synthesis.hints import budgets_of
+from partreduce.schedulers.synthesis.period_search import Search, SearchStage
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
-from partreduce.schedulers.synthesis.refinement import refine
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.schedulers.synthesis.schedule_model import decided_schedules
 from partreduce.topo.schedule import Schedule
@@ -50,14 +41,14 @@ COMPOSING_SHARE = 0.4
 """Part of an alphabet's time in which known schedules are looked up and compositions solved."""
 BOUND_SHARE = 0.2
 """Part of an alphabet's time that its bounds may take."""
-REPORT_SHARE = 0.25
-"""Part of an alphabet's time that is kept at the most for the figures of what was found."""
 MAX_REPORTED = 60
-"""Candidates of one alphabet that get their figures."""
+"""Candidates of one alphabet that are reported."""
 PER_RULE = 2e-4
 """Nominal seconds to list, cost and write one phase of a rule."""
-PER_CANDIDATE, PER_ENTRY = 1.2e-2, 1e-8
-"""Nominal seconds of one candidate's figures, and of each of its n³ · period entries where those are dense."""
+TOLERANCE = 5e-5
+"""A consensus distance within this of its proved bound is called optimal (the bound's tables are float32)."""
+LOCKSTEP_CLASS = "in lockstep"
+"""How the class of a bound says that no averaging is late; whoever converts the bound says otherwise in its place."""
 
 
 def search(
@@ -68,7 +59,7 @@ def search(
     seed: int,
     progress: Callable[[SearchStage], None] | None = None,
 ) -> Front:
-    """Search for the schedules of a cluster that trade communication against consensus distance (or drift) best.
+    """Search for the schedules of a cluster that trade communication against consensus distance best.
 
     Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's pace chosen from
     `problem.paces` or derived from the slowdowns. The time is kept (the last evaluation may overrun it a little).
@@ -98,34 +89,33 @@ def search(
         reached = clock.passed(until)
         reason = "the time was over before the search began" if reached else _too_large(problem)
         return _without_search(Status.UNKNOWN, reason, clock.elapsed - begun, seed)
-    candidates: list[Candidate] = []
+    by_alphabet: list[list[Candidate]] = []
     bounds: list[DualBound] = []
     doubts: list[str] = []
     for index, alphabet in enumerate(alphabets):
         start = clock.position()
         end = start + (until - start) / (len(alphabets) - index)
-        tried = AlphabetSearch(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
+        tried = Search(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
         tried.start(start + COMPOSING_SHARE * (end - start))
         bound = _bound(problem, tried, start + (COMPOSING_SHARE + BOUND_SHARE) * (end - start))
         tried.tell("searching")
-        _refine(problem, tried, end - _kept_for_figures(tried, end - start), seed + index)
-        measured = _candidates(problem, tried, before=end)
+        tried.refine(end)
+        by_alphabet.append(_candidates(problem, tried, bound))
         if bound is not None:
             bounds.append(bound)
-            measured = [bounded(one, bound, problem) for one in measured]
             if shortfall := beyond(problem, bound):
                 doubts.append(f"{class_of(bound, problem)}: {shortfall}")
-        candidates += measured
-    front = pareto(candidates)
-    best = preferred(problem, candidates)
+    # In turns, since those of other paces make shorter steps of as much communication.
+    found = [one for turn in zip_longest(*by_alphabet) for one in turn if one is not None]
+    best = preferred(problem, found)
     if best is not None:
         status, reason = best.status if problem.objective is Objective.CONSENSUS_DISTANCE else Status.FEASIBLE, ""
     elif len(doubts) == len(alphabets):
         status, reason = Status.INFEASIBLE, "; ".join(doubts)
     else:
-        status, reason = Status.UNKNOWN, nearest(problem, candidates)
+        status, reason = Status.UNKNOWN, nearest(problem, found)
     return Front(
-        candidates=front,
+        candidates=tuple(sorted(found, key=lambda one: one is not best)),
         best=best,
         status=status,
         seconds=clock.elapsed - begun,
@@ -142,24 +132,6 @@ def _decided(problem: Problem, clock: Clock, until: float, seed: int) -> list[Sc
     if not limits.choose_groups or problem.cluster.num_workers <= MAX_ALL_PARTITIONS:
         return []
     return list(decided_schedules(problem, clock, start + DECIDED_SHARE * (until - start), seed=seed))
-
-
-def _refine(problem: Problem, tried: AlphabetSearch, until: float, seed: int) -> None:
-    """Refine the archives, which share the time."""
-    for index, archive in enumerate(tried.archives):
-        now, by_drift = tried.clock.position(), archive is tried.second
-        end = now + (until - now) / (len(tried.archives) - index)
-        tried.fill(archive, end)
-        refine(
-            tried.alphabet,
-            problem,
-            archive,
-            clock=tried.clock,
-            until=end,
-            seed=seed,
-            targets=[target for target in tried.asked if target.budget is not None or not by_drift],
-            by_drift=by_drift,
-        )
 
 
 def impossible(problem: Problem) -> str | None:
@@ -225,7 +197,7 @@ def _proof(problem: Problem, bound: DualBound) -> str:
     return f"{text}; consensus distance {value:.6g} needs {1e3 * bound.budget_for(value):.4g} ms per step or more"
 
 
-def _bound(problem: Problem, tried: AlphabetSearch, until: float) -> DualBound | None:
+def _bound(problem: Problem, tried: Search, until: float) -> DualBound | None:
     """The age bound over the phases of a complete alphabet.
 
     It is made tight at the communication that is asked for, or that the least found for the asked consensus distance
@@ -238,7 +210,7 @@ def _bound(problem: Problem, tried: AlphabetSearch, until: float) -> DualBound |
     value = problem.most_consensus_distance
     cheapest = None if value is None else tried.archive.cheapest_below(value)
     if cheapest is not None:
-        budgets.append(cheapest[1])
+        budgets.append(cheapest.cost)
     return dual_bound(
         tried.alphabet,
         lambda: clock.passed(until),
@@ -247,57 +219,90 @@ def _bound(problem: Problem, tried: AlphabetSearch, until: float) -> DualBound |
     )
 
 
-def _work_of(alphabet: Alphabet, period: int) -> float:
-    """Nominal seconds of the figures of one candidate."""
-    dense = 0 if alphabet.radices is not None else alphabet.cluster.num_workers**3 * period
-    return PER_CANDIDATE + PER_ENTRY * dense
+def _candidates(problem: Problem, tried: Search, bound: DualBound | None) -> list[Candidate]:
+    """The archive's front: what was asked for, the best at what each hint communicates, then the others, spread."""
+    archive, limits = tried.archive, problem.limits
+    budget, value = limits.max_communication, problem.most_consensus_distance
+    asked = [
+        archive.best_within(np.inf if budget is None else budget),
+        archive.cheapest_below(np.inf if value is None else value),
+        *_spread([archive.best_within(budget) for budget in budgets_of(problem)]),
+    ]
+    result: dict[Indices, Candidate] = {}
+    for entry in (*asked, *scattered(archive.front(), lambda entry: (entry.cost, entry.value))):
+        if entry is None or len(result) >= MAX_REPORTED:
+            continue
+        indices = primitive(entry.indices, limits.min_period)
+        if indices in result or (tried.allowed is not None and not tried.allowed(indices)):
+            continue
+        result[indices] = Candidate(
+            schedule=tried.alphabet.schedule(indices, f"synthesised-{len(indices)}-phases-{1e3 * entry.cost:.4g}ms"),
+            communication_seconds_per_step=entry.cost,
+            consensus_distance=entry.value,
+            status=Status.FEASIBLE,
+        )
+    found = list(result.values())
+    return found if bound is None else [bounded(one, bound, problem) for one in found]
 
 
-def _kept_for_figures(tried: AlphabetSearch, span: float) -> float:
-    """What of the time is kept for figures: those of one candidate are tried, the others take about as long."""
-    front = tried.archive.front()
-    if not front:
-        return 0.0
-    clock, start = tried.clock, tried.clock.position()
-    longest = max((entry[2] for entry in front), key=len)
-    if clock.effort is None and not clock.passed(start + REPORT_SHARE * span):
-        candidate(tried.problem, tried.alphabet, longest)
-        each = clock.position() - start
-    else:
-        each = _work_of(tried.alphabet, len(longest))
-    return min(REPORT_SHARE * span, 1.2 * each * min(MAX_REPORTED, len(front)))
+def bounded(one: Candidate, bound: DualBound, problem: Problem) -> Candidate:
+    """The same candidate with the bound at its own communication; optimal where it meets it.
 
-
-def _candidates(problem: Problem, tried: AlphabetSearch, *, before: float) -> list[Candidate]:
-    """The archives' fronts with their figures recomputed by `topo`, which the search does not share code with.
-
-    What was asked for comes first, then the best at what each hint communicates, then those on the front's lower convex
-    hull and the rest of it (`scattered`), until `before`.
+    The bound speaks of one class of schedules and of no other: of the form whose costs were counted, and in lockstep.
     """
-    alphabet, clock = tried.alphabet, tried.clock
-    budget, value = problem.limits.max_communication, problem.most_consensus_distance
-    allowed = within_limits(alphabet, problem.limits)
-    result: list[Candidate] = []
-    seen: set[Indices] = set()
-    for archive in tried.archives:
-        asked = [
-            archive.best_within(np.inf if budget is None else budget),
-            archive.cheapest_below(np.inf if value is None else value),
-        ]
-        hinted = [archive.best_within(budget) for budget in budgets_of(problem)]
-        for entry in (*asked, *_spread(hinted), *scattered(archive.front(), lambda entry: (entry[1], entry[0]))):
-            if entry is None or len(result) >= MAX_REPORTED:
-                continue
-            indices = primitive(entry[2], problem.limits.min_period)
-            if indices in seen or (allowed is not None and not allowed(indices)):
-                continue
-            work = _work_of(alphabet, len(indices))
-            if result and not clock.fits(work, before):
-                return result
-            seen.add(indices)
-            result.append(candidate(problem, alphabet, indices))
-            clock.charge(work)
-    return result
+    floor = bound.at(one.communication_seconds_per_step)
+    status = Status.OPTIMAL if one.consensus_distance <= floor + TOLERANCE else Status.FEASIBLE
+    return replace(one, bound=floor, bound_class=class_of(bound, problem), status=status)
+
+
+def class_of(bound: DualBound, problem: Problem) -> str:
+    """The schedules that a bound covers, in words: another form or a late averaging may do better."""
+    return f"{bound.described}, of any period, {LOCKSTEP_CLASS}, with sums in the form {problem.form}"
+
+
+def primitive(indices: Indices, least: int = 1) -> Indices:
+    """The shortest period, of at least `least` phases, whose repetition is the given one."""
+    for length in range(least, len(indices)):
+        if len(indices) % length == 0 and indices == indices[:length] * (len(indices) // length):
+            return indices[:length]
+    return indices
+
+
+def preferred(problem: Problem, candidates: list[Candidate]) -> Candidate | None:
+    """The least communication within the limits where that is the objective, else the least consensus distance."""
+    limits = problem.limits
+    fitting = [
+        c
+        for c in candidates
+        if limits.allow_communication(c.communication_seconds_per_step)
+        and limits.allow_consensus_distance(c.consensus_distance)
+    ]
+    by_cost = problem.objective is Objective.COMMUNICATION
+
+    def worth(one: Candidate) -> tuple[float, int]:
+        least = one.communication_seconds_per_step if by_cost else one.consensus_distance
+        return round(least, 9), one.period
+
+    return min(fitting, key=worth, default=None)
+
+
+def nearest(problem: Problem, candidates: list[Candidate]) -> str:
+    """Which candidate comes nearest to limits that none keeps, in one line."""
+    budget = problem.limits.max_communication
+    if not candidates:
+        return "no schedule that keeps all limits was found in the time; relax a limit or give more time"
+    least = min(candidates, key=lambda c: c.communication_seconds_per_step)
+    if budget is not None and not problem.limits.allow_communication(least.communication_seconds_per_step):
+        return (
+            f"no schedule within {budget:.6g} s per step was found; the cheapest found takes "
+            f"{least.communication_seconds_per_step:.6g} s per step"
+        )
+    fitting = [c for c in candidates if problem.limits.allow_communication(c.communication_seconds_per_step)]
+    best = min(fitting, key=lambda c: c.consensus_distance)
+    return (
+        f"no schedule with consensus distance at most {problem.most_consensus_distance:.6g} was found; "
+        f"the least found within the budget is {best.consensus_distance:.6g}"
+    )
 
 
 def scattered(front: list[T], at: Callable[[T], tuple[float, float]]) -> list[T]:

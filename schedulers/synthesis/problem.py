@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
-from typing import Literal
 
 from partreduce.schedulers.synthesis.age_bound import DualBound
 from partreduce.topo.cluster import Cluster
@@ -15,8 +14,6 @@ from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.timing.cost import bytes_of
-
-Push = Literal["worker", "node"]
 
 
 class Status(StrEnum):
@@ -38,7 +35,7 @@ class Status(StrEnum):
 class Objective(StrEnum):
     """What to minimise within the limits; the front is the same for all.
 
-    The search minimises the figures (`SEARCHED`); the planner picks from what the search finds by any of them.
+    The search looks for little consensus distance at every cost; what it finds is chosen from by any of them.
     """
 
     BALANCED = "balanced"
@@ -57,8 +54,8 @@ class Objective(StrEnum):
     """Seconds per step with slow and jittering workers."""
 
 
-SEARCHED = frozenset({Objective.COMMUNICATION, Objective.CONSENSUS_DISTANCE, Objective.DRIFT})
-"""The objectives that are a figure of the schedule alone, which the search can minimise."""
+SEARCHED = frozenset({Objective.COMMUNICATION, Objective.CONSENSUS_DISTANCE})
+"""The objectives that the search knows."""
 
 
 ROUNDING = 1e-9
@@ -173,7 +170,6 @@ class Problem:
     objective: Objective = Objective.CONSENSUS_DISTANCE
     limits: Limits = field(default_factory=Limits)
     form: Form = Form.RING
-    push: Push = "worker"
     paces: tuple[tuple[int, ...], ...] | None = None
     model_bytes: int | None = None
     hints: tuple[Schedule, ...] = ()
@@ -220,31 +216,32 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One schedule with its figures.
+    """One schedule as the search scored it; the planner measures it by `topo`, which shares no code with the search.
 
     `bound` is a proved lower bound on the consensus distance of every schedule of `bound_class` that communicates no
-    more, None if there is none; drift is for the problem's push.
+    more, None if there is none.
     """
 
     schedule: Schedule
-    name: str
     communication_seconds_per_step: float
     consensus_distance: float
-    drift: float
-    step_seconds: float
-    period: int
     status: Status
     bound: float | None = None
     bound_class: str = ""
 
+    @property
+    def period(self) -> int:
+        return self.schedule.period
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Front:
-    """The non-dominated candidates, by rising communication; `status` is about the problem as a whole.
+    """The candidates in the order in which they are worth measuring, and what is known of the problem.
 
-    `best` is the candidate that the objective prefers within the limits (None when there is none), `reason` one line
-    about an infeasible or unknown answer with the nearest possible thing, `proof` what the bounds cover, one for each
-    choice of paces.
+    The best comes first; each beginning of the others is spread over the front of each choice of paces. `best` is the
+    candidate that the objective prefers within the limits (None when there is none), `reason` one line about an
+    infeasible or unknown answer with the nearest possible thing, `proof` what the bounds cover, one for each choice of
+    paces.
     """
 
     candidates: tuple[Candidate, ...]

@@ -95,7 +95,7 @@ def aligned_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase
     yield from sorted(seen, key=lambda phase: (len(phase), str([str(block) for block in phase])))
 
 
-def rule_space(workers_per_node: int, radices: Sequence[int], *, push: str = "worker") -> Space:
+def rule_space(workers_per_node: int, radices: Sequence[int]) -> Space:
     """The classes of the digit group: class c is the set of digits on which a character is non-trivial."""
     # Shapes: C = 2^k classes, one per set of digits; G local ranks.
     sets = digit_sets(len(radices))
@@ -104,14 +104,7 @@ def rule_space(workers_per_node: int, radices: Sequence[int], *, push: str = "wo
     eye = np.eye(workers_per_node)
     centre = eye - 1.0 / workers_per_node  # the mean lives in the class of the empty set alone
     fresh = np.stack([centre if not c else eye for c in sets])
-    if push == "worker":
-        columns = fresh.copy()
-    else:
-        # One push per node is constant in the node: on a character it is a column of ones over the local ranks.
-        ones = np.zeros((workers_per_node, workers_per_node))
-        ones[:, 0] = 1.0
-        columns = np.stack([np.zeros_like(ones) if not c else ones for c in sets])
-    return Space(num_workers, multiplicity, fresh, columns)
+    return Space(num_workers, multiplicity, fresh)
 
 
 def phase_matrices(phase: RulePhase, workers_per_node: int, num_digits: int) -> Floats:
@@ -170,7 +163,7 @@ def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> A
     costs = np.array([rule_cost(phase, radices, problem) for phase in phases])
     crosses = np.array([any(block.across for block in phase) for phase in phases])
     described = f"rules over node radices {list(radices)} with plain means{no_larger_than(problem)}"
-    space = rule_space(size, radices, push=problem.push)
+    space = rule_space(size, radices)
     alphabet = Alphabet(
         problem.cluster, space, phases, matrices, costs, crosses, radices, complete=complete, described=described
     )

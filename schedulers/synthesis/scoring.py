@@ -1,4 +1,4 @@
-"""Scoring thousands of candidate schedules at once: consensus distance and drift from small matrices.
+"""Scoring thousands of candidate schedules at once: consensus distance from small matrices.
 
 All phases of one search act on the same few invariant subspaces ("classes"; one for explicit groups, 2^k for a rule of
 k digits). What some consecutive phases do is summed up by how they map the covariance Σ of the workers' distance to
@@ -10,8 +10,8 @@ a `CovarianceMap`, and such maps compose associatively. So the rest of a period 
 of one phase costs one more composition and one periodic Lyapunov equation. `topo.figures` computes the same figures
 schedule by schedule; a test compares the two.
 
-Shapes: C classes of size G; `...` are leading axes (candidates, phases), which broadcast; T phases of a period; K
-columns of a push. ⟨·, ·⟩ and tr are taken on the space of all n workers: each class counts `multiplicity` times.
+Shapes: C classes of size G; `...` are leading axes (candidates, phases), which broadcast. ⟨·, ·⟩ and tr are taken on
+the space of all n workers: each class counts `multiplicity` times.
 """
 
 from __future__ import annotations
@@ -44,17 +44,14 @@ class Space:
 
     `multiplicity` (C,), how often each class stands in the space of all n workers; `fresh` (C, G, G), the covariance
     that one round of steps adds off the mean; `inner`, the sum over the instants inside a round of its trace;
-    `push` (C, G, K), the columns of a constant push in one round, `inside` (instants − 1, C, G, K) what of them is done
-    at each instant inside a round; `instants`, the largest pace. `clock`, if given, is charged for all work below.
+    `instants`, the largest pace. `clock`, if given, is charged for all work below.
     """
 
     num_workers: int
     multiplicity: Floats
     fresh: Floats
-    push: Floats
     inner: float = 0.0
     instants: int = 1
-    inside: Floats | None = None
     clock: Clock | None = None
 
     def charge(self, matrices: Floats, times: float = 1.0) -> None:
@@ -162,31 +159,6 @@ def steady(period: CovarianceMap) -> tuple[Floats, Floats]:
     # Weights run backwards through the periods: U ← Pᵀ U P + U of one period, the same equation for Pᵀ.
     weight = steady_state(transposed, period.weight, negligible=NEGLIGIBLE, max_doublings=MAX_DOUBLINGS)
     return covariance.covariance, weight.covariance
-
-
-def drift(space: Space, matrices: Floats) -> Floats:
-    """The drift of whole schedules over all instants: matrices (..., T, C, G, G) → (...). O(T·P·C·G³) each."""
-    num_phases = matrices.shape[-4]
-    space.charge(matrices, 3.0)
-    # One period from zero: after it the state is its constant part, and P is what it does to where it started.
-    state = np.zeros_like(space.push)  # (..., C, G, K) from the first phase on
-    product = np.broadcast_to(np.eye(matrices.shape[-1]), matrices.shape[-3:])  # (..., C, G, G)
-    for t in range(num_phases):
-        matrix = matrices[..., t, :, :, :]
-        state, product = matrix @ (state + space.push), matrix @ product
-    # The state z that a period reproduces solves (I − P) z = the constant part; where that is singular a harmless
-    # system is solved instead, and the answer is infinite.
-    rest = np.eye(matrices.shape[-1]) - product
-    converges = np.abs(np.linalg.det(rest)).min(axis=-1) > 1e-12
-    rest = np.where(converges[..., None, None, None], rest, np.eye(matrices.shape[-1]))
-    state = np.asarray(np.linalg.solve(rest, state), dtype=np.float64)
-    total = np.zeros(matrices.shape[:-4])
-    for t in range(num_phases):
-        for done in () if space.inside is None else space.inside:
-            total += ((state + done) ** 2).sum(axis=(-2, -1)) @ space.multiplicity
-        state = matrices[..., t, :, :, :] @ (state + space.push)
-        total += (state**2).sum(axis=(-2, -1)) @ space.multiplicity
-    return np.where(converges, total / (space.num_workers * num_phases * space.instants), np.inf)
 
 
 def _trace(space: Space, stack: Floats) -> Floats:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,16 +23,21 @@ from partreduce.topo.arithmetic.pareto import non_dominated
 
 Floats = npt.NDArray[np.float64]
 
-PER_COST = 4
-"""Beginnings of each cost that a beam search goes on with at the least."""
-BINS_PER_SEGMENT = 120
-"""Bins of cost that the dearest segment spans in the dynamic program."""
-BEAM = 160
-"""Beginnings that a beam search goes on with, about."""
 PER_BEGINNING = 2e-5
 """Nominal seconds of one beginning of a beam search, beside its matrices."""
 PER_TRIAL, PER_ENTRY = 6e-6, 1.4e-9
 """Nominal seconds of trying one segment in the dynamic program, and of each of its entries."""
+
+
+class Beam(NamedTuple):
+    """Beginnings that a beam search goes on with, about, and how many of them for each cost at the least.
+
+    `bins` of cost are what the dearest segment spans in the dynamic program.
+    """
+
+    width: int
+    per_cost: int
+    bins: int = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +49,12 @@ class Segment:
     value: float
 
 
-def segments_of(
-    alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: int = BEAM, per_cost: int = PER_COST
-) -> list[Segment]:
+def segments_of(alphabet: Alphabet, max_length: int, expired: Callable[[], bool], *, beam: Beam) -> list[Segment]:
     """Good segments of every length up to `max_length`, ending in the full average; [] if there is none.
 
-    Beam search from consensus: at each length, for each cost, the few beginnings (`per_cost`) with the least
-    consensus distance so far and the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in
-    the alphabet.
+    Beam search from consensus: at each length, for each cost, the few beginnings with the least consensus
+    distance so far and the least still in the workers are kept. Shapes: B beginnings in the beam, A phases in the
+    alphabet.
     """
     full = alphabet.full_average()
     if full is None:
@@ -76,7 +80,7 @@ def segments_of(
             space, covariance + space.fresh, gains
         )  # (B, A): consensus distance after each next phase
         new_costs, new_values = costs[:, None] + alphabet.costs, values[:, None] + left
-        keep = worth_extending(new_costs.ravel(), new_values.ravel(), left.ravel(), beam, per_cost)
+        keep = worth_extending(new_costs.ravel(), new_values.ravel(), left.ravel(), beam)
         parent, phase = np.divmod(keep, len(alphabet))
         begun = [(*begun[p], a) for p, a in zip(parent.tolist(), phase.tolist(), strict=True)]
         matrices = alphabet.matrices[phase]
@@ -85,9 +89,7 @@ def segments_of(
     return segments
 
 
-def worth_extending(
-    costs: Floats, values: Floats, later: Floats, beam: int, per_cost: int = PER_COST
-) -> npt.NDArray[np.int64]:
+def worth_extending(costs: Floats, values: Floats, later: Floats, beam: Beam) -> npt.NDArray[np.int64]:
     """The entries worth extending: for each distinct cost the best few, then the best over a range of prices.
 
     Best is the least of `values`, what was paid so far, and `later`, an estimate of what is to come.
@@ -98,14 +100,14 @@ def worth_extending(
     order = np.lexsort((ahead, rounded))
     first = np.r_[True, np.diff(rounded[order]) != 0]
     rank = np.arange(len(order)) - np.maximum.accumulate(np.where(first, np.arange(len(order)), 0))
-    kept = order[rank < per_cost]
-    if len(kept) <= beam:
+    kept = order[rank < beam.per_cost]
+    if len(kept) <= beam.width:
         return np.asarray(kept, dtype=np.int64)
     scale = max(float(costs.max()), 1e-12)
     chosen: set[int] = set()
     for price in (*np.geomspace(0.05, 200.0, 15) / scale, 1e9):
         score = ahead[kept] + price * costs[kept]
-        chosen.update(kept[np.argsort(score)[: beam // 16]].tolist())
+        chosen.update(kept[np.argsort(score)[: beam.width // 16]].tolist())
     return np.array(sorted(chosen), dtype=np.int64)
 
 
@@ -115,21 +117,21 @@ def sketch_front(
     expired: Callable[[], bool] = lambda: False,
     clock: Clock | None = None,
     *,
-    bins_per_segment: int = BINS_PER_SEGMENT,
+    bins: int,
 ) -> dict[Indices, float]:
     """Good compositions over the whole range of costs at once, by dynamic programming on (period, cost).
 
-    Costs are rounded to bins, so single entries may miss the optimum. O(P · S · bins). Periods that the time does not
+    Costs are rounded to bins, so single entries may miss the optimum. O(P² · S · bins). Periods that the time does not
     reach are left out. With each goes the sum of its segments' values.
     """
     if not segments:
         return {}
     longest = limits.max_period
-    unit = max(s.cost for s in segments) / bins_per_segment
-    bins = longest * bins_per_segment + 1
+    unit = max(s.cost for s in segments) / bins
+    places = longest * bins + 1
     # Entry (p, b): the least sum of consensus distances of p phases of costs in bin b, and the segment that ends them.
-    table = np.full((longest + 1, bins), np.inf)
-    choice = np.full((longest + 1, bins), -1, dtype=np.int64)
+    table = np.full((longest + 1, places), np.inf)
+    choice = np.full((longest + 1, places), -1, dtype=np.int64)
     table[0, 0] = 0.0
     steps = [round(s.cost / unit) for s in segments]
     for period in range(1, longest + 1):
@@ -137,12 +139,12 @@ def sketch_front(
             longest = period - 1
             break
         if clock is not None:
-            clock.charge(sum(len(s.indices) <= period for s in segments) * (PER_TRIAL + PER_ENTRY * bins))
+            clock.charge(sum(len(s.indices) <= period for s in segments) * (PER_TRIAL + PER_ENTRY * places))
         for index, segment in enumerate(segments):
             length, step = len(segment.indices), steps[index]
             if length > period:
                 continue
-            trial = table[period - length, : bins - step] + segment.value
+            trial = table[period - length, : places - step] + segment.value
             better = trial < table[period, step:] - 1e-12
             table[period, step:][better] = trial[better]
             choice[period, step:][better] = index

@@ -203,11 +203,6 @@ class Static(Phased):
         """What a quorum brings late is progress, of any pace."""
 
     @property
-    def protocol(self) -> str:
-        """A quorum of each group is another protocol than one of all workers."""
-        return f"{self.when.protocol}-groups" if self.when.protocol else ""
-
-    @property
     def keeps_matrices(self) -> bool:
         """By a quorum who is late brings what it has, so that all members are in every mean (of shadow models)."""
         return True

@@ -1,8 +1,8 @@
 """Reading `when.quorum`: rounds that start when enough workers have come, and what late gradients count for.
 
 Which gradients a round of all sums is decided while the job runs. So there is no matrix and no phase to speak about,
-and only the claims on rounds that a quorum starts are read (`claims/quorum.py`). Where the groups of a schedule start
-so, everybody in a group is averaged, so the schedule has its matrices (`claims/quorum_groups.py`).
+and only the claims on rounds that a quorum starts are read (`facts/quorum.py`). Where the groups of a schedule start
+so, everybody in a group is averaged, so the schedule has its matrices (`facts/quorum.py`).
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from partreduce.planner.option import Option, known
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import payer
+from partreduce.runtime.virtual_time.predict import ARRAYS
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.figures.curved_distance import distance_like
 from partreduce.topo.strategies.axes import Codec
@@ -162,8 +163,6 @@ def memory_bytes(strategy: Strategy, job: Job) -> float:
     Raises:
         ScheduleError: a queue without a limit.
     """
-    from partreduce.runtime.virtual_time.predict import ARRAYS
-
     return ARRAYS[strategy.protocol](strategy, job.cluster.num_workers) * (job.hardware.model_bytes or 0)
 
 

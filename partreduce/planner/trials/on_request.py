@@ -25,6 +25,10 @@ from partreduce.planner.recommend import ms
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, error_of, memory_bytes
 from partreduce.planner.trials.quorum_runs import price_of
+from partreduce.runtime.virtual_time.case import Case
+from partreduce.runtime.virtual_time.groups import run_groups
+from partreduce.runtime.virtual_time.pairs import run_pairs
+from partreduce.runtime.virtual_time.servers import run_servers
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.cluster import Cluster
@@ -169,11 +173,6 @@ ON_REQUEST = (
 
 
 def _run(schedule: Schedule, job: Job, met: Meetings) -> Timeline:
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.runtime.virtual_time.groups import run_groups
-    from partreduce.runtime.virtual_time.pairs import run_pairs
-    from partreduce.runtime.virtual_time.servers import run_servers
-
     form, times = schedule.strategy.how.form, job.compute_times()
     case = Case(schedule, job.hardware, times, ROUNDS, job.seed, model_bytes=None, form=form)
     if isinstance(schedule.strategy, Generated):

@@ -36,7 +36,7 @@ FRAGMENTS = (2, 4, 8)
 class OuterSteps(Kind):
     """DiLoCo's kind, whole or streamed, over everybody or above nodes that average in each step."""
 
-    word, name, share = "outer", "outer steps", 0.02
+    word, name, share = "outer", "outer steps", 0.04
 
     def weighs(self, job: Job) -> bool:
         return not why_not_weighed(job) and is_thin(job)

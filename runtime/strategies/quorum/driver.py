@@ -24,10 +24,9 @@ from partreduce.runtime.strategies.missing import Missing
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.transport.mailbox import Message
-from partreduce.schedulers.protocols.base import Machine, Note, Received, Send
-from partreduce.schedulers.protocols.partial import Here
-from partreduce.schedulers.protocols.partial_groups import Ended
-from partreduce.schedulers.protocols.partial_sides import (
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.partial import Partial
+from partreduce.schedulers.protocols.partial_state import (
     COMPUTING,
     MEETING,
     Activate,
@@ -35,7 +34,10 @@ from partreduce.schedulers.protocols.partial_sides import (
     Begin,
     Call,
     End,
+    Ended,
     Finish,
+    Here,
+    PartialState,
     Share,
     Take,
 )
@@ -109,16 +111,6 @@ class Payload(ABC, Generic[Sum]):
         """The sum is there."""
 
 
-class Rounds(Machine[Any], Protocol):
-    """The protocol of a quorum of all workers (`Partial`), or of each group (`PartialGroups`)."""
-
-    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Machine
-        """Whether the last round of all is taken."""
-
-    def awaited(self, process: int, state: Any) -> tuple[int, ...]:  # noqa: ANN401 - as in Machine
-        """Whose coming may start the open round."""
-
-
 @dataclass(frozen=True, slots=True)
 class Begun(Generic[Sum]):
     """A round that the collective thread is in, with what this worker brings."""
@@ -148,7 +140,7 @@ class Word:
     to: tuple[int, ...]
 
 
-class QuorumDriver(GenerationDriver[Any], Generic[Sum]):
+class QuorumDriver(GenerationDriver[PartialState], Generic[Sum]):
     """The protocol object, its state and the payload of one worker; a segment is a generation.
 
     Args:
@@ -159,9 +151,9 @@ class QuorumDriver(GenerationDriver[Any], Generic[Sum]):
         grace: seconds that a round which may begin waits for this worker's own gradient.
     """
 
-    machine: Rounds
+    machine: Partial
 
-    def __init__(self, machine: Rounds, rank: int, payload: Payload[Sum], *, log: QuorumLog, grace: float) -> None:
+    def __init__(self, machine: Partial, rank: int, payload: Payload[Sum], *, log: QuorumLog, grace: float) -> None:
         super().__init__(machine, rank, generation=-1)
         self.rank, self.payload, self.log = rank, payload, log
         self.error: BaseException | None = None

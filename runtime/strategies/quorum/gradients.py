@@ -81,9 +81,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         self.refuse_failure()
         self.count_from_here()
         self.sums.refuse_sparse()
-        self.driver.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
-        self.wait(self.driver.may_take)
-        taken = self.driver.take()
+        taken = self.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
         last = self._applied(taken, but_last=True)
         if last is not None:
             self._put(last)
@@ -100,19 +98,15 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
         self.refuse_failure()
         self.count_from_here()
-        driver, further = self.driver, 0
-        driver.end()
-        while not driver.has_ended():
-            self.wait(lambda: driver.may_take() or driver.has_ended())
-            if driver.may_take():
-                taken = driver.take()
-                further += taken.by
-                if apply:
-                    self._applied(taken, but_last=False)
-                else:
-                    driver.release(taken.sums)
-                self._synchronise()
-        driver.close_segment()
+
+        def applied(taken: Taken[GradientSum]) -> None:
+            if apply:
+                self._applied(taken, but_last=False)
+            else:
+                self.driver.release(taken.sums)
+            self._synchronise()
+
+        further = self.end_segment(applied)
         if self.when.keeps_equal:
             self._compare(warns=apply)  # what is dropped was applied by some and not by others
         self._open()

@@ -14,7 +14,7 @@ from partreduce.runtime.strategies.quorum.rounds import room_for
 from partreduce.runtime.strategies.quorum.runner import QuorumRunner
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.needed_groups import member_sets
-from partreduce.schedulers.protocols.partial_groups import PartialGroups, members_of
+from partreduce.schedulers.protocols.partial import Partial, members_of
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.quorum import Quorum
 
@@ -117,7 +117,7 @@ class QuorumGroups(QuorumRunner[Snapshot], ParameterRunner):
         groups = member_sets(schedule, run.rank)
         largest = max([1, *map(len, groups)])
         self.shadows = Shadows(run.flat.buckets, room_for(largest), self._group)
-        machine = PartialGroups(when, schedule.num_workers, lambda worker, r: self._members(worker, self._first + r))
+        machine = Partial(when, schedule.num_workers, group_of=lambda worker, r: self._members(worker, self._first + r))
         self._first = 0
         """The schedule's round with which this segment began."""
         self._has_progress = False
@@ -149,18 +149,12 @@ class QuorumGroups(QuorumRunner[Snapshot], ParameterRunner):
         """
         self.refuse_failure()
         self._open()
-        driver, rounds = self.driver, 0
+        rounds = 0
         self.shadows.keeps_model = not apply
         if self._has_progress and apply:
             rounds += self._call()
         self._has_progress = False
-        driver.end()
-        while not driver.has_ended():
-            self.wait(lambda: driver.may_take() or driver.has_ended())
-            if driver.may_take():
-                rounds += driver.take().by
-        driver.close_segment()
-        return rounds * self.run.pace
+        return (rounds + self.end_segment(lambda _: None)) * self.run.pace
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """While a segment is open: what rounds changed in the shadow is added to the model."""
@@ -174,7 +168,5 @@ class QuorumGroups(QuorumRunner[Snapshot], ParameterRunner):
 
     def _call(self) -> int:
         """Publish and take; the rounds by which that went further."""
-        self.driver.call(self.shadows.publish)
         self._has_progress = False
-        self.wait(self.driver.may_take)
-        return self.driver.take().by
+        return self.call(self.shadows.publish).by

@@ -18,7 +18,7 @@ from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.waiting import GoneError
-from partreduce.schedulers.protocols.partial_sides import Share
+from partreduce.schedulers.protocols.partial_state import Share
 from partreduce.topo.errors import PartreduceError, UnavailableError
 
 KIND = "partial sum"
@@ -26,8 +26,8 @@ Sum = TypeVar("Sum", bound=Summed)
 
 
 def room_for(num_workers: int) -> int:
-    """Numbers that a round's workers tell one another: three for each, one for all, and the tag."""
-    return 3 * num_workers + 1 + TAG_LENGTH
+    """Numbers that a round's workers tell one another: one for each, one for all, and the tag."""
+    return num_workers + 1 + TAG_LENGTH
 
 
 class RoundsThread(Generic[Sum]):
@@ -99,23 +99,16 @@ class RoundsThread(Generic[Sum]):
         return self._reducer.failure(operation, error)
 
     def _write(self, begun: Begun[Sum], tag: tuple[int, ...], line: Communicator) -> None:
-        """What this worker tells, in its own places; all others are zero. (3 · members + 1 + spare + tag,)."""
-        room, size, place = self._bringing.room(begun.payload), line.size, line.place
-        share, numbers = begun.share, [0] * (3 * size)
-        numbers[place] = len(share.gradients)
-        numbers[size + place] = 0 if share.oldest < 0 else share.round - share.oldest + 1
-        numbers[2 * size + place] = int(share.ended)
+        """What this worker tells, in its own place; all others are zero. (members + 1 + spare + tag,)."""
+        room, numbers = self._bringing.room(begun.payload), [0] * line.size
+        numbers[line.place] = len(begun.share.gradients)
         special = int(self._bringing.is_special(begun.payload))
         spare = [0] * (len(room) - len(numbers) - 1 - len(tag))
         room.copy_(torch.tensor([*numbers, special, *spare, *tag], dtype=room.dtype))
 
     def _read(self, begun: Begun[Sum], tag: tuple[int, ...], size: int) -> tuple[list[Share], bool]:
-        *numbers, special = map(int, self._bringing.room(begun.payload)[: 3 * size + 1].tolist())
-        if self._bringing.room(begun.payload)[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
+        room = self._bringing.room(begun.payload)
+        if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
             raise GoneError("its members ran different rounds at the same time (their tags differ)")
-        counts, ages, ended = numbers[:size], numbers[size : 2 * size], numbers[2 * size :]
-        shares = [
-            Share(begun.round, tuple(range(count)), begun.round - age + 1 if age else -1, bool(gone))
-            for count, age, gone in zip(counts, ages, ended, strict=True)
-        ]
-        return shares, bool(special)
+        *counts, special = map(int, room[: size + 1].tolist())
+        return [Share(begun.round, tuple(range(count))) for count in counts], bool(special)

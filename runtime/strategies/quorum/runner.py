@@ -11,13 +11,14 @@ from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.missing import wait_for_missing
-from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver, Rounds, Summed
+from partreduce.runtime.strategies.quorum.driver import Payload, QuorumDriver, Summed, Taken
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread
 from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.runtime.transport.worlds import World
+from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.errors import PartreduceError, UnavailableError
 from partreduce.topo.strategies.quorum import Quorum
 
@@ -41,7 +42,7 @@ class QuorumRunner(Runner, Generic[Sum]):
     agrees_on_end = True
 
     def __init__(
-        self, when: Quorum, run: Run, machine: Rounds, payload: Payload[Sum], groups: Iterable[tuple[int, ...]]
+        self, when: Quorum, run: Run, machine: Partial, payload: Payload[Sum], groups: Iterable[tuple[int, ...]]
     ) -> None:
         super().__init__(run)
         self.when = when
@@ -114,6 +115,25 @@ class QuorumRunner(Runner, Generic[Sum]):
         self._thread.join(CLOSE_SECONDS)
         if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
             _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
+
+    def call(self, load: Callable[[], None]) -> Taken[Sum]:
+        """Hand over what `load` adds to the send buffer, and take the results that are there, at least one."""
+        self.driver.call(load)
+        self.wait(self.driver.may_take)
+        return self.driver.take()
+
+    def end_segment(self, apply: Callable[[Taken[Sum]], None]) -> int:
+        """Take part in the others' rounds until all have come here; the rounds by which that went further."""
+        driver, further = self.driver, 0
+        driver.end()
+        while not driver.has_ended():
+            self.wait(lambda: driver.may_take() or driver.has_ended())
+            if driver.may_take():
+                taken = driver.take()
+                further += taken.by
+                apply(taken)
+        driver.close_segment()
+        return further
 
     def refuse_failure(self) -> None:
         """Raise what ended the collective thread.

@@ -504,7 +504,7 @@ def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figu
     def broken(*arguments, **named):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(sys.modules["partreduce.verify.prove"], "prove", broken)
+    monkeypatch.setattr("partreduce.commands.verify.prove", broken)
     line = refusal(capsys, "verify", figure_10, code=70)
     report = Path(line.split("the traceback is in ")[1].split(" (")[0])
     assert "ZeroDivisionError" in report.read_text()
@@ -517,7 +517,7 @@ def test_interruption_is_130(capsys, monkeypatch, figure_10):
     def interrupted(*arguments, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["partreduce.verify.prove"], "prove", interrupted)
+    monkeypatch.setattr("partreduce.commands.verify.prove", interrupted)
     assert main(["verify", str(figure_10)]) == 130
     assert "Traceback" not in capsys.readouterr().err
 

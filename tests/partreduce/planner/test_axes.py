@@ -11,13 +11,13 @@ import pytest
 
 from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.__main__ import main
+from partreduce.planner.answer import with_bound
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
 from partreduce.planner.gain import decisive_time
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.preference import preference
-from partreduce.planner.searched import with_bound
 from partreduce.planner.travel import timed
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.age_bound import dual_bound
@@ -114,7 +114,7 @@ def test_the_bound_of_a_late_schedule_holds_for_every_schedule_of_its_class() ->
                 retimed = timed(found, Late() if late else LOCKSTEP, pace)
                 value = consensus_distance(retimed).value
                 option = replace(some, schedule=retimed, status="optimal", bound_class=words)
-                converted = with_bound(replace(option, bound=bound.at(cost / pace)), 1)
+                converted = with_bound(replace(option, bound=bound.at(cost / pace)))
                 assert converted.bound is not None
                 assert value >= converted.bound - 1e-5
                 assert ("late by one round" in converted.bound_class) is late

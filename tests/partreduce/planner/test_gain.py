@@ -16,16 +16,12 @@ from partreduce.planner.competitors import competitors
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import TIE, beats, best_plain, decisive_time, gain, least_time, simplicity, unbeaten
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.measuring import Label, measure
+from partreduce.planner.measuring import measure
 from partreduce.planner.recommend import reasons, recommend
-from partreduce.planner.shorter import shorter
 from partreduce.planner.steps_model import Optimizer, Prices
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.rule import Block
-from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import RulePhases, Static
 from partreduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
@@ -253,23 +249,6 @@ def test_figures_that_are_asked_for_are_told_apart_up_to_rounding_only() -> None
     assert float(chosen.drift) == 0
     assert chosen.is_plain
     assert chosen.form is Form.HIERARCHICAL, "of equal drift the one that communicates less"
-
-
-def test_a_period_that_holds_a_shorter_one_as_good_is_shortened() -> None:
-    """Figure-10-like phases, written out over 21 rounds: six of them have the same figures."""
-    inside, pairs, everybody = (Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),), (Block((0, 1, 2, 3), (0, 1)),)
-    six = (pairs, inside, everybody, inside, inside, everybody)
-    asked = replace(JOB, objective=Objective.CONSENSUS_DISTANCE, form=Form.RING)
-    schedules = [Schedule("s", JOB.cluster, Static(phases=RulePhases((2, 2), six * times))) for times in (1, 3)]
-    once, thrice = (measure(one, asked, label=Label(name="s", status="feasible")) for one in schedules)
-    part = shorter(thrice, asked)
-    assert part is not None
-    assert part.period <= 6
-    assert part.communication <= once.communication * (1 + 1e-9)
-    assert float(part.consensus_distance) <= float(once.consensus_distance) + 1e-9
-    assert part.name == f"synthesised-{part.period}-phases-{1e3 * part.communication:.4g}ms"
-    assert shorter(part, asked) is None
-    assert shorter(replace(thrice, status="catalogue"), asked) is None
 
 
 def test_the_text_says_that_the_fastest_would_be_most_wrong_on_the_task_that_suits_it_least() -> None:

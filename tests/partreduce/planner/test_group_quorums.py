@@ -71,7 +71,8 @@ def of_groups(found):
     ids=str,
 )
 def test_what_is_not_weighed_is_said(cluster, hardware, options, said):
-    found = not_weighed(job(cluster, hardware, **options))
+    others = ("groups on request", "outer steps")
+    found = [line for line in not_weighed(job(cluster, hardware, **options)) if not line.startswith(others)]
     assert len(found) == len(said)
     assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True)), found
 

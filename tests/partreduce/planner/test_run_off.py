@@ -11,19 +11,16 @@ import pytest
 
 from partreduce.planner.calibration import calibrated, trained_sha256
 from partreduce.planner.job import Job
-from partreduce.planner.measuring import Label, as_ran, measure
+from partreduce.planner.measuring import as_ran
 from partreduce.planner.plan import plan
 from partreduce.planner.run_off import RunOff, finalists
-from partreduce.planner.shorter import shortened
 from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference
-from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures import curved_distance, late_distance
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Pipeline, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, Pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,29 +137,3 @@ def test_a_noisy_run_moves_a_prediction_less_than_a_sure_one() -> None:
 
     assert after(2.0, 2.0) == pytest.approx(2.0)
     assert before < after(0.5, 3.5) < 1.5 < after(1.99, 2.01)
-
-
-def test_a_shortened_schedule_pays_what_its_kind_took_more_than_its_price() -> None:
-    """Parts of a period are compared with it by the same prices, and what ran beside them counts for both."""
-    compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
-    dear = build("node-then-all", SHAPE, node_rounds=1)
-    inside, everybody = (Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),)
-    written_out = Static(phases=RulePhases((2,), (inside, inside, everybody) * 3))
-
-    def steps_ratio(schedule: Schedule) -> float:
-        return by_distance(schedule) * (3 if schedule is dear else 1)
-
-    curves = train([*compared, dear], steps_ratio)
-    pilot = calibrated(curves, data="shuffled", steps=STEPS, finalists={trained_sha256(dear)})
-    job = replace(JOB, pilot=pilot)
-    whole = Schedule("s", JOB.cluster, written_out)
-    predicted = [
-        measure(whole, job, label=Label(name="s", status="feasible")),
-        measure(replace(dear, cluster=JOB.cluster), job),
-    ]
-    options = as_ran(predicted, job)
-    assert options[0].steps_ratio > 1.1 * predicted[0].steps_ratio, "their kind took more than the prices say"
-    found, chosen = shortened(options[0], predicted, options, job)
-    assert chosen.period == 3
-    assert chosen.steps_ratio == pytest.approx(options[0].steps_ratio)
-    assert found == [*options, chosen]

@@ -20,7 +20,7 @@ from partreduce.runtime.strategies.quorum.driver import Begun
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
 from partreduce.runtime.transport.tags import tag_of
 from partreduce.runtime.transport.waiting import GoneError
-from partreduce.schedulers.protocols.partial_sides import Share
+from partreduce.schedulers.protocols.partial_state import Share
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group, Phase
@@ -199,7 +199,7 @@ def test_sixteen_bits_have_an_array_of_their_own_for_what_members_tell(ranks):
             push(model, optimizer, 4.0)
         optimizer.finish()
         shadows = optimizer.runner.shadows
-        assert shadows.room(shadows.depart()).dtype is torch.float32, "in which counts, ages and tags are exact"
+        assert shadows.room(shadows.depart()).dtype is torch.float32, "in which counts and tags are exact"
         return model.weight.detach().flatten().tolist()
 
     assert ranks.run(4, work) == [[12.0, 12.0]] * 4
@@ -207,14 +207,10 @@ def test_sixteen_bits_have_an_array_of_their_own_for_what_members_tell(ranks):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_members_read_what_each_of_them_has_told_and_notice_who_is_elsewhere(seed):
-    """Any counts, ages and ends, in the places of any group; what is read is the sum of what was written."""
+    """Any counts, in the places of any group; what is read is the sum of what was written."""
     draw = random.Random(seed)
     size = draw.randrange(2, 7)
-    shares = [
-        Share(40, tuple(range(count := draw.choice([0, 1, 2, 500]))),
-              40 - draw.randrange(30) if count else -1, draw.random() < 0.5)
-        for _ in range(size)
-    ]  # fmt: skip
+    shares = [Share(40, tuple(range(draw.choice([0, 1, 2, 500])))) for _ in range(size)]
     specials = [draw.random() < 0.2 for _ in range(size)]
     length = room_for(draw.randrange(size, 9))  # that of the largest group
     rooms = [torch.full((length,), 7.0) for _ in range(size)]

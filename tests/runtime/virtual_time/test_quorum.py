@@ -9,7 +9,6 @@ from partreduce.runtime.virtual_time.machine import VirtualMachine
 from partreduce.runtime.virtual_time.predict import predict
 from partreduce.runtime.virtual_time.quorum import QuorumTiming, Waiting
 from partreduce.runtime.virtual_time.simulate import simulate
-from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
@@ -20,15 +19,16 @@ from partreduce.topo.timing.compute import ComputeTimes
 def run(setting, seconds, *, sum_seconds=0.0, initiators=None, way=0.0):
     """The timing of a run in which each worker computes so long for each of its gradients, (num_rounds, n)."""
     table = np.array(seconds, dtype=np.float64)
+    machine = Waiting(setting, table.shape[1], initiators=initiators, collective=False)
     timing = QuorumTiming(
         table,
         lambda source, to: way,
         lambda worker, round_: sum_seconds,
+        machine.members,
         mean_seconds=sum_seconds,
         grace=setting.grace * 1e-6,
     )
-    machine = Partial(setting, table.shape[1], initiators=initiators, collective=False)
-    VirtualMachine(Waiting(machine, setting), timing).run()
+    VirtualMachine(machine, timing).run()
     return timing
 
 

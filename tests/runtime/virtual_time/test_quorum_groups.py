@@ -9,7 +9,6 @@ from partreduce.runtime.virtual_time.machine import VirtualMachine
 from partreduce.runtime.virtual_time.predict import predict
 from partreduce.runtime.virtual_time.quorum import QuorumTiming, Waiting
 from partreduce.runtime.virtual_time.simulate import simulate
-from partreduce.schedulers.protocols.partial_groups import PartialGroups
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
@@ -32,9 +31,9 @@ def run(setting, seconds, groups, *, sum_seconds=0.0):
     def of_sum(worker, round_):
         return sum_seconds if len(group_of(worker, round_)) > 1 else 0.0
 
-    timing = QuorumTiming(table, lambda source, to: 0.0, of_sum, group_of=group_of, grace=setting.grace * 1e-6)
-    machine = PartialGroups(setting, table.shape[1], group_of, collective=False)
-    VirtualMachine(Waiting(machine, setting), timing).run()
+    timing = QuorumTiming(table, lambda source, to: 0.0, of_sum, group_of, grace=setting.grace * 1e-6)
+    machine = Waiting(setting, table.shape[1], group_of=group_of, collective=False)
+    VirtualMachine(machine, timing).run()
     return timing
 
 

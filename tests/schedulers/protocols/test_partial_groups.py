@@ -16,9 +16,18 @@ import pytest
 
 from helpers.machine_laws import Walk
 from partreduce.schedulers.protocols.base import Note, Received, Send
-from partreduce.schedulers.protocols.partial import Partial
-from partreduce.schedulers.protocols.partial_groups import Ended, PartialGroups, members_of
-from partreduce.schedulers.protocols.partial_sides import Activate, Arrived, Begin, Call, End, Finish, Share, Take
+from partreduce.schedulers.protocols.partial import Partial, members_of
+from partreduce.schedulers.protocols.partial_state import (
+    Activate,
+    Arrived,
+    Begin,
+    Call,
+    End,
+    Ended,
+    Finish,
+    Share,
+    Take,
+)
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Group, Phase
@@ -27,7 +36,7 @@ from partreduce.topo.strategies import GroupPhases, Quorum, Static
 
 
 def test_a_late_member_brings_what_it_has_and_its_progress_joins_the_next_round():
-    machine = PartialGroups(Quorum(quorum="solo"), 2, lambda worker, round_: (0, 1))
+    machine = Partial(Quorum(quorum="solo"), 2, group_of=lambda worker, round_: (0, 1))
     (fast, _), (slow, _) = machine.start(0), machine.start(1)
     fast, actions = machine.step(0, fast, Call())
     assert actions == (Send(1, Activate(0)),)
@@ -53,7 +62,7 @@ ROUNDS = 400
 
 def initiators(seed):
     """Of each group of four, in each round, by the worker that its members wait for."""
-    machine = PartialGroups(Quorum(quorum="majority", seed=seed), 16, lambda worker, _: FOURS[worker // 4])
+    machine = Partial(Quorum(quorum="majority", seed=seed), 16, group_of=lambda worker, _: FOURS[worker // 4])
     started, _ = machine.start(0)
     drawn = {members: [] for members in FOURS}
     for round_ in range(ROUNDS):
@@ -82,7 +91,7 @@ def test_the_initiator_of_each_group_is_drawn_anew_in_each_round():
 
 
 def test_only_the_initiator_starts_its_groups_round_and_the_next_in_the_group_does_once_it_has_ended():
-    machine = PartialGroups(Quorum(quorum="majority"), 4, lambda *_: (0, 1, 2, 3), initiators=(2,))
+    machine = Partial(Quorum(quorum="majority"), 4, initiators=(2,))
     states = [machine.start(worker)[0] for worker in range(4)]
     started = [machine.step(worker, state, Call())[1] for worker, state in enumerate(states)]
     assert started == [(), (), tuple(Send(v, Activate(0)) for v in (0, 1, 3)), ()]
@@ -95,7 +104,7 @@ def test_only_the_initiator_starts_its_groups_round_and_the_next_in_the_group_do
 
 
 def test_who_may_still_start_a_round_is_awaited_and_nobody_else():
-    machine = PartialGroups(Quorum(quorum=3), 6, lambda worker, _: (0, 1, 2, 3) if worker < 4 else (4, 5))
+    machine = Partial(Quorum(quorum=3), 6, group_of=lambda worker, _: (0, 1, 2, 3) if worker < 4 else (4, 5))
     state, _ = machine.start(0)
     assert machine.awaited(0, state) == (1, 2, 3), "not itself, nor another group"
     state, _ = machine.step(0, state, Received(1, Arrived(0)))
@@ -110,7 +119,7 @@ def test_who_may_still_start_a_round_is_awaited_and_nobody_else():
 
 
 def test_where_all_of_a_group_have_ended_any_other_of_them_may_hold_up_its_round():
-    machine = PartialGroups(Quorum(quorum="majority"), 3, lambda *_: (0, 1, 2))
+    machine = Partial(Quorum(quorum="majority"), 3)
     state, _ = machine.step(0, machine.start(0)[0], End())
     for source in (1, 2):
         state, _ = machine.step(0, state, Received(source, Ended(-1)))
@@ -199,7 +208,7 @@ def test_random_runs_keep_the_mean_and_follow_the_matrices(setting, seed):
     for schedule in schedules(setting):
         chance = Random(f"{seed} {schedule.num_workers} {schedule.prologue}")
         calls = tuple(chance.choices(range(8), k=schedule.num_workers))
-        machine = PartialGroups(setting, schedule.num_workers, members_of(schedule), calls)
+        machine = Partial(setting, schedule.num_workers, calls, group_of=members_of(schedule))
         walk = Walk(machine, seed, in_order=False, slow={chance.randrange(schedule.num_workers)})
         replay, taken = Replay(schedule, chance), [[] for _ in calls]
         for process, _, event, _, actions in walk.steps(100_000):
@@ -240,7 +249,7 @@ def test_a_word_may_replace_those_before_it(setting):
     for seed in range(12):
         for schedule in schedules(setting):
             calls = tuple(Random(seed).choices(range(6), k=schedule.num_workers))
-            machine = PartialGroups(setting, schedule.num_workers, members_of(schedule), calls)
+            machine = Partial(setting, schedule.num_workers, calls, group_of=members_of(schedule))
             walk = NewestOnly(machine, seed, in_order=False)
             for _ in walk.steps(100_000):
                 pass

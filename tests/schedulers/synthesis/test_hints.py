@@ -7,14 +7,11 @@ import pytest
 
 from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis import Limits, Problem, scoring
-from partreduce.schedulers.synthesis.alphabet_search import AlphabetSearch
-from partreduce.schedulers.synthesis.archive import Archive
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from partreduce.schedulers.synthesis.hints import indices_of, rule_rounds
-from partreduce.schedulers.synthesis.refinement import rebuild
+from partreduce.schedulers.synthesis.period_search import Search, Target
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from partreduce.schedulers.synthesis.scored_periods import ScoredPeriods, Target
 from partreduce.topo import figures
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -86,33 +83,25 @@ def test_hint_for_another_cluster_is_refused():
 @pytest.mark.parametrize("shape", ["3,2", "4x4"])
 def test_no_hint_beats_the_archive(shape):
     asked = problem(shape)
-    tried = AlphabetSearch(alphabet_of(asked), asked, clock=Clock(seconds=600, effort=0.1), seed=0)
+    tried = Search(alphabet_of(asked), asked, clock=Clock(seconds=600, effort=0.1), seed=0)
     tried.start(until=0.1)
-    (archive,) = tried.archives
     for hint in asked.hints:
-        found = archive.best_within(communication(hint, HARDWARE).per_step)
+        found = tried.archive.best_within(communication(hint, HARDWARE).per_step)
         assert found is not None
-        assert found[0] <= float(figures.consensus_distance(hint)) * (1 + 1e-9)
+        assert found.value <= float(figures.consensus_distance(hint)) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("shape", ["4x2", "3,2"])
 def test_rebuilt_period_is_never_worse(shape):
-    alphabet = alphabet_of(problem(shape))
-    rng, target = np.random.default_rng(5), Target(budget=float(alphabet.costs.max()) / 3)
-    scored = ScoredPeriods(
-        alphabet=alphabet,
-        archive=Archive(float(alphabet.costs.max())),
-        rng=rng,
-        expired=never,
-        min_period=1,
-        max_period=9,
-    )
-    full, improved = alphabet.full_average(), 0
+    asked = problem(shape, max_period=9)
+    tried = Search(alphabet_of(asked), asked, clock=Clock(seconds=600), seed=5)
+    alphabet, rng, improved = tried.alphabet, np.random.default_rng(5), 0
+    full, target = alphabet.full_average(), Target(budget=float(alphabet.costs.max()) / 3)
     for _ in range(12):
         indices = (full, *rng.integers(0, len(alphabet), int(rng.integers(1, 8))).tolist())
-        before = np.array(scored.score(indices))
-        after = np.array(scored.score(rebuild(scored, indices, target, alphabet.covariance_maps())))
-        energies = target.energy(np.array([before[1], after[1]]), np.array([before[0], after[0]]))
-        assert energies[1] <= energies[0] + 1e-9
-        improved += energies[1] < energies[0] - 1e-6
+        built = tried.rebuild(indices, target, np.arange(len(alphabet)), until=600)
+        values, costs = tried.score([indices, built])
+        before, after = target.energy(costs, values)
+        assert after <= before + 1e-9
+        improved += after < before - 1e-6
     assert improved >= 6

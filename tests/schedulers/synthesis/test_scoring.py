@@ -38,7 +38,7 @@ ALPHABETS = alphabets()
 
 
 @pytest.mark.parametrize("name", ALPHABETS)
-def test_consensus_distance_drift_and_cost_agree_with_topo(name):
+def test_consensus_distance_and_cost_agree_with_topo(name):
     alphabet, rng, compared = ALPHABETS[name], np.random.default_rng(1), 0
     maps = alphabet.covariance_maps()
     for _ in range(25):
@@ -52,9 +52,6 @@ def test_consensus_distance_drift_and_cost_agree_with_topo(name):
         compared += np.isfinite(theirs)
         cost = communication(schedule, HARDWARE).per_step
         assert alphabet.costs[list(indices)].mean() / alphabet.space.instants == pytest.approx(cost, rel=1e-9)
-        if np.isfinite(theirs):
-            drift = float(scoring.drift(alphabet.space, alphabet.matrices[list(indices)]))
-            assert drift == pytest.approx(float(figures.drift(schedule, "worker")), rel=1e-6)
     assert compared >= 5
 
 

@@ -50,7 +50,7 @@ def test_files_hold_it_as_it_is(members, more):
     assert dump_schedule(loaded)["strategy"]["when"] == {"quorum": members}
     assert parse_schedule(json.dumps(dump_schedule(loaded)).encode()) == loaded
     strategy = loaded.strategy
-    assert (strategy.protocol, strategy.averages_gradients, loaded.is_mixing) == ("quorum-groups", False, False)
+    assert (strategy.protocol, strategy.averages_gradients, loaded.is_mixing) == ("quorum", False, False)
     with pytest.raises(ScheduleError, match=r"when\.quorum: .* whose progress is in it is decided while the job runs"):
         _ = loaded.period
     assert loaded.group_of(0, 2).members in {(0, 1), (0, 1, 2, 3)}

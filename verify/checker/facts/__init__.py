@@ -24,7 +24,6 @@ from . import (
     memory,
     queues,
     quorum,
-    quorum_groups,
     sent_bytes,
     staleness,
     stochastic,
@@ -62,6 +61,7 @@ QUORUM: dict[str, Stated] = {
     "rounds-in-order": quorum.nothing_besides,
     "quorum": quorum.contributors,
     "conservation": quorum.nothing_besides,
+    "staleness": quorum.staleness,
 }
 FACTS: dict[Mode, dict[str, Stated]] = {
     "rounds": {
@@ -100,15 +100,13 @@ FACTS: dict[Mode, dict[str, Stated]] = {
     "rounds by quorum": {
         **QUORUM,
         "deadlock-free": quorum.live,
-        "staleness": quorum.staleness,
         "equal-replicas": quorum.equal_replicas,
     },
     "groups by quorum": {
         **SUMS,
         **QUORUM,
-        "deadlock-free": quorum_groups.live,
+        "deadlock-free": quorum.live_in_groups,
         "mean-preserved": quorum.nothing_besides,
-        "staleness": quorum_groups.staleness,
     },
 }
 """What is stated of a schedule, by how its workers wait for one another."""

@@ -1,4 +1,4 @@
-"""Refinement: values are exact, limits hold, optima are found."""
+"""The search over one alphabet: values are exact, limits hold, optima are found."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from helpers.synthesis import synthesise
-from partreduce.schedulers.synthesis import Limits, Objective, Problem, scoring
-from partreduce.schedulers.synthesis.alphabet_search import within_limits
-from partreduce.schedulers.synthesis.archive import Archive
+from partreduce.schedulers.synthesis import Limits, Problem, scoring
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, partition_cost
 from partreduce.schedulers.synthesis.front import scattered
 from partreduce.schedulers.synthesis.partitions import PartitionCosts
-from partreduce.schedulers.synthesis.refinement import refine
+from partreduce.schedulers.synthesis.period_search import Search
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.topo import figures
 from partreduce.topo.cluster import Cluster
@@ -44,33 +42,28 @@ def random_labels(rng: np.random.Generator, count: int, n: int) -> np.ndarray:
     return (names[:, :, None] == names[:, None, :]).argmax(axis=2)
 
 
-def started(asked: Problem, pace: tuple[int, ...] | None = None, *, effort: float, by_drift: bool = False):
-    """An explicit alphabet on a clock, and an archive of some of its periods by one figure."""
+def started(asked: Problem, pace: tuple[int, ...] | None = None, *, effort: float, seed: int = 0) -> Search:
+    """A search over an explicit alphabet, with some of its periods in the archive."""
     clock = Clock(seconds=1e6, effort=effort)
     alphabet = explicit_alphabet(asked, pace or (1,) * asked.cluster.num_workers, seed=0, expired=never)
-    alphabet = replace(alphabet, space=replace(alphabet.space, clock=clock))
-    archive, rng = Archive(float(alphabet.costs.max()) / alphabet.space.instants), np.random.default_rng(5)
-    allowed = within_limits(alphabet, asked.limits) or (lambda _: True)
-    full = alphabet.full_average()
+    tried, rng = Search(alphabet, asked, clock=clock, seed=seed), np.random.default_rng(5)
+    full, periods = alphabet.full_average(), []
     for _ in range(40):
         length = int(rng.integers(asked.limits.min_period, min(6, asked.limits.max_period) + 1))
         indices = tuple(rng.integers(len(alphabet), size=length).tolist())
-        indices = indices if full is None else (*indices[1:], full)
-        value = exact_value(alphabet, indices, by_drift=by_drift)
-        if allowed(indices):
-            archive.offer(np.array([cost_of(alphabet, indices)]), np.array([value]), lambda _, i=indices: i)
-    assert archive.front()
-    return clock, alphabet, archive
+        periods.append(indices if full is None else (*indices[1:], full))
+    tried.score(periods)
+    clock.charge(-clock.position())
+    assert tried.archive.front()
+    return tried
 
 
 def cost_of(alphabet, indices) -> float:
     return float(alphabet.costs[list(indices)].mean() / alphabet.space.instants)
 
 
-def exact_value(alphabet, indices, *, by_drift: bool = False) -> float:
-    schedule = alphabet.schedule(indices, "tried")
-    value = figures.drift(schedule, "worker") if by_drift else figures.consensus_distance(schedule)
-    return float("inf") if value.value is None else float(value)
+def exact_value(alphabet, indices) -> float:
+    return float(figures.consensus_distance(alphabet.schedule(indices, "tried")))
 
 
 @pytest.mark.parametrize("form", Form)
@@ -85,29 +78,30 @@ def test_costs_of_many_partitions_are_those_of_each(form):
     assert PartitionCosts(asked).seconds(labels) == pytest.approx(np.array(costs))
 
 
-@pytest.mark.parametrize(("by_drift", "pace"), [(False, None), (False, (1, 1, 1, 2, 2, 2, 2, 2, 2)), (True, None)])
-def test_refined_values_are_exact_and_never_worse(by_drift, pace):
-    asked = problem("3,4,2", objective=Objective.DRIFT if by_drift else Objective.CONSENSUS_DISTANCE)
-    clock, alphabet, archive = started(asked, pace, effort=0.8, by_drift=by_drift)
-    before = archive.front()
-    refine(alphabet, asked, archive, clock=clock, until=0.8, seed=0, by_drift=by_drift)
+@pytest.mark.parametrize("pace", [None, (1, 1, 1, 2, 2, 2, 2, 2, 2)])
+def test_refined_values_are_exact_and_never_worse(pace):
+    asked = problem("3,4,2")
+    tried = started(asked, pace, effort=0.8)
+    alphabet, archive, before = tried.alphabet, tried.archive, tried.archive.front()
+    tried.refine(0.8)
     after = archive.front()
-    edges = archive.edges[np.searchsorted(archive.edges, [cost for _, cost, _ in before])]  # what a bin does not tell
-    gains = [archive.best_within(edge)[0] - value for edge, (value, _, _) in zip(edges, before, strict=True)]
+    edges = archive.edges[np.searchsorted(archive.edges, [one.cost for one in before])]  # what a bin does not tell
+    gains = [archive.best_within(edge).value - one.value for edge, one in zip(edges, before, strict=True)]
     assert max(gains) < 1e-12
     assert min(gains) < -0.01
     for value, cost, indices in after[:: max(1, len(after) // 12)]:
-        assert exact_value(alphabet, indices, by_drift=by_drift) == pytest.approx(value, rel=1e-6, abs=1e-9)
+        assert exact_value(alphabet, indices) == pytest.approx(value, rel=1e-6, abs=1e-9)
         assert communication(alphabet.schedule(indices, "x"), asked.hardware).per_step == pytest.approx(cost)
 
 
 def test_the_same_seed_and_effort_give_the_same_front():
-    asked, fronts = problem("3,4,2"), []
+    fronts = []
     for _ in range(2):
-        clock, alphabet, archive = started(asked, effort=0.25)
-        refine(alphabet, asked, archive, clock=clock, until=0.25, seed=7)
-        fronts.append([(value, cost, tuple(alphabet.phases[i] for i in one)) for value, cost, one in archive.front()])
-        assert not clock.capped
+        tried = started(problem("3,4,2"), effort=0.25, seed=7)
+        tried.refine(0.25)
+        phases = tried.alphabet.phases
+        fronts.append([(one.value, one.cost, tuple(phases[i] for i in one.indices)) for one in tried.archive.front()])
+        assert not tried.clock.capped
     assert fronts[0] == fronts[1]
 
 
@@ -120,10 +114,10 @@ def test_the_same_seed_and_effort_give_the_same_front():
     ],
 )
 def test_limits_hold_on_the_whole_front(limits):
-    asked = problem("3,4,2", limits=limits)
-    clock, alphabet, archive = started(asked, effort=0.3)
-    refine(alphabet, asked, archive, clock=clock, until=0.3, seed=0)
-    for _, _, indices in archive.front():
+    tried = started(problem("3,4,2", limits=limits), effort=0.3)
+    tried.refine(0.3)
+    alphabet = tried.alphabet
+    for _, _, indices in tried.archive.front():
         assert limits.min_period <= len(indices) <= limits.max_period
         phases = [alphabet.phases[i] for i in indices]
         assert limits.max_group is None or max(max(phase.sizes, default=1) for phase in phases) <= limits.max_group
@@ -136,34 +130,29 @@ def test_limits_hold_on_the_whole_front(limits):
 
 def test_the_optimum_of_a_tiny_cluster_is_found():
     """All periods of up to 3 phases over the 15 partitions of 4 workers, one NIC halved, against the refined front."""
-    asked = problem("2x2", limits=Limits(max_period=3))
-    clock, alphabet, archive = started(asked, effort=0.5)
+    tried = started(problem("2x2", limits=Limits(max_period=3)), effort=0.5)
+    alphabet, clock = tried.alphabet, tried.clock
     space, maps = alphabet.space, alphabet.covariance_maps()
     best: list[tuple[float, float]] = []
     for length in (1, 2, 3):
         table = np.stack(np.meshgrid(*[np.arange(len(alphabet))] * length), axis=-1).reshape(-1, length)
         values = scoring.consensus_distance(space, scoring.compose_all(space, [maps[column] for column in table.T]))
         best += zip(alphabet.costs[table].mean(axis=1).tolist(), values.tolist(), strict=True)
-    space.clock.charge(-clock.position())  # what it took to know the answer does not count
-    refine(alphabet, asked, archive, clock=clock, until=0.5, seed=0)
-    for value, cost, _ in archive.front():
+    clock.charge(-clock.position())  # what it took to know the answer does not count
+    tried.refine(0.5)
+    for value, cost, _ in tried.archive.front():
         assert value <= min(v for c, v in best if c <= cost * (1 + 1e-9)) + 1e-9
     least = min(c for c, v in best if np.isfinite(v))
-    assert archive.front()[0][1] == pytest.approx(least)
+    assert tried.archive.front()[0].cost == pytest.approx(least)
 
 
 def test_rules_are_refined():
     even = replace(HARDWARE, node_nic=())
-    asked, clock = problem("4x4", even), Clock(seconds=1e6, effort=0.3)
-    alphabet = rule_alphabet(asked)
-    alphabet = replace(alphabet, space=replace(alphabet.space, clock=clock))
-    full = alphabet.full_average()
-    archive = Archive(float(alphabet.costs.max()))
-    begin = (int(np.argmin(alphabet.costs)),) * 5 + (full,)
-    value = exact_value(alphabet, begin)
-    archive.offer(np.array([cost_of(alphabet, begin)]), np.array([value]), lambda _: begin)
-    refine(alphabet, asked, archive, clock=clock, until=0.3, seed=0)
-    assert len(archive.front()) > 1
+    asked = problem("4x4", even)
+    tried = Search(rule_alphabet(asked), asked, clock=Clock(seconds=1e6, effort=0.3), seed=0)
+    tried.score([(int(np.argmin(tried.alphabet.costs)),) * 5 + (tried.alphabet.full_average(),)])
+    tried.refine(0.3)
+    assert len(tried.archive.front()) > 1
 
 
 def test_time_is_left_for_figures_when_only_small_groups_may_meet():
