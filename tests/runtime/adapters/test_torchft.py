@@ -28,7 +28,7 @@ def test_replicas_meet_as_the_schedule_says(result):
 def test_the_others_go_on_without_a_lost_replica_and_take_it_back(result):
     first, second, third = result["lost"]
     assert first["then"] == second["then"] == 2
-    assert third["entered"] == third["steps"] == first["steps"] == 12
+    assert third["entered"] == third["steps"] == first["steps"] == second["steps"] >= 12
     assert first["weights"] == second["weights"] == third["weights"]
 
 
