@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import copy
 import sys
+from fractions import Fraction
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +28,17 @@ from partreduce.topo.strategies import AllReduce, Lockstep, Merge, Outer, Routes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-WORKERS, STEPS, LR, MOMENTUM, BATCH = 4, 48, 0.7, 0.9, 16
-SETTINGS = ((6, 1, 0, 0.0), (12, 1, 4, 0.0), (12, 2, 0, 0.0), (12, 2, 3, 0.0), (12, 2, 3, 0.5), (24, 2, 8, 0.25))
+WORKERS, STEPS, BATCH = 4, 48, 16
+LR, MOMENTUM = Fraction(7, 10), Fraction(9, 10)
+NONE, HALF, QUARTER = Fraction(0), Fraction(1, 2), Fraction(1, 4)
+SETTINGS = (
+    (6, 1, 0, NONE),
+    (12, 1, 4, NONE),
+    (12, 2, 0, NONE),
+    (12, 2, 3, NONE),
+    (12, 2, 3, HALF),
+    (24, 2, 8, QUARTER),
+)
 """Steps of a round, fragments, steps by which a fragment is late, and the share of one's own that stays."""
 
 
@@ -83,7 +94,7 @@ def _train(model: nn.Module, inner: torch.optim.Optimizer, step: Callable[[], No
     for points, said in _batches(rank):
         loss = nn.functional.mse_loss(model(points), said)
         inner.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         step()
         losses.append(float(loss))
     return losses
@@ -93,7 +104,7 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=0.01)
 
 
-def _both(setting: tuple[int, int, int, float]) -> list[float]:
+def _both(setting: tuple[int, int, int, Fraction]) -> list[float]:
     """The largest difference of parameters and of losses on the way, and the last loss of each."""
     from torchft.local_sgd import DiLoCo  # type: ignore[import-not-found]  # not among the dependencies
 
@@ -112,8 +123,10 @@ def _both(setting: tuple[int, int, int, float]) -> list[float]:
 
     inner = _adamw(theirs)
     parts: list[nn.Module] = [theirs] if fragments == 1 else [theirs[0], theirs[2]]
-    outers = [torch.optim.SGD(part.parameters(), lr=LR, momentum=MOMENTUM, nesterov=True) for part in parts]
-    options = {"sync_every": every, "fragment_sync_delay": late, "fragment_update_alpha": alpha}
+    outers = [
+        torch.optim.SGD(part.parameters(), lr=float(LR), momentum=float(MOMENTUM), nesterov=True) for part in parts
+    ]
+    options: dict[str, Any] = {"sync_every": every, "fragment_sync_delay": late, "fragment_update_alpha": float(alpha)}
     with DiLoCo(Averaging(), parts, inner, outers, pin_memory=False, **options):
         their_losses = _train(theirs, inner, inner.step, optimizer.rank)
     pairs = zip(ours.parameters(), theirs.parameters(), strict=True)
@@ -128,7 +141,7 @@ def main() -> int:
     chosen = arguments.parse_args()
     lines = []
     for setting in SETTINGS:
-        found = kit.on_workers(lambda setting=setting: _both(setting), WORKERS)
+        found = kit.on_workers(partial(_both, setting), WORKERS)
         apart, off, ours, theirs = (max(said[place] for said in found) for place in range(4))
         lines.append([*setting, f"{apart:.1e}", f"{off:.1e}", f"{ours:.5f}", f"{theirs:.5f}"])
         print(lines[-1], flush=True)

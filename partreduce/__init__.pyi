@@ -15,6 +15,7 @@ from .runtime.adapters.averager import ScheduleAverager as ScheduleAverager
 from .runtime.adapters.ddp_hook import ScheduleHookState as ScheduleHookState
 from .runtime.adapters.ddp_hook import schedule_hook as schedule_hook
 from .runtime.adapters.local_sgd import ScheduleLocalSGD as ScheduleLocalSGD
+from .runtime.adapters.managed_schedule import ManagedSchedule as ManagedSchedule
 from .runtime.averaging.p_reduce import p_reduce as p_reduce
 from .runtime.data.sampler import RoundSampler as RoundSampler
 from .runtime.data.sharding import shard as shard

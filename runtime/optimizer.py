@@ -48,6 +48,7 @@ from partreduce.runtime.transport.torch_api import outside_graphs
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
+from partreduce.runtime.worker.alike_data import AlikeData
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
@@ -197,6 +198,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn_of_rounded_signs(plan, self.optimizer)
             warn_of_workers_apart(self.schedule)
         self.engine = _engine(self.run, self.runner, self.optimizer, uneven_inputs)
+        if own_process and policies.broadcast:
+            self.engine.alike_data = AlikeData(reached.store, agreed.key, reached.size)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
         self.meeting = Meeting(self.run, self.ending)
         self._handover = Handover(self.run, self, self.runner, self.engine, self.meeting)

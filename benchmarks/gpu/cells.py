@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -433,6 +434,12 @@ def tolerance(cell: Cell, kind: str) -> float:
     return 0.05 if torch.bfloat16 in cell.dtypes else 2e-4
 
 
+@lru_cache(maxsize=1)
+def without_device(cell: Cell) -> list[dict[str, Any]]:
+    """What a cell is compared with at every place."""
+    return run_cell(cell, "plain")
+
+
 def compare(
     cell: Cell, kind: str, *, place: str = "", seconds: float = 0.0, launch: Launch = Launch.OWN_STREAM
 ) -> float:
@@ -441,7 +448,7 @@ def compare(
     Raises:
         AssertionError: a rank failed.
     """
-    wanted, got = run_cell(cell, "plain"), run_cell(cell, kind, place=place, seconds=seconds, launch=launch)
+    wanted, got = without_device(cell), run_cell(cell, kind, place=place, seconds=seconds, launch=launch)
     for result in [*wanted, *got]:
         if result["error"] is not None:
             raise AssertionError(f"{cell.name}: {result['error']}") from result["error"]

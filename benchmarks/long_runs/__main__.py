@@ -56,12 +56,19 @@ class Part:
     shape: tuple[int, int]
     steps: int
     rates: tuple[float, ...]
-    lab: tuple[str, str]
     contestants: tuple[str, ...]
 
     @property
     def cluster(self) -> Cluster:
         return Cluster.regular(*self.shape)
+
+    def schedule_of(self, name: str) -> tuple[Schedule, Form]:
+        """What a contestant runs, and how its groups add up."""
+        contestant = {one.name: one for one in contestants(Planner({}))}[name]
+        assert contestant.make is not None, f"{name} is one of ours"
+        schedule = contestant.make(self.cluster, self.setting)
+        assert schedule is not None, f"{name} has something to do in {self.title}"
+        return schedule, Form(contestant.form)
 
 
 def parts() -> dict[str, Part]:
@@ -72,19 +79,10 @@ def parts() -> dict[str, Part]:
     }
 
 
-def schedule_of(part: Part, name: str) -> tuple[Schedule, Form]:
-    """What a contestant runs, and how its groups add up."""
-    contestant = {one.name: one for one in contestants(Planner({}))}[name]
-    assert contestant.make is not None, f"{name} is one of ours"
-    schedule = contestant.make(part.cluster, part.setting)
-    assert schedule is not None, f"{name} has something to do in {part.title}"
-    return schedule, Form(contestant.form)
-
-
 def run(part: Part, name: str, steps: int, rate: float, seed: int) -> Row:
     """One run: held-out loss, share told right, and training loss in the end, with the curve of the training loss."""
     begun = time.monotonic()
-    schedule, form = schedule_of(part, name)
+    schedule, form = part.schedule_of(name)
     learner = Learner(kind=part.kind, held_out=part.held_out, cluster=part.cluster, highest=rate, most=steps, seed=seed)
     lengths = step_seconds(part.setting, part.shape, steps, seed)
     virtual = Virtual(learner, schedule, Planner({}).hardware(part.setting), lengths, form)

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import kit
+from benchmarks.lab.plan import Planner
 from benchmarks.lab.plots import LINES, name_ends, pyplot
+from benchmarks.papers.physics import step_seconds
+from benchmarks.papers.prague import MS, OWN, OWN_WORDS
+from benchmarks.papers.rows import read
 from partreduce.report.axes import logarithmic, quiet
+from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
     from benchmarks.long_runs.__main__ import Part
 
 Row = dict[str, Any]
 RESULT = kit.RESULTS / "long_runs"
+ROUNDS = 50
 WORDS = {
     "flat ring": "All-Reduce, Parallax's hybrid",
     "generator, smart, as published": "Prague's smart rule, as published",
@@ -33,15 +39,27 @@ def of_contestant(part: Part, rows: list[Row], name: str) -> list[Row]:
     return sorted((r for r in rows if r["contestant"] == name and r["steps"] == part.steps), key=lambda r: r["seed"])
 
 
-def lab_ms(part: Part) -> dict[str, float]:
-    """Milliseconds of a step by contestant, of the lab's run that the part names."""
-    name, where = part.lab
-    path = kit.RESULTS / f"lab-{name}.json"
-    found: dict[str, list[float]] = {}
-    for cell in json.loads(path.read_text())["cells"] if path.exists() else ():
-        if cell["setting"] == where:
-            found.setdefault(cell["contestant"], []).append(cell["measured"]["step_ms"])
-    return {who: median(ms) for who, ms in found.items()}
+def lab_ms() -> dict[str, float]:
+    """Milliseconds of a step by contestant, of Prague's rows of the lab in the same regime."""
+    rows = {row.key: row.measured for row in read("prague").rows}
+    where = f"1 Gbit/s, {OWN['slow +5']}"
+    keys = {name: (MS, f"{where}: {OWN_WORDS.get(name, name)}") for name in WORDS}
+    return {name: rows[key] for name, key in keys.items() if key in rows}
+
+
+def virtual_ms(part: Part, runs: list[Row]) -> float:
+    """Milliseconds of a step in virtual time; fixed phases are timed here, everything else as it was trained."""
+    if runs[0]["virtual"] is not None:
+        return 1e3 * float(runs[0]["virtual"]) / part.steps
+    schedule, form = part.schedule_of(runs[0]["contestant"])
+    timeline = simulate(
+        schedule,
+        Planner({}).hardware(part.setting),
+        compute=ComputeTimes(trace=step_seconds(part.setting, part.shape, ROUNDS, 0)),
+        num_rounds=ROUNDS,
+        form=form,
+    )
+    return 1e3 * float(timeline.finish[-1].max()) / ROUNDS
 
 
 def reached(curve: list[list[float]], target: float) -> float | None:
@@ -54,14 +72,15 @@ def reached(curve: list[list[float]], target: float) -> float | None:
 
 def table(part: Part, rows: list[Row]) -> str:
     """A line a contestant: loss and share told right in the end, and how long the runs and a loss take in the lab."""
-    taken, lines = lab_ms(part), []
+    taken, lines = lab_ms(), []
     base = of_contestant(part, rows, part.contestants[0])
     target = 1.05 * median(run["training"] for run in base)
     for name in part.contestants:
         runs = of_contestant(part, rows, name)
         if not runs:
             continue
-        ms, virtual = taken.get(name), runs[0]["virtual"]
+        virtual = virtual_ms(part, runs)
+        ms = taken.get(name, virtual)
         steps = [found for run in runs if (found := reached(run["curve"], target)) is not None]
         cells = [WORDS[name], f"{runs[0]['rate']:g}", len(runs)]
         cells += [
@@ -69,10 +88,8 @@ def table(part: Part, rows: list[Row]) -> str:
             kit.middle([run["right"] for run in runs], ".3f"),
         ]
         cells.append(kit.middle(steps, ".0f") if 2 * len(steps) > len(runs) else "not reached")
-        cells.append("–" if ms is None else f"{ms:.0f}")
-        cells.append("–" if virtual is None else f"{1e3 * virtual / part.steps:.0f}")
-        cells.append("–" if ms is None else f"{ms * part.steps / 1e3:.0f}")
-        cells.append("–" if ms is None or 2 * len(steps) <= len(runs) else f"{ms * median(steps) / 1e3:.0f}")
+        cells += [f"{taken[name]:.0f}" if name in taken else "–", f"{virtual:.0f}", f"{ms * part.steps / 1e3:.0f}"]
+        cells.append(f"{ms * median(steps) / 1e3:.0f}" if 2 * len(steps) > len(runs) else "–")
         lines.append(cells)
     head = ("contestant", "rate", "seeds", "held-out loss", "told right", f"steps to {target:.3g}")
     head += ("ms per step, lab", "in virtual time", f"seconds of {part.steps} steps", f"seconds to {target:.3g}")
@@ -84,14 +101,14 @@ def draw(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
     plt = pyplot()
     figure, axes = plt.subplots(len(parts), 2, figsize=(13, 4.6 * len(parts)), layout="constrained", squeeze=False)
     for (name, part), row in zip(parts.items(), axes, strict=True):
-        taken = lab_ms(part)
+        taken = lab_ms()
         for axis, by_seconds in zip(row, (False, True), strict=True):
             ends, losses = [], []
             for who, (colour, dash) in zip(DRAWN, LINES, strict=False):
                 runs = of_contestant(part, content.get(name, []), who)
-                if not runs or (by_seconds and who not in taken):
+                if not runs:
                     continue
-                unit = taken[who] / 1e3 if by_seconds else 1.0
+                unit = taken.get(who, virtual_ms(part, runs)) / 1e3 if by_seconds else 1.0
                 curve = runs[0]["curve"][1:]
                 axis.plot(
                     [unit * step for step, _ in curve], [loss for _, loss in curve], dash, color=colour, linewidth=2
@@ -107,12 +124,13 @@ def draw(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
     plt.close(figure)
 
 
-ABOUT = """`python -m benchmarks.long_runs measure`, then `write`. A thousand steps of 16 workers on 4 nodes, plain SGD,
-batches of 16 a worker, in one process; the rate falls to nothing along half a cosine, from the best of the grid in runs
-of 250 steps. Hop, eager-SGD and groups are decided by their protocols in virtual time, where one worker takes 480 ms a
-step and the others 80. Networks are small (networks.py); links and the lab's milliseconds are those of a model of 2.17
-MB. Medians [lowest-highest] over seeds. A skipped step of Hop's counts, and a step of eager-SGD is a gradient of each
-worker, on average. Parallax's hybrid sums the same gradients as All-Reduce."""
+ABOUT = """`python -m benchmarks.long_runs measure`, then `write`. A thousand steps of 16 workers on 4 nodes, plain
+SGD, batches of 16 a worker, in one process; the rate falls to nothing along half a cosine, from the best of the grid
+in runs of 250 steps. Hop, eager-SGD and groups are decided by their protocols in virtual time, where one worker takes
+480 ms a step and the others 80. Networks are small (networks.py); links, and the lab's milliseconds ([Prague's
+rows](papers/prague.md)), are those of a model of 2.2 MB; where the lab has none, seconds are virtual time's. Medians
+[lowest-highest] over seeds. A skipped step of Hop's counts, and a step of eager-SGD is a gradient of each worker, on
+average. Parallax's hybrid sums the same gradients as All-Reduce."""
 
 
 def write(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:

@@ -26,7 +26,8 @@ from partreduce.runtime.transport.background import Background
 from partreduce.topo.errors import UnavailableError
 
 PREFIX = "partreduce-generator-"
-START_SECONDS = 30.0
+START_SECONDS = 300.0
+"""In which it has imported itself, which over a network file system, or on a busy machine, takes minutes."""
 MAX_RESTARTS = 5
 
 
@@ -117,6 +118,8 @@ def _address(process: subprocess.Popen[bytes], file: Path) -> str:
         if file.exists():
             return file.read_text(encoding="utf-8").strip()
         time.sleep(0.02)
+    if process.poll() is None:
+        raise UnavailableError(f"group generator: started, but served nobody within {START_SECONDS:g} s")
     raise UnavailableError("group generator: did not start; see its message above")
 
 

@@ -62,6 +62,9 @@ class RemoteWorker(Worker):
     def signal(self, number: signal.Signals) -> None:
         self.host.order(self.rank, int(number))
 
+    def give_up(self) -> None:
+        self.host.give_up()
+
 
 class Host:
     """One host's agent, at the other end of ssh.
@@ -122,6 +125,14 @@ class Host:
         """Let the agent end: it does when nobody can speak to it any more."""
         with contextlib.suppress(BrokenPipeError):
             self._orders.close()
+
+    def give_up(self) -> None:
+        """Its agent does not answer, though the connection stands: it may be stopped."""
+        if not self.is_gone:
+            text = f"partreduce: host {self.name} does not answer; what runs there ends by itself when it does again\n"
+            self.outlet.write(text, errors=True)
+            self._ssh.kill()
+        self.is_gone = True
 
     def end(self) -> str:
         """End the connection; returns how it ended."""

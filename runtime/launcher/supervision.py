@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 CONSEQUENCE = UnavailableError.exit_code
 """Of a worker that ends because another one is missing: who ends first of these two is chance."""
+ANSWER_SECONDS = 10.0
+"""How long a host may take to say that its workers, which it was told to kill, have ended."""
 CHILDREN_SECONDS = 2.0
 """How long what a failed worker has started may live on, to clean up."""
 
@@ -73,6 +75,9 @@ class Worker:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to it and to what it started."""
         raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Nobody answers for it although it was ended: wait for it no longer."""
 
     def has_more_to_say(self) -> bool:
         """Whether errors of a worker that has ended are not forwarded yet."""
@@ -157,10 +162,17 @@ class _Shutdown:
         self.begin(worker.code, float("inf") if self.patient and _is_lost(worker) else grace)
 
     def escalate(self, workers: Sequence[Worker]) -> None:
-        """Send the next signal when its time has come."""
-        if time.monotonic() > self.deadline and self.signals:
+        """Send the next signal when its time has come; at last wait no longer for whoever is out of reach."""
+        if time.monotonic() <= self.deadline:
+            return
+        if self.signals:
             _signal(workers, self.signals.pop(0))
-            self.deadline = time.monotonic() + 2.0
+            self.deadline = time.monotonic() + (2.0 if self.signals else ANSWER_SECONDS)
+            return
+        self.deadline = float("inf")
+        for worker in workers:
+            if worker.code is None:
+                worker.give_up()
 
 
 def supervise(

@@ -17,6 +17,7 @@ import torch
 from partreduce.runtime.averaging.gradients import own_gradients, unscale
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.strategies.base import Run, Runner
+from partreduce.runtime.worker.alike_data import AlikeData
 from partreduce.runtime.worker.model_use import ModelUse
 from partreduce.topo.errors import InputError
 
@@ -43,6 +44,8 @@ class Engine(ABC, Generic[AnyRunner]):
         self._loads = run.flat.loads.count
         self._joining = False
         self.model_use = ModelUse(run, self)
+        self.alike_data: AlikeData | None = None
+        """Where workers are processes: looks at the first gradients."""
 
     @property
     def steps(self) -> int:
@@ -177,6 +180,11 @@ class Engine(ABC, Generic[AnyRunner]):
     def _count(self, steps: int) -> None:
         self._progress.step = steps
         self.run.reducer.heartbeat.now = f"computes step {steps}", ()
+
+    def _look_at_data(self) -> None:
+        """Compare this worker's own gradients with the others'."""
+        if self.alike_data is not None and self.alike_data.look(slot.gradient for slot in self.run.flat.slots()):
+            self.alike_data = None
 
     def _refuse_changes(self, *, first: bool) -> None:
         """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""

@@ -118,6 +118,8 @@ class GradientEngine(Engine[GradientRunner]):
         if self._has_tables:
             self.run.tables.close_step()
         own_gradients(self.run.flat.slots())
+        if self.alike_data is not None:
+            self._look_at_data()
         self._in_place = True  # for functions that average unless that is done, such as clip_grad_norm_
         try:
             self._arrived = self.runner.average(self._progress.step)

@@ -34,6 +34,8 @@ class ParameterEngine(Engine[ParameterRunner]):
             self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
             self._prepare(skip=skip, found_inf=found_inf, scale=scale)
         self.declare()
+        if self.alike_data is not None and closure is None and not skip:
+            self._look_at_data()
         if self._has_tables:  # whose lookups, in the closure too, all workers do
             if closure is not None:
                 with torch.enable_grad():

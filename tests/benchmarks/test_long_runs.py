@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.lab.rehearse import by_schedule
-from benchmarks.long_runs.__main__ import SHORT, best, parts, schedule_of, wanted
+from benchmarks.long_runs.__main__ import SHORT, best, parts, wanted
 from benchmarks.long_runs.learner import Learner
 from benchmarks.long_runs.page import reached, table
 from benchmarks.long_runs.virtual import Virtual
@@ -126,7 +126,7 @@ def test_the_best_rate_is_sought_up_and_down_and_then_other_seeds_are_run():
 def test_every_contestant_has_a_schedule():
     for part in parts().values():
         for name in part.contestants:
-            assert schedule_of(part, name)[0].num_workers == 16
+            assert part.schedule_of(name)[0].num_workers == 16
 
 
 def test_the_table_says_what_the_runs_say():

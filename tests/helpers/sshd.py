@@ -1,12 +1,14 @@
 """Hosts for tests: OpenSSH's server in two network namespaces, which the ordinary ssh client reaches by name."""
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
 
+_numbers = itertools.count()
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 
 
@@ -23,16 +25,25 @@ def _ip(*words):
     subprocess.run(["ip", *words], check=True, capture_output=True)
 
 
+def _read(command_line: Path):
+    """The words of a process; none once it is gone."""
+    with contextlib.suppress(OSError):
+        return command_line.read_bytes().replace(b"\0", b" ").decode()
+    return ""
+
+
 class Hosts:
     """Hosts `a` and `b`, on a bridge with this machine; `ssh` is the command that knows their addresses and keys."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._servers, self.runs = folder, [], []
-        self.mark = f"pr{os.getpid() % 10**6:06d}"
+        # The kernel takes away a namespace's links some time after it, so no two of a process share names.
+        number = next(_numbers)
+        self.mark = f"pr{os.getpid() % 10**6:06d}{number}"
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True)
         shutil.copy(folder / "key.pub", folder / "authorized")
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        net = 1 + os.getpid() % 250
+        net = 1 + (os.getpid() + number) % 250
         self.addresses = {"here": f"10.213.{net}.1", "a": f"10.213.{net}.2", "b": f"10.213.{net}.3"}
         _ip("link", "add", self.mark, "type", "bridge")
         _ip("addr", "add", f"{self.addresses['here']}/24", "dev", self.mark)
@@ -80,15 +91,30 @@ class Hosts:
         found = subprocess.run(
             ["ip", "netns", "pids", self.mark + name], capture_output=True, text=True, check=True
         ).stdout
-        lines = {}
-        for pid in map(int, found.split()):
-            with contextlib.suppress(OSError):
-                lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return lines
+        lines = {int(pid): _read(Path(f"/proc/{pid}/cmdline")) for pid in found.split()}
+        return {pid: line for pid, line in lines.items() if line}
 
     def processes(self, name):
         """The command lines of what runs there, but for sshd's own."""
         return {pid: line for pid, line in self._everything(name).items() if "sshd" not in line}
+
+    def agent(self, name):
+        """The process there that ssh has started."""
+        there = self.processes(name)
+        parents = {pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) for pid in there}
+        return next(pid for pid, parent in parents.items() if parent not in there)
+
+    def servers(self, name):
+        """sshd's own: that listens, and that of every connection."""
+        return self._everything(name).keys() - self.processes(name)
+
+    def clients(self):
+        """The ssh clients of this machine that are connected, or still try to be."""
+        return [
+            path.parent.name
+            for path in Path("/proc").glob("[0-9]*/cmdline")
+            if str(self.folder / "config") in _read(path)
+        ]
 
     def close(self):
         """End `runs`, what is left of them on the hosts, and these."""

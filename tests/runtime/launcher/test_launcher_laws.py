@@ -112,6 +112,18 @@ def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monke
     assert _Shutdown(code=130).has_signalled, "Ctrl-C, of which workers die before they are signalled from here"
 
 
+def test_who_does_not_end_although_it_was_killed_is_given_up_once(monkeypatch):
+    machine, shutdown, given_up = Machine(monkeypatch), _Shutdown(), []
+    monkeypatch.setattr(Child, "give_up", lambda child: given_up.append(child.rank))
+    shutdown.asked(143, GRACE, machine.workers)
+    machine.after(GRACE + 0.5, shutdown)
+    machine.workers[0].code = 143
+    machine.after(supervision.ANSWER_SECONDS - 1.0, shutdown)
+    assert not given_up
+    machine.after(60.0, shutdown)
+    assert given_up == [1, 2, 3]
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_who_survives_lost_workers_ends_by_errors_alone_and_when_nobody_is_left(monkeypatch, seed):
     """Workers end in any order, each well, by an error, by a signal, or given up by the others."""

@@ -1,5 +1,6 @@
 """Workers that are started again after a loss: they join the others at an average, with the state of one of them."""
 
+import random
 import re
 
 import pytest
@@ -139,3 +140,25 @@ def test_a_joiner_that_comes_when_the_others_have_finished_is_ended_and_the_run_
 def test_restarts_need_a_run_that_goes_on():
     with pytest.raises(InputError, match="--max-restarts 1: a lost worker joins others that go on without it"):
         run({}, restarts=1, most_lost=0)
+
+
+ON_THE_WAY = ["before the sum", "in the sum", "prepared", "confirmed"]
+IN_RECOVERY = ["voting", "rebuilding"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_after_deaths_at_drawn_instants_also_in_recoveries_all_hold_what_a_replay_of_their_views_does(seed):
+    draws = random.Random(seed)
+    first, second = draws.sample(ALL, 2)
+    deaths = {first: (draws.choice(ON_THE_WAY), draws.randrange(2, 6))}
+    if draws.random() < 0.5:
+        instant = draws.choice([*ON_THE_WAY, *IN_RECOVERY, "giving its state"])
+        deaths[second] = instant, draws.randrange(2, 9)
+    joiner = draws.choice([*ON_THE_WAY, *IN_RECOVERY, "asking", "taking a state"]), draws.randrange(9, 20)
+    again = {1: [joiner]} if draws.random() < 0.5 else {}
+    code, said, text = run(deaths, steps=30, restarts=2, again=again)
+    assert code == 0, text
+    views = [(after, tuple(members)) for after, members in next(iter(said.values()))["views"]]
+    groups = lambda round_: [next(members for after, members in reversed(views) if after <= round_)]  # noqa: E731
+    assert own(said) == replayed(groups, sorted(said), steps=30), text
+    assert [one["steps"] for one in said.values()] == [30] * len(said)

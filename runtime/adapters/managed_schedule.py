@@ -1,0 +1,189 @@
+"""ManagedSchedule: a schedule whose sums torchft's Manager carries out, among the replicas of its quorum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from partreduce.runtime.averaging.shards import is_sharded
+from partreduce.runtime.schedule_file import read_schedule
+from partreduce.topo.errors import InputError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Codec, Lockstep
+from partreduce.topo.strategies.fragments import assign, number_of, round_ends
+from partreduce.topo.strategies.outer import Outer
+
+WHO = "ManagedSchedule"
+State = dict[str, Any]
+
+
+class ManagedSchedule:
+    """Inside, replicas train by themselves and meet as a schedule says, whoever of them is there.
+
+        manager = Manager(pg, load_state_dict, state_dict, min_replica_size=2, use_async_quorum=False)
+        with ManagedSchedule(manager, model, optimizer, "schedule.json"):
+            for batch in loader:
+                ...
+                optimizer.step()
+
+    It stands where torchft's `LocalSGD` or `DiLoCo` would: the pace, the fragments and their turns, and the outer
+    optimizer come from the file. To enter is a meeting, too: all begin with the model of one of them, and a replica
+    that comes later, or again, waits there for the others' next one and goes on with the state of one of them. Where a
+    meeting fails nothing is changed, and the next one averages what was trained since.
+
+    Buffers stay each replica's own.
+
+    Args:
+        manager: a torchft Manager without an asynchronous quorum, whose state is that of model and optimizer.
+        model: of this replica.
+        optimizer: takes the local steps.
+        schedule: a Schedule or the path of a schedule file, in which all workers average parameters together.
+
+    Raises:
+        InputError: a schedule or a manager with which that cannot be done, or a sharded model.
+    """
+
+    def __init__(
+        self,
+        manager: Any,  # noqa: ANN401 - of a library that need not be installed
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule | str | Path,
+    ) -> None:
+        schedule = read_schedule(schedule)
+        strategy = _refuse_others(schedule)
+        if manager._use_async_quorum:  # noqa: SLF001 - as torchft's DiLoCo does
+            raise InputError(f"{WHO}: the Manager heals replicas while they train; give it use_async_quorum=False")
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if any(is_sharded(parameter) for _, parameter in named):
+            raise InputError(f"{WHO}: the model is sharded; take whole models, or DistributedOptimizer(..., mesh=...)")
+        numbers = assign(strategy.what.fragments, [((name,), p.numel()) for name, p in named])
+        self.manager, self.optimizer = manager, optimizer
+        self.steps = 0
+        """Taken by this replica, or by the one whose state it took over."""
+        count = number_of(strategy.what.fragments)
+        self._parts = [
+            _Part([p for (_, p), number in zip(named, numbers, strict=True) if number == part], strategy.what.outer)
+            for part in range(count)
+        ]
+        self._pace = schedule.pace_of(0)
+        self._meets_after = set(round_ends(count, self._pace))
+        self._hooks: list[RemovableHandle] = []
+        manager.register_state_dict_fn("partreduce", self.load_state_dict, self.state_dict)
+
+    def __enter__(self) -> Self:
+        self._meet()
+        self._hooks = [
+            self.optimizer.register_step_pre_hook(lambda *_: self.manager.disallow_state_dict_read()),
+            self.optimizer.register_step_post_hook(lambda *_: self._stepped()),
+        ]
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def state_dict(self) -> State:
+        """What a replica that heals takes over beside model and optimizer."""
+        return {"steps": self.steps, "parts": [part.state() for part in self._parts]}
+
+    def load_state_dict(self, state: State) -> None:
+        self.steps = int(state["steps"])
+        for part, its in zip(self._parts, state["parts"], strict=True):
+            part.load_state(its)
+
+    def _stepped(self) -> None:
+        self.manager.allow_state_dict_read()
+        self.steps += 1
+        if (self.steps - 1) % self._pace + 1 in self._meets_after:
+            self._meet()
+
+    def _meet(self) -> None:
+        """Average the part whose turn it is: the Manager counts the meetings that came about, on all replicas alike."""
+        self.manager.start_quorum()
+        part = self._parts[(self.manager.current_step() - 1) % len(self._parts)]  # the first one is at the entrance
+        sums = part.moved()
+        for work in [self.manager.allreduce(one) for one in sums]:
+            work.wait()
+        if self.manager.should_commit():
+            part.take(sums)
+
+
+class _Part:
+    """Parameters that are averaged together, as one array for each dtype."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], outer: Outer) -> None:
+        self._outer = outer
+        self._alike = [
+            [p for p in parameters if (p.device, p.dtype) == key]
+            for key in dict.fromkeys((p.device, p.dtype) for p in parameters)
+        ]
+        self._anchors = [] if outer.is_plain else self._values()
+        self._momenta = [torch.zeros_like(one) for one in self._anchors] if outer.momentum else []
+
+    def _values(self) -> list[torch.Tensor]:
+        return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
+
+    def moved(self) -> list[torch.Tensor]:
+        """What is averaged: the parameters, or where there is an anchor how far they are from it."""
+        values = self._values()
+        for value, anchor in zip(values, self._anchors, strict=False):
+            value.sub_(anchor)
+        return values
+
+    def take(self, means: list[torch.Tensor]) -> None:
+        """Go on from the mean, or from the outer step that it makes."""
+        for index, (mean, alike) in enumerate(zip(means, self._alike, strict=True)):
+            if self._anchors:
+                self._step(index, mean)
+            values = torch.split(mean, [p.numel() for p in alike])
+            for parameter, value in zip(alike, values, strict=True):
+                parameter.detach().copy_(value.view_as(parameter))
+
+    def _step(self, index: int, movement: torch.Tensor) -> None:
+        """The next anchor, in place of the movement."""
+        outer, anchor = self._outer, self._anchors[index]
+        direction = movement
+        if self._momenta:
+            momentum = self._momenta[index].mul_(float(outer.momentum)).add_(movement)
+            direction = movement.add(momentum, alpha=float(outer.momentum)) if outer.nesterov else momentum
+        movement.copy_(anchor.add_(direction, alpha=float(outer.lr)))
+
+    def state(self) -> State:
+        return {"anchors": self._anchors, "momenta": self._momenta}
+
+    def load_state(self, state: State) -> None:
+        for mine, theirs in zip([*self._anchors, *self._momenta], [*state["anchors"], *state["momenta"]], strict=True):
+            mine.copy_(theirs)
+
+
+def _refuse_others(schedule: Schedule) -> AllReduce:
+    """Refuse what a sum over a quorum at the end of a round is not."""
+    strategy = schedule.strategy
+    if not isinstance(strategy, AllReduce):
+        raise InputError(
+            f"{WHO}: schedule {schedule.name!r} is of kind {strategy.kind!r}, and a Manager sums over all replicas of "
+            "its quorum; take `allreduce`, or DistributedOptimizer"
+        )
+    if strategy.averages_gradients:
+        raise InputError(
+            f"{WHO}: schedule {schedule.name!r} averages gradients in each step, which is torchft's own "
+            "DistributedDataParallel with its Optimizer; take a pace above 1"
+        )
+    needs = [
+        ("paces of their own", len(set(schedule.paces().tolist())) > 1),
+        ("late merges", not isinstance(strategy.when, Lockstep)),
+        (f"codec {strategy.how.codec}", strategy.how.codec is not Codec.NONE),
+        ("tables", bool(strategy.what.apart)),
+    ]
+    if found := [what for what, is_so in needs if is_so]:
+        raise InputError(f"{WHO}: schedule {schedule.name!r} has {found[0]}, which needs DistributedOptimizer")
+    return strategy

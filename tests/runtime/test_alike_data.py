@@ -1,0 +1,80 @@
+"""Workers that all train on the same batches are told so, and nobody else is."""
+
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from helpers.warm import WARM
+from partreduce.runtime.worker.alike_data import AlikeData, fingerprint
+
+TRAIN = """
+import os, sys, torch, partreduce
+data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+if sys.argv[1] == "sharded":
+    data = partreduce.shard(data)
+elif sys.argv[1] == "by hand":
+    data = data[int(os.environ["RANK"]) :: 2]
+model = torch.nn.Linear(8, 4)
+every = partreduce.strategies.AllReduce(pace=int(sys.argv[2]))
+schedule = partreduce.Schedule("every", partreduce.Cluster.regular(1, 2), every)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer = partreduce.DistributedOptimizer(optimizer, model, schedule, timeout=60)
+for batch in data.split(8)[:3]:
+    optimizer.zero_grad()
+    model(batch).square().mean().backward()
+    if sys.argv[2:] == ["1", "early"]:
+        optimizer.average_gradients()
+    optimizer.step()
+optimizer.finish()
+"""
+
+
+def looks(per_worker):
+    """What each worker's look at its gradients returns, and how many warnings there were."""
+    store = dist.HashStore()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        answers = [AlikeData(store, "1", len(per_worker)).look(gradients) for gradients in per_worker]
+    return answers, [str(warning.message) for warning in seen]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_all_alike_are_told_once_and_one_that_differs_is_enough_for_silence(dtype):
+    same, other = ([torch.randn(5, 7, dtype=dtype).t(), None] for _ in range(2))
+    answers, said = looks([same] * 3)
+    assert answers == [True] * 3
+    assert len(said) == 1
+    assert "all 3 workers have the same gradients in their first step" in said[0]
+    assert looks([same, same, other]) == ([True] * 3, [])
+
+
+@pytest.mark.parametrize(
+    "gradients",
+    [
+        [None],
+        [torch.zeros(64)],
+        [-torch.zeros(64)],
+        [torch.ones(15)],
+        [torch.full((64,), torch.nan)],
+        [torch.ones(64), torch.tensor([torch.inf])],
+        [torch.ones(64).to_sparse()],
+    ],
+)
+def test_gradients_that_tell_nothing_are_not_compared(gradients):
+    assert fingerprint(gradients) == ""
+    assert looks([gradients] * 2) == ([False] * 2, [])
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("pace", [["1"], ["1", "early"], ["2"]])
+def test_a_script_that_shards_nothing_is_told_and_one_that_shards_is_not(tmp_path, pace):
+    (tmp_path / "train.py").write_text(TRAIN)
+    errors = {
+        how: WARM.run("partreduce", "run", "-n", "2", "train.py", how, *pace, cwd=tmp_path, check=True).stderr
+        for how in ("whole", "sharded", "by hand")
+    }
+    assert errors["whole"].count("have the same gradients in their first step") == 1, errors
+    assert "gradients in their first step" not in errors["sharded"] + errors["by hand"]
