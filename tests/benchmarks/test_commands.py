@@ -7,7 +7,15 @@ import pytest
 
 from benchmarks.run import BENCHMARKS
 
-OTHERS = ("run", "explore.__main__", "forgery.__main__", "lab.rehearse", "papers.__main__", "planner.random_clusters")
+OTHERS = (
+    "run",
+    "explore.__main__",
+    "forgery.__main__",
+    "goes_on",
+    "lab.rehearse",
+    "papers.__main__",
+    "planner.random_clusters",
+)
 MODULES = sorted({*OTHERS, *(one.module for one in BENCHMARKS if one.module != "forgery")})
 
 
