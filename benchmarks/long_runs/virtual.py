@@ -24,8 +24,7 @@ from partreduce.runtime.virtual_time.replay import Carrying
 from partreduce.schedulers.protocols.base import Note
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.hop import hop_of
-from partreduce.schedulers.protocols.partial import partial_of
-from partreduce.schedulers.protocols.partial_sides import Call
+from partreduce.schedulers.protocols.partial_state import Call
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -115,8 +114,11 @@ class Virtual:
         count = self.learner.count
         takes = float(self._group_loads(range(count)).seconds().max())
         links = InTurn(self.schedule.cluster, self.hardware)
-        timing = Summing(self.learner, self.lengths, links.latency, lambda *_: takes, mean_seconds=takes)
-        self.machine = VirtualMachine(Waiting(partial_of(quorum, count), quorum), timing, keep_notes=False)
+        machine = Waiting(quorum, count, collective=False)
+        timing = Summing(
+            self.learner, self.lengths, links.latency, lambda *_: takes, machine.members, mean_seconds=takes
+        )
+        self.machine = VirtualMachine(machine, timing, keep_notes=False)
         return self._until(lambda steps: timing.summed_gradients >= steps * count)
 
     def _by_generator(self) -> Callable[[int], None]:
