@@ -20,8 +20,8 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.generated import Generated
 
-LIMIT = 1700
-"""A busy machine takes minutes to import torch in five processes."""
+LIMIT = 280
+"""Seconds for what takes ten on a machine that does little else."""
 TRAIN = """
 import os, signal, sys, torch, partreduce
 rank, rounds = int(os.environ["RANK"]), int(sys.argv[1])
@@ -52,10 +52,11 @@ def hosts(tmp_path):
 
 
 PATIENT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
 from partreduce.__main__ import main
 from partreduce.runtime.launcher import over_ssh
-over_ssh.GRACE_SECONDS, over_ssh.START_SECONDS = float(sys.argv.pop(1)), 1700.0
+over_ssh.GRACE_SECONDS, over_ssh.START_SECONDS = float(sys.argv.pop(1)), 280.0
 sys.exit(main())
 """
 """The command with other times: with a long grace period, who learns of a loss has said so before it is ended."""
@@ -129,7 +130,6 @@ def test_hosts_that_do_not_fit_are_refused_in_one_line(tmp_path, lines, num_work
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(1800)
 @pytest.mark.processes
 def test_a_worker_of_another_host_that_is_killed_is_named_and_the_others_go_on_where_the_kind_can(hosts, tmp_path):
     schedule = tmp_path / "generated.json"
@@ -173,7 +173,6 @@ FAILURES = {
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(1800)
 @pytest.mark.processes
 @pytest.mark.parametrize("what", FAILURES)
 def test_a_run_over_hosts_ends_whatever_fails_and_leaves_nothing_on_any(hosts, tmp_path, what):
