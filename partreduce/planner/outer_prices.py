@@ -51,26 +51,26 @@ class Measured:
 
 MEASURED: dict[Optimizer, tuple[Measured, ...]] = {
     Optimizer.SGD: (
-        Measured(15, SMALL, {"embedding": 1.092, "perceptron": 1.232, "text": 1.224}, share=0.5),
-        Measured(15, PUBLISHED, {"embedding": 0.655, "perceptron": 0.695, "text": 1.246}, share=0.5),
-        Measured(30, SMALL, {"embedding": 1.124, "perceptron": 1.596, "text": 1.448}, share=0.5),
-        Measured(30, PUBLISHED, {"embedding": 0.783, "perceptron": 1.365, "text": 1.52}, share=0.5),
-        Measured(30, SMALL, {"embedding": 1.384, "perceptron": 1.684, "text": 1.892}, late=6, share=0.5),
-        Measured(15, SMALL, {"embedding": 1.042, "perceptron": 0.717, "text": 1.017}, in_nodes=True, share=0.5),
-        Measured(15, PUBLISHED, {"embedding": 0.601, "perceptron": 0.322, "text": 0.983}, in_nodes=True, share=0.5),
-        Measured(30, SMALL, {"embedding": 1.072, "perceptron": 0.69, "text": 1.167}, in_nodes=True, share=0.5),
-        Measured(30, PUBLISHED, {"embedding": 0.769, "perceptron": 0.539, "text": 0.986}, in_nodes=True, share=0.5),
+        Measured(15, SMALL, {"perceptron": 1.232, "text": 1.224}, share=0.5),
+        Measured(15, PUBLISHED, {"perceptron": 0.695, "text": 1.246}, share=0.5),
+        Measured(30, SMALL, {"perceptron": 1.596, "text": 1.448}, share=0.5),
+        Measured(30, PUBLISHED, {"perceptron": 1.365, "text": 1.520}, share=0.5),
+        Measured(30, SMALL, {"perceptron": 1.684, "text": 1.892}, late=6, share=0.5),
+        Measured(15, SMALL, {"perceptron": 0.717, "text": 1.017}, in_nodes=True, share=0.5),
+        Measured(15, PUBLISHED, {"perceptron": 0.322, "text": 0.983}, in_nodes=True, share=0.5),
+        Measured(30, SMALL, {"perceptron": 0.690, "text": 1.167}, in_nodes=True, share=0.5),
+        Measured(30, PUBLISHED, {"perceptron": 0.539, "text": 0.986}, in_nodes=True, share=0.5),
     ),
     Optimizer.MOMENTUM: (
-        Measured(15, SMALL, {"embedding": 1.016, "perceptron": 1.117, "text": 1.141}, share=0.5),
-        Measured(15, PUBLISHED, {"embedding": 0.591, "perceptron": 0.676, "text": 2.044}, share=0.5),
-        Measured(30, SMALL, {"embedding": 1.059, "perceptron": 1.246, "text": 1.47}, share=0.5),
-        Measured(30, PUBLISHED, {"embedding": 0.741, "perceptron": 0.846, "text": 2.225}, share=0.5),
-        Measured(30, SMALL, {"embedding": 1.316, "perceptron": 1.843, "text": 1.595}, late=6, share=0.5),
-        Measured(15, SMALL, {"embedding": 0.957, "perceptron": 0.688, "text": 1.145}, in_nodes=True, share=0.5),
-        Measured(15, PUBLISHED, {"embedding": 0.578, "perceptron": 0.667, "text": 1.97}, in_nodes=True, share=0.5),
-        Measured(30, SMALL, {"embedding": 1.018, "perceptron": 0.878, "text": 1.022}, in_nodes=True, share=0.5),
-        Measured(30, PUBLISHED, {"embedding": 0.729, "perceptron": 0.918, "text": 1.312}, in_nodes=True, share=0.5),
+        Measured(15, SMALL, {"perceptron": 1.117, "text": 1.141}, share=0.5),
+        Measured(15, PUBLISHED, {"perceptron": 0.676, "text": 2.044}, share=0.5),
+        Measured(30, SMALL, {"perceptron": 1.246, "text": 1.470}, share=0.5),
+        Measured(30, PUBLISHED, {"perceptron": 0.846, "text": 2.225}, share=0.5),
+        Measured(30, SMALL, {"perceptron": 1.843, "text": 1.595}, late=6, share=0.5),
+        Measured(15, SMALL, {"perceptron": 0.544, "text": 1.016}, in_nodes=True),
+        Measured(15, PUBLISHED, {"perceptron": 0.667, "text": 1.970}, in_nodes=True, share=0.5),
+        Measured(30, SMALL, {"perceptron": 0.538, "text": 1.023}, in_nodes=True),
+        Measured(30, PUBLISHED, {"perceptron": 0.918, "text": 1.312}, in_nodes=True, share=0.5),
     ),
     Optimizer.ADAM: (
         Measured(5, SMALL, {"embedding": 1.778, "perceptron": 1.834, "text": 1.079}),
@@ -87,5 +87,6 @@ MEASURED: dict[Optimizer, tuple[Measured, ...]] = {
 """By the inner optimizer. What did not get there in three times All-Reduce's steps has 3."""
 FRAGMENTS = 2
 """Into how many a model was cut where its fragments were merged late."""
-ERRORS = {Optimizer.SGD: 0.80, Optimizer.MOMENTUM: 0.99, Optimizer.ADAM: 0.89}
-"""The relative error that 9 of 10 of these kept by the geometric mean of other kinds of networks."""
+ERRORS = {Optimizer.SGD: 0.83, Optimizer.MOMENTUM: 1.95, Optimizer.ADAM: 0.89}
+"""The relative error that 9 of 10 of these kept by the geometric mean of other kinds of networks: of two kinds under
+SGD and momentum, where each is all that is known of the other, and of three under Adam."""
