@@ -54,12 +54,6 @@ MEASURED: dict[Optimizer, tuple[Measured, ...]] = {
         Measured(15, SMALL, {"perceptron": 1.232, "text": 1.224}, share=0.5),
         Measured(15, PUBLISHED, {"perceptron": 0.695, "text": 1.246}, share=0.5),
         Measured(30, SMALL, {"perceptron": 1.596, "text": 1.448}, share=0.5),
-        Measured(30, PUBLISHED, {"perceptron": 1.365, "text": 1.520}, share=0.5),
-        Measured(30, SMALL, {"perceptron": 1.684, "text": 1.892}, late=6, share=0.5),
-        Measured(15, SMALL, {"perceptron": 0.717, "text": 1.017}, in_nodes=True, share=0.5),
-        Measured(15, PUBLISHED, {"perceptron": 0.322, "text": 0.983}, in_nodes=True, share=0.5),
-        Measured(30, SMALL, {"perceptron": 0.690, "text": 1.167}, in_nodes=True, share=0.5),
-        Measured(30, PUBLISHED, {"perceptron": 0.539, "text": 0.986}, in_nodes=True, share=0.5),
     ),
     Optimizer.MOMENTUM: (
         Measured(15, SMALL, {"perceptron": 1.128, "text": 2.348}),
