@@ -100,7 +100,6 @@ def changed(*path: str | int, value: object) -> dict[str, Any]:
         (changed("probes", value=[]), "probes: is"),
         (changed("prices", "late", value={"value": 1, "low": 0}), 'the key "high" is missing'),
         (changed("prices", "late", value={"value": 3, "low": 0, "high": 1}), "prices.late: is 3"),
-        (changed("prices", "late", value={"value": 1, "low": 2, "high": 3}), "prices.late: is 1"),
         (changed("prices", "late", "low", value=-0.1), "prices.late.low: is -0.1; it must be >= 0"),
         (changed("prices", "error", value="5%"), "prices.error: is"),
         (changed("prices", "drift", value={"value": 1, "low": 0, "high": 2}), "the data are shuffled"),
