@@ -102,23 +102,6 @@ def measured(task: str, known: list[Row], words: str, share: float) -> Iterator[
         yield row
 
 
-def at_best_share(rows: list[Row]) -> list[Row]:
-    """Of each optimizer and setting the rows at one share of All-Reduce's rate: of the most tasks, the least mean."""
-    found: list[Row] = []
-    for key in dict.fromkeys((optimizer_of(row), row["schedule"]) for row in rows):
-        alike = [row for row in rows if (optimizer_of(row), row["schedule"]) == key]
-        shares = sorted({share_of(row) for row in alike}, reverse=True)
-        by_share = [[row for row in alike if share_of(row) == share] for share in shares]
-        means = [float(np.mean([np.log(ratio_of(row)) for row in some])) for some in by_share]
-        found += by_share[min(range(len(shares)), key=lambda index: (-len(by_share[index]), means[index]))]
-    return found
-
-
-def share_of(row: Row) -> float:
-    """Of All-Reduce's best rate."""
-    return float(row.get("share", 1))
-
-
 def held_out(rows: list[Row]) -> list[float]:
     """The relative error of each row by the geometric mean of the other tasks of its optimizer and setting."""
     errors = []
@@ -140,32 +123,29 @@ def optimizer_of(row: Row) -> str:
 
 
 def answer(rows: list[Row]) -> tuple[str, str]:
-    """A line a setting, with its steps ratio on each task; and how far off a kind held out is.
+    """A line a setting, with its steps ratio on each task and their geometric mean; and how far off a kind held out is.
 
     Errors are those of settings with momentum, which the planner proposes.
     """
     tasks = sorted({row["task"] for row in rows})
-    steps = ", ".join(f"{task} {next(r['steps'] for r in rows if r['task'] == task):.0f}" for task in tasks)
-    rows = at_best_share(rows)
-    known = {(row["schedule"], row["task"]): row for row in rows}
+    known = {(row["schedule"], row["task"]): ratio_of(row) for row in rows}
     lines = []
     for name in (schedule.name for schedule in schedules()):
         found = [known.get((name, task)) for task in tasks]
-        if not any(found):
-            continue
-        told = [f"{ratio_of(row):.2f}{'*' * (share_of(row) < 1)}" if row else "" for row in found]
-        lines.append([name, *told])
+        there = [ratio for ratio in found if ratio is not None]
+        mean = f"{np.exp(np.mean(np.log(there))):.2f}" if there else ""
+        lines.append([name, *("" if ratio is None else f"{ratio:.2f}" for ratio in found), mean])
     off = []
     for optimizer in sorted(set(map(optimizer_of, rows))):
         errors = held_out([row for row in rows if "plain" not in row["schedule"] and optimizer_of(row) == optimizer])
         off.append(f"{optimizer} half within {np.median(errors):.0%}, 9 of 10 within {np.quantile(errors, 0.9):.0%}")
+    steps = ", ".join(f"{task} {next(r['steps'] for r in rows if r['task'] == task):.0f}" for task in tasks)
     said = (
         f"All-Reduce's steps: {steps}. {DIVERGED:g}: not reached in so many times as many. A momentum of 0.5 goes with "
         "an outer rate of 1, 0.9 with 0.7, both Nesterov's; nothing stands where a run is shorter than four rounds, or "
-        "was not made. *: at half of All-Reduce's best rate, where that needed fewer steps in the mean of an "
-        f"optimizer's tasks. A kind of network held out: {', '.join(off)}."
+        f"was not made. A kind of network held out: {', '.join(off)}."
     )
-    return said, kit.table(("outer step", *tasks), lines)
+    return said, kit.table(("outer step", *tasks, "mean"), lines)
 
 
 def _rows(place: Path = RESULT) -> list[Row]:

@@ -30,9 +30,8 @@ class Facts:
     `delay` the same in whole steps, of as many gradients as there are workers, and `bound` the most rounds that are
     proved. Of a gap `gradients` is the part of all workers whose gradients would leave as much noise in the mean,
     `progress` how far a step brings it where lockstep gives 1, and `computed` the part of all steps that were computed
-    rather than skipped. Of outer steps `peak` is the most bytes that one step sends out of a node, `by_task` the steps
-    ratio on each task of the steps model, in the place of a price, and `rate` the share of All-Reduce's best learning
-    rate that they were measured at.
+    rather than skipped. Of outer steps `peak` is the most bytes that one step sends out of a node, and `by_task` the
+    steps ratio on each task of the steps model, in the place of a price.
     """
 
     kind: str
@@ -52,7 +51,6 @@ class Facts:
     computed: float = 1.0
     peak: float = 0.0
     by_task: tuple[float, ...] = ()
-    rate: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in an option's JSON; null where nothing takes time."""
@@ -73,7 +71,7 @@ SHOWN = {
         "least_share": "least_share",
         "memory_bytes": "memory_bytes",
     },
-    "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes", "learning_rate": "rate"},
+    "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes"},
 }
 SHOWN |= {kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("generated", "pairwise", "server")}
 """What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""

@@ -1,11 +1,10 @@
 """What outer steps cost in steps: measured settings, each with its steps over All-Reduce's on each task.
 
 By `python -m benchmarks.steps_to_loss.outer` (benchmarks/results/steps_to_loss_outer.md): 16 workers, shuffled data, at
-All-Reduce's best rate of a grid or at half of it, whichever needed fewer steps. No formula stands behind these numbers,
-so no other setting is priced. A momentum of 0.9 with rate 0.7 is the published one (Douillard et al., 2023); 0.5 with
-rate 1 needed fewer steps where rounds are short. Under Adam both need fewer steps than plain averages as often, which
-lose what single workers' noise takes from their steps (`steps_model`). Under SGD and momentum All-Reduce's best rate
-lies near its limit, and outer momentum needs a smaller one: at that rate most of these did not reach their loss.
+All-Reduce's best rate of a grid. No formula stands behind these numbers, so no other setting is priced. A momentum of
+0.9 with rate 0.7 is the published one (Douillard et al., 2023); 0.5 with rate 1 needed fewer steps where rounds are
+short. Under Adam both need fewer steps than plain averages as often, which lose what single workers' noise takes from
+their steps (`steps_model`).
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Measured:
     """Outer steps every `every` steps, and the steps ratio of each kind of network that was long enough for them.
 
     With `late` `FRAGMENTS` took turns and were merged so many steps late, with `alpha` of a worker's own. With
-    `in_nodes` all of a node averaged in each step. `share` is that of All-Reduce's best learning rate.
+    `in_nodes` all of a node averaged in each step.
     """
 
     every: int
@@ -37,7 +36,6 @@ class Measured:
     late: int = 0
     alpha: Fraction = Fraction(0)
     in_nodes: bool = False
-    share: float = 1.0
 
     @property
     def ratio(self) -> float:
@@ -50,20 +48,6 @@ class Measured:
 
 
 MEASURED: dict[Optimizer, tuple[Measured, ...]] = {
-    Optimizer.SGD: (
-        Measured(15, SMALL, {"perceptron": 1.232, "text": 1.224}, share=0.5),
-        Measured(15, PUBLISHED, {"perceptron": 0.695, "text": 1.246}, share=0.5),
-        Measured(30, SMALL, {"perceptron": 1.596, "text": 1.448}, share=0.5),
-    ),
-    Optimizer.MOMENTUM: (
-        Measured(15, SMALL, {"perceptron": 1.128, "text": 2.348}),
-        Measured(15, PUBLISHED, {"perceptron": 2.691, "text": 3.0}),
-        Measured(30, SMALL, {"perceptron": 2.362, "text": 3.0}, late=6),
-        Measured(15, SMALL, {"perceptron": 0.544, "text": 1.016}, in_nodes=True),
-        Measured(15, PUBLISHED, {"perceptron": 0.444, "text": 3.0}, in_nodes=True),
-        Measured(30, SMALL, {"perceptron": 0.538, "text": 1.023}, in_nodes=True),
-        Measured(30, PUBLISHED, {"perceptron": 0.743, "text": 2.745}, in_nodes=True),
-    ),
     Optimizer.ADAM: (
         Measured(5, SMALL, {"embedding": 1.778, "perceptron": 1.834, "text": 1.079}),
         Measured(5, PUBLISHED, {"embedding": 2.117, "perceptron": 2.621, "text": 3.0}),
@@ -79,6 +63,5 @@ MEASURED: dict[Optimizer, tuple[Measured, ...]] = {
 """By the inner optimizer. What did not get there in three times All-Reduce's steps has 3."""
 FRAGMENTS = 2
 """Into how many a model was cut where its fragments were merged late."""
-ERRORS = {Optimizer.SGD: 0.73, Optimizer.MOMENTUM: 2.7, Optimizer.ADAM: 0.89}
-"""The relative error that 9 of 10 of these kept by the geometric mean of other kinds of networks: of two kinds under
-SGD and momentum, where each is all that is known of the other, and of three under Adam."""
+ERROR = 0.89
+"""The relative error that 9 of 10 of these kept by the geometric mean of other kinds of networks."""

@@ -250,11 +250,11 @@ ERRORS = {
     Optimizer.ADAM: (0.48, 0.45),
 }
 """The relative errors that 9 of 10 schedules kept on kinds of networks held out, in lockstep and late."""
-MEASURED, BEYOND = 10.8, {Optimizer.SGD: (10.8, 0.05), Optimizer.MOMENTUM: (4.3, 0.34)}
-"""Up to which consensus distance prices hold, and what each unit costs from there on, where that was measured.
+MEASURED, BEYOND = 10.8, {Optimizer.MOMENTUM: (4.3, 0.34)}
+"""Up to which consensus distance prices hold, and where that is less what each unit costs from there on.
 
-Under momentum long rounds cost more than in proportion: 1.7 to 4 times the prices' steps, or no loss reached. Under SGD
-they cost little more than their curved distance (benchmarks/results/steps_to_loss_far.md)."""
+Under momentum long rounds cost more than in proportion: 1.7 to 4 times the prices' steps, or no loss reached
+(benchmarks/results/steps_to_loss_far.md)."""
 
 
 def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:

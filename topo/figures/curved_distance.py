@@ -125,7 +125,7 @@ def _traces(
         covariance = matrix @ covariance @ adjoint(matrix) + made * noise
         total += _trace(covariance)
     instants = np.array([[len(steps) + 1.0] for steps in inner])
-    return np.asarray(np.maximum(total, 0.0) / (len(mixing) * instants))  # rounding may leave a hair below 0
+    return np.asarray(total / (len(mixing) * instants))
 
 
 def _summed(steps: npt.NDArray[Any], own: float) -> npt.NDArray[Any]:
