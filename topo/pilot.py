@@ -31,8 +31,7 @@ class Probe(Closed):
     """One schedule of a pilot: its figures, and its steps over All-Reduce's as measured, once per seed.
 
     `curved_distance` is there in lockstep, and `late`, its late distance, where averagings come late
-    (`topo.figures.curved_distance`); the other is 0. `sha256` is there for what ran because it may be recommended: of
-    the schedule without its name and however its sums travel.
+    (`topo.figures.curved_distance`); the other is 0. `sha256` is there for what ran because it may be recommended: of the schedule without its name and however its sums travel.
     """
 
     schedule: Title

@@ -94,10 +94,11 @@ def _report(pilot: Pilot, output: Path, cluster: str, *, as_json: bool) -> None:
     rows = Table("Steps over All-Reduce's", [*columns, Column("by these prices"), Column("shipped model")])
     for probe in pilot.probes:
         figures = (probe.consensus_distance, probe.drift)
-        needed = [one.steps_ratio(*figures, curved=probe.curved_distance, late=probe.late) for one in (model, FITTED)]
+        apart = {"curved": probe.curved_distance, "late": probe.late}
         rows.add(
             probe.schedule, *map(number, figures), f"{probe.steps_ratio:.3f}", f"{min(probe.steps_ratios):.3f}",
-            f"{max(probe.steps_ratios):.3f}", *(f"{ratio:.3f}" for ratio in needed),
+            f"{max(probe.steps_ratios):.3f}", f"{model.steps_ratio(*figures, **apart):.3f}",
+            f"{FITTED.steps_ratio(*figures, **apart):.3f}",
         )  # fmt: skip
     screen = console()
     screen.print(rows)

@@ -171,11 +171,9 @@ def steps_model(schedule: Schedule, job: Job, figures: Figures) -> StepsModel:
     usual, noise, pushed = job.steps_model, known(figures.consensus_distance), pushed_by(figures.drift, job)
     if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
         return usual
-    corrected, plain = (
-        model.steps_ratio(noise, pushed, curved=figures.curved_distance, late=figures.late_distance)
-        for model in (CORRECTED, usual)
-    )
-    return CORRECTED if corrected < plain else usual
+    apart = {"curved": figures.curved_distance, "late": figures.late_distance}
+    helps = CORRECTED.steps_ratio(noise, pushed, **apart) < usual.steps_ratio(noise, pushed, **apart)
+    return CORRECTED if helps else usual
 
 
 def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:

@@ -171,10 +171,8 @@ class Option:
             return self.step_seconds * tasks.get(case, self.steps_ratio)
         spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
-        here, there = (
-            model.steps_ratio(spread, 0.0, curved=self.curved_distance, late=late, gradients=gradients)
-            for model in (case, usual)
-        )
+        apart = {"curved": self.curved_distance, "late": late}
+        here, there = (model.steps_ratio(spread, 0.0, **apart, gradients=gradients) for model in (case, usual))
         more = here - there
         if lateness and self.facts is not None:
             more += self.facts.more

@@ -106,7 +106,7 @@ def _traces(
 ) -> npt.NDArray[np.float64]:
     """The traces of Σ, (paces, C), in the mean of a period's instants; `mixing` (T, C, g, g), the others (C, g, g)."""
     own = 1 - curvature
-    inner = [np.arange(1.0, ceil(pace)) * (pace / ceil(pace)) for pace in paces]  # steps that are made within a round
+    inner = [np.arange(1, ceil(pace)) * (pace / ceil(pace)) for pace in paces]  # steps that are made within a round
     kept = np.array([(abs(own) ** (2 * steps)).sum() for steps in inner])  # variance that is left there of what was
     added = np.array([_summed(steps, own).sum() for steps in inner])  # and that was added
     made, after = _summed(np.array(paces, float), own), np.array([own**pace for pace in paces])  # by a whole round
@@ -124,11 +124,10 @@ def _traces(
         total += kept[:, None] * _trace(covariance) + added[:, None] * _trace(unit)
         covariance = matrix @ covariance @ adjoint(matrix) + made * noise
         total += _trace(covariance)
-    instants = np.array([[len(steps) + 1.0] for steps in inner])
-    return np.asarray(total / (len(mixing) * instants))
+    return total / (len(mixing) * np.array([[ceil(pace)] for pace in paces]))
 
 
-def _summed(steps: npt.NDArray[Any], own: float) -> npt.NDArray[Any]:
+def _summed(steps: npt.NDArray[np.float64], own: float) -> npt.NDArray[np.float64]:
     """The variance that so many steps leave of unit noise in each: Σ own²ʲ over j below the steps."""
     return steps if own == 1 else (1 - abs(own) ** (2 * steps)) / (1 - own**2)
 
