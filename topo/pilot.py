@@ -30,13 +30,12 @@ class Price(Closed):
 class Probe(Closed):
     """One schedule of a pilot: its figures, and its steps over All-Reduce's as measured, once per seed.
 
-    `curved_distance` is there in lockstep, and `late`, its late distance, where averagings come late
-    (`topo.figures.curved_distance`); the other is 0. `sha256` is there for what ran because it may be recommended: of the schedule without its name and however its sums travel.
+    `late` is its late distance (`topo.figures.late_distance`), 0 in lockstep. `sha256` is there for what ran because it
+    may be recommended: of the schedule without its name and however its sums travel.
     """
 
     schedule: Title
     consensus_distance: Amount
-    curved_distance: Amount
     drift: Amount
     late: Amount
     steps_ratios: Annotated[tuple[Annotated[float, Gt(0)], ...], MaxLen(1000)] = ()
@@ -59,14 +58,14 @@ class Probe(Closed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices(Closed):
-    """steps ratio = 1 + averaging + curved_distance·(figure) + drift·(figure)^p + late·L + later·L·max(0, L − 1).
+    """steps ratio = 1 + averaging + consensus_distance·(figure) + drift·(figure)^p + late·L + later·L·max(0, L − 1).
 
     L is the late distance. `drift` is None for shuffled data; `averaging`, what it costs that parameters are averaged
     at all, and `later` where there were too few probes to tell them from the others.
     `error` is the largest relative error of a predicted steps ratio on a schedule that was left out of the fit.
     """
 
-    curved_distance: Price
+    consensus_distance: Price
     late: Price
     drift: Price | None = None
     error: Amount

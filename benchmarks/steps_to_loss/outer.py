@@ -1,18 +1,16 @@
 """Measures what outer steps cost or gain in steps, on the planner's tasks, and fits their prices.
 
-    python -m benchmarks.steps_to_loss.outer measure [--tasks text/adam …] [--share 0.5]   # resumes what is there
+    python -m benchmarks.steps_to_loss.outer measure [--tasks text/adam …]   # resumes what is there
     python -m benchmarks.steps_to_loss.outer fit
 
 Sixteen workers, shuffled data, networks and optimizers of `networks.py`. Each task is trained to what All-Reduce's loss
-is after `STEPS` steps at its best rate of a grid, by every schedule at that same rate or a share of it, as `lateness`
-does with shorter ones; a round is at most a quarter of All-Reduce's run. Where a setting was tried at several rates the
-better one counts: whoever trains so has to tune it anyway.
+is after `STEPS` steps at its best rate of a grid, by every schedule at that same rate, as `lateness` does with shorter
+ones; a round is at most a quarter of All-Reduce's run.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -85,19 +83,18 @@ def steps_of_round(schedule: Schedule) -> int:
     return schedule.period * schedule.pace_of(0)
 
 
-def measured(task: str, known: list[Row], words: str, share: float) -> Iterator[Row]:
-    """Rows of a task: each schedule's steps over All-Reduce's, at a share of its rate; None beyond `DIVERGED` times."""
+def measured(task: str, known: list[Row], words: str) -> Iterator[Row]:
+    """Rows of a task: each schedule's steps over All-Reduce's; None beyond `DIVERGED` times these."""
     kind, _, optimizer = task.partition("/")
     rate, target, base = (known[0]["rate"], known[0]["target"], known[0]["steps"]) if known else base_of(task)
-    have = {row["schedule"] for row in known if row.get("share", 1) == share}
+    have = {row["schedule"] for row in known}
     for schedule in schedules():
-        if not re.search(words, schedule.name) or schedule.name in have or 4 * steps_of_round(schedule) > base:
+        if words not in schedule.name or schedule.name in have or 4 * steps_of_round(schedule) > base:
             continue
-        network = Network(kind, CLUSTER, rate=share * rate, optimizer=optimizer)
+        network = Network(kind, CLUSTER, rate=rate, optimizer=optimizer)
         taken = steps_to(target, network, by_turns(network, schedule), int(DIVERGED * base), every=EVERY)
         ratio = None if taken is None else round(taken / base, 4)
         row = {"task": task, "rate": rate, "target": target, "steps": base, "schedule": schedule.name, "ratio": ratio}
-        row |= {"share": share} if share != 1 else {}
         print(json.dumps(row), file=sys.stderr, flush=True)
         yield row
 
@@ -157,8 +154,7 @@ def main() -> None:
     arguments = kit.parser(__doc__)
     arguments.add_argument("what", choices=["measure", "fit"])
     arguments.add_argument("--tasks", nargs="+", default=[f"{kind}/{rule}" for kind in KINDS for rule in OPTIMIZERS])
-    arguments.add_argument("--schedules", default="", help="only those in whose name this regular expression is found")
-    arguments.add_argument("--share", type=float, default=1.0, help="of All-Reduce's best rate")
+    arguments.add_argument("--schedules", default="", help="only those with this in their name")
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
@@ -167,8 +163,7 @@ def main() -> None:
         kit.write(RESULT, "What outer steps cost in steps", about, *answer(_rows()))
         return
     for task in chosen.tasks:
-        known = [row for row in _rows() if row["task"] == task]
-        for row in measured(task, known, chosen.schedules, chosen.share):
+        for row in measured(task, [row for row in _rows() if row["task"] == task], chosen.schedules):
             RESULT.write_text(compact.text({"rows": [*_rows(), row]}))
 
 

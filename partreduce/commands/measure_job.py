@@ -94,16 +94,15 @@ def _report(pilot: Pilot, output: Path, cluster: str, *, as_json: bool) -> None:
     rows = Table("Steps over All-Reduce's", [*columns, Column("by these prices"), Column("shipped model")])
     for probe in pilot.probes:
         figures = (probe.consensus_distance, probe.drift)
-        apart = {"curved": probe.curved_distance, "late": probe.late}
         rows.add(
             probe.schedule, *map(number, figures), f"{probe.steps_ratio:.3f}", f"{min(probe.steps_ratios):.3f}",
-            f"{max(probe.steps_ratios):.3f}", f"{model.steps_ratio(*figures, **apart):.3f}",
-            f"{FITTED.steps_ratio(*figures, **apart):.3f}",
+            f"{max(probe.steps_ratios):.3f}", f"{model.steps_ratio(*figures, late=probe.late):.3f}",
+            f"{FITTED.steps_ratio(*figures, late=probe.late):.3f}",
         )  # fmt: skip
     screen = console()
     screen.print(rows)
     prices = pilot.prices
-    screen.print(f"price of a unit of curved distance: {_words(prices.curved_distance)}; shipped {FITTED.a:.4f}")
+    screen.print(f"price of a unit of consensus distance: {_words(prices.consensus_distance)}; shipped {FITTED.a:.4f}")
     if prices.drift is not None:
         screen.print(f"price of drift^{FITTED.p:.3g}: {_words(prices.drift)}; shipped {FITTED.c:.4f}")
     screen.print(f"price of a unit of late distance: {_words(prices.late)}; shipped {FITTED.late:.4f}")

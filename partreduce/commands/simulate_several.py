@@ -18,7 +18,7 @@ from partreduce.runtime.virtual_time.predict import predict
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import consensus_distance, curved_distance, late_distance
+from partreduce.topo.figures import consensus_distance, late_distance
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
@@ -85,7 +85,6 @@ def _to_a_loss(schedule: Schedule, job: Job) -> dict[str, Any]:
     ratio = job.steps_model.steps_ratio(
         consensus_distance(schedule).value or 0.0,
         0.0,
-        curved=curved_distance(schedule),
         late=late_distance(schedule),
         delayed=job.delayed(strategy.when),
         gradients=strategy.averages_gradients,

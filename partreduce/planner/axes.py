@@ -155,7 +155,7 @@ class Axes:
         figures = self.at(setting)
         noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, self.job)
         if model is self.usual:
-            model = self._model(setting, figures)
+            model = self._model(setting, noise, pushed, figures.late_distance)
         return Costs(
             communication=timing.sent(setting).seconds,
             step_seconds=step_seconds,
@@ -164,7 +164,6 @@ class Axes:
             steps_ratio=model.steps_ratio(
                 noise,
                 pushed,
-                curved=figures.curved_distance,
                 late=figures.late_distance,
                 delayed=self.job.delayed(setting.when.when),
                 gradients=self._averages_gradients(setting),
@@ -184,20 +183,20 @@ class Axes:
         late = setting.when is Lateness.LATE
         spread = self.figures.consensus_distance_at(setting.pace, late=late)
         pushed = self.figures.drift_at(setting.pace, late=late)
-        apart = self.figures.curved_distance_at(setting.pace, late=late)
-        return Figures(spread, pushed, self.figures.contraction, *((0.0, apart) if late else (apart, 0.0)))
+        apart = self.figures.late_distance_at(setting.pace) if late else 0.0
+        return Figures(spread, pushed, self.figures.contraction, apart)
 
     def extrapolates(self, setting: Setting) -> bool:
         """Whether the steps model was not fitted to such figures."""
         figures = self.at(setting)
         return self.usual.extrapolates(known(figures.consensus_distance), pushed_by(figures.drift, self.job))
 
-    def _model(self, setting: Setting, figures: Figures) -> StepsModel:
+    def _model(self, setting: Setting, noise: float, pushed: float, late: float) -> StepsModel:
         """See `steps_model`; whether there is a correction depends on lateness and on a pace above 1, not on which."""
-        if pushed_by(figures.drift, self.job) <= 0 or not self.job.drift_correction:
+        if pushed <= 0 or not self.job.drift_correction:
             return self.usual
         like = setting._replace(pace=min(setting.pace, 2))
-        return steps_model(like.of(self.schedule), self.job, figures)
+        return steps_model(like.of(self.schedule), self.job, noise, pushed, late)
 
     def option(self, setting: Setting, label: Label, timing: Timings | None = None) -> Option:
         """The schedule as this setting runs it, with everything that decides."""

@@ -4,7 +4,7 @@ Three steps, each stated in docs/pilot.md:
 
 1. A run's *steps ratio* is the factor σ by which All-Reduce's curve of the same seed must be stretched in steps to lie
    on the run's: it minimises Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
-2. steps ratio = 1 + averaging + a·curved distance + c·drift^p + late·L + later·L·max(0, L − 1), where L is the late
+2. steps ratio = 1 + averaging + a·consensus distance + c·drift^p + late·L + later·L·max(0, L − 1), where L is the late
    distance, is linear in the prices (p is the shipped model's); they are fitted to the mean steps ratios by least
    squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as the others and stands in every
    steps ratio of that seed: as one more run, whose steps ratio is 1, it shares a free common factor with them (which is
@@ -28,7 +28,7 @@ from partreduce.planner.steps_model import Prices as TaskPrices
 from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import consensus_distance, curved_distance, drift, late_distance
+from partreduce.topo.figures import consensus_distance, drift, late_distance
 from partreduce.topo.pilot import CONFIDENCE, Pilot, Price, Prices, Probe
 from partreduce.topo.schedule import Schedule
 
@@ -91,7 +91,6 @@ def _probe(runs: Sequence[Curve], references: dict[int, Curve], data: str) -> Pr
     return Probe(
         schedule=schedule.name,
         consensus_distance=_rounded(float(consensus_distance(schedule))),
-        curved_distance=_rounded(curved_distance(schedule)),
         drift=_rounded(drift_that_counts(schedule, data)),
         late=_rounded(late_distance(schedule)),
         steps_ratios=steps_ratios,
@@ -170,7 +169,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_lateness: bool = Tru
         for name, value, bottom, top in zip(columns, values, np.maximum(low, 0), np.maximum(high, 0), strict=True)
     }
     return Prices(
-        curved_distance=prices["curved_distance"],
+        consensus_distance=prices["consensus_distance"],
         late=prices.get("late") or Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks)),
         drift=prices.get("drift"),
         error=_rounded(runs.error_left_out()),
@@ -181,7 +180,7 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_lateness: bool = Tru
 
 def _features(probes: Sequence[Probe], data: str, *, bears_lateness: bool) -> dict[str, list[float]]:
     """What each price is multiplied with, probe by probe; the last two only where enough probes tell them apart."""
-    columns = {"curved_distance": [probe.curved_distance for probe in probes]}
+    columns = {"consensus_distance": [probe.consensus_distance for probe in probes]}
     if bears_lateness:
         columns["late"] = [probe.late for probe in probes]
     if data != "shuffled":
@@ -269,7 +268,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
     least_unstable = min((probe.consensus_distance for probe in in_lockstep), default=inf)
     return replace(
         FITTED,
-        a=prices.curved_distance.value,
+        a=prices.consensus_distance.value,
         c=FITTED.c if prices.drift is None else prices.drift.value,
         noise=0.0,
         own=averaging.value,
@@ -277,7 +276,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
         later=later.value,
         tasks=tuple(
             TaskPrices(a=a, late=late, own=own, later=more)
-            for a in {prices.curved_distance.low, prices.curved_distance.high}
+            for a in {prices.consensus_distance.low, prices.consensus_distance.high}
             for late in {prices.late.low, prices.late.high if is_borne else inf}
             for own in {averaging.low, averaging.high}
             for more in {later.low, later.high}
@@ -291,7 +290,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
         delay_more=max(prices.late.high - prices.late.value, FITTED.delay_more) if bears_pipelines else inf,
         max_consensus_distance=pilot.max_consensus_distance,
         max_drift=pilot.max_drift,
-        a_beyond=max(prices.curved_distance.high, FITTED.a) if least_unstable == inf else inf,
+        a_beyond=max(prices.consensus_distance.high, FITTED.a) if least_unstable == inf else inf,
         c_beyond=FITTED.c if prices.drift is None else max(prices.drift.high, FITTED.c),
         basis=f"schedules left out of the fit of your pilot ({pilot.num_workers} workers, {pilot.steps} steps)",
     )
@@ -302,7 +301,7 @@ def _error(pilot: Pilot) -> float:
     prices = pilot.prices
     widths = []
     for probe in pilot.probes:
-        halves = (prices.curved_distance.high - prices.curved_distance.low) / 2 * probe.curved_distance
+        halves = (prices.consensus_distance.high - prices.consensus_distance.low) / 2 * probe.consensus_distance
         halves += (prices.late.high - prices.late.low) / 2 * probe.late
         if prices.drift is not None:
             halves += (prices.drift.high - prices.drift.low) / 2 * probe.drift**FITTED.p

@@ -14,7 +14,7 @@ from partreduce.planner.option import Option, known
 from partreduce.planner.steps_model import CORRECTED, StepsModel
 from partreduce.planner.travel import CostedHow, coded_words, cost_of, hows_of, paying, travelling
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.figures import consensus_distance, contraction, curved_distance, drift, late_distance
+from partreduce.topo.figures import consensus_distance, contraction, drift, late_distance
 from partreduce.topo.figures.base import Figure
 from partreduce.topo.figures.correction import is_correctable
 from partreduce.topo.pilot import Probe
@@ -50,7 +50,6 @@ class Figures(NamedTuple):
     consensus_distance: Figure
     drift: Figure
     contraction: Figure
-    curved_distance: float = 0.0
     late_distance: float = 0.0
 
 
@@ -94,7 +93,7 @@ def figures_of(schedule: Schedule, job: Job) -> Figures:
         PartreduceError: it has no fixed phases, or a figure could not be found within its limit.
     """
     spread, pushed = consensus_distance(schedule), drift(schedule, job.push)
-    return Figures(spread, pushed, contraction(schedule), curved_distance(schedule), late_distance(schedule))
+    return Figures(spread, pushed, contraction(schedule), late_distance(schedule))
 
 
 def _measured(schedule: Schedule, job: Job, label: Label, costed: CostedHow, figures: Figures) -> Option:
@@ -121,8 +120,8 @@ def assembled(
 ) -> Option:
     """The option of a schedule that is measured already."""
     noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, job)
-    curved, late = figures.curved_distance, figures.late_distance
-    model = steps_model(schedule, job, figures)
+    late, delayed = figures.late_distance, job.delayed(schedule.strategy.when)
+    model = steps_model(schedule, job, noise, pushed, late)
     return Option(
         name=label.name,
         schedule=schedule,
@@ -136,15 +135,9 @@ def assembled(
         consensus_distance=figures.consensus_distance,
         drift=figures.drift,
         contraction=figures.contraction,
-        curved_distance=curved,
         late_distance=late,
         steps_ratio=model.steps_ratio(
-            noise,
-            pushed,
-            curved=curved,
-            late=late,
-            delayed=job.delayed(schedule.strategy.when),
-            gradients=schedule.strategy.averages_gradients,
+            noise, pushed, late=late, delayed=delayed, gradients=schedule.strategy.averages_gradients
         ),
         model=model,
         extrapolated=model.extrapolates(noise, pushed),
@@ -166,13 +159,12 @@ def pushed_by(drift: Figure, job: Job) -> float:
     return 0.0 if job.data is Data.SHUFFLED else known(drift)
 
 
-def steps_model(schedule: Schedule, job: Job, figures: Figures) -> StepsModel:
+def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float, late: float) -> StepsModel:
     """The model with drift correction where the job allows it, the schedule has it, and it needs fewer steps."""
-    usual, noise, pushed = job.steps_model, known(figures.consensus_distance), pushed_by(figures.drift, job)
+    usual = job.steps_model
     if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
         return usual
-    apart = {"curved": figures.curved_distance, "late": figures.late_distance}
-    helps = CORRECTED.steps_ratio(noise, pushed, **apart) < usual.steps_ratio(noise, pushed, **apart)
+    helps = CORRECTED.steps_ratio(noise, pushed) < usual.steps_ratio(noise, pushed, late=late)
     return CORRECTED if helps else usual
 
 

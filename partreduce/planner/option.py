@@ -85,8 +85,7 @@ class Option:
     communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
     number of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
     `catalogue`; `bound` the least consensus distance that any schedule of `bound_class` can have at this communication,
-    where that is proved. `curved_distance` is there where workers wait for their averagings, `late_distance` where they
-    come late (`topo.figures.curved_distance`).
+    where that is proved. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
     `surprise` is what its own run in a pilot changed in the prediction, None where it did not run.
     `corrected` says that the steps ratio is the one with drift correction. `facts` are there where workers have no
     common rounds: a protocol decides then, and was run in virtual time.
@@ -104,7 +103,6 @@ class Option:
     consensus_distance: Figure
     drift: Figure
     contraction: Figure
-    curved_distance: float = 0.0
     late_distance: float = 0.0
     steps_ratio: float
     model: StepsModel
@@ -171,8 +169,7 @@ class Option:
             return self.step_seconds * tasks.get(case, self.steps_ratio)
         spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
-        apart = {"curved": self.curved_distance, "late": late}
-        here, there = (model.steps_ratio(spread, 0.0, **apart, gradients=gradients) for model in (case, usual))
+        here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
         more = here - there
         if lateness and self.facts is not None:
             more += self.facts.more

@@ -138,9 +138,7 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     if chosen.form is Form.HIERARCHICAL:
         said.append("its groups add up inside nodes first, as its file says: form hierarchical")
     if chosen.corrected:
-        without = job.steps_model.steps_ratio(
-            float(chosen.consensus_distance), float(chosen.drift), curved=chosen.curved_distance
-        )
+        without = job.steps_model.steps_ratio(float(chosen.consensus_distance), float(chosen.drift))
         said.append(
             f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
             f"{without:.2f} times All-Reduce's steps"
@@ -285,7 +283,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf
-        slower = job.steps_model.steps_ratio(0.0, drift, curved=0.0, gradients=True)
+        slower = job.steps_model.steps_ratio(0.0, drift, gradients=True)
         said.append(
             f"with data that differs between workers it would need about {slower:.1f} times All-Reduce's steps "
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"

@@ -51,7 +51,7 @@ def _problems(pilot: Pilot) -> Iterator[tuple[str, str]]:
     """What does not go together, each with its place."""
     if (pilot.prices.drift is None) != (pilot.data == "shuffled"):
         yield "prices.drift", f"is for data that differ, and exactly for these; the data are {pilot.data}"
-    for name in ("curved_distance", "late", "drift", "averaging", "later"):
+    for name in ("consensus_distance", "late", "drift", "averaging", "later"):
         price: Price | None = getattr(pilot.prices, name)
         if price is not None and not price.low <= price.value <= price.high:
             interval = f"[{price.low}, {price.high}]"

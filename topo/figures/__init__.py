@@ -8,7 +8,6 @@ from partreduce.topo.figures.base import PipelineFigures as PipelineFigures
 from partreduce.topo.figures.decomposition import FigureLimits as FigureLimits
 from partreduce.topo.figures.evaluate import consensus_distance as consensus_distance
 from partreduce.topo.figures.evaluate import contraction as contraction
-from partreduce.topo.figures.evaluate import curved_distance as curved_distance
 from partreduce.topo.figures.evaluate import drift as drift
 from partreduce.topo.figures.evaluate import figures as figures
 from partreduce.topo.figures.evaluate import late_distance as late_distance

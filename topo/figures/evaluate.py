@@ -9,11 +9,11 @@ from typing import Literal
 
 from partreduce.topo.errors import InputError, ScheduleError, UnknownError
 from partreduce.topo.figures.base import Drift, Figure, Figures, Kind, absent
-from partreduce.topo.figures.curved_distance import distance_like, distances_of, is_small
 from partreduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
 from partreduce.topo.figures.growth import refuse_growth
 from partreduce.topo.figures.hop_gap import hop_gap
 from partreduce.topo.figures.large import Large
+from partreduce.topo.figures.late_distance import is_small, late_distance_like, late_distance_of
 from partreduce.topo.figures.pipeline import pipeline_figures
 from partreduce.topo.figures.retimed import Retimed
 from partreduce.topo.figures.sectors import Sectors, contraction_of, contraction_per_start, radius_of, spectral_norms
@@ -68,34 +68,21 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureL
     return _drift(_prepare(schedule, limit), push)
 
 
-def curved_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> float:
-    """How far apart averagings in lockstep leave workers in a curved direction; 0 where they come late.
-
-    For large schedules without structure, estimated from the consensus distance.
-
-    Raises:
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
-    """
-    return 0.0 if schedule.strategy.mixes_late else _at_curvature(schedule, limit)
-
-
 def late_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> float:
-    """The same of averagings that come late; 0 where none do.
+    """How far apart averagings that come late leave workers in a curved direction; 0 where none are late.
+
+    At unequal paces, and for large schedules without structure, estimated from the consensus distance.
 
     Raises:
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    return _at_curvature(schedule, limit) if schedule.strategy.mixes_late else 0.0
-
-
-def _at_curvature(schedule: Schedule, limit: FigureLimits) -> float:
-    sectors, pace, late = _prepare(schedule, limit), float(schedule.paces().mean()), schedule.strategy.mixes_late
+    if not schedule.strategy.mixes_late:
+        return 0.0
+    sectors, paces = _prepare(schedule, limit), schedule.paces()
+    if isinstance(sectors, Sectors) and is_small(sectors) and paces.min() == paces.max():
+        return late_distance_of(sectors, int(paces[0]))
     flat = _consensus_distance(sectors).value
-    if flat is None or math.isinf(flat):
-        return math.inf
-    if isinstance(sectors, Sectors) and is_small(sectors):
-        return float(distances_of(sectors, [pace], late=late, built_at=pace)[0])
-    return distance_like(flat, pace, 1 - 1 / schedule.num_workers, late=late)
+    return math.inf if flat is None else late_distance_like(flat, float(paces.mean()), 1 - 1 / len(paces))
 
 
 def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureLimits = DEFAULT) -> Retimed:

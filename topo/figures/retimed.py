@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 
 from partreduce.topo.figures.base import Figure, absent
-from partreduce.topo.figures.curved_distance import distance_like, distances_of, doublings
+from partreduce.topo.figures.late_distance import late_distance_like, late_distance_of
 from partreduce.topo.figures.sectors import Sectors
 
 
@@ -36,29 +36,24 @@ class Retimed:
     noise: float
     push: float
     sectors: Sectors | None = None
-    """None where distances at a curvature are estimated."""
-    _curved: dict[tuple[int, bool], float] = field(default_factory=dict, compare=False)
+    """None where the late distance is estimated."""
+    _late_distances: dict[int, float] = field(default_factory=dict, compare=False)
 
     def consensus_distance_at(self, pace: int, *, late: bool) -> Figure:
         """At another pace, in lockstep or late. O(1)."""
         added = self.noise * ((pace - 1) / 2 + (pace if late else 0))
         return _mapped(self.consensus_distance, float(pace), added)
 
-    def curved_distance_at(self, pace: int, *, late: bool) -> float:
-        """The same where the loss is curved (`topo.figures.curved_distance`); kept."""
-        if (pace, late) not in self._curved:
-            flat = self.consensus_distance_at(pace, late=late).value
-            if flat is None or flat == inf:
-                self._curved[pace, late] = inf
-            elif self.sectors is None:
-                self._curved[pace, late] = distance_like(flat, pace, self.noise, late=late)
+    def late_distance_at(self, pace: int) -> float:
+        """How far apart late averagings leave workers in a curved direction (`topo.figures.late_distance`); kept."""
+        if pace not in self._late_distances:
+            if self.sectors is None:
+                flat = self.consensus_distance_at(pace, late=True).value
+                found = inf if flat is None else late_distance_like(flat, pace, self.noise)
             else:
-                period = self.sectors.batches[0].period
-                times = doublings(pace, period)  # one pass for all paces up to twice as long
-                paces = [one for one in range(pace, 2 * pace) if doublings(one, period) == times]
-                found = distances_of(self.sectors, paces, late=late)
-                self._curved.update({(one, late): float(value) for one, value in zip(paces, found, strict=True)})
-        return self._curved[pace, late]
+                found = late_distance_of(self.sectors, pace)
+            self._late_distances[pace] = found
+        return self._late_distances[pace]
 
     def drift_at(self, pace: int, *, late: bool) -> Figure:
         """At another pace, in lockstep or late; absent where the two drifts at pace 1 are not both known. O(1)."""

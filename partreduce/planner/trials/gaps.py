@@ -22,24 +22,14 @@ from partreduce.planner.option import Facts, Option
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Setting, Slowdown
 from partreduce.planner.travel import timed
-from partreduce.planner.trials.kit import (
-    PER_EVENT,
-    Kind,
-    Trial,
-    Trials,
-    best_of,
-    calm,
-    curved_like,
-    error_of,
-    memory_bytes,
-)
+from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, best_of, calm, error_of, memory_bytes
 from partreduce.planner.work import work_of
 from partreduce.runtime.virtual_time.replay import Replayed
 from partreduce.schedulers import registry
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
-from partreduce.topo.figures.curved_distance import distance_like
+from partreduce.topo.figures.late_distance import late_distance_like
 from partreduce.topo.figures.momentum import largest_rate
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
@@ -285,9 +275,8 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
     figures = float(noise), pushed_by(drift, job)
     # A mean that gets less far in each step needs more steps; one that gets further has a larger learning rate, which
     # the job could have had anyway.
-    late = distance_like(float(noise), 1, 1 - 1 / schedule.num_workers, late=True) if option.late else 0.0
-    curved = 0.0 if option.late else curved_like(option, float(noise))
-    steps_ratio = model.steps_ratio(*figures, curved=curved, late=late) / max(min(1.0, progress), 1e-9)
+    late = late_distance_like(float(noise), 1, 1 - 1 / schedule.num_workers) if option.late else 0.0
+    steps_ratio = model.steps_ratio(*figures, late=late) / max(min(1.0, progress), 1e-9)
     communicating = 0.0 if option.late else option.communication
     return replace(
         option,
@@ -299,7 +288,6 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
         consensus_distance=noise,
         drift=drift,
         contraction=contraction,
-        curved_distance=curved,
         late_distance=late,
         steps_ratio=steps_ratio,
         model=model,

@@ -10,20 +10,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
 
 from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.option import Option, known
+from partreduce.planner.option import Option
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import payer
 from partreduce.runtime.virtual_time.predict import ARRAYS
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.topo.figures.curved_distance import distance_like
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.base import Strategy
 
@@ -136,18 +134,6 @@ class Kind(ABC):
 def best_of(options: Sequence[Option]) -> Option:
     """The least time to a loss."""
     return min(options, key=lambda option: (option.time, option.name))
-
-
-def curved_like(option: Option, consensus_distance: float) -> float:
-    """The curved distance of an option's schedule as it was run, when that left it another consensus distance.
-
-    In proportion to its own; estimated where it has none, or where it is late by itself.
-    """
-    own, count = known(option.consensus_distance), option.schedule.num_workers
-    if isfinite(own) and own > 0 < option.curved_distance:
-        return option.curved_distance * consensus_distance / own
-    pace = float(option.schedule.paces().mean())
-    return distance_like(consensus_distance, pace, 1 - 1 / count, late=False)
 
 
 def error_of(ends: npt.NDArray[np.float64], warm_up: int) -> float:

@@ -35,7 +35,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
-from partreduce.topo.figures.curved_distance import distance_like
+from partreduce.topo.figures.late_distance import late_distance_like
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Late
 from partreduce.topo.strategies.base import Strategy
@@ -194,10 +194,8 @@ def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kin
         late = age * (count - 1) / count  # rounds of as many gradients as there are workers
         steps_ratio, more = 1 + price_of(late, job), late * model.delay_more
     else:
-        is_late = isinstance(strategy, Pairwise)
-        apart = distance_like(noise, 1, 1 - 1 / count, late=is_late)
-        curved, late = (0.0, apart) if is_late else (apart, 0.0)
-        steps_ratio = model.steps_ratio(*figures, curved=curved, late=late)
+        late = late_distance_like(noise, 1, 1 - 1 / count) if isinstance(strategy, Pairwise) else 0.0
+        steps_ratio = model.steps_ratio(*figures, late=late)
         more = steps_ratio * model.error(job.data)
     if isinstance(strategy, Pairwise):
         more = max(more, 1 + PAIRS_AT_WORST - steps_ratio)

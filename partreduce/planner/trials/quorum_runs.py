@@ -10,7 +10,7 @@ In groups models are averaged with the schedule's own matrices, each with as muc
 (docs/theory/quorum-groups.md). So the same recursion, with the calls that the run had in each round, says how far
 models are apart, and the steps model what that costs. Averages that come r rounds late, of as many calls as there are
 workers, count r times what is known of averages that come one round late to all alike, in their consensus distance and
-in their price, and as many times less as if nobody waited for them.
+in their price.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ import numpy.typing as npt
 from partreduce.planner.job import Job
 from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import Facts, Option
-from partreduce.planner.trials.kit import PER_EVENT, curved_like, error_of, memory_bytes
+from partreduce.planner.trials.kit import PER_EVENT, error_of, memory_bytes
 from partreduce.topo.figures.base import Figure, Kind, absent
-from partreduce.topo.figures.curved_distance import distance_like
+from partreduce.topo.figures.late_distance import late_distance_like
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
@@ -302,16 +302,14 @@ def _with_figures(option: Option, late: float, job: Job, found: Run) -> Option:
     noise = Figure(figures.consensus_distance + late * pace * (count - 1) / count, Kind.ESTIMATE, how)
     drift = Figure(figures.drift_node if job.push == "node" else figures.drift_worker, Kind.ESTIMATE, how)
     counted = (float(noise), pushed_by(drift, job))
-    apart = late * distance_like(float(noise), pace, 1 - 1 / count, late=True)
-    curved = max(0.0, 1 - late) * curved_like(option, figures.consensus_distance)
+    apart = late * late_distance_like(float(noise), pace, 1 - 1 / count)
     return replace(
         option,
         consensus_distance=noise,
         drift=drift,
         contraction=absent("of the shadow models it is the schedule's own; models are never all of one round"),
-        curved_distance=curved,
         late_distance=apart,
-        steps_ratio=model.steps_ratio(*counted, curved=curved, late=apart),
+        steps_ratio=model.steps_ratio(*counted, late=apart),
         extrapolated=model.extrapolates(*counted),
         corrected=False,
     )

@@ -28,7 +28,7 @@ from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference, ring_pairs
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import consensus_distance, contraction, curved_distance, late_distance
+from partreduce.topo.figures import consensus_distance, contraction, late_distance
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.pilot import Pilot, Price, Prices, Probe
 
@@ -39,14 +39,6 @@ if TYPE_CHECKING:
 
 CLUSTER = Cluster.parse("1x8")
 POINTS = 21
-
-
-def probed(d: float, late: float, *steps_ratios: float) -> Probe:
-    """One with a distance of d in lockstep, or a late distance."""
-    curved = 0.0 if late else d
-    return Probe(
-        schedule=str(d), consensus_distance=d, curved_distance=curved, drift=0.0, late=late, steps_ratios=steps_ratios
-    )
 
 
 def loss_at(steps: np.ndarray) -> np.ndarray:
@@ -77,7 +69,7 @@ def simulated(
     curves = []
     for seed in range(seeds):
         for schedule in compared:
-            factor = 1 + a * curved_distance(schedule) + late * late_distance(schedule)
+            factor = 1 + a * float(consensus_distance(schedule)) + late * late_distance(schedule)
             factor += c * drift_that_counts(schedule, data) ** FITTED.p
             factor += averaging * (not schedule.strategy.averages_gradients)
             factor += later * late_distance(schedule) * max(0.0, late_distance(schedule) - 1)
@@ -107,11 +99,11 @@ def test_intervals_cover_the_known_prices_as_often_as_they_say() -> None:
     a, late = 0.03, 0.08
     pilots = [simulated(a, late, rng=rng).prices for rng in range(40)]
     within = [
-        sum(p.curved_distance.low <= a <= p.curved_distance.high for p in pilots),
+        sum(p.consensus_distance.low <= a <= p.consensus_distance.high for p in pilots),
         sum(p.late.low <= late <= p.late.high for p in pilots),
     ]
     assert all(33 <= count <= 40 for count in within), within
-    assert np.mean([p.curved_distance.value for p in pilots]) == pytest.approx(a, rel=0.1)
+    assert np.mean([p.consensus_distance.value for p in pilots]) == pytest.approx(a, rel=0.1)
     assert np.mean([p.late.value for p in pilots]) == pytest.approx(late, rel=0.1)
     assert np.median([p.error for p in pilots]) < 0.03
 
@@ -119,9 +111,9 @@ def test_intervals_cover_the_known_prices_as_often_as_they_say() -> None:
 def test_the_interval_of_a_price_of_nothing_begins_at_nothing() -> None:
     """It is one-sided then: 19 of 20 intervals begin at 0."""
     pilots = [simulated(0.0, 0.0, rng=rng).prices for rng in range(10)]
-    assert sum(p.curved_distance.low == 0 for p in pilots) >= 8
+    assert sum(p.consensus_distance.low == 0 for p in pilots) >= 8
     assert sum(p.late.low == 0 for p in pilots) >= 8
-    assert all(0 <= p.curved_distance.value <= p.curved_distance.high < 0.02 for p in pilots)
+    assert all(0 <= p.consensus_distance.value <= p.consensus_distance.high < 0.01 for p in pilots)
 
 
 def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_distance() -> None:
@@ -130,10 +122,10 @@ def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_
     prices = pilot.prices
     assert prices.averaging is not None
     assert prices.averaging.value == pytest.approx(0.6, abs=0.1)
-    assert prices.curved_distance.value < 0.06
+    assert prices.consensus_distance.value < 0.06
     model = steps_model(pilot)
-    assert model.steps_ratio(1.0, 0.0, curved=1.0) == pytest.approx(1.62, rel=0.05)
-    assert model.steps_ratio(0.0, 0.0, curved=0.0, gradients=True) == 1
+    assert model.steps_ratio(1.0, 0.0) == pytest.approx(1.62, rel=0.05)
+    assert model.steps_ratio(0.0, 0.0, gradients=True) == 1
 
 
 def test_lateness_that_costs_in_long_rounds_only_is_not_priced_in_short_ones() -> None:
@@ -141,14 +133,16 @@ def test_lateness_that_costs_in_long_rounds_only_is_not_priced_in_short_ones() -
     pilot = simulated(0.02, 0.0, later=0.1)
     model = steps_model(pilot)
     for schedule in probes(CLUSTER, steps=60, data="shuffled"):
-        curved, late = curved_distance(schedule), late_distance(schedule)
-        true = 1 + 0.02 * curved + 0.1 * late * max(0.0, late - 1)
-        found = model.steps_ratio(float(consensus_distance(schedule)), 0.0, curved=curved, late=late)
-        assert found == pytest.approx(true, rel=0.1)
+        late = late_distance(schedule)
+        true = 1 + 0.02 * float(consensus_distance(schedule)) + 0.1 * late * max(0.0, late - 1)
+        assert model.steps_ratio(float(consensus_distance(schedule)), 0.0, late=late) == pytest.approx(true, rel=0.1)
 
 
 def test_too_few_probes_leave_prices_out_instead_of_guessing_them() -> None:
-    rows = [probed(d, late, 1 + 0.1 * d, 1 + 0.1 * d) for d, late in ((1.0, 0.0), (2.0, 0.0), (3.0, 3.0))]
+    rows = [
+        Probe(schedule=str(d), consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.1 * d, 1 + 0.1 * d))
+        for d, late in ((1.0, 0.0), (2.0, 0.0), (3.0, 3.0))
+    ]
     prices = fit_prices(rows, data="shuffled")
     assert prices.averaging is None
     assert prices.later is None
@@ -162,8 +156,8 @@ def test_the_price_of_drift_is_found_where_data_differ() -> None:
     unseen = ring_pairs(CLUSTER, 2, late=True)
     figures = float(consensus_distance(unseen)), drift_that_counts(unseen, "per-worker")
     apart = late_distance(unseen)
-    truth = 1 + 0.4 * figures[1] ** FITTED.p + 0.1 * apart
-    assert model.steps_ratio(*figures, curved=0.0, late=apart) == pytest.approx(truth, rel=0.1)
+    truth = 1 + 0.02 * figures[0] + 0.4 * figures[1] ** FITTED.p + 0.1 * apart
+    assert model.steps_ratio(*figures, late=apart) == pytest.approx(truth, rel=0.1)
 
 
 def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
@@ -171,7 +165,7 @@ def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
     draw, curves = np.random.default_rng(3), []
     for seed in range(2):
         for schedule in [reference(CLUSTER), *probes(CLUSTER, steps=60, data="shuffled")]:
-            factor = 1 + 0.03 * curved_distance(schedule) + 0.05 * late_distance(schedule)
+            factor = 1 + 0.03 * float(consensus_distance(schedule)) + 0.05 * late_distance(schedule)
             run = curve(schedule, seed, factor, draw, 0.01)
             curves.append(replace(run, losses=(*run.losses[:9], *[math.nan] * 12)) if seed and hard(schedule) else run)
     return calibrated(curves, data="shuffled", steps=60)
@@ -181,12 +175,12 @@ def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on() -> None:
     late = diverging(lambda schedule: schedule.strategy.overlap and schedule.strategy.pace == 8)
     assert [probe.schedule for probe in late.unstable] == ["allreduce-every-8-late"]
     assert all(probe.schedule != "allreduce-every-8-late" for probe in late.probes)
-    assert late.prices.curved_distance.value == pytest.approx(0.03, rel=0.3)
+    assert late.prices.consensus_distance.value == pytest.approx(0.03, rel=0.3)
     model = steps_model(late)
     planned = plan(job(pilot=late))
     assert not planned.recommendation.late
     assert all(math.isinf(option.time_at_worst) for option in planned.options if option.late)
-    assert math.isfinite(model.steps_ratio(1.0, 0.0, curved=0.0, late=1.0)), "who asks for it gets it"
+    assert math.isfinite(model.steps_ratio(1.0, 0.0, late=1.0)), "who asks for it gets it"
 
 
 def test_a_pilot_that_bears_no_lateness_at_all_keeps_the_shipped_price_of_it() -> None:
@@ -199,15 +193,17 @@ def test_a_pilot_that_bears_no_lateness_at_all_keeps_the_shipped_price_of_it() -
 def test_beyond_an_unstable_round_nothing_is_recommended() -> None:
     pilot = diverging(lambda schedule: schedule.strategy.pace == 16)
     model = steps_model(pilot)
-    assert model.steps_ratio(pilot.max_consensus_distance * 1.01, 0.0, curved=1.0) == math.inf
-    assert math.isfinite(model.steps_ratio(pilot.max_consensus_distance, 0.0, curved=1.0))
+    assert model.steps_ratio(pilot.max_consensus_distance * 1.01, 0.0) == math.inf
+    assert math.isfinite(model.steps_ratio(pilot.max_consensus_distance, 0.0))
 
 
 def test_what_no_price_explains_shows_in_the_error() -> None:
     """One probe costs half as much again as its figures say: left out of the fit it is missed by a third."""
     rows = [
-        probed(d, late, *(1 + 0.05 * d * (not late) + 0.1 * late,) * 2)
-        for d, late in ((1.0, 0.0), (2.0, 0.0), (3.0, 0.0), (4.0, 0.0), (1.0, 1.0), (2.0, 2.0), (3.0, 3.0))
+        Probe(
+            schedule=str(d), consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.05 * d + 0.1 * late,) * 2
+        )
+        for d, late in ((1.0, False), (2.0, False), (4.0, False), (1.0, True), (3.0, True))
     ]
     assert fit_prices(rows, data="shuffled").error < 1e-9
     odd = replace(rows[1], steps_ratios=(1.65, 1.65))
@@ -222,7 +218,9 @@ def test_what_no_price_explains_shows_in_the_error() -> None:
     ],
 )
 def test_schedules_that_cannot_tell_prices_apart_are_refused(probe: list[tuple[float, bool]], message: str) -> None:
-    rows = [probed(d, late, 1.1, 1.2) for d, late in probe]
+    rows = [
+        Probe(schedule=f"{d}", consensus_distance=d, drift=0.0, late=late, steps_ratios=(1.1, 1.2)) for d, late in probe
+    ]
     with pytest.raises(InputError, match=message):
         fit_prices(rows, data="shuffled")
 
@@ -252,7 +250,6 @@ def test_the_probes_of_every_small_cluster_tell_the_prices_apart(shape: str, dat
         Probe(
             schedule=schedule.name,
             consensus_distance=float(consensus_distance(schedule)),
-            curved_distance=curved_distance(schedule),
             drift=drift_that_counts(schedule, data),
             late=late_distance(schedule),
             steps_ratios=(1.5, 1.6),
@@ -269,10 +266,10 @@ PRICED = Pilot(
     data="shuffled",
     steps=60,
     seeds=(0, 1),
-    prices=Prices(curved_distance=Price(0.5, 0.4, 0.6), late=Price(2.0, 1.9, 2.1), drift=None, error=0.07),
+    prices=Prices(consensus_distance=Price(0.5, 0.4, 0.6), late=Price(2.0, 1.9, 2.1), drift=None, error=0.07),
     probes=tuple(
-        replace(probed(d, late, *(1 + 0.5 * d * (not late) + 2 * late,) * 2), schedule=name)
-        for name, d, late in (("a", 2.0, 0.0), ("b", 2.0, 1.0))
+        Probe(schedule=name, consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.5 * d + 2 * late,) * 2)
+        for name, d, late in (("a", 1.0, False), ("b", 2.0, True))
     ),
 )
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(1e9), model_bytes=100_000_000, compute=0.05)
@@ -284,23 +281,21 @@ def job(**options: object) -> Job:
 
 def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() -> None:
     model = steps_model(PRICED)
-    assert model.steps_ratio(1.0, 0.0, curved=1.0) == 1.5
-    assert model.steps_ratio(1.0, 0.0, curved=0.0, late=1.0) == 3.0
-    # Half the interval, 0.1 · 2, of a steps ratio of 2, which is more than the 7 % on what was left out.
-    assert model.error("shuffled") == model.error("shuffled", late=True) == pytest.approx(0.2 / 2)
+    assert model.steps_ratio(1.0, 0.0) == 1.5
+    assert model.steps_ratio(1.0, 0.0, late=1.0) == 3.5
+    # Half the intervals: 0.1 · 2 + 0.1 of a steps ratio of 4, which is more than the 7 % on what was left out.
+    assert model.error("shuffled") == model.error("shuffled", late=True) == pytest.approx(0.3 / 4)
     assert model.extrapolates(2.1, 0.0)
     assert not model.extrapolates(2.0, 0.0)
 
 
 def test_beyond_what_was_tried_the_end_of_the_interval_counts_and_no_less_than_shipped() -> None:
-    assert steps_model(PRICED).steps_ratio(10.0, 0.0, curved=3.0) == pytest.approx(1 + 3 * 0.5 + 8 * 0.6)
-    free = replace(PRICED, prices=replace(PRICED.prices, curved_distance=Price(0.0, 0.0, 0.01)))
-    assert steps_model(free).steps_ratio(2.0, 0.0, curved=2.0) == 1
-    assert steps_model(free).steps_ratio(10.0, 0.0, curved=3.0) == pytest.approx(1 + 8 * FITTED.a)
-    for endless in ((math.inf, 0.0), (0.0, math.inf)):
-        assert steps_model(free).steps_ratio(*endless, curved=0.0) == math.inf
-    far, farther = (FITTED.steps_ratio(distance, 0.0, curved=4.0) for distance in (50.0, 100.0))
-    assert farther - far == pytest.approx(50 * FITTED.a)
+    assert steps_model(PRICED).steps_ratio(10.0, 0.0) == pytest.approx(1 + 2 * 0.5 + 8 * 0.6)
+    free = replace(PRICED, prices=replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.01)))
+    assert steps_model(free).steps_ratio(2.0, 0.0) == 1
+    assert steps_model(free).steps_ratio(10.0, 0.0) == pytest.approx(1 + 8 * FITTED.a)
+    assert steps_model(free).steps_ratio(math.inf, 0.0) == steps_model(free).steps_ratio(0.0, math.inf) == math.inf
+    assert FITTED.steps_ratio(100.0, 0.0) - FITTED.steps_ratio(50.0, 0.0) == pytest.approx(50 * FITTED.a)
 
 
 def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
@@ -309,10 +304,9 @@ def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
         spread = option.consensus_distance.value
         if spread is not None:
             late = option.late_distance or float(option.lateness is Lateness.PIPELINE)  # a pilot's price of either
-            found = model.steps_ratio(spread, 0.0, curved=option.curved_distance, late=late)
-            assert option.steps_ratio == pytest.approx(found)
+            assert option.steps_ratio == pytest.approx(model.steps_ratio(spread, 0.0, late=late))
     document = planned.to_json()
-    assert document["pilot"]["prices"]["curved_distance"] == {"value": 0.5, "low": 0.4, "high": 0.6}
+    assert document["pilot"]["prices"]["consensus_distance"] == {"value": 0.5, "low": 0.4, "high": 0.6}
     json.dumps(document, allow_nan=False)
     assert any("left out of the fit of your pilot (4 workers, 60 steps)" in reason for reason in planned.reasons)
     assert any("the pilot had 4 workers and this cluster has 8" in caution for caution in planned.cautions)
@@ -322,7 +316,7 @@ def test_where_parameters_may_come_late_for_nothing_gradients_may_not() -> None:
     """A pilot ran no pipeline: on a perceptron under Adam averages came late for nothing and a pipeline took 2.9."""
     free = replace(PRICED, prices=replace(PRICED.prices, late=Price(0.0, 0.0, 0.0)))
     model = steps_model(free)
-    assert model.steps_ratio(1.0, 0.0, curved=0.0, late=1.0) == 1
+    assert model.steps_ratio(1.0, 0.0, late=1.0) == model.steps_ratio(1.0, 0.0)
     assert model.delayed(2) == FITTED.delay
     assert model.delay_more == FITTED.delay_more
     assert steps_model(PRICED).delayed(2) == 2.0, "no less than the lateness of parameters"
@@ -337,7 +331,7 @@ def test_a_pilot_that_says_nothing_about_the_job_is_refused() -> None:
 
 def test_the_answer_says_what_a_pilot_cost_and_what_it_changed() -> None:
     """Where consensus distance costs next to nothing, a pilot that says so makes rounds longer."""
-    free = replace(PRICED.prices, curved_distance=Price(0.0, 0.0, 0.001), late=Price(0.0, 0.0, 0.001))
+    free = replace(PRICED.prices, consensus_distance=Price(0.0, 0.0, 0.001), late=Price(0.0, 0.0, 0.001))
     probes = tuple(replace(probe, consensus_distance=50.0) for probe in PRICED.probes)
     asked = job(pilot=replace(PRICED, prices=free, probes=probes))
     options = competitors(asked, until=0.0)

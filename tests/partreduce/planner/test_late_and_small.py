@@ -177,7 +177,7 @@ def test_the_price_of_late_gradients_grows_with_the_curvature_up_to_the_limit() 
     assert prices[0] < 1e-3
     assert FITTED.delayed(2, 1.0) == FITTED.delayed(3, 0.7) == math.inf
     assert FITTED.delayed(3, 0.3) > FITTED.delayed(2, 0.3)
-    assert FITTED.steps_ratio(0.0, 0.0, curved=0.0, delayed=FITTED.delayed(2), gradients=True) == 1 + FITTED.delayed(2)
+    assert FITTED.steps_ratio(0.0, 0.0, delayed=FITTED.delayed(2), gradients=True) == 1 + FITTED.delayed(2)
 
 
 def test_only_pipelines_where_only_they_are_asked_for() -> None:

@@ -17,7 +17,7 @@ from partreduce.planner.run_off import RunOff, finalists
 from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import curved_distance, late_distance
+from partreduce.topo.figures import consensus_distance, late_distance
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Pipeline
@@ -32,7 +32,7 @@ STEPS = 60
 
 
 def by_distance(schedule: Schedule) -> float:
-    return 1 + 0.01 * curved_distance(schedule) + 0.01 * late_distance(schedule)
+    return 1 + 0.01 * float(consensus_distance(schedule)) + 0.01 * late_distance(schedule)
 
 
 def train(schedules: list[Schedule], steps_ratio: Callable[[Schedule], float]) -> list[Curve]:
