@@ -1,7 +1,8 @@
 """`make gpu`, or from a plain checkout `python3 -m benchmarks.gpu [STAGE …]`: the CUDA path on this machine's GPU.
 
 Every stage is a process with its own time limit, and a failure does not stop the others. Results go to
-`build/gpu/results.json`; the exit code is 1 if a stage failed. Without a GPU it says so and ends with 0;
+`build/gpu/results.json`, and what each cell found beside it; the exit code is 1 if a stage failed. Without a GPU it
+says so and ends with 0;
 `--pretended` then runs stages 3, 3a, 3b, 3c and 5 on the CPU's pretended device.
 """
 
@@ -13,10 +14,11 @@ import subprocess
 import sys
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.stages import PRETENDED, STAGES, Skip, missing_modules, results_folder
+from benchmarks.gpu.stages import IN_PARTS, PART, PRETENDED, STAGES, Skip, missing_modules, results_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "RESULT "
@@ -49,31 +51,55 @@ def run_stage(name: str) -> int:
 
 
 def start_stage(name: str) -> dict[str, Any]:
-    _, limit, environment = STAGES[name]
+    """A stage in a process, or in several that share its cells: these mostly sleep, so two on each core."""
+    in_parts = os.environ.get(PRETENDED) and STAGES[name][0] in IN_PARTS
+    parts = 2 * (os.cpu_count() or 1) if in_parts else 1
     started = time.monotonic()
+    with ThreadPoolExecutor(parts) as pool:
+        results = list(pool.map(lambda part: _start_part(name, part, parts), range(parts)))
+    return {"stage": name, "seconds": round(time.monotonic() - started, 1)} | merged(results)
+
+
+def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
+    """One result of a stage's parts: what failed in any, else all cells and the largest difference."""
+    failed = [result["details"] for result in results if result["outcome"] == "failed"]
+    if failed:
+        return {"outcome": "failed", "details": "; ".join(failed)}
+    if len(results) == 1:
+        return results[0]
+    details = [result["details"] for result in results]
+    largest = "largest relative difference"
+    return {
+        "outcome": "passed",
+        "details": {"cells": sum(one["cells"] for one in details), largest: max(one[largest] for one in details)},
+    }
+
+
+def _start_part(name: str, part: int, parts: int) -> dict[str, Any]:
+    """The result of one process, whose output goes to a file."""
+    _, limit, environment = STAGES[name]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, "-m", "benchmarks.gpu", "--stage", name]
-    try:
-        done = subprocess.run(
-            command,
+    file = results_folder() / f"{name.replace(' ', '-')}{f'-{part}' if parts > 1 else ''}.txt"
+    with file.open("w") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.gpu", "--stage", name],
             cwd=ROOT,
-            env=os.environ | environment | {"PYTHONPATH": path},
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
+            env=os.environ | environment | {"PYTHONPATH": path, PART: f"{part}/{parts}"},
+            stdout=output,
+            stderr=subprocess.STDOUT,
         )
-        lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-        output = done.stdout + done.stderr
-        result = json.loads(lines[-1].removeprefix(MARK)) if lines else {"outcome": "failed", "details": "no result"}
-        if not lines:
-            result["details"] = f"ended with {done.returncode}: {output[-1500:]}"
-    except subprocess.TimeoutExpired as error:
-        output = str(error.stdout) + str(error.stderr)
-        result = {"outcome": "failed", "details": f"did not end within {limit:g} s"}
-    folder = results_folder()
-    (folder / f"{name.replace(' ', '-')}.txt").write_text(output)
-    return {"stage": name, "seconds": round(time.monotonic() - started, 1)} | result
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            return {"outcome": "failed", "details": f"did not end within {limit:g} s; {file.name}"}
+    text = file.read_text()
+    lines = [line for line in text.splitlines() if line.startswith(MARK)]
+    if not lines:
+        return {"outcome": "failed", "details": f"ended with {process.returncode}: {text[-1500:]}"}
+    result: dict[str, Any] = json.loads(lines[-1].removeprefix(MARK))
+    return result
 
 
 def main(arguments: list[str]) -> int:

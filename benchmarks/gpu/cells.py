@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.devices import PretendedDevice
 from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.generator.keys import JobKeys
@@ -227,6 +228,11 @@ class Model(torch.nn.Module):
         return output
 
 
+def of_user(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The user's own optimizer, whose steps `late` delays."""
+    return optimizer
+
+
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -253,7 +259,7 @@ def train(
     batches = [(inputs.to(device.device), targets.to(device.device)) for inputs, targets in prepared[1]]
     schedule = cell.schedule
     optimizer = DistributedOptimizer(
-        optimizer_of(cell, model),
+        of_user(optimizer_of(cell, model)),
         model,
         schedule,
         timeout=world.timeout.total_seconds(),
@@ -332,7 +338,7 @@ def late(place: str, seconds: float) -> Iterator[None]:
         change(pipeline, "commit_gradients", delayed)
         change(Table, "add", delayed)
     if place in ("step", "all"):
-        change(sys.modules[__name__], "optimizer_of", with_late_steps)
+        change(sys.modules[__name__], "of_user", with_late_steps)
     try:
         yield
     finally:
@@ -400,17 +406,20 @@ def run_cell(
     """What every rank's part returns, with the operations at one place late, or with a fault."""
 
     def body(world: SimulatedWorld) -> dict[str, Any]:
-        _host.device = world.pretended
-        return action(cell, world, prepared[world.rank], **options)
+        _host.device = device = world.pretended
+        result = action(cell, world, prepared[world.rank], **options)
+        delayed.append(device.sleeps if isinstance(device, PretendedDevice) else 1)
+        return result
 
     prepared = [prepare(cell, rank) for rank in range(RANKS)]
-
+    delayed: list[int] = []
     shared = Shared(delay=seconds if place in ("sum", "all") else 0.0, fault=fault, launch=launch)
     with late(place, seconds), in_small_parts(), generator_for(cell.schedule):
         results = run_ranks(kind, RANKS, body, shared, timeout=timeout)
     for result in results:
         if isinstance(result, Exception):
             raise result
+    assert not seconds or any(delayed), f"{cell.name}: nothing is late at {place}, so this run shows nothing"
     return results
 
 

@@ -38,6 +38,8 @@ from partreduce.runtime.transport.streams import CudaStreams, Marker, Streams
 
 STUCK_SECONDS = 300.0
 """A pretended stream that waits longer for another than this has met a bug of the test."""
+LOOK_SECONDS = 0.05
+"""How often a pretended stream that waits looks whether its mark was given up; a mark that passes wakes it at once."""
 
 
 _looking_up = threading.RLock()
@@ -140,6 +142,8 @@ class PretendedDevice:
         self.problem: Exception | None = None
         self.host_waits = 0
         """How often the host asked for a value and had to wait for the device."""
+        self.sleeps = 0
+        """How often a stream of it was delayed."""
         self._ended = threading.Event()
         self._memory: dict[int, torch.Tensor] = {}
         """The bytes of the arrays that operations made, by their addresses, as long as the host has the arrays."""
@@ -177,7 +181,7 @@ class PretendedDevice:
 
         def task() -> None:
             deadline = time.monotonic() + STUCK_SECONDS
-            while not mark.passed.wait(0.002):
+            while not mark.passed.wait(LOOK_SECONDS):
                 if any(end.is_set() for end in ends) or time.monotonic() > deadline:
                     return
 
@@ -185,6 +189,7 @@ class PretendedDevice:
 
     def sleep(self, seconds: float) -> None:
         """Delay the current stream."""
+        self.sleeps += seconds > 0
         self.current.submit(lambda: time.sleep(seconds))
 
     def stall(self, given_up: threading.Event) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
+from benchmarks.gpu import cells
 from benchmarks.gpu.cells import RANKS, distance, run_cell
 from benchmarks.gpu.simulated import SimulatedWorld
 from partreduce.runtime.optimizer import DistributedOptimizer
@@ -117,7 +118,7 @@ def wrapped(
         else torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     )
     timeout = 30.0 if world is None else world.timeout.total_seconds()
-    return model, DistributedOptimizer(inner, model, cell.schedule, timeout=timeout, world=world)
+    return model, DistributedOptimizer(cells.of_user(inner), model, cell.schedule, timeout=timeout, world=world)
 
 
 def train(cell: TableCell, prepared: Prepared, device: torch.device, world: World | None = None) -> dict[str, Any]:
