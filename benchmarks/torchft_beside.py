@@ -1,7 +1,6 @@
 """torchft's DiLoCo beside ours, in the same workers and on the same batches: do they end at the same model?
 
-    pip install --target SITE torchft
-    PYTHONPATH=SITE python -m benchmarks.torchft_beside -o benchmarks/results/torchft.md
+    PYTHONPATH=SITE python -m benchmarks.torchft_beside -o benchmarks/results/torchft.md      # SITE holds torchft
 
 torchft's algorithm runs as it is; in the place of its manager, which handles faults, stands one that averages among the
 workers of this run. AdamW inside, SGD with Nesterov's momentum outside. torchft is no dependency of this project.
