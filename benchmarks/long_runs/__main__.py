@@ -15,6 +15,7 @@ import sys
 import time
 import tomllib
 from dataclasses import dataclass
+from math import inf, isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -103,9 +104,13 @@ def run(part: Part, name: str, steps: int, rate: float, seed: int) -> Row:
 
 
 def best(rows: list[Row], steps: int) -> float | None:
-    """The rate with the least held-out loss of the short runs; what diverged has none."""
+    """The rate with the least held-out loss of the short runs, the lowest of equals: those that learned nothing are.
+
+    Losses are equal that are in two digits; what diverged has none.
+    """
     found = {row["rate"]: row["held out"] for row in rows if row["steps"] == steps // SHORT}
-    return min(found, key=lambda rate: found[rate] if found[rate] == found[rate] else float("inf"), default=None)
+    losses = {rate: float(f"{loss:.2g}") if isfinite(loss) else inf for rate, loss in found.items()}
+    return min(losses, key=lambda rate: (losses[rate], rate), default=None)
 
 
 def wanted(part: Part, rows: list[Row], seeds: list[int]) -> tuple[int, float, int] | None:

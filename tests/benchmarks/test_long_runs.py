@@ -121,6 +121,8 @@ def test_the_best_rate_is_sought_up_and_down_and_then_other_seeds_are_run():
     assert best(rows, part.steps) == 0.8
     assert [one for one in asked if one[0] == short] == [(short, 0.8, 0), (short, 1.6, 0), (short, 0.4, 0)]
     assert asked[3:] == [(part.steps, 0.8, 0), (part.steps, 0.8, 1)]
+    nothing = [{"steps": short, "rate": rate, "seed": 0, "held out": 2.31 + rate / 1000} for rate in (1.6, 3.2, 0.8)]
+    assert wanted(part, nothing, [0]) == (short, 0.4, 0), "of runs that learned nothing the lowest rate leads on"
 
 
 def test_every_contestant_has_a_schedule():
