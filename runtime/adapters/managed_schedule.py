@@ -10,8 +10,10 @@ from typing import Any, Self
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from partreduce.runtime.averaging.reference import Kept
 from partreduce.runtime.averaging.shards import is_sharded
 from partreduce.runtime.schedule_file import read_schedule
+from partreduce.runtime.strategies.outer_means import outer_step
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
@@ -127,7 +129,7 @@ class _Part:
             for key in dict.fromkeys((p.device, p.dtype) for p in parameters)
         ]
         self._anchors = [] if outer.is_plain else self._values()
-        self._momenta = [torch.zeros_like(one) for one in self._anchors] if outer.momentum else []
+        self._momenta = [Kept(torch.zeros_like(one), None) for one in self._anchors] if outer.momentum else []
 
     def _values(self) -> list[torch.Tensor]:
         return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
@@ -143,26 +145,20 @@ class _Part:
         """Go on from the mean, or from the outer step that it makes."""
         for index, (mean, alike) in enumerate(zip(means, self._alike, strict=True)):
             if self._anchors:
-                self._step(index, mean)
+                outer_step(self._outer, mean, self._momenta[index] if self._momenta else None, None)
+                mean.copy_(self._anchors[index].add_(mean))
             values = torch.split(mean, [p.numel() for p in alike])
             for parameter, value in zip(alike, values, strict=True):
                 parameter.detach().copy_(value.view_as(parameter))
 
-    def _step(self, index: int, movement: torch.Tensor) -> None:
-        """The next anchor, in place of the movement."""
-        outer, anchor = self._outer, self._anchors[index]
-        direction = movement
-        if self._momenta:
-            momentum = self._momenta[index].mul_(float(outer.momentum)).add_(movement)
-            direction = movement.add(momentum, alpha=float(outer.momentum)) if outer.nesterov else momentum
-        movement.copy_(anchor.add_(direction, alpha=float(outer.lr)))
-
     def state(self) -> State:
-        return {"anchors": self._anchors, "momenta": self._momenta}
+        return {"anchors": self._anchors, "momenta": [momentum.values for momentum in self._momenta]}
 
     def load_state(self, state: State) -> None:
-        for mine, theirs in zip([*self._anchors, *self._momenta], [*state["anchors"], *state["momenta"]], strict=True):
-            mine.copy_(theirs)
+        mine = self.state()
+        for name in ("anchors", "momenta"):
+            for own, its in zip(mine[name], state[name], strict=True):
+                own.copy_(its)
 
 
 def _refuse_others(schedule: Schedule) -> AllReduce:
