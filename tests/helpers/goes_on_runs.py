@@ -26,6 +26,8 @@ from partreduce.topo.strategies.allreduce import AllReduce
 
 RATE = 0.25
 START = (1.0, -2.0, 0.5)
+AWAITED = "awaited"
+"""A note of these runs: somebody waits for who is to come back."""
 
 
 def gradient(rank, step):
@@ -70,6 +72,17 @@ def ask_late(_round):
     Epochs.begin = begin
 
 
+def ask_when_awaited():
+    """Let a worker that was started again come when another waits for it: after the loss, in a round that is known."""
+    original = Epochs.begin
+
+    def begin(self, reducers, state):
+        self._notes.wait_for(AWAITED)
+        original(self, reducers, state)
+
+    Epochs.begin = begin
+
+
 def fail(_round):
     """Let this worker's script have an error of its own."""
 
@@ -82,6 +95,7 @@ def fail(_round):
 def wait_for(optimizer, back):
     """Wait until these workers are members again, or this one has heard that it is to vote for the next epoch."""
     epochs, deadline = optimizer.run.epochs, time.monotonic() + 60
+    epochs._notes.write(AWAITED, "1")
     while not (set(back) <= set(epochs.members) or epochs.called > epochs._state.view.epoch):
         assert time.monotonic() < deadline, f"{back} did not come back"
         time.sleep(0.01)
@@ -121,7 +135,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         contingencies: what the schedule plans.
         restarts: how often lost workers are started again.
         again: by the number of a restart, the deaths of that process, as (instant, round).
-        back: who comes back: from the step `waits_at` on workers wait for that.
+        back: who comes back: from the step `waits_at` on workers wait for that, and those that come back for this.
         waits_at: a step after the deaths.
         decays: with a learning rate that halves every fifth step; "handed over" or not.
         samples: of a data set that a RoundSampler deals, one a step, in order, over one epoch; 0 for all steps alike.
@@ -136,6 +150,8 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         started = int(os.environ.get(RESTARTED, "0"))
         for instant, round_ in [deaths[rank]] if rank in deaths and not started else again.get(started, []):
             INSTANTS[instant](round_)
+        if started and back:
+            ask_when_awaited()
         model = torch.nn.Module()
         model.weight = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
         kind = strategy or AllReduce(pace=pace)
