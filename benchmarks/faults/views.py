@@ -37,7 +37,7 @@ def views_of(records: dict[int, list[Record]]) -> tuple[Views, list[str]]:
         (rank, record.step, [(int(after), tuple(members)) for after, members in record.more])
         for rank, listed in records.items()
         for record in listed
-        if record.what == "leaves"
+        if record.what == "leaves" and record.more  # else it ends with the first loss
     ]
     longest = max((views for _, _, views in known), key=len, default=[(-1, tuple(range(WORKERS)))])
     problems = [
