@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.kit import command, machine, parser, table, write
+from benchmarks.kit import ROOT, command, machine, parser, table, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     Stages = Iterator[tuple[str, Callable[[], object]]]
     """Names and actions, in order; what an action returns is shown."""
 
-ROOT = Path(__file__).resolve().parents[1]
 SMALL, GROUP, PERIOD, RACK = 32, 4, 8, 8
 SURVIVED = ("prague-figure-10", "node-then-all", "random groups")
 MOST = {"networkx": 2_000, "default effort": 8_000, "random groups, 1": 256, "random groups, 2": 16}

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from benchmarks import compact
-from benchmarks.kit import parser
+from benchmarks.kit import one_thread, parser
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
@@ -313,8 +313,7 @@ def main() -> int:
     arguments.add_argument("--nodes", type=int, default=4)
     arguments.add_argument("--workers-per-node", type=int, default=4)
     chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    one_thread()
     cluster, planned = Cluster.regular(chosen.nodes, chosen.workers_per_node), Planner({})
     listed = [c for c in contestants(planned, planned.coded) if c.rehearsed_as == c.name]
     wanted = chosen.contestants.split(";") if chosen.contestants else [c.name for c in listed if not c.named_only]

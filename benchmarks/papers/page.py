@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks.kit import ROOT
 from benchmarks.papers.pictures import bar_names, draw, names
 from benchmarks.papers.registry import PAPERS, Paper
 from benchmarks.papers.rows import RESULTS, read
@@ -12,8 +13,7 @@ from benchmarks.papers.rows import RESULTS, read
 if TYPE_CHECKING:
     from benchmarks.papers.rows import Results, Row
 
-HOME = Path(__file__).resolve().parents[2]
-PAGE = HOME / "docs/papers.md"
+PAGE = ROOT / "docs/papers.md"
 BEGIN = "<!-- written by benchmarks/papers/page.py; do not edit below -->"
 SHORT = {
     "times": "×",

@@ -24,7 +24,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from scipy.optimize import least_squares
 
 from benchmarks import compact, kit
@@ -267,8 +266,7 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=1)
     arguments.add_argument("--cluster", type=Cluster.parse, default=CLUSTER)
     chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    kit.one_thread()
     if chosen.what == "pilot":
         print(piloted(stored()))
         return

@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from benchmarks import compact, kit
 from benchmarks.lab.outer_steps import by_turns
@@ -156,8 +155,7 @@ def main() -> None:
     arguments.add_argument("--tasks", nargs="+", default=[f"{kind}/{rule}" for kind in KINDS for rule in OPTIMIZERS])
     arguments.add_argument("--schedules", default="", help="only those with this in their name")
     chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    kit.one_thread()
     if chosen.what == "fit":
         about = f"`{kit.command('steps_to_loss.outer')}`; {CLUSTER} workers, one seed, shuffled data."
         kit.write(RESULT, "What outer steps cost in steps", about, *answer(_rows()))
