@@ -16,7 +16,6 @@ import tempfile
 import time
 from dataclasses import replace
 from datetime import timedelta
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -333,7 +332,7 @@ def memory() -> dict[str, Any]:
     def body(world: Any) -> int:  # noqa: ANN401 - a world
         model = torch.nn.Linear(size // 4096, 4096, bias=False, device="cuda")
         base = torch.cuda.memory_allocated()
-        schedule = replace(cells.CELLS[1], name="memory", relax=Fraction(1)).schedule
+        schedule = replace(cells.CELLS[1], name="memory").schedule
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, world=world)
         torch.cuda.reset_peak_memory_stats()
         for _ in range(4):
