@@ -70,9 +70,8 @@ class Rehearsal:
 
     def __init__(self, *, task: str, cluster: Cluster, rate: float, seed: int = 0) -> None:
         count, samples = cluster.num_workers, samples_of(task)
-        fields: dict[str, Any] = {"name": "", "folder": "", "how": "", "address": "", "port": 0}
         nodes = cluster.num_nodes
-        job = Job(**fields, num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
+        job = Job(num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
         self.samples, self.count, self.rate = samples, count, rate
         self._model = make_model(task, samples, Clock(), seed)
         self.named = [(name, part.numel()) for name, part in self._model.named_parameters()]
