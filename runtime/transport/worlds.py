@@ -144,10 +144,19 @@ class GroupTable(ABC):
         flat = sorted(members for members in own if in_blocks and self._levels(members) is None)
         parts = [part for members in wanted for part in (members, *(self._levels(members) or ()))]
         check_budget(schedule.name, [*parts, *([] if self.is_queued else flat)], self.max_groups)
-        for members in sorted(wanted - self._groups.keys()):
+        self.make(wanted, of_codes=own if in_blocks else ())
+
+    def make(self, wanted: Iterable[tuple[int, ...]], *, of_codes: Iterable[tuple[int, ...]]) -> None:
+        """Make those groups of this worker that there are not, and let some sum by codecs of blocks.
+
+        Raises:
+            UnavailableError: members did not arrive within the timeout.
+        """
+        for members in sorted(set(wanted) - self._groups.keys()):
             self.create(members)
-        for members in flat:
-            self._sum_in_blocks(members)
+        for members in sorted(of_codes):
+            if self._levels(members) is None:  # else the sum's stages do
+                self._sum_in_blocks(members)
 
     def create(
         self, members: tuple[int, ...], *, name: str = "", instance: str = "", within: timedelta | None = None
