@@ -19,7 +19,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.generated import Generated
 
-LIMIT = 280
+LIMIT = 500
 """Seconds for what takes ten on a machine that does little else."""
 TRAIN = """
 import os, signal, sys, torch, partreduce
@@ -56,7 +56,7 @@ PATIENT = """
 import sys
 from partreduce.__main__ import main
 from partreduce.runtime.launcher import over_ssh
-over_ssh.GRACE_SECONDS, over_ssh.START_SECONDS = float(sys.argv.pop(1)), 280.0
+over_ssh.GRACE_SECONDS, over_ssh.START_SECONDS = float(sys.argv.pop(1)), 500.0
 sys.exit(main())
 """
 """The command with other times: with a long grace period, who learns of a loss has said so before it is ended."""
