@@ -211,7 +211,12 @@ def _share(training: Training, job: Job) -> int:
 def _set_rate(optimizer: torch.optim.Optimizer, job: Job, taken: float) -> None:
     """The rate after so many steps of each worker, on average; a falling one is half a cosine, to nothing."""
     for group in optimizer.param_groups if job.falling else ():
-        group["lr"] = job.learning_rate * (1 + math.cos(math.pi * min(1.0, taken / job.steps))) / 2
+        group["lr"] = rate_after(job, taken)
+
+
+def rate_after(job: Job, taken: float) -> float:
+    """A falling rate after so many steps."""
+    return job.learning_rate * (1 + math.cos(math.pi * min(1.0, taken / job.steps))) / 2
 
 
 def _snapshots_every(training: Training, job: Job, *, apart: bool) -> int:

@@ -157,8 +157,6 @@ class Job:
         if self.survive and not 0 < self.survive <= most:
             left = f"plan for the loss of 1 to {most}" if most > 0 else "a loss would leave nobody to average with"
             raise InputError(f"survive: is {self.survive}, of {self.cluster.num_workers} workers; {left}")
-        if self.survive and self.form is Form.HIERARCHICAL:
-            raise InputError("form: only sums in the form ring go on after a loss yet; leave out form, or survive")
         if self.survive and self.tables:
             raise InputError("survive: tables have rows that are lost with their owner; leave out one of the two")
 

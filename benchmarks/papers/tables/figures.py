@@ -18,7 +18,7 @@ from benchmarks.papers.tables.sessions import (
     PLANNED,
     Found,
 )
-from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS, TF_PS_IN_PAIRS
+from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS, TF_PS_CUT, TF_PS_IN_PAIRS
 
 Paper = float | tuple[float, float] | None
 
@@ -27,6 +27,7 @@ TARGET = 6.5
 WORDS = {
     TF_PS: "TF-PS",
     TF_PS_IN_PAIRS: "TF-PS, in rounds of pairs",
+    TF_PS_CUT: "TF-PS, dense parameters cut evenly",
     HOROVOD: "Horovod",
     GATHER: "gather",
     GATHER_LOCAL: "gather + local aggregation",

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.lab.standing import FAST, Lab
 from benchmarks.papers.tables.models import BATCH, Language, LanguageData
-from benchmarks.papers.tables.ways import BASELINES, HOROVOD
+from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS_CUT
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from benchmarks.papers.tables.worker import READY, SHAPED
 from partreduce.planner.routes import Chosen
@@ -168,6 +168,8 @@ class Known:
                 return tables + ring_bytes(self.dense_bytes, shape)
             sizes = [4 * parameter.numel() for parameter in self.model.dense()]
             pieces = [sum(sizes[place :: shape[0]]) for place in range(shape[0])]  # as baselines.Servers deals them
+            if way == TF_PS_CUT:
+                pieces = [sum(sizes) // shape[0]] * shape[0]
             return tables + server_bytes(pieces, shape)[0 if mean else 1]
         what = self._routes(way) if way in OURS else self.schedules[way].strategy.what
         named = {route.parameter for route in what.apart}

@@ -61,7 +61,7 @@ def one_device():
     return model.state_dict()
 
 
-@pytest.mark.parametrize("name", ["servers", "servers in pairs", "gathered"])
+@pytest.mark.parametrize("name", ["servers", "servers in pairs", "servers cut evenly", "gathered"])
 def test_baselines_train_as_one_device_with_all_batches(name):
     models = [Language(sparse=True) for _ in range(SIZE)]
 
@@ -71,7 +71,8 @@ def test_baselines_train_as_one_device_with_all_batches(name):
         if name == "gathered":
             way = Gathered(world.everyone(), model, adagrad)
         else:
-            way = Servers(world.everyone(), model, adagrad, [0, 2], in_pairs=name == "servers in pairs")
+            options = {"in_pairs": name == "servers in pairs", "cut": name == "servers cut evenly"}
+            way = Servers(world.everyone(), model, adagrad, [0, 2], **options)
         for step in range(STEPS):
             model.zero_grad()
             batch = DATA.batch(0, step, world.rank)
