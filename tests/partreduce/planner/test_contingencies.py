@@ -7,6 +7,7 @@ import pytest
 from partreduce.planner import contingencies
 from partreduce.planner.contingencies import FACTOR, survival, survivors_of
 from partreduce.planner.job import Job
+from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
 from partreduce.runtime.worker.epochs import refusal_of
@@ -52,6 +53,9 @@ def test_only_what_the_run_time_goes_on_with_is_planned() -> None:
         survival(stages, asked, is_given=True)
     with pytest.raises(InputError, match="form: only sums in the form ring"):
         plan(replace(asked, form=Form.HIERARCHICAL))
+    for other in ({"when": Lateness.PIPELINE}, {"when": Lateness.LATE}, {"gap": True}, {"quorum": True}):
+        with pytest.raises(InputError, match="only schedules in lockstep go on after a loss yet; leave out when, or"):
+            replace(asked, **other)
 
 
 def test_survivors_that_would_be_cut_off_get_other_groups(monkeypatch: pytest.MonkeyPatch) -> None:
