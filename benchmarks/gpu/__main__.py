@@ -15,12 +15,11 @@ import sys
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.stages import IN_PARTS, PART, PRETENDED, STAGES, Skip, missing_modules, results_folder
+from benchmarks.kit import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MARK = "RESULT "
 
 

@@ -10,17 +10,17 @@ import importlib.util
 import os
 import platform
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import replace
 from datetime import timedelta
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.kit import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,10 +88,8 @@ def nccl_alone() -> dict[str, Any]:
     for attempt, how in enumerate(("no process group", "init without device_id", "init with device_id"), start=1):
         if attempt > 1:
             device = {"device_id": torch.device("cuda", 0)} if attempt == 3 else {}
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
-            dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1, **device)
+            place = f"tcp://127.0.0.1:{free_port()}"
+            dist.init_process_group("nccl", init_method=place, rank=0, world_size=1, **device)
         world = _nccl_world(store, attempt)
         started = time.perf_counter()
         communicator = world.create((0,))
@@ -253,10 +251,7 @@ def idioms() -> dict[str, Any]:
 
 def _launch(ranks: int, body: str, *arguments: str, environment: dict[str, str], kill: int | None = None) -> list[Any]:
     """Exit code and output of each of several processes of `benchmarks.gpu.processes`."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = []
+    port, running = free_port(), []
     for rank in range(ranks):
         variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -337,7 +332,7 @@ def memory() -> dict[str, Any]:
     def body(world: Any) -> int:  # noqa: ANN401 - a world
         model = torch.nn.Linear(size // 4096, 4096, bias=False, device="cuda")
         base = torch.cuda.memory_allocated()
-        schedule = replace(cells.CELLS[1], name="memory", relax=Fraction(1)).schedule
+        schedule = replace(cells.CELLS[1], name="memory").schedule
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, world=world)
         torch.cuda.reset_peak_memory_stats()
         for _ in range(4):

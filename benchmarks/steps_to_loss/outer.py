@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from benchmarks import compact, kit
 from benchmarks.lab.outer_steps import by_turns
@@ -180,8 +179,7 @@ def main() -> None:
     arguments.add_argument("--schedules", default="", help="only those in whose name this regular expression is found")
     arguments.add_argument("--share", type=float, default=1.0, help="of All-Reduce's best rate")
     chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    kit.one_thread()
     if chosen.what == "fit":
         about = f"`{kit.command('steps_to_loss.outer')}`; {CLUSTER} workers, one seed, shuffled data."
         kit.write(RESULT, "What outer steps cost in steps", about, *answer(_rows()))

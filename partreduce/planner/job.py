@@ -162,8 +162,6 @@ class Job:
             raise InputError(
                 f"when: is {waits}; only schedules in lockstep go on after a loss yet; leave out when, or survive"
             )
-        if self.survive and self.form is Form.HIERARCHICAL:
-            raise InputError("form: only sums in the form ring go on after a loss yet; leave out form, or survive")
         if self.survive and self.tables:
             raise InputError("survive: tables have rows that are lost with their owner; leave out one of the two")
 
