@@ -357,7 +357,9 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
             "within the limits; leave out --max group, or --when pipeline"
         )
     if not usable:
-        return "no schedule that reaches consensus was found; raise --max period or --max group"
+        given = {"group": job.limits.max_group, "phases": job.limits.max_distinct_phases}
+        ways = ["--max period", *(f"--max {name}" for name, limit in given.items() if limit is not None)]
+        return f"no schedule that reaches consensus was found; raise {' or '.join(ways)}"
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication
     if budget is not None and cheapest.communication > budget:
         return (
