@@ -223,9 +223,7 @@ def wrapped(store: Any, rank: int, num_workers: int, width: int, layers: int = 2
     from partreduce.topo.strategies.allreduce import AllReduce
 
     assert Path(partreduce.__file__).parents[1].samefile("."), "a checkout is found, and not an installation"
-    model = torch.nn.Sequential(
-        *[torch.nn.Linear(width, width) for _ in range(layers - 1)], torch.nn.Linear(width, 1)
-    )
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers - 1)], torch.nn.Linear(width, 1))
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
     schedule = Schedule("a", Cluster.regular(1, num_workers), AllReduce())
     world = GlooWorld(store, rank, num_workers, timedelta(seconds=60))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from benchmarks.explore.reductions import Hop
 from helpers.machine_laws import Walk, check_renaming
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
@@ -15,7 +16,6 @@ from partreduce.schedulers.protocols.hop import (
     SENDING,
     Ack,
     Advance,
-    Hop,
     Reduce,
     SendUpdate,
     Token,
