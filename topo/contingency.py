@@ -14,7 +14,8 @@ from partreduce.topo.fields import Choice
 from partreduce.topo.losses import Loss, Symmetries
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
-from partreduce.topo.strategies.axes import Form, Sending
+from partreduce.topo.strategies.axes import Sending
+from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.routes import ALIKE
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
@@ -77,7 +78,8 @@ def check_contingencies(schedule: Schedule) -> None:
             if not len(groups):
                 raise ScheduleError(f"{place}.phases: is empty; there is at least 1 phase")
             try:
-                groups.check(schedule.cluster.without(lost))
+                left = schedule.cluster.without(lost)
+                replace(schedule.strategy, phases=groups, pace=_paces_left(schedule, frozenset(lost))).check(left)
             except ScheduleError as error:
                 raise ScheduleError(f"{place}: {error}") from None
 
@@ -128,30 +130,31 @@ def check_covered(schedule: Schedule) -> None:
     strategy = schedule.strategy
     if strategy.kind not in ("static", "allreduce"):
         raise ScheduleError(f"strategy.kind: is {strategy.kind}; contingencies are for static and allreduce")
-    for name, is_covered in (
-        ("when", strategy.when.word == "lockstep"),
-        ("what", strategy.what == ALIKE),
-        ("how.codec", not strategy.how.codec.rounds),
-    ):
+    what = strategy.what
+    has_one_anchor = replace(what, outer=PLAIN) == ALIKE and not what.outer.has_own_anchors
+    for name, is_covered in (("when", strategy.when.word == "lockstep"), ("what", has_one_anchor)):
         if not is_covered:
             raise ScheduleError(
-                f"strategy.{name}: contingencies are for whole models in lockstep, without tables, outer steps or "
-                f"codecs; leave {name} out"
+                f"strategy.{name}: contingencies are for whole models in lockstep, without tables, fragments or "
+                f"anchors of each worker's own; leave {name} out"
             )
 
 
-def has_whole_rings(schedule: Schedule) -> bool:
-    """Whether its sums are rings, sent whole: of no others the run-time lets survivors go on yet."""
-    how = schedule.strategy.how
-    return how.form is Form.RING and how.sending is Sending.WHOLE
+def sends_whole(schedule: Schedule) -> bool:
+    """Whether its sums are sent whole: with no others the run-time lets survivors go on yet."""
+    return schedule.strategy.how.sending is Sending.WHOLE
+
+
+def _paces_left(schedule: Schedule, lost: frozenset[int]) -> int | tuple[int, ...]:
+    """Steps per round, of the survivors."""
+    pace = schedule.strategy.pace
+    return pace if isinstance(pace, int) else tuple(own for worker, own in enumerate(pace) if worker not in lost)
 
 
 def _continued(schedule: Schedule, lost: frozenset[int], groups: Groups) -> Schedule:
     """The schedule of the survivors, whose groups are these."""
     cluster, strategy = schedule.cluster.without(lost), schedule.strategy
-    pace = strategy.pace
-    if not isinstance(pace, int):
-        pace = tuple(own for worker, own in enumerate(pace) if worker not in lost)
+    pace = _paces_left(schedule, lost)
     strategy = replace(strategy, pace=pace)
     if isinstance(strategy, Static):
         if groups is Survivors.REMAINING:
@@ -161,7 +164,8 @@ def _continued(schedule: Schedule, lost: frozenset[int], groups: Groups) -> Sche
         strategy = replace(strategy, phases=groups)
     elif strategy.averages_gradients and not schedule.strategy.averages_gradients:
         # Their models differ, so they average models, also where only workers of pace 1 are left.
-        strategy = Static(phases=_one_group(cluster), pace=pace, how=strategy.how, averaging=strategy.averaging)
+        how = replace(strategy.how, error_feedback=False)  # which groups do not have
+        strategy = Static(phases=_one_group(cluster), pace=pace, how=how, averaging=strategy.averaging)
     return replace(schedule, cluster=cluster, strategy=strategy, certificate=None, contingencies=())
 
 

@@ -62,7 +62,7 @@ def prove(schedule: Schedule) -> Proof:
     is_clashing = any(claim.claim == CONFLICT_FREE and not claim.holds for claim in claims)
     claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
     if schedule.contingencies:
-        claims += (not_proved(SURVIVES, ON_DISJOINT) if is_clashing else prove_survives(schedule),)
+        claims += (not_proved(SURVIVES, ON_DISJOINT) if is_clashing else _worded(prove_survives(schedule), schedule),)
         moved = stated.claim(MOVED, moved_words(schedule))
         claims += () if moved is None else (moved,)
     if schedule.is_mixing or prover.is_certified:
@@ -109,6 +109,7 @@ EXACT = (
     "contraction",
     "consensus-distance",
     "exact-consensus",
+    SURVIVES,
 )
 """Claims about matrices, which take numbers to be averaged as they are."""
 

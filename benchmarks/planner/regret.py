@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
 
 from benchmarks import compact, kit
 from benchmarks.lab.rehearse import by_schedule
@@ -348,8 +347,7 @@ def main() -> None:
     arguments.add_argument("--resume", action="store_true", help="keep the rows of an earlier run")
     arguments.add_argument("--output", type=Path)
     chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    kit.one_thread()
     path = chosen.output or kit.RESULTS / ("inputs.json" if chosen.inputs else "regret.json")
     stored = json.loads(path.read_text()) if path.exists() else {}
     rows, known = stored["rows"] if chosen.resume and stored else [], stored.get("steps", {})

@@ -157,7 +157,7 @@ def _made(cluster: str, using: str, survive: int) -> Schedule:
     from partreduce.planner.contingencies import survival
 
     hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
-    job = Job(cluster=replace(place, hardware=hardware), survive=survive, form=Form.RING)
+    job = Job(cluster=replace(place, hardware=hardware), survive=survive)
     return survival(schedule, job, is_given=True).schedule
 
 

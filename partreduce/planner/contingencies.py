@@ -19,7 +19,7 @@ from partreduce.planner.job import EFFORTS, Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, Groups, Survivors, after_loss, check_covered, has_whole_rings
+from partreduce.topo.contingency import Contingency, Groups, Survivors, after_loss, check_covered, sends_whole
 from partreduce.topo.document.contingencies import MAX_CONTINGENCIES
 from partreduce.topo.errors import InputError, PartreduceError, ScheduleError
 from partreduce.topo.hardware import Hardware, Switch
@@ -61,10 +61,8 @@ def goes_on(schedule: Schedule) -> bool:
 def _check_runs(schedule: Schedule) -> None:
     """Refuse what the run-time ends with the first loss, whatever is planned (`runtime.worker.epochs.refusal_of`)."""
     check_covered(schedule)
-    if not has_whole_rings(schedule):
-        raise ScheduleError(
-            "strategy.how: only sums in the form ring, sent whole, go on after a loss yet; leave out form and sending"
-        )
+    if not sends_whole(schedule):
+        raise ScheduleError("strategy.how.sending: only what is sent whole goes on after a loss yet; leave it out")
 
 
 def survival(

@@ -25,7 +25,6 @@ from partreduce.schedulers.synthesis.problem import Front
 from partreduce.topo.document.pilot import dump_pilot
 from partreduce.topo.errors import InfeasibleError, UnknownError
 from partreduce.topo.pilot import Pilot
-from partreduce.topo.strategies.axes import Form
 from partreduce.verify.base import Proof
 from partreduce.verify.prove import prove
 
@@ -85,8 +84,6 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.
         UnknownError: nothing within the limits was found in the time.
     """
-    if job.survive and job.form is None:
-        job = replace(job, form=Form.RING)  # sums in stages do not go on after a loss yet
     load_searchers()
     say = progress or (lambda _: None)
     clock = job.clock()

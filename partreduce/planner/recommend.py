@@ -184,7 +184,7 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     """The recommendation against the best plain alternative, what was set aside for it, and sums in every step."""
     allowed, said = permitted(options, job), []
     against = gain_of(chosen, options, job)
-    fastest = min(allowed, key=lambda option: option.time)
+    fastest = min(allowed, key=lambda option: option.time, default=chosen)  # what is taken may keep no limit
     if against is not None and not chosen.is_plain:
         said.append(
             f"it is predicted to reach a loss {against} as fast as the best plain alternative, "
@@ -230,6 +230,11 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
         return f"{ratio}, but comes late, and under what comes late your pilot's loss did not fall or was no number"
     if worst > 1 + TIE:
         most = "as your pilot leaves open" if job.pilot is not None else "as it may on other tasks"
+        if fastest.facts is not None and not (fastest.quorum or fastest.gap):
+            return (
+                f"{ratio}, but if its steps cost as much {most}, it would take {worst:.2f} times as long; "
+                "--take takes it all the same"
+            )
         asked = "quorum" if fastest.quorum else "gap" if fastest.gap else fastest.lateness
         return (
             f"{ratio}, but comes late: if that costs as much {most}, it would take {worst:.2f} times as long; --when "
@@ -323,7 +328,14 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
             return "no graph on which a gap could be kept was found within the limits; leave out --when gap"
         if min(sizes) > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
+    if not job.quorum and not job.gap:
+        options = [option for option in options if _waits_as(option, job)]
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
+    if not usable and job.when is Lateness.PIPELINE:
+        return (
+            f"a pipeline sums the gradients of all {job.cluster.num_workers} workers in every step, and none was found "
+            "within the limits; leave out --max group, or --when pipeline"
+        )
     if not usable:
         return "no schedule that reaches consensus was found; raise --max period or --max group"
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication

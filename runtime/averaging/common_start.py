@@ -6,6 +6,7 @@ start of a run, nothing is sent, which over slow links takes as long as many ste
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
 
 import torch
@@ -15,7 +16,7 @@ from partreduce.runtime.averaging.reference import Kept, Reference
 from partreduce.runtime.averaging.roll_call import roll_call
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import GoneError
-from partreduce.topo.errors import UnavailableError
+from partreduce.topo.errors import InputError, UnavailableError
 
 ADVICE = "call load_state_dict() on all workers at the same round, or on none"
 
@@ -46,6 +47,25 @@ def common_start(
     except (RuntimeError, GoneError, UnavailableError) as error:
         raise reducer.failure(operation, error) from None
     reducer.recorder.end(operation)
+    return Reference([Kept(array, host) for array in arrays], starts)
+
+
+def alike_start(
+    reducer: Reducer, is_alike: Callable[[str, int, str, str], bool], starts: int, round_: int, *, host: Streams | None
+) -> Reference:
+    """The same where the run goes on after losses: nothing is sent that a loss could cut off.
+
+    `is_alike(place, round, digest, advice)` says whether all have the same.
+
+    Raises:
+        InputError: they have not.
+    """
+    arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
+    if not is_alike(f"start {starts}", round_, _digest(arrays), ADVICE):
+        raise InputError(
+            f"round {round_}: workers begin with different models, and what is sent is measured from one; load the "
+            "same on all, or run it with --survive 0, where worker 0's goes to all"
+        )
     return Reference([Kept(array, host) for array in arrays], starts)
 
 

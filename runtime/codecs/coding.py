@@ -36,10 +36,6 @@ class Leftovers:
         torch.sub(values, decoded, out=kept)
         kept.nan_to_num_(0.0, 0.0, 0.0)
 
-    def clear(self) -> None:
-        """Forget everything: the numbers that follow have nothing to do with those before."""
-        self._kept.clear()
-
     def state(self) -> dict[str, torch.Tensor]:
         return dict(self._kept)
 
@@ -73,8 +69,8 @@ class Codings:
     """
 
     def __init__(self, how: How, num_buckets: int) -> None:
-        self._leftovers = [Leftovers() for _ in range(num_buckets if how.error_feedback else 0)]
-        self.of_buckets = [Coding(how, left) for left in self._leftovers] or [Coding(how)] * num_buckets
+        self._how, self._num_buckets = how, num_buckets
+        self.clear()
 
     @classmethod
     def of(cls, how: How, num_buckets: int) -> Codings | None:
@@ -82,9 +78,13 @@ class Codings:
         return None if how.codec is Codec.NONE else cls(how, num_buckets)
 
     def clear(self) -> None:
-        """Forget what is left over: the run goes on from other parameters."""
-        for left in self._leftovers:
-            left.clear()
+        """Forget what is left over: the run goes on from other parameters, or among other workers.
+
+        A sum that was given up may still be rounding in its thread; what it keeps is nobody's.
+        """
+        how, number = self._how, self._num_buckets
+        self._leftovers = [Leftovers() for _ in range(number if how.error_feedback else 0)]
+        self.of_buckets = [Coding(how, left) for left in self._leftovers] or [Coding(how)] * number
 
     def state(self) -> dict[str, torch.Tensor]:
         """What is left over, for a checkpoint; one entry more, so that nothing left over is told from no feedback."""

@@ -83,6 +83,10 @@ class Handover:
         if any(hasattr(step, "_wrapped_by_lr_sched") for step in steps) and not self.objects:
             raise InputError(f"scheduler: {BEHIND}")
 
+    def members_changed(self) -> None:
+        """Workers are lost, or have joined."""
+        self.runner.members_changed()
+
     def give(self) -> bytes:
         """All of it, as it is between two averages."""
         states = io.BytesIO()

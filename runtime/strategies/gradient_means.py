@@ -114,6 +114,11 @@ class GradientMeans(GradientRunner):
         if self.layers is not None:
             self.layers.refuse_late()
 
+    def members_changed(self) -> None:
+        """What roundings left over is of shards that others have now, and a sum that is repeated rounds again."""
+        if self._codings is not None:
+            self._codings.clear()
+
     def settle(self) -> None:
         """Hear the device's checks."""
         self.run.reducer.flush()

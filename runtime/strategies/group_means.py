@@ -63,6 +63,7 @@ class GroupMeans(ParameterRunner):
                 round_,
                 lambda group: [(self.run.reducer, self._start_sum(step, round_, group))],
                 lambda _, reduction: self._commit(reduction),
+                lambda: self._average_alone(round_),
             )
         elif group is not None:
             self.send(step, round_)
@@ -201,6 +202,9 @@ class GroupMeans(ParameterRunner):
     def _since(self, group: Group) -> Reference | None:  # noqa: ARG002 - for those that have one
         """The reference from which a group's operation is measured."""
         return None
+
+    def _average_alone(self, round_: int) -> None:
+        """The end of a round of which this worker, the only one left, is all: its model is the mean."""
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
         """Called with the sums of one bucket that have arrived, before their commit."""

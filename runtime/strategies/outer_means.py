@@ -51,7 +51,7 @@ class OuterMeans(ProgressMeans):
         self.outer.load(state)
 
     def _is_measured(self, group: Group) -> bool:
-        return super()._is_measured(group) or len(group.members) == self.run.schedule.num_workers
+        return super()._is_measured(group) or self._is_of_all
 
     def _moved(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
         self.outer.step(index, movement, ok)

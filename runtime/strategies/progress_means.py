@@ -36,7 +36,7 @@ from __future__ import annotations
 import torch
 
 from partreduce.runtime.averaging.bucket import Reduction
-from partreduce.runtime.averaging.common_start import common_start
+from partreduce.runtime.averaging.common_start import alike_start, common_start
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
@@ -60,11 +60,18 @@ class ProgressMeans(GroupMeans):
         self._nodes = run.schedule.cluster.node_of().tolist() if how.where is CodecScope.ACROSS_NODES else None
         self._codings = Codings.of(how, len(run.reducer.buckets))
         self._starts_made = 0
+        self._is_of_all = False
+        """Whether the operation under way was begun by all who are there then; who is lost since is no matter."""
         self.reference: Reference | None = None
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:
         """Whatever changes while there is a reference is a difference to it."""
         return super().harm_of_loading(round_, first=first) if self.reference is None else ADDS_PROGRESS
+
+    def members_changed(self) -> None:
+        """What roundings left over is of shards that others have now, and a sum that is repeated rounds again."""
+        if self._codings is not None:
+            self._codings.clear()
 
     def drain(self) -> str:
         """As `GroupMeans`; whatever comes next is measured from a new reference."""
@@ -103,10 +110,14 @@ class ProgressMeans(GroupMeans):
     def _begin_round(self, step: int, round_: int) -> None:
         if self.reference is None:
             self._starts_made += 1
-            self.reference = common_start(
-                self.run.reducer, self.run.everyone, self._starts_made, step, round_, host=self.run.host
-            )
+            self.reference = self._common_start(step, round_)
         super()._begin_round(step, round_)
+
+    def _common_start(self, step: int, round_: int) -> Reference:
+        starts, reducer, host = self._starts_made, self.run.reducer, self.run.host
+        if self.run.epochs is None:
+            return common_start(reducer, self.run.everyone, starts, step, round_, host=host)
+        return alike_start(reducer, self.run.epochs.is_alike, starts, round_, host=host)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
         codings = self._codings.of_buckets if self._codings is not None and self._is_coded(group) else None
@@ -115,6 +126,7 @@ class ProgressMeans(GroupMeans):
         )
 
     def _since(self, group: Group) -> Reference | None:
+        self._is_of_all = len(group.members) == len(self.others.members)
         return self.reference if self._is_measured(group) else None
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
@@ -122,14 +134,25 @@ class ProgressMeans(GroupMeans):
         reference = self.reference
         assert reference is not None, "taken when the first round began"
         mean = sums[: self.run.reducer.buckets[index].size]
-        everybody = len(reduction.group.members) == self.run.schedule.num_workers
         if reduction.since is not None:
-            if everybody:
+            if self._is_of_all:
                 self._moved(index, mean, reduction.ok)
             reference.complete(index, mean)
-        if everybody:
+        if self._is_of_all:
             reference.take(index, mean, reduction.ok)
             reference.round = reduction.operation.round
+
+    def _average_alone(self, round_: int) -> None:
+        reference = self.reference
+        assert reference is not None, "as above"
+        with torch.no_grad():
+            for index, bucket in enumerate(self.run.reducer.buckets):
+                mean = bucket.flat - reference.arrays[index].here()
+                self._moved(index, mean, None)
+                reference.complete(index, mean)
+                reference.take(index, mean, None)
+                bucket.flat.copy_(mean)
+        reference.round = round_
 
     def _moved(self, index: int, movement: torch.Tensor, ok: torch.Tensor | None) -> None:
         """Called with what all added to the reference on average, which becomes the next one when it is added."""

@@ -62,7 +62,7 @@ from partreduce.schedulers.protocols.membership import (
     View,
     Vote,
 )
-from partreduce.topo.contingency import after_loss, check_covered, has_whole_rings
+from partreduce.topo.contingency import after_loss, check_covered, sends_whole
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import FencedError, MissingFeatureError, PeerLostError, ScheduleError, UnavailableError
 from partreduce.topo.phase import Group
@@ -79,6 +79,9 @@ LONGEST_PAUSE = 10.0
 
 class State(Protocol):
     """A worker's whole state, which one that joins takes from another."""
+
+    def members_changed(self) -> None:
+        """Workers are lost, or have joined."""
 
     def give(self) -> bytes:
         """All of it, where a round ends."""
@@ -131,6 +134,7 @@ class Epochs(Everyone):
         """For which epoch the launcher asked last to vote, as far as this worker has looked."""
         self._notes = Notes(root_store(world.store), MEMBERSHIP)
         self._key = key
+        self._has_blocks = schedule.strategy.how.codec.has_blocks
         self._reducers: dict[Reducer, str] = {}
         self._forwarded = False
         self.views: list[tuple[int, tuple[int, ...]]] = [(-1, tuple(range(world.size)))]
@@ -179,13 +183,14 @@ class Epochs(Everyone):
 
     # What the run asks of it.
 
-    def carry_out(self, round_: int, begin: Begin, commit: Commit) -> None:
+    def carry_out(self, round_: int, begin: Begin, commit: Commit, alone: Callable[[], object] = lambda: None) -> None:
         """A round's group operation: by all its members or by none, and with those who are left if one is lost.
 
         Args:
             round_: of this worker.
             begin: starts the sums of a group.
             commit: makes a sum live.
+            alone: called in place of both where this worker is the only one left.
 
         Raises:
             PeerLostError: the run ends; nobody went on.
@@ -195,7 +200,7 @@ class Epochs(Everyone):
         if self._held is not None and not self._is_fit:
             self._is_fit = True
             self._held.refuse_unfit()
-        self._carry_out(Enter(place, ()), partial(self.group_of, round_), begin, commit)
+        self._carry_out(Enter(place, ()), partial(self.group_of, round_), begin, commit, alone)
 
     def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
         """Replace parameters and floating-point buffers by their means over all who are left, who all call this.
@@ -212,6 +217,14 @@ class Epochs(Everyone):
             reducer.commit(reduction, commit_plain_mean)
 
         self._carry_out(Enter(self._state.place, (), meets=True), lambda: Group(self.members), begin, commit)
+
+    def is_alike(self, place: str, round_: int, mine: str, advice: str) -> bool:
+        """Whether all who are left say the same at a place, to which all come before a round."""
+        notes = Notes(self.world.store, f"{place}/{self._key}")
+        notes.write(str(self.world.rank), mine)
+        with self.heartbeat.gathering(place, round_, advice):
+            members = self.gathered(place)
+        return all(notes.read(str(member)) == mine for member in members)
 
     def leave(self) -> None:
         """This worker has committed everything and needs nobody any more."""
@@ -247,7 +260,14 @@ class Epochs(Everyone):
 
     # An operation.
 
-    def _carry_out(self, entry: Enter, group_now: Callable[[], Group | None], begin: Begin, commit: Commit) -> None:
+    def _carry_out(
+        self,
+        entry: Enter,
+        group_now: Callable[[], Group | None],
+        begin: Begin,
+        commit: Commit,
+        alone: Callable[[], object] = lambda: None,
+    ) -> None:
         while True:
             group = group_now()
             self._feed(replace(entry, group=() if group is None else group.members))
@@ -261,6 +281,7 @@ class Epochs(Everyone):
                 if len(group.members) == 1:
                     self._feed(Summed())
                     self._feed(Confirmed())
+                    alone()
                     return
                 self._sum(group, begin, sums)
             except _BrokenError as broke:
@@ -422,6 +443,8 @@ class Epochs(Everyone):
         }
         for reducer, key in self._reducers.items():
             reducer.key = f"{key} {name}"
+        assert self._held is not None, "set at the start"
+        self._held.members_changed()
         if self._now is None:
             return True
         try:
@@ -430,8 +453,8 @@ class Epochs(Everyone):
             world.given_up = lambda: "a further worker is lost" if self._is_open() else None
             healing = tuple(sorted((view.donor, *view.joined)))
             takes_part = {healing} if world.rank in healing else set()
-            for members in sorted({view.members, *takes_part, *self._own_groups(self._now, place)}):
-                world.create(members)
+            own = self._own_groups(self._now, place)
+            world.make({view.members, *takes_part, *own}, of_codes=own if self._has_blocks else ())
             if takes_part:
                 self._hand_over(healing)
             if view.joined:
@@ -449,7 +472,7 @@ class Epochs(Everyone):
             UnavailableError: one of them is lost.
         """
         view, held, first = self._state.view, self._held, self._first
-        assert held is not None, "set at the start"
+        assert held is not None, "as above"
         is_donor, line = self.world.rank == view.donor, self.world.communicator(members)
         data = held.give() if is_donor else b""
         operation = first.recorder.begin("state for who joins", 0, view.resume[0], members, len(data))
@@ -539,8 +562,8 @@ def refusal_of(schedule: Schedule) -> str:
         check_covered(schedule)
     except ScheduleError as error:
         return str(error)
-    if not has_whole_rings(schedule):
-        return "its sums have a form other than 'ring', or leave by layers"
+    if not sends_whole(schedule):
+        return "its gradients leave by layers"
     if strategy.averaging is not Averaging.MEAN and len(set(schedule.paces().tolist())) > 1:
         return "it averages by steps, over unequal paces"
     return ""

@@ -19,6 +19,7 @@ from partreduce.runtime.data.sampler import RoundSampler
 from partreduce.runtime.launcher.launch import RESTARTED, launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.handover import Handover
+from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.runtime.worker.epochs import Epochs
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
@@ -30,9 +31,14 @@ AWAITED = "awaited"
 """A note of these runs: somebody waits for who is to come back."""
 
 
-def gradient(rank, step):
+def gradient(rank, step, size=3):
     """What a worker adds in a step."""
-    return tuple(12 / 8 * ((rank + 1) * (step + place) % 7 - 3) for place in range(len(START)))
+    return tuple(12 / 8 * ((rank + 1) * (step + place) % 7 - 3) for place in range(size))
+
+
+def start_of(size):
+    """The model of the start, of so many numbers."""
+    return [START[place % len(START)] for place in range(size)]
 
 
 def at(kind, method, when, number=signal.SIGKILL):
@@ -120,7 +126,8 @@ INSTANTS = {
 
 
 def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0, strategy=None, contingencies=(),
-        restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0):  # fmt: skip
+        restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
+        dtype=torch.float64):  # fmt: skip
     """(exit code, what each worker said at its end, all that was written) of a run.
 
     Args:
@@ -138,6 +145,9 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         back: who comes back: from the step `waits_at` on workers wait for that, and those that come back for this.
         waits_at: a step after the deaths.
         decays: with a learning rate that halves every fifth step; "handed over" or not.
+        nodes: on which workers lie, equally many on each.
+        size: numbers of the model; a sum over nodes has stages from 1 kB on.
+        dtype: of the model.
         samples: of a data set that a RoundSampler deals, one a step, in order, over one epoch; 0 for all steps alike.
     """
 
@@ -153,9 +163,9 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         if started and back:
             ask_when_awaited()
         model = torch.nn.Module()
-        model.weight = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
+        model.weight = torch.nn.Parameter(torch.tensor(start_of(size), dtype=dtype))
         kind = strategy or AllReduce(pace=pace)
-        schedule = Schedule("goes on", Cluster.regular(1, workers), kind, contingencies=contingencies)
+        schedule = Schedule("goes on", Cluster.regular(nodes, workers // nodes), kind, contingencies=contingencies)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=timeout)
         means, seen = [], []
         scheduler = None
@@ -174,7 +184,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
             if back and step >= waits_at:
                 wait_for(optimizer, back)
             optimizer.zero_grad()
-            (model.weight * torch.tensor(gradient(rank, step), dtype=torch.float64)).sum().backward()
+            (model.weight * torch.tensor(gradient(rank, step, size), dtype=dtype)).sum().backward()
             optimizer.step()
             if scheduler is not None:
                 scheduler.step()
@@ -182,40 +192,60 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
                 with optimizer.mean_model() as mean:
                     means.append(mean.weight.tolist())
         own = model.weight.tolist()
+        said = {"in_stages": _sums_in_stages(optimizer)}
+        said |= {"reference": getattr(getattr(optimizer.runner, "reference", None), "round", None)}
         optimizer.finish()
-        said = {"rank": rank, "own": own, "end": model.weight.tolist(), "means": means, **optimizer.stats()}
+        said |= {"rank": rank, "own": own, "end": model.weight.tolist(), "means": means, **optimizer.stats()}
         said |= {"seen": seen, "views": [] if optimizer.run.epochs is None else optimizer.run.epochs.views}
         sys.stdout.write(f"REPORT {json.dumps(said)}\n")
 
     output = io.StringIO()
-    code = launch(work, num_workers=workers, threads=1, most_lost=most_lost, max_restarts=restarts, output=output)
+    code = launch(
+        work, num_workers=workers, num_nodes=nodes, threads=1, most_lost=most_lost, max_restarts=restarts, output=output
+    )
     text = output.getvalue()
     said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
     return code, {one["rank"]: one for one in said}, text
 
 
+def _sums_in_stages(optimizer):
+    """Whether the group of all who are left does."""
+    epochs, world = optimizer.run.epochs, optimizer.run.reducer.world
+    members = range(world.size) if epochs is None else epochs.members
+    return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)
+
+
 def replayed(groups_in, survivors, *, pace=1, steps=9, workers=4, gradients=None, joins=None, decays=False,
-             begun=0, models=None):  # fmt: skip
+             begun=0, models=None, size=3, outer=None, present=None):  # fmt: skip
     """What survivors hold before `finish()`, by rank; `groups_in(round)` are those whose means are taken.
 
     `joins` says by rank in which round a worker joins, and with whose state. A run that goes on has `begun` before,
-    with these `models`.
+    with these `models`. With `outer` a group makes outer steps of as many as are `present` in the round.
     """
-    models = models or {rank: list(START) for rank in range(workers)}
+    models = models or {rank: start_of(size) for rank in range(workers)}
+    anchor, momentum = start_of(size), [0.0] * size
     for step in range(begun, steps):
         groups, rate = groups_in(step // pace), RATE * (0.5 ** (step // 5) if decays else 1)
         if gradients or (gradients is None and pace == 1):
             (members,) = groups
-            moves = [sum(g) / len(members) for g in zip(*(gradient(rank, step) for rank in members), strict=True)]
+            moves = [sum(g) / len(members) for g in zip(*(gradient(rank, step, size) for rank in members), strict=True)]
             models = {rank: [x - rate * g for x, g in zip(model, moves, strict=True)] for rank, model in models.items()}
             continue
         for rank, model in models.items():
-            models[rank] = [x - rate * g for x, g in zip(model, gradient(rank, step), strict=True)]
+            models[rank] = [x - rate * g for x, g in zip(model, gradient(rank, step, size), strict=True)]
         for rank, (round_, donor) in (joins or {}).items():
             if step == (round_ + 1) * pace - 1:
-                own = gradient(rank, step)
+                own = gradient(rank, step, size)
                 models[rank] = [x - rate * g for x, g in zip(models[donor], own, strict=True)]
         for members in groups if step % pace == pace - 1 else ():
             mean = [sum(x) / len(members) for x in zip(*(models[rank] for rank in members), strict=True)]
+            if outer is not None and len(members) == present(step // pace):
+                moved = [m - a for m, a in zip(mean, anchor, strict=True)]
+                momentum = [float(outer.momentum) * b + d for b, d in zip(momentum, moved, strict=True)]
+                if outer.nesterov:
+                    moved = [d + float(outer.momentum) * b for d, b in zip(moved, momentum, strict=True)]
+                else:
+                    moved = momentum
+                anchor = mean = [a + float(outer.lr) * d for a, d in zip(anchor, moved, strict=True)]
             models = {rank: list(mean) if rank in members else model for rank, model in models.items()}
     return {rank: models[rank] for rank in survivors}

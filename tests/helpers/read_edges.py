@@ -56,6 +56,12 @@ def lost(*listed):
     return rule([3], 2, [([0, 1], [0])]) | {"contingencies": list(listed)}
 
 
+def meets(options, phases, lost=(0,), **entry):
+    """Six workers, on three nodes, with a round of all; after the loss these phases."""
+    raw = rule([3], 2, [([0, 1], [0])], **options)
+    return raw | {"contingencies": [{"lost": list(lost), "phases": phases, **entry}]}
+
+
 def outer(**members):
     return over_all(pace=2, what={"outer": members})
 
@@ -635,6 +641,23 @@ READ_EDGES = [
         lost({"lost": [0, 1], "node_radices": [3], "phases": [[]]}),
         "[0].node_radices: needs equal nodes, and a product of num_nodes",
     ),
+    *(
+        reads(
+            SCHEDULE,
+            f"survivors have a round of all for {name}, in listed groups",
+            meets(options, [[{"group": [0, 2]}], [{"group": [0, 1, 2, 3, 4]}]]),
+            meets(options, [[{"group": [0, 2]}], [{"group": [0, 1, 2, 3]}]]),
+            "contingencies[0]: has a round of all survivors",
+        )
+        for name, options in (("a codec", {"how": {"codec": "int8"}}), ("outer steps", {"what": {"outer": {"lr": 2}}}))
+    ),
+    reads(
+        SCHEDULE,
+        "survivors have a round of all for a codec, by a rule",
+        meets({"how": {"codec": "int8"}}, [[{"local": [0, 1], "across": [0]}]], lost=[0, 1], node_radices=[2]),
+        meets({"how": {"codec": "int8"}}, [[{"local": [0], "across": [0]}]], lost=[0, 1], node_radices=[2]),
+        "contingencies[0]: has a round of all survivors",
+    ),
     reads(
         LOST,
         "no groups beside All-Reduce",
@@ -645,7 +668,7 @@ READ_EDGES = [
     *(
         reads(
             LOST,
-            f"of whole models in lockstep, as they are: {name}",
+            f"of whole models in lockstep, from one anchor: {name}",
             over_all(3, 1, pace=4) | {"contingencies": [{"lost": [0]}]},
             of | {"contingencies": [{"lost": [0]}]},
             "contingencies: are for static and allreduce of whole models in lockstep",
@@ -654,9 +677,8 @@ READ_EDGES = [
             ("late", over_all(3, 1, pace=4, when={"late": 1})),
             ("merged", turns(4, 1, steps=1)),
             ("fragments", over_all(3, 1, pace=4, what={"fragments": 2})),
-            ("outer steps", over_all(3, 1, pace=4, what={"outer": {"lr": "1/2"}})),
+            ("own anchors", groups(3, [[0, 1, 2]], what={"outer": {"lr": "1/2", "anchor": "own"}})),
             ("tables", table()),
-            ("a codec", over_all(3, 1, pace=4, how={"codec": "int8"})),
             ("a pipeline", over_all(3, 1, when={"pipeline": {}})),
             ("a quorum", over_all(4, 1, when={"quorum": {"quorum": 2}})),
             ("weighted graphs", gap()),

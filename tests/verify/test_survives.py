@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from partreduce.topo.mixing import period_product
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, Codec, Form, GroupPhases, How, Outer, Routes, RulePhases, Static
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Proof, Status
 
@@ -59,6 +60,25 @@ def confirmed(schedule: Schedule, proof: Proof) -> list[str]:
     """The claims that the stand-alone checker confirms."""
     document, certificate = (json.loads(json.dumps(part)) for part in (dump_schedule(schedule), proof.certificate))
     return list(checker.check(certificate, checker.read_schedule(document)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"how": How(form=Form.HIERARCHICAL, codec=Codec.INT8)},
+        {"what": Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True))},
+    ],
+    ids=["a codec", "outer steps"],
+)
+def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(options: dict[str, Any]) -> None:
+    nodes = RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
+    schedule = planned(Schedule("nodes", Cluster.regular(3, 2), Static(phases=nodes, **options)))
+    proof = prove(schedule)
+    assert proof.verdict is Status.PROVED
+    assert "survives" in confirmed(schedule, proof)
+    (claim,) = (claim for claim in proof.claims if claim.claim == "survives")
+    said = "This speaks of exact averages" if "how" in options else "Outer steps move all workers alike"
+    assert said in claim.explanation
 
 
 def random_schedule(seed: int) -> Schedule:

@@ -333,18 +333,26 @@ def _read_phases(
 
 
 def _read_contingencies(raw: dict[str, Any], cluster: _Cluster, options: Options) -> list[Contingency]:
-    """What survivors run: of groups that average whole models, or their gradients, in lockstep, as they are."""
+    """What survivors run: of groups that average whole models, or their gradients, in lockstep."""
     is_lockstep = not (options.is_late or options.pipeline or options.quorum or options.late_steps or options.kept)
     tables = options.tables
-    is_whole = not tables.listed and tables.outer.is_plain and tables.num_fragments == 1
-    is_covered = raw["strategy"]["kind"] != "neighbor" and is_lockstep and is_whole and options.how["codec"] == "none"
-    require(is_covered, "contingencies", "are for static and allreduce of whole models in lockstep, without a codec")
+    is_whole = not tables.listed and tables.num_fragments == 1 and not tables.outer.has_own_anchors
+    is_covered = raw["strategy"]["kind"] != "neighbor" and is_lockstep and is_whole
+    require(is_covered, "contingencies", "are for static and allreduce of whole models in lockstep, from one anchor")
     size = cluster.workers_per_node
 
     def nodes() -> Iterable[Sequence[int]]:
         return cluster.nodes or (range(at * size, (at + 1) * size) for at in range(cluster.num_nodes))
 
-    return read_contingencies(raw, nodes, cluster.num_workers, _read_phases)
+    found = read_contingencies(raw, nodes, cluster.num_workers, _read_phases)
+    if not tables.outer.is_plain or options.how["codec"] != "none":
+        for number, one in enumerate(found):
+            # What remains of a round of all is one of all survivors, and so is one group of all.
+            width = (one.size, len(one.radices)) if one.form == "rule" else (cluster.num_workers - len(one.lost), 0)
+            shapes = ((len(members), len(across)) for phase in one.phases for members, across, _ in phase)
+            has_one = not one.phases or width in shapes
+            require(has_one, f"contingencies[{number}]", "has a round of all survivors, as the schedule has of all")
+    return found
 
 
 def _nonempty(value: object, place: str) -> list[Any]:

@@ -1,12 +1,14 @@
 """What survivors run is planned for every class of losses: the same groups where these serve, better ones else."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from partreduce.planner import contingencies
 from partreduce.planner.contingencies import FACTOR, survival, survivors_of
 from partreduce.planner.job import Job
+from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
 from partreduce.runtime.worker.epochs import refusal_of
@@ -18,7 +20,18 @@ from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Form, Generated, How, RulePhases, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    Codec,
+    Form,
+    Generated,
+    How,
+    Outer,
+    Routes,
+    RulePhases,
+    Sending,
+    Static,
+)
 from partreduce.verify import prove
 from partreduce.verify.base import Status
 
@@ -42,16 +55,37 @@ def test_groups_that_still_serve_are_kept_and_all_is_proved() -> None:
 
 
 def test_only_what_the_run_time_goes_on_with_is_planned() -> None:
-    """It ends the run of a schedule whose sums have stages with the first loss; `design` recommended such a one."""
     asked = replace(job(2, 2, 1), effort=0.2)
-    assert plan(replace(asked, survive=0)).recommendation.form is Form.HIERARCHICAL
     assert not refusal_of(plan(asked).recommendation.schedule)
-    stages = Schedule("stages", asked.cluster, AllReduce(pace=2, how=How(form=Form.HIERARCHICAL)))
-    assert refusal_of(stages)
-    with pytest.raises(ScheduleError, match="only sums in the form ring"):
-        survival(stages, asked, is_given=True)
-    with pytest.raises(InputError, match="form: only sums in the form ring"):
-        plan(replace(asked, form=Form.HIERARCHICAL))
+    layers = Schedule("layers", asked.cluster, AllReduce(how=How(sending=Sending.LAYERS)))
+    assert refusal_of(layers)
+    with pytest.raises(ScheduleError, match="only what is sent whole goes on"):
+        survival(layers, asked, is_given=True)
+    for other in ({"when": Lateness.PIPELINE}, {"when": Lateness.LATE}, {"gap": True}, {"quorum": True}):
+        with pytest.raises(InputError, match="only schedules in lockstep go on after a loss yet; leave out when, or"):
+            replace(asked, **other)
+
+
+def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_go_on_with_them() -> None:
+    asked = replace(job(2, 2, 1), effort=0.2)
+    found = plan(asked).recommendation
+    assert found.form is Form.HIERARCHICAL
+    assert not refusal_of(found.schedule)
+    assert prove(found.schedule).verdict is Status.PROVED
+
+
+@pytest.mark.parametrize(
+    "options", [{"how": How(form=Form.HIERARCHICAL, codec=Codec.INT8)}, {"what": Routes(outer=Outer(lr=0.7))}]
+)
+def test_survivors_of_codecs_and_outer_steps_have_a_round_of_all(options: dict[str, Any]) -> None:
+    asked = job(3, 2, 2)
+    found = survival(Schedule("nodes", asked.cluster, replace(NODES, **options)), asked, is_given=True).schedule
+    assert len(found.contingencies) == 3
+    assert all(
+        after_loss(found, one.lost).strategy.has_round_of_all(after_loss(found, one.lost).cluster)
+        for one in found.contingencies
+    )
+    assert prove(found).verdict is Status.PROVED
 
 
 def test_survivors_that_would_be_cut_off_get_other_groups(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,20 @@
 
 import random
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from helpers.goes_on_runs import replayed, run
 from partreduce.runtime.data.dealing import dealt
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies import GroupPhases, Static
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Static
 
 pytestmark = pytest.mark.processes
 
@@ -135,6 +141,17 @@ def test_a_joiner_that_comes_when_the_others_have_finished_is_ended_and_the_run_
     code, said, text = run({2: ("before the sum", 7)}, restarts=1, again={1: [("asking late", 0)]})
     assert code == 0, text
     assert own(said) == replayed(without(7, 9), THREE), text
+
+
+def test_the_example_may_lose_workers_and_get_them_back(tmp_path):
+    """Its scheduler is handed over; else its first step would refuse that."""
+    root, schedule = Path(__file__).parents[3], tmp_path / "schedule.json"
+    write_schedule(schedule, Schedule("all", Cluster.regular(1, 2), AllReduce(pace=4)))
+    options = ["--workers", "2", "--survive", "1", "--max-restarts", "1"]
+    command = [sys.executable, "-m", "partreduce", "run", *options, root / "examples/train_digits.py", schedule]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "test accuracy of the mean model" in done.stdout
 
 
 def test_restarts_need_a_run_that_goes_on():
