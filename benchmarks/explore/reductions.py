@@ -1,13 +1,13 @@
 """The machines as the explorer visits them, with what makes states that need no second visit one state.
 
-It keeps step numbers relative to the slowest process (`Shiftable`) and takes states that differ by the names of
-processes as one (`Symmetric`). The run-time needs neither.
+It keeps step numbers relative to the slowest process (`Shiftable`), takes states that differ by the names of processes
+as one (`Symmetric`), and lets a process be taken for dead (`Suspecting`). The run-time needs none of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 from partreduce.schedulers.protocols import adpsgd, hop
@@ -16,7 +16,7 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.group_generator import system
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.schedulers.protocols.group_generator.service import Ask, GeneratorState, Grant, Void
-from partreduce.schedulers.protocols.group_generator.worker import Here, WorkerState
+from partreduce.schedulers.protocols.group_generator.worker import ENDED, FENCED, Here, WorkerState
 from partreduce.schedulers.protocols.hop import Ack, HopState, Token, Update
 
 
@@ -50,6 +50,15 @@ class Symmetric(Protocol):
 
     def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Machine
         """The message after the renaming."""
+
+
+@runtime_checkable
+class Suspecting(Protocol):
+    """A machine in which one process may take another for dead that is not, because it was silent for too long."""
+
+    @property
+    def suspects(self) -> Sequence[tuple[int, int]]:
+        """Every pair (suspect, observer): the observer has a failure detector for the suspect."""
 
 
 class Hop(hop.Hop):
@@ -112,8 +121,32 @@ def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
     return Pairing(graph, adpsgd.two_sides(graph, active).roles)
 
 
+@dataclass(frozen=True)
 class GroupSystem(system.GroupSystem):
-    """The group generator and its workers; sequence numbers count from the oldest outstanding group."""
+    """The group generator and its workers; sequence numbers count from the oldest outstanding group.
+
+    Args:
+        timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
+            that is for the explored properties to check.
+    """
+
+    timeouts: bool = False
+
+    @property
+    def suspects(self) -> Sequence[tuple[int, int]]:
+        """The generator gives up whoever is silent for longer than its lease, dead or not.
+
+        A worker that takes the generator for dead ends, which is a crash of that worker; one whose members do not come
+        reports that its group broke, see `breakers`.
+        """
+        n = self.setting.num_workers
+        return tuple((worker, n) for worker in range(n))
+
+    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Finishing
+        """Workers rest when they have ended or were given up; the generator when nobody waits for it."""
+        if process < self.setting.num_workers:
+            return self.timeouts or state.stage in (ENDED, FENCED)
+        return self.timeouts or not state[0].waiting
 
     def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401, ARG002 - as in Shiftable
         """The oldest group that is not over, for the generator; workers follow it."""

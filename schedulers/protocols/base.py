@@ -88,15 +88,6 @@ class Finishing(Protocol):
         """Whether the process may rest here for ever."""
 
 
-@runtime_checkable
-class Suspecting(Protocol):
-    """A machine in which one process may take another for dead that is not, because it was silent for too long."""
-
-    @property
-    def suspects(self) -> Sequence[tuple[int, int]]:
-        """Every pair (suspect, observer): the observer has a failure detector for the suspect."""
-
-
 def changed(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:
     """The same values but for one place, as states that are never changed themselves need it."""
     return (*values[:place], value, *values[place + 1 :])

@@ -16,8 +16,6 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Restarted,
 )
 from partreduce.schedulers.protocols.group_generator.worker import (
-    ENDED,
-    FENCED,
     GroupWorker,
     Retry,
 )
@@ -42,8 +40,6 @@ class GroupSystem:
             one round after the other, the last for all further ones.
         breakers: workers whose collective may fail once although nobody has died; not in endless runs, where groups
             long past are told from one another no more, so that one that broke would be taken for met.
-        timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
-            that is for the explored properties to check.
         restarts: how often the generator may be killed and started again from its log.
 
     Raises:
@@ -57,7 +53,6 @@ class GroupSystem:
     retries: int = 0
     costs: tuple[int | tuple[int, ...], ...] = ()
     breakers: tuple[int, ...] = ()
-    timeouts: bool = False
     restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -85,16 +80,6 @@ class GroupSystem:
         n = self.setting.num_workers
         between = [(u, v) for u in range(n) for v in range(n) if u != v] if self.collective else []
         return [*((w, n) for w in range(n)), *((n, w) for w in range(n)), *between]
-
-    @property
-    def suspects(self) -> Sequence[tuple[int, int]]:
-        """The generator gives up whoever is silent for longer than its lease, dead or not.
-
-        A worker that takes the generator for dead ends, which is a crash of that worker; one whose members do not come
-        reports that its group broke, see `breakers`.
-        """
-        n = self.setting.num_workers
-        return tuple((worker, n) for worker in range(n))
 
     def start(self, process: int) -> Outcome[Any]:
         """Every worker asks for its first group."""
@@ -144,9 +129,3 @@ class GroupSystem:
         """
         orders = factorial(self.setting.num_workers)
         return tuple(way + orders * -(-(way << CHOICE_BITS) // orders) for way in range(self.ways or 0))
-
-    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Finishing
-        """Workers rest when they have ended or were given up; the generator when nobody waits for it."""
-        if process < self.setting.num_workers:
-            return self.timeouts or state.stage in (ENDED, FENCED)
-        return self.timeouts or not state[0].waiting
