@@ -278,24 +278,23 @@ def take_turns(port: int, side: str, rank: int, turns: int) -> None:
     own = dist.PrefixStore(f"workers of {side}", store)  # type: ignore[attr-defined]
     optimizer, model = alone(LAYERS[rank - WORKERS]) if is_alone else wrapped(own, rank, WORKERS, 1414)
     batch, repeated = torch.ones(1, model[0].in_features), 200 if is_alone else 10
-    clock = time.process_time if is_alone else time.perf_counter
 
-    def seconds(step: Callable[[], object]) -> float:
-        taken = 0.0
+    def seconds(step: Callable[[], object]) -> tuple[float, float]:
+        waited = worked = 0.0  # by the wall's clock, and of processors
         for _ in range(repeated):
             optimizer.zero_grad()
             model(batch).sum().backward()
-            start = clock()
+            start, before = time.perf_counter(), time.process_time()
             step()
-            taken += clock() - start
-        return taken / repeated
+            waited, worked = waited + time.perf_counter() - start, worked + time.process_time() - before
+        return waited / repeated, worked / repeated
 
     for turn in range(-1, turns):  # the first one is not counted
         store.wait([f"{turn} {side} {rank if is_alone else 'together'}"], timedelta(minutes=9))
-        found = seconds(optimizer.step)
+        waited, worked = seconds(optimizer.step)
         if is_alone:
-            found -= seconds(optimizer.optimizer.step)
-        store.set(f"{turn} {side} {rank} took", str(found))
+            worked -= seconds(optimizer.optimizer.step)[1]
+        store.set(f"{turn} {side} {rank} took", json.dumps([waited, worked]))
     store.wait(["over"], timedelta(minutes=9))
     os._exit(0)  # nobody finishes a run of which only one worker is real
 
@@ -314,25 +313,30 @@ def times(roots: list[Path], turns: int) -> None:
         for side, root in enumerate(roots)
         for place in ((store.port, side, rank) for rank in range(WORKERS + len(LAYERS)))
     ]
-    rows = [("step(), 4 workers, 8 MB, ms", "together", list(range(WORKERS)), 1e3)] + [
-        (f"ours of a step, {2 * layers} parameters, µs of CPU", str(rank), [rank], 1e6)
-        for rank, layers in enumerate(LAYERS, WORKERS)
-    ]
-    found: dict[tuple[str, int], list[float]] = {(who, side): [] for _, who, _, _ in rows for side in range(2)}
+    together = list(range(WORKERS))
+    asked = {"together": together} | {str(rank): [rank] for rank in range(WORKERS, WORKERS + len(LAYERS))}
+    took: dict[tuple[str, int], list[list[list[float]]]] = {(who, side): [] for who in asked for side in range(2)}
     for turn in range(-1, turns):
-        for _, who, ranks, _ in rows:
+        for who, ranks in asked.items():
             for side in range(len(roots)) if turn % 2 else reversed(range(len(roots))):
                 store.set(f"{turn} {side} {who}", "1")
                 keys = [f"{turn} {side} {rank} took" for rank in ranks]
                 store.wait(keys, timedelta(minutes=9))
                 if turn >= 0:
-                    found[who, side].append(max(float(store.get(key)) for key in keys))
+                    took[who, side].append([json.loads(store.get(key)) for key in keys])
     store.set("over", "1")
     for process in started:
         process.wait()
     print("| what | before | now | now ÷ before [quarters] |\n|---|--:|--:|--:|")
-    for what, who, _, unit in rows:
-        before, now = (found[who, side] for side in range(2))
+    rows: list[tuple[str, str, float, Callable[[list[list[float]]], float]]] = [
+        ("step(), 4 workers, 8 MB, ms", "together", 1e3, lambda of_turn: max(waited for waited, _ in of_turn)),
+        ("the same, ms of all processors", "together", 1e3, lambda of_turn: sum(worked for _, worked in of_turn)),
+    ]
+    for rank, layers in enumerate(LAYERS, WORKERS):
+        what = f"ours of a step of {2 * layers} parameters, µs of the processor"
+        rows.append((what, str(rank), 1e6, lambda of_turn: of_turn[0][1]))
+    for what, who, unit, number in rows:
+        before, now = ([number(of_turn) for of_turn in took[who, side]] for side in range(2))
         low, middle, high = statistics.quantiles((new / old for old, new in zip(before, now, strict=True)), n=4)
         row = f"{unit * statistics.median(before):.3g} | {unit * statistics.median(now):.3g}"
         print(f"| {what} | {row} | {middle:.3f} [{low:.3f}-{high:.3f}] |")
