@@ -8,8 +8,10 @@ says so and ends with 0;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -65,13 +67,16 @@ def _ended_stage(name: str) -> dict[str, Any]:
             env=os.environ | environment | {"PYTHONPATH": path},
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,  # what a stage has started ends with it
         )
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             return {"outcome": "failed", "details": f"did not end within {limit:g} s; {file.name}"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     text = file.read_text()
     lines = [line for line in text.splitlines() if line.startswith(MARK)]
     if not lines:
