@@ -417,23 +417,30 @@ def tolerance(cell: Cell, kind: str) -> float:
 
 
 @lru_cache(maxsize=1)
-def without_device(cell: Cell) -> list[dict[str, Any]]:
+def without_device(cell: Any, **job: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - as run_cell
     """What a cell is compared with at every place."""
-    return run_cell(cell, "plain")
+    return run_cell(cell, "plain", **job)
 
 
 def compare(
-    cell: Cell, kind: str, *, place: str = "", seconds: float = 0.0, launch: Launch = Launch.OWN_STREAM
+    cell: Any,  # noqa: ANN401 - as run_cell
+    kind: str,
+    *,
+    place: str = "",
+    seconds: float = 0.0,
+    launch: Launch = Launch.OWN_STREAM,
+    **job: Any,  # noqa: ANN401 - the `prepare` and `action` of run_cell
 ) -> float:
     """How far a cell is from the run without a device.
 
     Raises:
         AssertionError: a rank failed.
     """
-    wanted, got = without_device(cell), run_cell(cell, kind, place=place, seconds=seconds, launch=launch)
+    wanted = without_device(cell, **job)
+    got = run_cell(cell, kind, place=place, seconds=seconds, launch=launch, **job)
     for result in [*wanted, *got]:
-        if result["error"] is not None:
-            raise AssertionError(f"{cell.name}: {result['error']}") from result["error"]
+        if (error := result.get("error")) is not None:
+            raise AssertionError(f"{cell.name}: {error}") from error
     return distance(got, wanted)
 
 

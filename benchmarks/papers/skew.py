@@ -83,7 +83,7 @@ def measure(trials: Sequence[Trial], seconds: float) -> tuple[list[Found], list[
     """Every trial that ends in the time, and what became of the others."""
     end, found, notes = time.monotonic() + seconds, list[Found](), list[str]()
     # Workers fork from a process that has no threads.
-    with ProcessPoolExecutor(1, get_context("spawn"), initializer=_imported) as fresh:
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (os.getpid(),)) as fresh:
         for trial in trials:
             begun = time.monotonic()
             if begun + trial.seconds > end:
@@ -99,12 +99,14 @@ def measure(trials: Sequence[Trial], seconds: float) -> tuple[list[Found], list[
     return found, notes
 
 
-def _imported() -> None:
-    """What all forks need."""
+def _begin(parent: int) -> None:
+    """Import what all forks need, and end with whom they are for."""
     import torch
 
     import partreduce.runtime  # noqa: F401 - as said
+    from partreduce.runtime.launcher.orphans import die_with_parent
 
+    die_with_parent(parent)
     torch.set_num_threads(1)
 
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.explore.hop_cases import SMALL
+from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.base import Received, Send
-from partreduce.schedulers.protocols.hop import ENTERING, REDUCING, Ack, Advance, Hop, Reduce, SendUpdate, Token, Update
+from partreduce.schedulers.protocols.hop import ENTERING, REDUCING, Ack, Advance, Reduce, SendUpdate, Token, Update
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Reducing
 from partreduce.verify.gap_bounds import exact_bounds
