@@ -63,7 +63,7 @@ def docstrings(count=256):
 
 def test_a_batch_of_docstrings_is_as_long_as_its_longest():
     samples = docstrings()
-    job = Job(name="", folder="", how="", num_nodes=1, workers_per_node=2, address="", port=0, task="docstrings")
+    job = Job(num_nodes=1, workers_per_node=2, task="docstrings")
     batches = Batches(job, 1, samples)
     drawn = [batches.draw() for _ in range(400)]
     assert mean(share for _, share in drawn) == pytest.approx(1.0, abs=0.1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.explore.reductions import Hop
 from helpers.machine_laws import Walk, check_renaming
 from helpers.second_hop import SecondHop
 from partreduce.schedulers.protocols.base import Note, Received, Send
@@ -16,7 +17,6 @@ from partreduce.schedulers.protocols.hop import (
     SENDING,
     Ack,
     Advance,
-    Hop,
     Reduce,
     SendUpdate,
     Token,

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.explore.hop_cases import SMALL
+from benchmarks.explore.reductions import Hop
 from helpers.seeded import Bugs, hears, sends
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.hop import (
@@ -15,7 +16,6 @@ from partreduce.schedulers.protocols.hop import (
     REDUCING,
     Ack,
     Advance,
-    Hop,
     HopState,
     Reduce,
     SendUpdate,
