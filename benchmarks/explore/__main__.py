@@ -23,8 +23,8 @@ from benchmarks.explore import (
 )
 from benchmarks.explore.configuration import Configuration
 from benchmarks.explore.explorer import Exploration
+from benchmarks.explore.reductions import Hop
 from benchmarks.kit import parser
-from partreduce.schedulers.protocols.hop import Hop
 
 PROTOCOLS = {
     "Hop": (hop_cases.SMALL, hop_cases.LARGE, hop_cases.FACTORS),

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.explore.configuration import Explored
+from benchmarks.explore.reductions import Shiftable
 from benchmarks.explore.search.properties import through
-from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send, Shiftable
+from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send
 
 
 @dataclass(frozen=True, slots=True)

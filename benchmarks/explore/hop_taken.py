@@ -12,9 +12,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.explore.reductions import Hop
 from benchmarks.explore.search.properties import PerProcess, Property, through
 from partreduce.schedulers.protocols.base import Note, Outcome, Received
-from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update
+from partreduce.schedulers.protocols.hop import Advance, HopState, Reduce, SendUpdate, Update
 from partreduce.topo.strategies.gap import Reducing
 
 NOTHING = -(2**60)

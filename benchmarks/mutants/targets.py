@@ -64,6 +64,9 @@ AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/averaging/tes
 LAUNCHER_LAWS = "tests/runtime/launcher/test_launcher_laws.py"
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "benchmarks/explore/reductions.py": (
+        tuple(f"tests/schedulers/protocols/test_{of}.py" for of in ("digraph", "hop", "adpsgd", "generator_system")),
+    ),
     "schedulers/protocols/adpsgd.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     "schedulers/protocols/shards.py": (("tests/schedulers/protocols/test_shards.py",),),
     "schedulers/protocols/digraph.py": (
