@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -141,10 +140,3 @@ def enter(namespace: str) -> None:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), namespace)
     os.close(descriptor)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 import partreduce
+from benchmarks.kit import one_thread
 from benchmarks.lab.baselines import KINDS, Alone, use_environment
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
@@ -80,7 +81,7 @@ def work(job: Job, node: int, samples: Samples) -> None:
 
 
 def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, object]:
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    one_thread()
     clock = Clock()
     model = make_model(job.task, samples, clock, job.seed)
     plain = model
@@ -211,7 +212,12 @@ def _share(training: Training, job: Job) -> int:
 def _set_rate(optimizer: torch.optim.Optimizer, job: Job, taken: float) -> None:
     """The rate after so many steps of each worker, on average; a falling one is half a cosine, to nothing."""
     for group in optimizer.param_groups if job.falling else ():
-        group["lr"] = job.learning_rate * (1 + math.cos(math.pi * min(1.0, taken / job.steps))) / 2
+        group["lr"] = rate_after(job, taken)
+
+
+def rate_after(job: Job, taken: float) -> float:
+    """A falling rate after so many steps."""
+    return job.learning_rate * (1 + math.cos(math.pi * min(1.0, taken / job.steps))) / 2
 
 
 def _snapshots_every(training: Training, job: Job, *, apart: bool) -> int:

@@ -3,8 +3,9 @@
 A wait inside the library costs nothing while it lasts, and ends at once; it has to be a short one, since nothing else
 ends it: neither a note that somebody died nor Ctrl-C. Only the main thread may wait so: it ends the interpreter itself,
 while another thread that is in C++ frames then aborts the process (see `background`), and so would the operation's own
-thread if it called us. Other threads look, and so does everybody at operations whose wait has no limit: point to point
-over gloo, where a limit breaks the connection, and everything over NCCL.
+thread if it called us. Other threads look, but for that of staged sums, which waits for a moment at a time and is ended
+before (see `staged`). So does everybody at operations whose wait has no limit: point to point over gloo, where a limit
+breaks the connection, and everything over NCCL.
 """
 
 from __future__ import annotations

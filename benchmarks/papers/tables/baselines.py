@@ -25,8 +25,9 @@ class Servers:
     """TF-PS: all parameters lie on servers; a worker fetches what its step reads and sends its gradients back.
 
     A host of parameters is a worker that also serves. Tables are cut: row r lies on host r mod hosts. Dense parameters
-    are dealt whole, each to the next host in turn, as TensorFlow's `replica_device_setter` does. Optimizers run where
-    the parameters lie. As published everybody sends to all hosts at once; with `in_pairs` in rounds of pairs.
+    are dealt whole, each to the next host in turn, as TensorFlow's `replica_device_setter` does, or `cut` evenly.
+    Optimizers run where the parameters lie. As published everybody sends to all hosts at once; with `in_pairs` in
+    rounds of pairs.
     """
 
     def __init__(
@@ -37,13 +38,15 @@ class Servers:
         hosts: Sequence[int],
         *,
         in_pairs: bool = False,
+        cut: bool = False,
     ) -> None:
         self.group, self.model, self.hosts, self.in_pairs = group, model, list(hosts), in_pairs
         self.place = self.hosts.index(group.place) if group.place in self.hosts else None
         dealt = [model.dense()[place :: len(self.hosts)] for place in range(len(self.hosts))]
         self.order = [p for share in dealt for p in share]
         self.flat = torch.cat([p.detach().flatten() for p in self.order])
-        self.pieces = self.flat.split([sum(p.numel() for p in share) for share in dealt])
+        whole = [sum(p.numel() for p in share) for share in dealt]
+        self.pieces = self.flat.tensor_split(len(self.hosts)) if cut else self.flat.split(whole)
         self.lengths = [0] * group.size
         for host, piece in zip(self.hosts, self.pieces, strict=True):
             self.lengths[host] = len(piece)

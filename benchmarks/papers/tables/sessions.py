@@ -6,15 +6,15 @@ import json
 import threading
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import kit
 from benchmarks.lab.standing import FAST, Lab
 from benchmarks.papers.tables.models import BATCH, Language, LanguageData
-from benchmarks.papers.tables.ways import BASELINES, HOROVOD
+from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS_CUT
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from benchmarks.papers.tables.worker import READY, SHAPED
 from partreduce.planner.routes import Chosen
@@ -27,8 +27,9 @@ from partreduce.topo.strategies.axes import Codec, Form
 from partreduce.topo.strategies.routes import Routes, TableWay
 from partreduce.topo.timing.tables import Touched
 
-GATHER, GATHER_LOCAL, HYBRID, HYBRID_LOCAL = "gather", "gather, aggregated", "hybrid", "hybrid, aggregated"
-HYBRID_CODED = "hybrid, aggregated, float16"
+GATHER, GATHER_LOCAL = "gather", "gather + local aggregation"
+HYBRID, HYBRID_LOCAL = "hybrid", "hybrid + local aggregation"
+HYBRID_CODED = "hybrid + local aggregation, rows in float16"
 PLANNED, COMPOSED = "planner's choice", "planner's choice, dense part by its own schedule"
 COMPOSED_CODED = "planner's choice, dense part by its own schedule, rows in float16"
 OURS = {
@@ -168,6 +169,8 @@ class Known:
                 return tables + ring_bytes(self.dense_bytes, shape)
             sizes = [4 * parameter.numel() for parameter in self.model.dense()]
             pieces = [sum(sizes[place :: shape[0]]) for place in range(shape[0])]  # as baselines.Servers deals them
+            if way == TF_PS_CUT:
+                pieces = [sum(sizes) // shape[0]] * shape[0]
             return tables + server_bytes(pieces, shape)[0 if mean else 1]
         what = self._routes(way) if way in OURS else self.schedules[way].strategy.what
         named = {route.parameter for route in what.apart}
@@ -231,13 +234,9 @@ class Found:
             seconds += turn.seconds
         return points
 
-    def reached(self, way: str, target: float) -> tuple[float, float] | None:
+    def reached(self, way: str, target: float) -> tuple[float, ...] | None:
         """Steps and seconds at which the loss, between judgements on a straight line, first fell to the target."""
-        for (s0, t0, l0), (s1, t1, l1) in pairwise(self.curve(way)):
-            if l1 <= target:
-                part = 1.0 if l0 <= target else (l0 - target) / (l0 - l1)
-                return s0 + part * (s1 - s0), t0 + part * (t1 - t0)
-        return None
+        return kit.reached(self.curve(way), target)
 
 
 def run(session: Session, lab: Lab, text: Path, seconds: float) -> Found:

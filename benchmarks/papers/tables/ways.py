@@ -15,7 +15,9 @@ from benchmarks.papers.tables.models import Batch, Language
 from partreduce.runtime.transport.communicators import Communicator
 
 TF_PS, TF_PS_IN_PAIRS, HOROVOD = "TF-PS", "TF-PS, in rounds of pairs", "Horovod"
-BASELINES = (TF_PS, TF_PS_IN_PAIRS, HOROVOD)
+TF_PS_CUT = "TF-PS, dense parameters cut evenly"
+SERVERS = (TF_PS, TF_PS_IN_PAIRS, TF_PS_CUT)
+BASELINES = (*SERVERS, HOROVOD)
 TABLE_RATE, RATE = 0.2, 0.01
 """Learning rates of Adagrad for tables and for the rest."""
 TIMEOUT = 60.0
@@ -42,9 +44,9 @@ def way_of(name: str, job: Job, group: Communicator) -> Way:
     model = Language(sparse=True)
     if name == HOROVOD:
         return Gathered(group, model, optimizer)
-    if name in (TF_PS, TF_PS_IN_PAIRS):
+    if name in SERVERS:
         hosts = range(0, job.num_workers, job.workers_per_node)
-        return Servers(group, model, optimizer, hosts, in_pairs=name == TF_PS_IN_PAIRS)
+        return Servers(group, model, optimizer, hosts, in_pairs=name == TF_PS_IN_PAIRS, cut=name == TF_PS_CUT)
     return Routed(model, job.options["schedules"][name])
 
 

@@ -98,6 +98,30 @@ def test_a_thread_that_is_not_the_main_one_looks_so_that_the_interpreter_may_end
     assert ends.returncode == 0, ends.stderr
 
 
+@pytest.mark.processes
+def test_the_thread_of_staged_sums_waits_inside_and_the_interpreter_may_end():
+    """It is inside for a moment at a time, and the end of the interpreter waits for that moment."""
+    script = """
+from partreduce.runtime.transport.staged import StagedSums, Stages
+entered, times = threading.Event(), []
+limited = type(work).ended_within
+def timed(work, seconds):
+    times.append(seconds)
+    entered.set()
+    return limited(work, seconds)
+type(work).ended_within = timed
+class InVain(Stages):
+    def sum(self, tensor, coding):
+        self.wait(work)
+sums = StagedSums(InVain())
+sums.start(torch.ones(4))
+entered.wait()
+print(len(times) > 0, max(times) <= 0.05)
+"""
+    ends = ended(script, "pass")
+    assert (ends.returncode, ends.stdout) == (0, "True True\n"), ends.stderr
+
+
 def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for(ranks):
     def run(world):
         group = group_of(world)
