@@ -119,6 +119,9 @@ def measure(workers: int, kills: int, chance: random.Random) -> Found:
                 diaries = [Diary(folder / f"{rank}.jsonl") for rank in range(workers)]
                 for _ in range(kills):
                     _kill_one(diaries, found, chance, run)
+            except SystemExit:
+                print((folder / "said.txt").read_text()[-4000:], flush=True)
+                raise
             finally:
                 run.send_signal(signal.SIGTERM)
     return found
