@@ -32,17 +32,17 @@ Row = dict[str, Any]
 RESULT = kit.RESULTS / "long_regions.json"
 CLUSTER = Cluster.regular(4, 4)
 FREE, LINKS = "10gbit regions", ("40mbit regions", "10mbit regions")
-BASE = "hierarchical"
+BASE, REGIONS = "hierarchical", "regions, all every 30 by outer steps, int4"
 
 
-def with_momentum(momentum: float) -> str:
-    """What All-Reduce is called under SGD with this momentum; its steps and bytes are the same."""
-    return f"{BASE}, momentum {momentum:g}" if momentum else BASE
+def with_momentum(name: str, momentum: float) -> str:
+    """What a contestant is called under SGD with this momentum; its steps and bytes are the same."""
+    return f"{name}, momentum {momentum:g}" if momentum else name
 
 
 WORDS = {
     BASE: "All-Reduce in each step",
-    with_momentum(0.9): "All-Reduce in each step, momentum 0.9",
+    with_momentum(BASE, 0.9): "All-Reduce in each step, momentum 0.9",
     "local SGD, every 30": "local SGD, every 30",
     "DiLoCo, every 30": "DiLoCo, every 30",
     "DiLoCo, every 30, int4": "DiLoCo, every 30, 4 bits",
@@ -52,7 +52,8 @@ WORDS = {
     "streaming in four, every 30, int4": "streaming in four, every 30, 4 bits",
     "pairs by outer steps, every 30": "pairs, every 30",
     "regions, all every 30 by outer steps": "regions in each step, outer steps every 30",
-    "regions, all every 30 by outer steps, int4": "regions in each step, outer steps every 30 in 4 bits",
+    REGIONS: "regions in each step, outer steps every 30 in 4 bits",
+    with_momentum(REGIONS, 0.9): "regions in each step, outer steps every 30 in 4 bits, momentum 0.9",
     "regions, all every 100 by outer steps": "regions in each step, outer steps every 100",
     "nodes every 2, all every 18": "recommendation over 40 Mbit/s: regions every 2, all every 18",
     "nodes every 2, all every 40": "recommendation over 10 Mbit/s: regions every 2, all every 40",
@@ -108,7 +109,7 @@ class Contestant:
     @property
     def steps_as(self) -> str:
         """Whose steps and bytes are its own."""
-        return BASE if self.name.startswith(BASE) else self.name
+        return self.name.partition(", momentum")[0]
 
     @property
     def losses(self) -> list[float]:
