@@ -16,7 +16,7 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
 from partreduce.runtime.sharding.columns import dealt, put_together, width_of
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.in_rounds import goes_in_rounds, rounds, rounds_ahead
+from partreduce.runtime.transport.in_rounds import goes_in_rounds, rounds
 from partreduce.runtime.transport.in_thread import InThread
 from partreduce.runtime.transport.waiting import GoneError, RunningWork
 from partreduce.runtime.transport.worlds import World
@@ -177,10 +177,8 @@ class Wire:
         out, back = [width * count for count in sends], [width * count for count in receives]
 
         def start() -> RunningWork:
-            most = longest * width
-            if self._crosses(group) and goes_in_rounds(most, group.size, self._node_size):
-                ahead = rounds_ahead(most, self._node_size)
-                return InThread(rounds(group, target, source, back, out, ahead=ahead))
+            if self._crosses(group) and goes_in_rounds(longest * width, group.size, self._node_size):
+                return InThread(rounds(group, target, source, back, out))
             return group.all_to_all(target, source, back, out)
 
         self._run(what, group, moment, start, num_bytes=rows.nbytes)

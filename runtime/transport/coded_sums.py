@@ -183,10 +183,20 @@ class CodedStages:
         self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum")
         return code
 
-    def gather(self, group: Communicator, code: torch.Tensor, stage: Stage) -> Gather:
-        """Start handing everybody's array to everybody."""
-        gathered = self.room(f"{stage.room} gathered", group.size * len(code))
-        return Gather(group.all_gather(gathered, code), gathered.view(group.size, -1))
+    def gather(self, group: Communicator, code: torch.Tensor, stage: Stage, *, at_once: bool = False) -> Gather:
+        """Start handing everybody's array to everybody.
+
+        Around a ring, or all at once, as a scatter goes, which sends as many bytes in as many messages: in a small
+        group nobody then waits for a message to have come around.
+        """
+        gathered, sizes = self.room(f"{stage.room} gathered", group.size * len(code)), [len(code)] * group.size
+        if at_once and self._device.type == "cpu":
+            handed = self.room(f"{stage.room} handed", len(gathered))
+            handed.view(group.size, -1).copy_(code.expand(group.size, -1))
+            work = group.all_to_all(gathered, handed, sizes, sizes)
+        else:
+            work = group.all_gather(gathered, code)
+        return Gather(work, gathered.view(group.size, -1))
 
     def gathered(self, gather: Gather) -> torch.Tensor:
         """The arrays of all members, [members, bytes]."""

@@ -153,10 +153,10 @@ class _Levels(Stages):
         finer = [block_bounds(end - start, across.size, unit) for start, end in bounds]
         size = max(code_size(shard, coding) for shard in finer)
         code = stages.own_code(stages.total(crossing, coding), size, coding, crosses)
-        gather = stages.gather(across, code, crosses)
+        gather = stages.gather(across, code, crosses, at_once=True)
         yield
         row = stages.gathered(gather)  # [nodes, bytes]
-        gather = stages.gather(inside, row.view(-1), within)
+        gather = stages.gather(inside, row.view(-1), within, at_once=True)
         yield
         codes = stages.gathered(gather).view(inside.size, across.size, size)
         for (start, stop), shard, mine in zip(bounds, finer, codes, strict=True):

@@ -6,9 +6,8 @@ Phanishayee et al., FAST 2008), and even if it fits, what tells them to go on wa
 go as in MPICH (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005,
 section 4.4, pairwise exchange), by rank + i in round i; short ones at once, which costs the fewest latencies.
 
-A worker sends its next message when those of all rounds but the last few have come, so that one who is late is waited
-for by few, and no more than about so many senders meet at one link: as many as its queue holds messages of, and two at
-least.
+A worker sends its next message when those of all rounds but the last `AHEAD` have come, so that one who is late is
+waited for by few, and no more than about so many senders meet at one link.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.waiting import RunningWork
 
 AHEAD = 2
-"""Rounds that may be under way at the same time, however long their messages are."""
+"""Rounds that may be under way at the same time."""
 BURST_BYTES = 256 * 2**10
 """What a link's queue is taken to hold: where more may meet there, messages are long."""
 
@@ -37,24 +36,12 @@ def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
     return group_size > 1 + AHEAD and longest * (group_size - 1) * node_size > BURST_BYTES
 
 
-def rounds_ahead(longest: int, node_size: int) -> int:
-    """How many rounds may be under way, whose longest message has so many bytes; arguments as of `goes_in_rounds`."""
-    return max(AHEAD, BURST_BYTES // max(1, longest * node_size))
-
-
 def rounds(
-    group: Communicator,
-    target: torch.Tensor,
-    source: torch.Tensor,
-    receives: Sequence[int],
-    sends: Sequence[int],
-    *,
-    ahead: int = AHEAD,
+    group: Communicator, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
 ) -> Iterator[RunningWork]:
     """Carry out an all_to_all (see Communicator.all_to_all) while somebody waits for what this yields, in order.
 
-    `ahead` rounds are under way at the same time. All receives are posted first. Where two have nothing for each other
-    no message is sent. O(group.size) messages.
+    All receives are posted first. Where two have nothing for each other no message is sent. O(group.size) messages.
 
     Raises:
         UnavailableError: the group was destroyed, or a connection of it is broken.
@@ -67,11 +54,11 @@ def rounds(
     coming = [[next(posted)] if len(theirs[place]) else [] for place in sources]
     sent: list[RunningWork] = []
     for index, distance in enumerate(distances):
-        if index >= ahead:
-            yield from coming[index - ahead]
+        if index >= AHEAD:
+            yield from coming[index - AHEAD]
         place = (group.place + distance) % group.size
         if len(mine[place]):
             sent += group.exchange([(place, mine[place])], [])
-    for last in coming[-ahead:]:
+    for last in coming[-AHEAD:]:
         yield from last
     yield from sent

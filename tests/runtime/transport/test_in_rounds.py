@@ -9,7 +9,7 @@ from torch import nn
 import partreduce
 from partreduce.runtime.sharding import wire
 from partreduce.runtime.transport import in_rounds
-from partreduce.runtime.transport.in_rounds import AHEAD, goes_in_rounds, rounds, rounds_ahead
+from partreduce.runtime.transport.in_rounds import AHEAD, goes_in_rounds, rounds
 from partreduce.runtime.transport.in_thread import InThread
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
@@ -52,18 +52,17 @@ class Noted:
         return [("came", place) for place, _ in receives] + [("left", place) for place, _ in sends]
 
 
-@pytest.mark.parametrize("ahead", [AHEAD, 3, 9])
-def test_receives_are_posted_first_and_a_round_begins_when_all_but_the_last_few_have_come(ahead):
+def test_receives_are_posted_first_and_a_round_begins_when_all_but_the_last_few_have_come():
     group, size = Noted(6), 6
     array = torch.zeros(size, dtype=torch.uint8)
-    for work in rounds(group, array.clone(), array, [1] * size, [1] * size, ahead=ahead):
+    for work in rounds(group, array.clone(), array, [1] * size, [1] * size):
         group.events.append(work)
     others = [(1 - distance) % size for distance in range(1, size)]
     targets = [(1 + distance) % size for distance in range(1, size)]
     assert group.events[: size - 1] == [("post", place) for place in others]
     for index, place in enumerate(targets):
         came = [e[1] for e in group.events[: group.events.index(("send", place))] if e[0] == "came"]
-        assert came == others[: max(0, index - ahead + 1)], "no sooner, and no later"
+        assert came == others[: max(0, index - AHEAD + 1)], "no sooner, and no later"
     assert sorted(e for e in group.events if e[0] in ("came", "left")) == sorted(
         [*(("came", place) for place in others), *(("left", place) for place in targets)]
     ), "all are waited for"
@@ -86,12 +85,6 @@ def test_messages_are_long_where_more_would_meet_at_a_link_than_its_queue_holds(
     assert goes_in_rounds(longest, group_size, node_size) is expected
 
 
-def test_as_many_rounds_are_under_way_as_a_links_queue_holds_messages_of_and_two_at_least():
-    assert [rounds_ahead(longest, 1) for longest in (40_000, 90_000, 10**7)] == [6, 2, 2]
-    assert rounds_ahead(10_000, 4) == 6, "each node's link has four such exchanges"
-    assert rounds_ahead(0, 4) > 1000, "where nothing is sent nobody waits"
-
-
 @pytest.mark.parametrize(("cluster", "local"), [("4x1", True), ("2x2", False)])
 def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks, monkeypatch, cluster, local):
     tables = tuple(
@@ -109,9 +102,7 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
     what = Routes(tables=tables, local_aggregation=local)
     schedule = replace(plain, strategy=replace(plain.strategy, what=what))
     used = []
-    monkeypatch.setattr(
-        wire, "rounds", lambda group, *given, **ahead: used.append(group.place) or rounds(group, *given, **ahead)
-    )
+    monkeypatch.setattr(wire, "rounds", lambda group, *given: used.append(group.place) or rounds(group, *given))
 
     def run(world):
         first, second = (nn.Embedding(ROWS, COLUMNS, sparse=True) for _ in range(2))
