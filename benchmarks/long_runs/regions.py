@@ -1,6 +1,7 @@
 """A thousand steps over regions, by real workers: the final losses, what they sent for them, and what a step takes.
 
     python -m benchmarks.lab.run --settings "10gbit regions" --falling --steps 1020 --every 60 --rate 0.2 --name NAME …
+    python -m benchmarks.long_runs.one_model --momentum 0.9 --rates 0.16 --seeds 0 1 2 --keep  # All-Reduce
     python -m benchmarks.lab.run --settings "40mbit regions,10mbit regions" --steps 240 --rate 0.2 --name NAME …
     python -m benchmarks.long_runs.regions collect NAME …     # rows of benchmarks/results/long_regions.json
     python -m benchmarks.long_runs.regions write              # table and picture
@@ -83,14 +84,15 @@ def collected(names: list[str]) -> dict[str, Any]:
     for name in names:
         said = json.loads((kit.RESULTS / "raw" / f"lab-{name}.json").read_text())
         about = {"commit": said["head"]["commit"], "command": said["head"]["command"]}
+        momenta = {setting["name"]: setting["momentum"] for setting in said["settings"]}
         for cell in said["cells"]:
-            where, measured, who = cell["setting"], cell["measured"], cell["contestant"]
-            who = RECOMMENDED[where] if who == "planner's recommendation" else who
+            where, measured, named = cell["setting"], cell["measured"], cell["contestant"]
+            who = RECOMMENDED[where] if named == "planner's recommendation" else with_momentum(named, momenta[where])
             sent = {"ms": measured["step_ms"], "mb": measured["nic_mb"]}
             if where != FREE:
                 content["steps"].append({"links": where, "contestant": who, **sent, **about})
                 continue
-            rate = said["measure"]["rates"][where][who]
+            rate = said["measure"]["rates"][where][named]
             row = {"contestant": who, "rate": rate, "seed": cell["repetition"], "load": cell["load"], **sent, **about}
             content["runs"].append(
                 row | {"right": measured["accuracies"][-1][1], "curve": [(s, loss) for s, _, loss in measured["curve"]]}

@@ -119,10 +119,12 @@ class CodedStages:
 
     Args:
         wait: waits for one operation.
+        at_once: hand codes to all at once, as a scatter does, in as many messages and bytes as around a ring: in small
+            groups nobody then waits for a message to have come around.
     """
 
-    def __init__(self, wait: Callable[[RunningWork], None]) -> None:
-        self._wait = wait
+    def __init__(self, wait: Callable[[RunningWork], None], *, at_once: bool = False) -> None:
+        self._wait, self._at_once = wait, at_once
         self._device = torch.device("cpu")
         self._codecs: dict[tuple[Codec, int], BlockCodec | SixteenBits] = {}
         self._rooms: dict[str, torch.Tensor] = {}
@@ -183,14 +185,10 @@ class CodedStages:
         self.encode(total, [(0, len(total))], [own], coding=coding, place=f"{stage.place} sum")
         return code
 
-    def gather(self, group: Communicator, code: torch.Tensor, stage: Stage, *, at_once: bool = False) -> Gather:
-        """Start handing everybody's array to everybody.
-
-        Around a ring, or all at once, as a scatter goes, which sends as many bytes in as many messages: in a small
-        group nobody then waits for a message to have come around.
-        """
+    def gather(self, group: Communicator, code: torch.Tensor, stage: Stage) -> Gather:
+        """Start handing everybody's array to everybody."""
         gathered, sizes = self.room(f"{stage.room} gathered", group.size * len(code)), [len(code)] * group.size
-        if at_once and self._device.type == "cpu":
+        if self._at_once and self._device.type == "cpu":
             handed = self.room(f"{stage.room} handed", len(gathered))
             handed.view(group.size, -1).copy_(code.expand(group.size, -1))
             work = group.all_to_all(gathered, handed, sizes, sizes)

@@ -97,7 +97,7 @@ class _Levels(Stages):
     def __init__(self, inside: Communicator, across: Communicator) -> None:
         super().__init__()
         self.inside, self.across = inside, across
-        self._coded = CodedStages(self.wait)
+        self._coded = CodedStages(self.wait, at_once=True)
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
         """A part crosses the nodes while others are exchanged inside, encoded and decoded."""
@@ -153,10 +153,10 @@ class _Levels(Stages):
         finer = [block_bounds(end - start, across.size, unit) for start, end in bounds]
         size = max(code_size(shard, coding) for shard in finer)
         code = stages.own_code(stages.total(crossing, coding), size, coding, crosses)
-        gather = stages.gather(across, code, crosses, at_once=True)
+        gather = stages.gather(across, code, crosses)
         yield
         row = stages.gathered(gather)  # [nodes, bytes]
-        gather = stages.gather(inside, row.view(-1), within, at_once=True)
+        gather = stages.gather(inside, row.view(-1), within)
         yield
         codes = stages.gathered(gather).view(inside.size, across.size, size)
         for (start, stop), shard, mine in zip(bounds, finer, codes, strict=True):
