@@ -69,13 +69,15 @@ DRAWN = (
 )
 RECOMMENDED = {"40mbit regions": "nodes every 2, all every 18", "10mbit regions": "nodes every 2, all every 40"}
 CLOSE = 0.15
-ABOUT = """Four regions of four workers, a text model of 2.17 MB in four layers, plain SGD with batches of 16 a worker,
-1,020 steps, rates that fall to nothing along half a cosine from the best of 0.1, 0.2 and 0.4 (All-Reduce: and 0.8;
-under momentum: 0.02, 0.04 … 0.64) in runs of 252 steps. All-Reduce was trained by one process where its command says
-so, since its workers' models are equal; of the first seed real workers ended at 1.8785 and one process at 1.8802.
-Medians [lowest-highest] over seeds; the machine's load was {low:.0f} to {high:.0f}. Losses are training losses of the
-mean model over 2,048 places; told right are next letters at 4,096 held-out places. Bytes are those of the schedules,
-seconds are steps times milliseconds per step, of which there is one run each, of 120 or 240 steps."""
+ABOUT = """Four regions of four workers, a text model of 2.17 MB in four layers, SGD, plain unless a momentum is
+named, with batches of 16 a worker, 1,020 steps, rates that fall to nothing along half a cosine from the best of
+0.1, 0.2 and 0.4 (All-Reduce: and 0.8; under momentum: 0.02, 0.04 … 0.64) in runs of 252 steps, of regions under
+momentum the best of 0.02, 0.04, 0.08 and 0.16 in runs as long as these. All-Reduce was trained by one process where
+its command says so, since its workers' models are equal; of the first seed real workers ended at 1.8785 and one
+process at 1.8802. Medians [lowest-highest] over seeds; the machine's load was {low:.0f} to {high:.0f}. Losses are
+training losses of the mean model over 2,048 places; told right are next letters at 4,096 held-out places. Bytes are
+those of the schedules, seconds are steps times milliseconds per step, of which there is one run each, of 120 or 240
+steps."""
 
 
 def collected(names: list[str]) -> dict[str, Any]:
