@@ -136,6 +136,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
         raising=chance.randrange(WORKERS) if cell.fault == "exception" else None,
         raising_step=chance.randrange(60),
         children=fault.children,
+        restarts=fault.restarts,
         saves=fault.saves,
     )
     task.write(folder / "task.json")

@@ -23,7 +23,8 @@ def by_partreduce_run(task: Task) -> int:
     """The command itself, in this process."""
     from partreduce.__main__ import main
 
-    return main(["run", "--schedule", task.schedule, "--threads", "1", str(SCRIPT)])
+    again = ["--max-restarts", str(task.restarts)] if task.restarts else []
+    return main(["run", "--schedule", task.schedule, "--threads", "1", *again, str(SCRIPT)])
 
 
 def by_torchrun(task: Task) -> int:

@@ -25,7 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from pydantic import TypeAdapter
 
-from benchmarks.kit import on_workers
+from benchmarks.kit import import_all, on_workers
 from benchmarks.transport import joined
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ MODES = (SYNCHRONOUS, SOLO, MAJORITY, HALF)
 WARM_UP = 2
 SEEDS = 500
 """Among so many, the seed of `majority` is the one whose draws are nearest to the mean of all draws."""
-SPARE_SECONDS = 40.0
+SPARE_SECONDS = 60.0
 START_SECONDS = 0.02
 """From when all have come to an iteration until it begins."""
 
@@ -101,12 +101,13 @@ def measure(trials: Sequence[Trial], seconds: float) -> tuple[list[Found], list[
 
 def _begin(parent: int) -> None:
     """Import what all forks need, and end with whom they are for."""
-    import torch
+    import torch._dynamo
 
-    import partreduce.runtime  # noqa: F401 - as said
+    import partreduce.runtime
     from partreduce.runtime.launcher.orphans import die_with_parent
 
     die_with_parent(parent)
+    import_all(partreduce.runtime)
     torch.set_num_threads(1)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from benchmarks import compact, kit
+from benchmarks.lab.outer_steps import by_turns
 from benchmarks.lab.rehearse import by_schedule, steps_to
 from benchmarks.steps_to_loss.networks import KINDS, OPTIMIZERS, Network
 from partreduce.planner.steps_model import Prices, StepsModel
@@ -103,7 +104,10 @@ def steps_of(
     kind, _, optimizer = task.partition("/")
     network = Network(kind, schedule.cluster, rate=rate, optimizer=optimizer, seed=seed, mode=mode)
     strategy = schedule.strategy
-    advance = network.together(strategy.when.lag) if strategy.averages_gradients else by_schedule(network, schedule)
+    if strategy.takes_turns or not strategy.what.outer.is_plain:
+        advance = by_turns(network, schedule)
+    else:
+        advance = network.together(strategy.when.lag) if strategy.averages_gradients else by_schedule(network, schedule)
     return steps_to(target, network, advance, most, every=EVERY)
 
 

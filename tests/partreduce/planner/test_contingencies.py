@@ -11,7 +11,7 @@ from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
-from partreduce.runtime.worker.epochs import refusal_of
+from partreduce.runtime.worker.goes_on import refusal_of
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, Survivors, after_loss

@@ -205,6 +205,10 @@ def test_what_was_not_found_is_named_among_what_may_come_late_as_was_asked():
         plan(job("2x2", when=Lateness.LATE, max_consensus_distance=0.01, **asked))
     with pytest.raises(UnknownError, match=r"a pipeline sums .* all 4 workers .*; leave out --max group, or --when"):
         plan(job("2x2", when=Lateness.PIPELINE, max_group=2, **asked))
+    with pytest.raises(UnknownError, match="found; raise --max period or --max group or --max phases"):
+        plan(job("4x1", max_group=2, max_distinct_phases=1, **asked))
+    with pytest.raises(InfeasibleError, match=r"the workers must meet .* and one pair then costs"):
+        plan(job("1x4", max_communication=1e-6, **asked))
 
 
 def test_what_is_taken_by_name_need_not_keep_limits_that_nothing_keeps():

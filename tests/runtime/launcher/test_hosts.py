@@ -37,7 +37,7 @@ for step in range(rounds):
         if "dies" in sys.argv:
             os.kill(os.getpid(), signal.SIGKILL)
     if step == 5 and "impatient" in sys.argv:  # one of them is to be stopped
-        optimizer.run.reducer.timeout = 10
+        optimizer.run.reducer.timeout = 15
 optimizer.finish()
 print("ended with round", optimizer.round)
 """

@@ -378,7 +378,7 @@ def test_runs_under_plain_torchrun(tmp_path):
 def test_a_wrong_number_of_workers_under_torchrun_is_one_line_and_an_exit_code(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    result = under_torchrun(1, script, tmp_path)
+    result = under_torchrun(3, script, tmp_path)
     lines = [line for line in result.stderr.splitlines() if line.startswith("InputError: ")]
     assert lines, result.stderr[-3000:]
     assert "for 2 workers" in lines[0]

@@ -10,6 +10,7 @@ import pytest
 
 from helpers.figures_by_definition import rounds_to
 from helpers.golden import GOLDEN
+from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures import (
     consensus_distance,
@@ -25,26 +26,16 @@ from partreduce.topo.graphs.classic import hypercube, ring, torus
 from partreduce.topo.graphs.directed import de_bruijn, exponential
 from partreduce.topo.graphs.hop import hop_figure_21, ring_based
 from partreduce.topo.graphs.weights import constant, weigh
-from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, Static
 
 
 def figure_10(num_nodes: int) -> Schedule:
-    radices = (2, num_nodes // 2) if num_nodes > 2 else (2,)
-    whole = (Block((0, 1, 2, 3)),)
-    phases = (
-        (Block((0,), tuple(range(len(radices)))), Block((2, 3))),
-        whole,
-        (Block((0, 3)), Block((1,), (0,))),
-        whole,
-    )
-    return Schedule("figure-10", Cluster.regular(num_nodes, 4), Static(phases=RulePhases(radices, phases)))
+    return build("prague-figure-10", Cluster.regular(num_nodes, 4))
 
 
 def node_then_all(inside: int) -> Schedule:
-    phases = ((Block((0, 1, 2, 3)),),) * inside + ((Block((0, 1, 2, 3), (0,)),),)
-    return Schedule("node-then-all", Cluster.regular(4, 4), Static(phases=RulePhases((4,), phases)))
+    return build("node-then-all", Cluster.parse("4x4"), node_rounds=inside)
 
 
 def neighbor(n: int, *rounds: Round) -> Schedule:
@@ -116,11 +107,9 @@ def test_overlapped_allreduce_disagrees_by_n_minus_1_over_n() -> None:
         ("node_x15_then_all", node_then_all(15)),
         ("prague_figure_10", figure_10(4)),
         *((f"allreduce_every_{h}", Schedule("a", Cluster.parse("4x4"), AllReduce(pace=h))) for h in (2, 4, 8, 16)),
-        ("pairs_pairs_all", Schedule("pairs", Cluster.parse("4x4"),
-            Static(phases=RulePhases((4,), ((Block((0, 1)), Block((2, 3))), (Block((0, 2)), Block((1, 3))),
-            (Block((0, 1, 2, 3), (0,)),)))))),
+        ("pairs_pairs_all", build("pairs-pairs-all", Cluster.parse("4x4"))),
     ],
-)  # fmt: skip
+)
 def test_drift_table(name: str, schedule: Schedule) -> None:
     worker, node = GOLDEN["drift_16_workers_4_nodes"][name]
     assert drift(schedule, "worker").value == pytest.approx(worker, abs=5e-4)
