@@ -12,8 +12,8 @@ different functions, files, changes from one file to another, and how often a fu
 leads back to a file that was left before (`returns`).
 
 By turns four processes of each checkout step with 8 MB of parameters over loopback (the slowest of them counts), and
-one more measures the Python that is ours: a small model's step() with three workers that answer at once, less the
-wrapped optimizer's own.
+two more measure the processor's time that is ours: step() of a small model of 4 parameters, and of 128, with three
+workers that answer at once, less the wrapped optimizer's own.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ PACKAGES = ("topo", "schedulers", "verify", "runtime", "partreduce")
 LINKS = {"inside": {"bandwidth": "10GB/s"}, "nic": {"bandwidth": "5GB/s"}, "model_bytes": "552MB", "compute": "50ms"}
 PLANNED = {"num_nodes": 4, "workers_per_node": 4, "hardware": LINKS}
 WORKERS = 4
+LAYERS = (2, 64)
+"""Of the models whose steps are timed alone; each has two parameters."""
 STARTED = ("partreduce.__main__", "partreduce.verify.checker.__main__")
 """Programs that are started by name."""
 
@@ -209,17 +211,19 @@ def a_step(root: Path) -> dict[str, int]:
     return found
 
 
-def wrapped(store: Any, rank: int, num_workers: int, width: int) -> tuple[Any, Any]:  # noqa: ANN401 - of any checkout
-    """An optimizer under All-Reduce in each step, and its model of about width² parameters."""
+def wrapped(store: Any, rank: int, num_workers: int, width: int, layers: int = 2) -> tuple[Any, Any]:  # noqa: ANN401 - of any checkout
+    """An optimizer under All-Reduce in each step, and its model: one number out of layers of width² numbers each."""
     import torch
 
+    import partreduce
     from partreduce.runtime.optimizer import DistributedOptimizer
     from partreduce.runtime.transport.gloo import GlooWorld
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.allreduce import AllReduce
 
-    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, 1))
+    assert Path(partreduce.__file__).parents[1].samefile("."), "a checkout is found, and not an installation"
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(layers - 1)], torch.nn.Linear(width, 1))
     inner = torch.optim.SGD(model.parameters(), lr=0.01)
     schedule = Schedule("a", Cluster.regular(1, num_workers), AllReduce())
     world = GlooWorld(store, rank, num_workers, timedelta(seconds=60))
@@ -243,7 +247,7 @@ class AnswersAtOnce:
         """It is there."""
 
 
-def alone() -> tuple[Any, Any]:
+def alone(layers: int) -> tuple[Any, Any]:
     """Worker 0 of four that have met in this process, and whose sums take no time."""
     import torch.distributed as dist
 
@@ -251,7 +255,7 @@ def alone() -> tuple[Any, Any]:
     found: dict[int, tuple[Any, Any]] = {}
 
     def work(rank: int) -> None:
-        found[rank] = wrapped(store, rank, WORKERS, 8)
+        found[rank] = wrapped(store, rank, WORKERS, 8, layers)
 
     threads = [threading.Thread(target=work, args=(rank,)) for rank in range(WORKERS)]
     for thread in threads:
@@ -264,33 +268,33 @@ def alone() -> tuple[Any, Any]:
 
 
 def take_turns(port: int, side: str, rank: int, turns: int) -> None:
-    """A process of one checkout: rank 0 to 3 of its workers, or 4, which measures our Python."""
+    """A process of one checkout: rank 0 to 3 of its workers, or further ones, which measure what is ours alone."""
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
-    is_alone = rank == WORKERS
+    is_alone = rank >= WORKERS
     own = dist.PrefixStore(f"workers of {side}", store)  # type: ignore[attr-defined]
-    optimizer, model = alone() if is_alone else wrapped(own, rank, WORKERS, 1414)
-    batch, repeated = torch.ones(1, model[0].in_features), 400 if is_alone else 10
+    optimizer, model = alone(LAYERS[rank - WORKERS]) if is_alone else wrapped(own, rank, WORKERS, 1414)
+    batch, repeated = torch.ones(1, model[0].in_features), 200 if is_alone else 10
 
-    def seconds(step: Callable[[], object]) -> float:
-        taken = 0.0
+    def seconds(step: Callable[[], object]) -> tuple[float, float]:
+        waited = worked = 0.0  # by the wall's clock, and of processors
         for _ in range(repeated):
             optimizer.zero_grad()
             model(batch).sum().backward()
-            start = time.perf_counter()
+            start, before = time.perf_counter(), time.process_time()
             step()
-            taken += time.perf_counter() - start
-        return taken / repeated
+            waited, worked = waited + time.perf_counter() - start, worked + time.process_time() - before
+        return waited / repeated, worked / repeated
 
     for turn in range(-1, turns):  # the first one is not counted
-        store.wait([f"{turn} {side}{' alone' if is_alone else ''}"], timedelta(minutes=9))
-        found = seconds(optimizer.step)
+        store.wait([f"{turn} {side} {rank if is_alone else 'together'}"], timedelta(minutes=9))
+        waited, worked = seconds(optimizer.step)
         if is_alone:
-            found -= seconds(optimizer.optimizer.step)
-        store.set(f"{turn} {side} {rank}", str(found))
+            worked -= seconds(optimizer.optimizer.step)[1]
+        store.set(f"{turn} {side} {rank} took", json.dumps([waited, worked]))
     store.wait(["over"], timedelta(minutes=9))
     os._exit(0)  # nobody finishes a run of which only one worker is real
 
@@ -307,23 +311,32 @@ def times(roots: list[Path], turns: int) -> None:
             env={**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"},
         )
         for side, root in enumerate(roots)
-        for place in ((store.port, side, rank) for rank in range(WORKERS + 1))
+        for place in ((store.port, side, rank) for rank in range(WORKERS + len(LAYERS)))
     ]
-    found: dict[tuple[bool, int], list[float]] = {(kind, side): [] for kind in (False, True) for side in range(2)}
+    together = list(range(WORKERS))
+    asked = {"together": together} | {str(rank): [rank] for rank in range(WORKERS, WORKERS + len(LAYERS))}
+    took: dict[tuple[str, int], list[list[list[float]]]] = {(who, side): [] for who in asked for side in range(2)}
     for turn in range(-1, turns):
-        for is_alone in (False, True):
+        for who, ranks in asked.items():
             for side in range(len(roots)) if turn % 2 else reversed(range(len(roots))):
-                store.set(f"{turn} {side}{' alone' if is_alone else ''}", "1")
-                keys = [f"{turn} {side} {rank}" for rank in ([WORKERS] if is_alone else range(WORKERS))]
+                store.set(f"{turn} {side} {who}", "1")
+                keys = [f"{turn} {side} {rank} took" for rank in ranks]
                 store.wait(keys, timedelta(minutes=9))
                 if turn >= 0:
-                    found[is_alone, side].append(max(float(store.get(key)) for key in keys))
+                    took[who, side].append([json.loads(store.get(key)) for key in keys])
     store.set("over", "1")
     for process in started:
         process.wait()
     print("| what | before | now | now ÷ before [quarters] |\n|---|--:|--:|--:|")
-    for is_alone, what, unit in ((False, "step(), 4 workers, 8 MB, ms", 1e3), (True, "our Python of a step, µs", 1e6)):
-        before, now = (found[is_alone, side] for side in range(2))
+    rows: list[tuple[str, str, float, Callable[[list[list[float]]], float]]] = [
+        ("step(), 4 workers, 8 MB, ms", "together", 1e3, lambda of_turn: max(waited for waited, _ in of_turn)),
+        ("the same, ms of all processors", "together", 1e3, lambda of_turn: sum(worked for _, worked in of_turn)),
+    ]
+    for rank, layers in enumerate(LAYERS, WORKERS):
+        what = f"ours of a step of {2 * layers} parameters, µs of the processor"
+        rows.append((what, str(rank), 1e6, lambda of_turn: of_turn[0][1]))
+    for what, who, unit, number in rows:
+        before, now = ([number(of_turn) for of_turn in took[who, side]] for side in range(2))
         low, middle, high = statistics.quantiles((new / old for old, new in zip(before, now, strict=True)), n=4)
         row = f"{unit * statistics.median(before):.3g} | {unit * statistics.median(now):.3g}"
         print(f"| {what} | {row} | {middle:.3f} [{low:.3f}-{high:.3f}] |")

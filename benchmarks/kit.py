@@ -1,4 +1,4 @@
-"""What every experiment needs: its arguments, workers that measure in turns, and tables that are kept."""
+"""What every experiment needs: its arguments, workers that measure in turns, curves, and tables that are kept."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ import pkgutil
 import platform
 import random
 import shutil
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import ModuleType
 
-RESULTS = Path(__file__).resolve().parent / "results"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
 
 Way = Callable[[int], Callable[[], object]]
 """One contestant: prepares a turn and returns what is timed."""
@@ -51,6 +55,27 @@ def command(module: str) -> str:
     return f"python -m benchmarks.{module} " + " ".join(sys.argv[1:])
 
 
+def commit() -> str:
+    """What is checked out, and whether it was changed."""
+    asked = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(asked, capture_output=True, text=True, check=False, cwd=ROOT).stdout.strip()
+
+
+def one_thread() -> None:
+    """For networks so small that torch's threads, and the set-up of its fast kernels, cost more than they save."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def machine() -> str:
     """What stands beside figures that depend on it."""
     load = os.getloadavg()[0]
@@ -68,6 +93,15 @@ def middle(values: Sequence[float], form: str = ".2f", *, quarters: bool = False
     place = len(ordered) // 4 if quarters else 0
     low, high = ordered[place], ordered[-1 - place]
     return f"{statistics.median(ordered):{form}} [{low:{form}}-{high:{form}}]"
+
+
+def reached(curve: Iterable[Sequence[float]], target: float) -> tuple[float, ...] | None:
+    """Where the losses of a curve, which end its points, first fall to a target, on straight lines between them."""
+    for (*before, high), (*after, low) in pairwise(curve):
+        if low <= target:
+            part = 1.0 if high <= target or high == low else (high - target) / (high - low)
+            return tuple(a + part * (b - a) for a, b in zip(before, after, strict=True))
+    return None
 
 
 def write(path: Path | None, title: str, *parts: str) -> None:

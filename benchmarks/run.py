@@ -11,7 +11,6 @@ beside that, the summary to benchmarks/results/bench/summary.{json,md}. Exit cod
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import json
 import os
@@ -20,13 +19,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-from benchmarks.kit import machine, table
+from benchmarks.kit import RESULTS, ROOT, machine, parser, table
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent
-OUTPUT = HERE / "results" / "bench"
+OUTPUT = RESULTS / "bench"
 FULL_TIMES = 20
 """A full run may take this many times the bounded run's limit."""
 
@@ -45,7 +41,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark(
-        "scale", "rules in seconds at 10^6 workers; explicit schedules beside eigsh and networkx", "scale",
+        "scale", "rules, certificates and contingencies in seconds at 10^6 workers", "scale",
         "--sizes 1e3 --repeats 1 -o {out}", "--sizes 1e3 1e5 1e6 -o benchmarks/results/scale", 300,
     ),
     Benchmark(
@@ -128,11 +124,11 @@ def write(rows: list[dict[str, object]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="say what there is and end")
-    parser.add_argument("--only", nargs="+", metavar="NAME")
-    parser.add_argument("--full", action="store_true", help="the published sizes; hours for all of them")
-    options = parser.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--list", action="store_true", help="say what there is and end")
+    arguments.add_argument("--only", nargs="+", metavar="NAME")
+    arguments.add_argument("--full", action="store_true", help="the published sizes; hours for all of them")
+    options = arguments.parse_args()
     picked = chosen(options.only)
     if options.list:
         for benchmark in picked:

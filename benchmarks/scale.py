@@ -1,14 +1,12 @@
-"""What grows with the workers: designing, proving and checking at 10³ … 10⁶ of them, beside plain formulations.
+"""What grows with the workers: designing, proving and checking at 10³ … 10⁶ of them.
 
-    python -m benchmarks.scale [planner] [rules] [contraction] [certificates] [contingencies] [--sizes 1e3 1e6] [-o F]
+    python -m benchmarks.scale [planner] [rules] [commands] [certificates] [contingencies] [--sizes 1e3 1e6] [-o F]
 
 * planner: the command `partreduce design NODESx8` with its default effort, from one node on.
-* rules: three rules from their design to a checked certificate, in one process, then the three commands for Figure 10.
-* contraction: of random groups of four (period 8) by Lanczos on the group means, by `eigsh` of (P − J)ᵀ(P − J) as a
-  LinearOperator with one sparse matrix per phase, and by networkx's dense eigenvalues of the multiplied-out period.
+* rules: three rules from their design to a checked certificate, in one process; commands: the three of them, typed.
 * contingencies: what survivors run after the loss of up to 1 or 2 workers, or of one node: planned for two rules and,
   up to some workers, for random groups, proved and checked; `said` has classes of losses and bytes of the file.
-* certificates: the same groups proved and checked, and their conflict check by NumPy's sorting and networkx's degrees.
+* certificates: random groups of four, period 8, proved and checked.
 
 Every row is measured in a process of its own, which has gone the same way with 32 workers before, so that imports do
 not count and peak memory is the row's. Seconds of processors, children included, tell more than wall-clock seconds on a
@@ -28,23 +26,20 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.kit import command, machine, parser, table, write
+from benchmarks.kit import ROOT, command, machine, parser, table, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from partreduce.topo.phase import Phase
     from partreduce.topo.schedule import Schedule
 
     Stages = Iterator[tuple[str, Callable[[], object]]]
     """Names and actions, in order; what an action returns is shown."""
 
-ROOT = Path(__file__).resolve().parents[1]
 SMALL, GROUP, PERIOD, RACK = 32, 4, 8, 8
 SURVIVED = ("prague-figure-10", "node-then-all", "random groups")
-MOST = {"networkx": 2_000, "default effort": 8_000, "random groups, 1": 256, "random groups, 2": 16}
-"""10⁴ workers would need 800 MB for each dense matrix, and hours; of the planner what is asked of it; of random groups
-each loss is a class of its own."""
+MOST = {"default effort": 8_000, "random groups, 1": 256, "random groups, 2": 16}
+"""Of the planner what is asked of it; of random groups each loss is a class of its own."""
 
 
 def rule(name: str, workers: int, folder: Path) -> Stages:
@@ -126,80 +121,14 @@ def random_groups(workers: int) -> Schedule:
     return Schedule("random-groups", Cluster.regular(workers // GROUP, GROUP), Static(phases=GroupPhases(phases)))
 
 
-def contraction(route: str, workers: int, _: Path) -> Stages:
-    from partreduce.topo.figures import FigureLimits, contraction, figures
-
-    schedule, explicit = random_groups(workers), FigureLimits(dense_workers=1)
-    actions: dict[str, Callable[[], float | None]] = {
-        "ours": lambda: contraction(schedule, limit=explicit).value,
-        "ours, all figures": lambda: figures(schedule, limit=explicit).contraction.value,
-        "eigsh": lambda: _by_eigsh(schedule),
-        "networkx": lambda: _by_networkx(schedule),
-    }
-    yield route, lambda: f"{actions[route]():.6f}"
-
-
-def _by_eigsh(schedule: Schedule) -> float:
-    import numpy as np
-    from scipy.sparse.linalg import LinearOperator, eigsh
-
-    from partreduce.topo.mixing import mixing_sparse
-
-    matrices, n = [mixing_sparse(step) for step in schedule.steps()], schedule.num_workers
-
-    def square(x: np.ndarray) -> np.ndarray:
-        y = x.reshape(n)
-        y = y - y.mean()
-        for matrix in matrices:
-            y = matrix @ y
-        for matrix in reversed(matrices):
-            y = matrix.T @ y
-        return y - y.mean()
-
-    start = np.random.default_rng(0).standard_normal(n)
-    operator = LinearOperator((n, n), matvec=square, dtype=np.float64)
-    return float(np.sqrt(eigsh(operator, k=1, which="LA", tol=1e-4, v0=start, return_eigenvectors=False)[0]))
-
-
-def _by_networkx(schedule: Schedule) -> float:
-    import networkx as nx
-    import numpy as np
-    from scipy.sparse import identity
-
-    from partreduce.topo.mixing import mixing_sparse
-
-    product = identity(schedule.num_workers, format="csr")
-    for step in schedule.steps():
-        product = mixing_sparse(step) @ product
-    values = np.sort(np.abs(nx.adjacency_spectrum(nx.from_scipy_sparse_array(product.T @ product))))
-    return float(np.sqrt(values[-2]))
-
-
 def certificate(_: str, workers: int, folder: Path) -> Stages:
-    import numpy as np
-
     from partreduce.topo.document.writer import write_schedule
     from partreduce.verify import prove
-    from partreduce.verify.checker.facts.conflict_free import conflict
-    from partreduce.verify.stated import Stated
 
     schedule = random_groups(workers)
     write_schedule(folder / "s.json", schedule)
-    read = Stated(schedule).read
-    yield "conflicts: ours", lambda: conflict(read) is None
-    yield "conflicts: numpy", lambda: all(len(np.unique(p.members)) == len(p.members) for p in schedule.steps())
-    yield "conflicts: networkx, one phase", lambda: _free_by_networkx(schedule.phase(0))
     yield "prove", lambda: (folder / "c.json").write_bytes(_proved(prove(schedule)))
     yield "check", lambda: _checked(folder)
-
-
-def _free_by_networkx(phase: Phase) -> bool:
-    import networkx as nx
-
-    graph = nx.Graph()
-    for index, group in enumerate(phase):
-        graph.add_edges_from((worker, ("group", index)) for worker in group.members)
-    return all(degree <= 1 for node, degree in graph.degree() if isinstance(node, int))
 
 
 def _proved(proof: Any) -> bytes:  # noqa: ANN401 - a Proof
@@ -228,7 +157,6 @@ WAYS: dict[str, tuple[Callable[[str, int, Path], Stages], tuple[str, ...]]] = {
     "planner": (planner, ("default effort",)),
     "rules": (rule, ("prague-figure-10", "node-then-all", "hyper-cuboid")),
     "commands": (commands, ("prague-figure-10",)),
-    "contraction": (contraction, ("ours", "ours, all figures", "eigsh", "networkx")),
     "certificates": (certificate, ("random groups",)),
     "contingencies": (contingencies, tuple(f"{of}, {k}" for of in SURVIVED for k in (1, 2))),
 }

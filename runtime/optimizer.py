@@ -52,12 +52,14 @@ from partreduce.runtime.worker.alike_data import AlikeData
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.epochs import Epochs, epochs_of, joins, lives_on_after_losses
+from partreduce.runtime.worker.epochs import Epochs, epochs_of
+from partreduce.runtime.worker.goes_on import lives_on_after_losses
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.paces import refuse_other_paces
 from partreduce.runtime.worker.parameter_engine import ParameterEngine
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
+from partreduce.runtime.worker.voting import joins
 from partreduce.topo.errors import InputError, PartreduceError, of_type
 from partreduce.topo.schedule import Schedule
 

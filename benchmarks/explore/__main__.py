@@ -1,6 +1,6 @@
 """Explore the larger configurations of every protocol that decides something by messages.
 
-    python -m benchmarks.explore [--all] [--only WORD] [--json FILE]
+    python -m benchmarks.explore [--all] [--only WORD]
 
 Prints a line per configuration as it goes: states, transitions, depth, states a second. Without --all the large ones
 run and those of the covering arrays, in which every possible triple of circumstances stands; with it those of the tests
@@ -9,11 +9,9 @@ as well. Every property must hold, and every gap bound of Hop must be attained, 
 
 from __future__ import annotations
 
-import json
 import platform
 import resource
 import sys
-from pathlib import Path
 
 from benchmarks.explore import (
     generator_cases,
@@ -25,8 +23,8 @@ from benchmarks.explore import (
 )
 from benchmarks.explore.configuration import Configuration
 from benchmarks.explore.explorer import Exploration
+from benchmarks.explore.reductions import Hop
 from benchmarks.kit import parser
-from partreduce.schedulers.protocols.hop import Hop
 
 PROTOCOLS = {
     "Hop": (hop_cases.SMALL, hop_cases.LARGE, hop_cases.FACTORS),
@@ -64,9 +62,8 @@ def main() -> int:
     arguments = parser(__doc__)
     arguments.add_argument("--all", action="store_true", help="run the configurations of the tests as well")
     arguments.add_argument("--only", default="", help="those whose protocol or name has this in it")
-    arguments.add_argument("--json", type=Path, help="write the table as JSON")
     options = arguments.parse_args()
-    rows, total, failed = [], 0, False
+    total, failed = 0, False
     print(f"{'configuration':76s} {'states':>9s} {'transitions':>12s} {'depth':>5s} {'states/s':>9s}  verdict")
     for protocol, configuration in configurations(everything=options.all):
         name = f"{protocol}: {configuration.name}"
@@ -79,22 +76,8 @@ def main() -> int:
         total += result.states
         rate = result.states / result.seconds
         print(f"{result.states:9d} {result.transitions:12d} {result.depth:5d} {rate:9.0f}  {word}", flush=True)
-        rows.append(
-            {
-                "protocol": protocol,
-                "configuration": configuration.name,
-                "properties": [finding.name for finding in result.findings],
-                "states": result.states,
-                "transitions": result.transitions,
-                "depth": result.depth,
-                "states_per_second": round(rate),
-                "verdict": word,
-            }
-        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{total} states in all, peak memory {peak:.0f} MiB, Python {platform.python_version()}")
-    if options.json:
-        options.json.write_text(json.dumps({"rows": rows, "peak_mib": round(peak)}, indent=2) + "\n", encoding="utf-8")
     return int(failed)
 
 

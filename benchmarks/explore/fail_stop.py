@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.explore.configuration import Explored
-from benchmarks.explore.search.properties import PerPair, PerProcess, Property
-from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send, Shiftable
+from benchmarks.explore.reductions import Shiftable
+from benchmarks.explore.search.properties import through
+from partreduce.schedulers.protocols.base import Crashed, Note, Outcome, Received, Send
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +91,5 @@ class FailStop:
 
 def fail_stop(found: Explored) -> Explored:
     """The same of workers that end when they miss one; asked of those that have not, and of what is between them."""
-    return Explored(FailStop(found.machine), tuple(map(_among_the_living, found.properties)))
-
-
-def _among_the_living(prop: Property) -> Property:
-    match prop:
-        case PerProcess(name, check):
-            return PerProcess(name, lambda process, state: None if isinstance(state, Gone) else check(process, state))
-        case PerPair(name, pairs, of_pair, messages):
-            return PerPair(
-                name,
-                pairs,
-                lambda pair: None if Gone() in (pair.first_state, pair.second_state) else of_pair(pair),
-                messages,
-            )
-    return prop
+    asked = (through(prop, lambda state: None if isinstance(state, Gone) else state) for prop in found.properties)
+    return Explored(FailStop(found.machine), tuple(asked))

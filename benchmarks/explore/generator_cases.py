@@ -12,8 +12,8 @@ from benchmarks.explore.configuration import AT_ONCE, USUAL, Configuration, Expl
 from benchmarks.explore.covering import Factors, Level
 from benchmarks.explore.explorer import Network
 from benchmarks.explore.group_generator import generator_properties
+from benchmarks.explore.reductions import GroupSystem
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.topo.strategies.generated import Division, InitiatorRule
 
 

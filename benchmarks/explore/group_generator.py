@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.explore.reductions import GroupSystem
 from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Progress, Property
 from benchmarks.explore.search.view import View
 from partreduce.schedulers.protocols.base import Crashed, Received, Send
@@ -21,7 +22,6 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Grant,
     Void,
 )
-from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.schedulers.protocols.group_generator.worker import (
     ASKED,
     ENDED,

@@ -10,8 +10,9 @@ from benchmarks.explore.explorer import Exploration, Network
 from benchmarks.explore.fail_stop import fail_stop
 from benchmarks.explore.hop import hop_properties
 from benchmarks.explore.hop_taken import Recording, of_the_worker, takes_what_came
+from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import Hop, check_setting
+from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap, Reducing, Skip
 from partreduce.verify.gap_bounds import exact_bounds

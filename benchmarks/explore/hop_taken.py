@@ -12,9 +12,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.explore.search.properties import PerPair, PerProcess, Property
+from benchmarks.explore.reductions import Hop
+from benchmarks.explore.search.properties import PerProcess, Property, through
 from partreduce.schedulers.protocols.base import Note, Outcome, Received
-from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update
+from partreduce.schedulers.protocols.hop import Advance, HopState, Reduce, SendUpdate, Update
 from partreduce.topo.strategies.gap import Reducing
 
 NOTHING = -(2**60)
@@ -99,17 +100,7 @@ class Recording:
 
 def of_the_worker(prop: Property) -> Property:
     """A property of Hop's workers, asked of recorded ones."""
-    match prop:
-        case PerProcess(name, check):
-            return PerProcess(name, lambda process, state: check(process, state.worker))
-        case PerPair(name, pairs, of_pair, messages):
-
-            def bare(pair: Any) -> str | None:  # noqa: ANN401 - a Pair of recorded workers
-                first, second = pair.first_state.worker, pair.second_state.worker
-                return of_pair(pair._replace(first_state=first, second_state=second))
-
-            return PerPair(name, pairs, bare, messages)
-    return prop
+    return through(prop, lambda state: state.worker)
 
 
 def takes_what_came(machine: Hop) -> PerProcess:

@@ -6,7 +6,10 @@ from benchmarks.explore.configuration import USUAL, Configuration, Explored
 from benchmarks.explore.explorer import Network
 from benchmarks.explore.search.properties import NoDeadlock, PerProcess, PerState, Property
 from benchmarks.explore.search.view import View as Whole
-from partreduce.schedulers.protocols.membership import Authority, Groups, Member, Members, Membership, Phase
+from partreduce.schedulers.protocols.membership.authority import Authority
+from partreduce.schedulers.protocols.membership.machine import Membership
+from partreduce.schedulers.protocols.membership.member import Member
+from partreduce.schedulers.protocols.membership.words import Groups, Members, Phase
 
 
 def membership_properties(machine: Membership, network: Network) -> tuple[Property, ...]:

@@ -18,7 +18,7 @@ from benchmarks.faults.injectors import FAULTS, LONG, NEEDS_GENERATOR, SHORT, sq
 from benchmarks.faults.kinds import KINDS, WORKERS
 from benchmarks.faults.processes import command_of, end, fork_session, show_stacks
 from benchmarks.faults.running import Running
-from benchmarks.kit import import_all
+from benchmarks.kit import free_port, import_all
 from benchmarks.lab.network import Network, why_not
 from partreduce.topo.document.writer import write_schedule
 
@@ -136,6 +136,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
         raising=chance.randrange(WORKERS) if cell.fault == "exception" else None,
         raising_step=chance.randrange(60),
         children=fault.children,
+        restarts=fault.restarts,
         saves=fault.saves,
     )
     task.write(folder / "task.json")
@@ -153,7 +154,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
         running.undo.append(network.close)
         action = functools.partial(launchers.by_hand, 0, network, store_port_file=folder / "port")
     else:
-        port = launchers.free_port()
+        port = free_port()
         if cell.fault == "squatted port":
             stranger = squat()
             running.undo.append(stranger.close)

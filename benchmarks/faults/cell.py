@@ -77,6 +77,8 @@ class Task:
     raising_step: int = 0
     children: int = 0
     """How many processes each worker forks, as a data loader would."""
+    restarts: int = 0
+    """How often a lost worker is started again."""
     saves: bool = False
     """Whether workers save when they are asked to end, which takes them a moment."""
 

@@ -24,6 +24,8 @@ LONG = 100_000
 """Steps of a run that only the fault ends."""
 SHORT = 170
 """Steps of a run that is to go on to its end."""
+LONGER = 600
+"""Steps of a run to which somebody is to come back."""
 STORE = r"store|launcher|agent"
 PAGE = 65536
 
@@ -40,6 +42,8 @@ class Fault:
     """How many processes each worker forks."""
     saves: bool = False
     """Whether workers save when they are asked to end."""
+    restarts: int = 0
+    """How often a lost worker is started again."""
     weight: int = 1
     """How often a campaign draws it, against the others."""
 
@@ -78,6 +82,45 @@ def kill_connecting(running: Running) -> Iterator[None]:
     yield from running.until(lambda: running.pid_of(victim) is not None)
     yield from running.sleep(running.chance.uniform(0, 0.35))
     yield from _kill(running, victim, "while it connects")
+
+
+def kill_two(running: Running) -> Iterator[None]:
+    """SIGKILL of one worker while all train, and of another one while the rest recovers from that."""
+    yield from running.until(running.all_train)
+    yield from running.sleep(running.chance.uniform(0, 0.9))
+    first, second = running.chance.sample(range(WORKERS), 2)
+    yield from _kill(running, first, "while it trains")
+    yield from running.sleep(running.chance.uniform(0, 0.4))
+    yield from _kill(running, second, f"after worker {first}, while others recover")
+
+
+def kill_and_join(running: Running) -> Iterator[None]:
+    """SIGKILL of one worker while all train; it is started again and joins the others."""
+    yield from kill_worker(running)
+    yield from _back(running)
+
+
+def kill_joiner(running: Running) -> Iterator[None]:
+    """SIGKILL of a worker, and of the one that is started in its place, on its way to the others or soon after."""
+    yield from kill_worker(running)
+    yield from _back(running)
+    yield from running.sleep(running.chance.uniform(0, 0.8))
+    for victim in sorted(running.victims):
+        yield from _kill(running, victim, "again, as it joins")
+
+
+def kill_beside_joiner(running: Running) -> Iterator[None]:
+    """SIGKILL of a worker, and of another one, which may be the donor, while the first comes back."""
+    yield from kill_worker(running)
+    yield from _back(running)
+    yield from running.sleep(running.chance.uniform(0, 0.8))
+    others = [rank for rank in range(WORKERS) if rank not in running.victims]
+    yield from _kill(running, running.chance.choice(others), "while another one joins")
+
+
+def _back(running: Running) -> Iterator[None]:
+    """Wait until the victims were started again."""
+    yield from running.until(lambda: all(len(running.pids_of(rank)) > 1 for rank in running.victims), SEEN_SECONDS)
 
 
 def kill_parent(running: Running) -> Iterator[None]:
@@ -294,6 +337,8 @@ def cut_link(times: float) -> Injector:
     return inject
 
 
+LASTING = tuple(name for name, kind in KINDS.items() if kind.most_lost)
+"""What goes on after losses."""
 IN_STEP = tuple(name for name, kind in KINDS.items() if not kind.takes_several)
 """Where workers may save when their step is a multiple of a number."""
 EVERYWHERE = ("run", "torchrun", "by hand")
@@ -301,6 +346,10 @@ AGENTS = ("run", "torchrun")
 FAULTS = {
     "kill worker": Fault(kill_worker, EVERYWHERE, weight=3),
     "kill while connecting": Fault(kill_connecting, EVERYWHERE, weight=2),
+    "kill two": Fault(kill_two, kinds=LASTING, steps=SHORT, weight=4),
+    "kill and join": Fault(kill_and_join, kinds=LASTING, steps=LONGER, restarts=1, weight=4),
+    "kill joiner": Fault(kill_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
+    "kill beside joiner": Fault(kill_beside_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
     "kill parent of children": Fault(kill_parent, EVERYWHERE, children=2, weight=2),
     "pause for half": Fault(pause(0.5), AGENTS, steps=SHORT),
     "pause for three": Fault(pause(3), EVERYWHERE),

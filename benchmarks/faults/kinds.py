@@ -17,7 +17,19 @@ from partreduce.topo.contingency import Contingency
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Anchor, Form, GroupPhases, How, Late, Lockstep, Merge, Outer, Pipeline, Routes
+from partreduce.topo.strategies import (
+    Anchor,
+    Codec,
+    Form,
+    GroupPhases,
+    How,
+    Late,
+    Lockstep,
+    Merge,
+    Outer,
+    Pipeline,
+    Routes,
+)
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
@@ -43,7 +55,7 @@ class Kind:
     are decided while the run lasts. `steps_a_round` is the pace, `lag` the steps by which gradients are late; a kind
     that `keeps_gap` lets nobody go on for more than a few steps without the others. Where one step `takes_several`
     averages nobody goes on at all without the others, though not all are at the same step. Under `partreduce run` the
-    others go on after the loss of `most_lost` workers.
+    others go on after the loss of `most_lost` workers; their `views` say who is in which round.
     """
 
     strategy: Strategy
@@ -162,6 +174,11 @@ def _outer_steps(*, fragments: int = 1, late_steps: int = 0, kept: float = 0.0) 
     return Kind(strategy, (ALL,), "reference", steps_a_round=3, outer=DILOCO, **turns)
 
 
+def _goes_on(strategy: Strategy, **options: object) -> Kind:
+    """All average, and who is left goes on."""
+    return Kind(strategy, (ALL,), "views", most_lost=2, **options)  # type: ignore[arg-type] - of many types
+
+
 def _own_anchors() -> Kind:
     """NoLoCo: the same of pairs."""
     outer = Outer(lr=Fraction(7, 10), momentum=Fraction(1, 2), anchor=Anchor.OWN)
@@ -182,7 +199,10 @@ KINDS = {
     "static": Kind(Static(phases=_phases()), _PAIR_MEANS, "reference"),
     "static late": Kind(Static(phases=_phases(), when=Late()), _PAIR_MEANS, "reference", late=True),
     "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
-    "allreduce that goes on": Kind(AllReduce(), (ALL,), "survivors", gradients=True, most_lost=1),
+    "allreduce that goes on": _goes_on(AllReduce(), gradients=True),
+    "codec that goes on": _goes_on(AllReduce(how=How(codec=Codec.BFLOAT16)), gradients=True),
+    "stages that go on": _goes_on(AllReduce(how=How(form=Form.HIERARCHICAL)), gradients=True, num_nodes=2),
+    "outer that goes on": _goes_on(AllReduce(pace=3, what=Routes(outer=DILOCO)), steps_a_round=3, outer=DILOCO),
     "allreduce pipeline": Kind(AllReduce(when=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
     "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
     "outer": _outer_steps(),

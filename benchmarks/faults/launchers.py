@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,8 @@ def by_partreduce_run(task: Task) -> int:
     """The command itself, in this process."""
     from partreduce.__main__ import main
 
-    return main(["run", "--schedule", task.schedule, "--threads", "1", str(SCRIPT)])
+    again = ["--max-restarts", str(task.restarts)] if task.restarts else []
+    return main(["run", "--schedule", task.schedule, "--threads", "1", *again, str(SCRIPT)])
 
 
 def by_torchrun(task: Task) -> int:
@@ -140,10 +140,3 @@ def enter(namespace: str) -> None:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), namespace)
     os.close(descriptor)
-
-
-def free_port() -> int:
-    """A port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

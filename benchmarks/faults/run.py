@@ -9,7 +9,6 @@ gives. `--write` adds what was run to benchmarks/results/faults.json and writes 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import random
 import sys
@@ -17,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
+from benchmarks import kit
 from benchmarks.faults import verdicts
 from benchmarks.faults.campaign import combinations, import_once, run_cells, what_is_left_out
 from benchmarks.faults.cell import Cell, Outcome
@@ -36,7 +36,7 @@ def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", default="", help="a part of kind/fault/launcher")

@@ -61,9 +61,13 @@ class Running:
         self._read[rank] = place, known
         return known
 
+    def pids_of(self, rank: int) -> list[int]:
+        """The processes that a worker was, the present one last."""
+        return [int(record.more) for record in self.records(rank) if record.what == "begins"]
+
     def pid_of(self, rank: int) -> int | None:
-        records = self.records(rank)
-        return int(records[0].more) if records else None
+        pids = self.pids_of(rank)
+        return pids[-1] if pids else None
 
     def children_of(self, rank: int) -> list[int]:
         """The running processes that a worker has forked."""
@@ -76,8 +80,12 @@ class Running:
             if pid:
                 self.code = os.waitstatus_to_exitcode(status)
         for rank in range(WORKERS):
-            if rank not in self.gone and (pid_of := self.pid_of(rank)) is not None and not runs(pid_of):
-                self.gone[rank] = self._looked
+            if (pid_of := self.pid_of(rank)) is None:
+                continue
+            if runs(pid_of):
+                self.gone.pop(rank, None)  # it was started again
+            else:
+                self.gone.setdefault(rank, self._looked)
         self._looked = time.monotonic()
         if self.fault_time:
             for pid in {self.pid, *children_of(self.pid), *filter(None, map(self.pid_of, range(WORKERS)))}:
@@ -103,7 +111,8 @@ class Running:
     def fires(self, note: str, *, culprit: str = "", victims: tuple[int, ...] = ()) -> None:
         """An injector says that it acts now, and on whom."""
         self.fault_time = time.monotonic()
-        self.outcome.note = f"{note}, {self.fault_time - self.started:.2f} s after the start"
+        said = f"{note}, {self.fault_time - self.started:.2f} s after the start"
+        self.outcome.note = f"{self.outcome.note}; {said}" if self.outcome.note else said
         self.culprit = culprit
         self.victims |= set(victims)
 

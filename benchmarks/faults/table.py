@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import compact
+from benchmarks import compact, kit
 from benchmarks.faults.cell import Outcome
 from benchmarks.faults.injectors import FAULTS
 from benchmarks.faults.kinds import KINDS
 
-HOME = Path(__file__).resolve().parents[2]
-RESULTS = HOME / "benchmarks/results/faults.json"
-PAGE = HOME / "benchmarks/results/faults.md"
+RESULTS = kit.RESULTS / "faults.json"
+PAGE = kit.RESULTS / "faults.md"
 
 
 def add_results(outcomes: Iterable[Outcome], seed: int) -> None:
     """Add a campaign's cells to those that are kept, counted by kind, fault and launcher."""
     content: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"campaigns": [], "counts": {}}
-    describe = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(describe, capture_output=True, text=True, check=False, cwd=HOME).stdout.strip()
     outcomes = list(outcomes)
-    content["campaigns"].append({"seed": seed, "commit": commit, "faults": len(outcomes)})
+    content["campaigns"].append({"seed": seed, "commit": kit.commit(), "faults": len(outcomes)})
     for outcome in outcomes:
         kind, fault, launcher, _ = outcome.cell.name.split("/")
         count = content["counts"].setdefault(

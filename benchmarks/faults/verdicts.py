@@ -10,22 +10,30 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.faults import views
 from benchmarks.faults.cell import Record
 from benchmarks.faults.injectors import STORE
 from benchmarks.faults.kinds import KINDS, WORKERS, Kind
 from benchmarks.faults.running import Running
+from benchmarks.faults.views import TOLERANCE, same, values_of
 
 SLACK_SECONDS = 5.0
 """A fault is reported within the timeout and this."""
 GRACE_SECONDS = 10.0
 """How much longer the launcher may take: it leaves survivors 5 s to say something, then ends them in two steps."""
-TOLERANCE = 2e-3
-"""Of a value; a member too many or too few changes it by at least a sixteenth."""
 CRASH = re.compile(r"terminate called|Fatal Python error|signal (6|11) |SIGABRT|SIGSEGV|internal error")
 LACK = r"worker \d waited in step \d+ for (an update of|a token to enter|the acknowledgement of its update of) step \d+"
 SOMEBODY = r"\b(worker|rank) \d|store|generator"
 ENDS = ("finished", "failed", "raised")
-KILLS = ("kill worker", "kill parent of children", "pause for three")
+KILLS = (
+    "kill worker",
+    "kill parent of children",
+    "pause for three",
+    "kill two",
+    "kill and join",
+    "kill joiner",
+    "kill beside joiner",
+)
 """Faults after which the others finish where the run goes on."""
 
 
@@ -141,25 +149,18 @@ def judge_values(running: Running) -> None:
         "convex": _by_hull,
         "counts": _by_counts,
         "sums": _by_sums,
-        "survivors": _by_survivors,
+        "views": views.judge,
     }
     problems += laws[kind.law](kind, records)
-    finals = [(rank, _values(r[-1])) for rank, r in records.items() if r and r[-1].what == "finished"]
+    finals = [(rank, values_of(r[-1])) for rank, r in records.items() if r and r[-1].what == "finished"]
     problems += [
         f"worker {rank} finished with {values}, worker {finals[0][0]} with {finals[0][1]}"
         for rank, values in finals[1:]
-        if not _same(values, finals[0][1])
+        if not same(values, finals[0][1])
     ]
     running.outcome.violations += [f"wrong: {problem}" for problem in problems[:4]]
-
-
-def _values(record: Record) -> npt.NDArray[np.float64]:
-    """(workers,): how much of each worker is in the parameters."""
-    return np.array([low for low, _ in record.rows[:WORKERS]])
-
-
-def _same(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> bool:
-    return bool(np.all(np.abs(a - b) <= TOLERANCE + 1e-5 * np.abs(b)))
+    if kind.law == "views" and (joined := views.joins_in(views.views_of(records)[0])):
+        running.outcome.note += f"; {joined} joined"
 
 
 def _torn(rank: int, records: list[Record]) -> list[str]:
@@ -188,18 +189,18 @@ def _by_reference(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
                 "finishes": [before],
                 "finished": [states[s + kind.lag].mean(axis=0)],  # what is late is applied at the end
             }.get(record.what, [before, after, states[s].mean(axis=0)] + ([] if kind.gradients else [before + own]))
-            if not any(_same(_values(record), allowed) for allowed in may):
-                problems.append(f"worker {rank} {record.what} step {s} with {_values(record)}, not {may}")
+            if not any(same(values_of(record), allowed) for allowed in may):
+                problems.append(f"worker {rank} {record.what} step {s} with {values_of(record)}, not {may}")
     return problems
 
 
 def _by_hull(kind: Kind, records: dict[int, list[Record]]) -> list[str]:  # noqa: ARG001 - the face of all laws
     steps = np.array([max((r.step for r in records[w]), default=0) + 1 for w in range(WORKERS)])
     return [
-        f"worker {rank} {record.what} step {record.step} with {_values(record)}, and steps were {steps}"
+        f"worker {rank} {record.what} step {record.step} with {values_of(record)}, and steps were {steps}"
         for rank, listed in records.items()
         for record in listed
-        if np.any(_values(record) < -TOLERANCE) or np.any(_values(record) > steps + TOLERANCE)
+        if np.any(values_of(record) < -TOLERANCE) or np.any(values_of(record) > steps + TOLERANCE)
     ]
 
 
@@ -208,7 +209,7 @@ def _by_counts(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
     problems = _by_hull(kind, records)
     for rank, listed in records.items():
         for record in listed:
-            values = _values(record)
+            values = values_of(record)
             whole = np.all(np.abs(values - np.round(values)) <= TOLERANCE)
             own = {"enters": [0], "leaves": [1]}.get(record.what, [0, 1])
             if record.what != "finished" and (not whole or round(values[rank]) - record.step not in own):
@@ -223,41 +224,14 @@ def _by_sums(kind: Kind, records: dict[int, list[Record]]) -> list[str]:  # noqa
     calls = {rank: sum(record.what == "enters" for record in listed) for rank, listed in records.items()}
     for rank, listed in records.items():
         for record in listed:
-            values, place = _values(record), f"worker {rank} {record.what} step {record.step}"
+            values, place = values_of(record), f"worker {rank} {record.what} step {record.step}"
             if np.any(np.abs(values * WORKERS - np.round(values * WORKERS)) > TOLERANCE):
                 problems.append(f"{place} with {values}, which are not whole gradients")
-            if record.what == "enters" and not _same(values, known.setdefault(record.step, values)):
+            if record.what == "enters" and not same(values, known.setdefault(record.step, values)):
                 problems.append(f"{place} with {values}, and another with {known[record.step]}")
-            if record.what == "finished" and not _same(values, np.array([calls[w] for w in range(WORKERS)]) / WORKERS):
+            if record.what == "finished" and not same(values, np.array([calls[w] for w in range(WORKERS)]) / WORKERS):
                 problems.append(f"{place} with {values}, and workers made {calls} gradients")
     return problems
-
-
-def _by_survivors(kind: Kind, records: dict[int, list[Record]]) -> list[str]:  # noqa: ARG001 - the face of all laws
-    """Gradients whose run goes on: means over all up to some step, and from it over all but one; the same for all."""
-    listed = [record for own in records.values() for record in own]
-    last = max((record.step for record in listed), default=0) + 1
-    steps = np.arange(last + 1)
-    held = np.array([_values(record) for record in listed]).reshape(-1, WORKERS)
-    first = np.array([record.step + (record.what == "leaves") for record in listed], dtype=int)
-    then = np.array(
-        [record.step + (record.what not in ("enters", "finishes", "finished")) for record in listed], dtype=int
-    )
-    fewest, found = len(listed) + 1, ""
-    for lost in range(WORKERS):
-        for round_ in range(last + 1):
-            others = np.minimum(steps, round_) / WORKERS + np.maximum(steps - round_, 0) / (WORKERS - 1)
-            states = np.repeat(others[:, None], WORKERS, axis=1)
-            states[:, lost] = np.minimum(steps, round_) / WORKERS
-            fits = [np.all(np.abs(held - states[at]) <= TOLERANCE + 1e-5 * states[at], axis=1) for at in (first, then)]
-            wrong = np.flatnonzero(~(fits[0] | fits[1]))
-            if not len(wrong):
-                return []
-            if len(wrong) < fewest:
-                odd = listed[wrong[0]]
-                fewest = len(wrong)
-                found = f"without worker {lost} from step {round_}: {odd.what} step {odd.step} with {_values(odd)}"
-    return [f"{fewest} of {len(listed)} records fit no loss, at best {found}"]
 
 
 def _by_groups(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
@@ -269,7 +243,7 @@ def _by_groups(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
         entered = None
         for record in listed:
             if record.what == "enters":
-                entered = _values(record) + np.eye(WORKERS)[rank]
+                entered = values_of(record) + np.eye(WORKERS)[rank]
             elif record.what == "leaves" and entered is not None:
                 groups.append((rank, record, entered))
                 for seq, _ in record.more:
@@ -285,8 +259,8 @@ def _by_groups(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
                 break  # that member met the group while it left, where nothing was written down
             may.append(np.mean([one for one in theirs if one is not None], axis=0))
         else:
-            if not any(_same(_values(record), allowed) for allowed in may):
-                problems.append(f"worker {rank} leaves step {record.step} with {_values(record)}, not one of {may}")
+            if not any(same(values_of(record), allowed) for allowed in may):
+                problems.append(f"worker {rank} leaves step {record.step} with {values_of(record)}, not one of {may}")
     return problems
 
 

@@ -148,7 +148,8 @@ def _step(
     before = len(executed)
     diary.note("enters", step)
     optimizer.step()
-    diary.note("leaves", step, list(executed[before:]))
+    epochs = optimizer.run.epochs
+    diary.note("leaves", step, list(executed[before:]) if epochs is None else list(epochs.views))
     if task.checkpoints is not None and optimizer.steps % CHECKPOINT_STEPS == 0:
         try:
             save_checkpoint(optimizer, task.checkpoints)

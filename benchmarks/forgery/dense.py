@@ -6,13 +6,10 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    pass
 
 Document = dict[str, Any]
 Matrix = npt.NDArray[np.float64]
@@ -20,10 +17,39 @@ Numbers = npt.NDArray[np.int64]
 Groups = list[list[tuple[list[int], float]]] | None
 
 
+def workers_of_nodes(raw: Document) -> list[list[int]]:
+    """The workers of each node."""
+    cluster = raw["cluster"]
+    if "nodes" in cluster:
+        return [sorted(node) for node in cluster["nodes"]]
+    size = cluster["workers_per_node"]
+    return [list(range(m * size, (m + 1) * size)) for m in range(cluster["num_nodes"])]
+
+
+def paces(raw: Document, n: int) -> list[int]:
+    """Steps per round of every worker."""
+    pace = raw["strategy"].get("pace", 1)
+    return pace if isinstance(pace, list) else [pace] * n
+
+
+def weighted_edges(graph: Document) -> list[tuple[int, int, Fraction]]:
+    """(source, target, weight) of a round of neighbours."""
+    weights = graph["weights"] if isinstance(graph["weights"], list) else [graph["weights"]] * len(graph["edges"])
+    return [(s, t, Fraction(x)) for (s, t), x in zip(graph["edges"], weights, strict=True)]
+
+
+def averaging(n: int, groups: list[tuple[list[int], float]]) -> Matrix:
+    """W of one phase's groups (workers, relax)."""
+    w = np.eye(n)
+    for members, t in groups:
+        w[np.ix_(members, members)] = (1 - t) * np.eye(len(members)) + t / len(members)
+    return w
+
+
 def dense(raw: Document) -> tuple[Groups, list[Matrix]]:
     """(list of group lists or None, list of W) of a raw schedule."""
     cluster, strategy = raw["cluster"], raw["strategy"]
-    n = sum(map(len, cluster["nodes"])) if "nodes" in cluster else cluster["num_nodes"] * cluster["workers_per_node"]
+    n = sum(map(len, workers_of_nodes(raw)))
     if strategy["kind"] == "neighbor":
         return None, [_weighted(n, r) for r in strategy["rounds"]]
     if strategy["kind"] == "allreduce":
@@ -34,21 +60,14 @@ def dense(raw: Document) -> tuple[Groups, list[Matrix]]:
         listed = [_blocks(cluster, strategy["node_radices"], phase) for phase in strategy["phases"]]
     else:
         listed = [[(g["group"], float(Fraction(g.get("relax", 1)))) for g in phase] for phase in strategy["phases"]]
-    matrices = []
-    for phase in listed:
-        w = np.eye(n)
-        for members, t in phase:
-            w[np.ix_(members, members)] = (1 - t) * np.eye(len(members)) + t / len(members)
-        matrices.append(w)
-    return listed, matrices
+    return listed, [averaging(n, phase) for phase in listed]
 
 
 def _weighted(n: int, r: Document) -> Matrix:
-    weights = r["weights"] if isinstance(r["weights"], list) else [r["weights"]] * len(r["edges"])
     w = np.eye(n)
-    for (s, t), x in zip(r["edges"], weights, strict=True):
-        w[t, s] += float(Fraction(x))
-        w[t, t] -= float(Fraction(x))
+    for s, t, x in weighted_edges(r):
+        w[t, s] += float(x)
+        w[t, t] -= float(x)
     return w
 
 
@@ -73,18 +92,17 @@ def steady_distance(raw: Document, listed: Groups, matrices: list[Matrix]) -> fl
     workers do not converge.
     """
     strategy, n = raw["strategy"], len(matrices[0])
-    pace = strategy.get("pace", 1)
-    paces = np.array(pace if isinstance(pace, list) else [pace] * n)
+    of_workers = np.array(paces(raw, n))
     when = strategy.get("when", "lockstep")
     # A pipeline's parameters are equal, and a merge keeps as much of a late step's differences as of all others.
     is_late = when != "lockstep" and not {"pipeline", "merge"} & set(when)
     scales = [np.ones(n) for _ in matrices]
     if strategy.get("averaging", "mean") != "mean":
         if listed is None:
-            scales = [_round_paces(one["edges"], paces) / paces for one in strategy["rounds"]]
+            scales = [_round_paces(one["edges"], of_workers) / of_workers for one in strategy["rounds"]]
         else:
-            scales = [_group_paces(phase, paces) / paces for phase in listed]
-    return _consensus_distance(matrices, paces, scales, is_late=is_late)
+            scales = [_group_paces(phase, of_workers) / of_workers for phase in listed]
+    return _consensus_distance(matrices, of_workers, scales, is_late=is_late)
 
 
 def _round_paces(edges: list[list[int]], paces: Numbers) -> Matrix:

@@ -11,6 +11,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.forgery.dense import weighted_edges
+
 if TYPE_CHECKING:
     from benchmarks.forgery.dense import Document
 
@@ -142,11 +144,9 @@ def _skips(gap: dict[str, Any], rules: Rules, columns: list[list[int | None]]) -
 
 def agrees(raw: Document, gap: dict[str, Any], rules: Rules) -> bool:
     """Whether no two disjoint sets of workers can go on by themselves, every set tried, and weights are positive."""
-    listed = raw["strategy"]["rounds"][0]
-    weights = listed["weights"] if isinstance(listed["weights"], list) else [listed["weights"]] * len(listed["edges"])
     into: list[set[int]] = [set() for _ in range(rules.n)]
     own = [Fraction(1)] * rules.n
-    for (source, target), weight in zip(listed["edges"], map(Fraction, weights), strict=True):
+    for source, target, weight in weighted_edges(raw["strategy"]["rounds"][0]):
         counted = weight if gap["weights"] == "graph" else Fraction(1, rules.n)
         if counted < 0:
             return False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.forgery.dense import dense
+from benchmarks.forgery.dense import averaging, dense, paces, workers_of_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,24 +23,14 @@ if TYPE_CHECKING:
 Loss = frozenset[int]
 
 
-def nodes_of(raw: Document) -> list[list[int]]:
-    """The workers of each node."""
-    cluster = raw["cluster"]
-    if "nodes" in cluster:
-        return [sorted(node) for node in cluster["nodes"]]
-    size = cluster["workers_per_node"]
-    return [list(range(m * size, (m + 1) * size)) for m in range(cluster["num_nodes"])]
-
-
 def exchanges(raw: Document, listed: Groups) -> list[list[int]]:
     """Permutations of workers that keep groups and paces, of which all others that are used are products."""
-    nodes, strategy = nodes_of(raw), raw["strategy"]
+    nodes, strategy = workers_of_nodes(raw), raw["strategy"]
     n = sum(map(len, nodes))
     found, own = [], list(range(n))
-    pace = strategy.get("pace", 1)
-    paces = pace if isinstance(pace, list) else [pace] * n
+    pace = paces(raw, n)
     home = [{w: number for number, (group, _) in enumerate(phase) for w in group} for phase in listed or []]
-    keys = [(paces[w], *(at.get(w, -1) for at in home)) for w in range(n)]
+    keys = [(pace[w], *(at.get(w, -1) for at in home)) for w in range(n)]
     for one, other in combinations(range(n), 2):
         is_near = any(one in node and other in node for node in nodes)
         if strategy["kind"] == "allreduce" or (is_near and keys[one] == keys[other]):
@@ -49,7 +39,7 @@ def exchanges(raw: Document, listed: Groups) -> list[list[int]]:
             found.append(swap)
     radices = strategy.get("node_radices", [])
     size = len(nodes[0])
-    if radices and all(paces[w] == paces[w % size] for w in range(n)):
+    if radices and all(pace[w] == pace[w % size] for w in range(n)):
         digits = list(product(*map(range, radices)))
         for d, radix in enumerate(radices):
             for a, b in combinations(range(radix), 2):
@@ -73,7 +63,7 @@ def orbit(loss: Loss, swaps: list[list[int]]) -> set[Loss]:
 
 def claimed(raw: Document, workers: int, nodes: int) -> Iterator[tuple[int, ...]]:
     """The losses of up to so many workers, and those of nodes, in the order of answers."""
-    listed = nodes_of(raw)
+    listed = workers_of_nodes(raw)
     n = sum(map(len, listed))
     for count in range(1, workers + 1):
         yield from combinations(range(n), count)
@@ -84,12 +74,12 @@ def claimed(raw: Document, workers: int, nodes: int) -> Iterator[tuple[int, ...]
 
 def groups_after(raw: Document, planned: Document, lost: Loss, listed: Groups) -> list[list[tuple[list[int], float]]]:
     """The groups of each phase of one contingency's survivors. Listed phases of its own are for its own loss alone."""
-    n = sum(map(len, nodes_of(raw)))
+    n = sum(map(len, workers_of_nodes(raw)))
     left = [w for w in range(n) if w not in lost]
     if planned.get("groups") == "all" or raw["strategy"]["kind"] == "allreduce":
         return [[(list(range(len(left))), 1.0)]]
     if "phases" in planned:
-        kept = [[w for w in node if w not in lost] for node in nodes_of(raw)]
+        kept = [[w for w in node if w not in lost] for node in workers_of_nodes(raw)]
         cluster = {"num_nodes": len(list(filter(None, kept))), "workers_per_node": max(map(len, kept))}
         if "node_radices" not in planned:
             cluster = {"num_nodes": len(left), "workers_per_node": 1}
@@ -108,10 +98,7 @@ def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Mat
         m = len(matrices[0]) - len(lost)
         period = np.eye(m)
         for phase in groups_after(raw, planned[lost], lost, listed):
-            w = np.eye(m)
-            for members, t in phase:
-                w[np.ix_(members, members)] = (1 - t) * np.eye(len(members)) + t / len(members)
-            period = w @ period
+            period = averaging(m, phase) @ period
         center = np.eye(m) - 1 / m
         off = period - 1 / m
         if np.linalg.norm(off, 2) ** 2 > float(Fraction(squared)) + 1e-9:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.forgery.dense import paces
 from benchmarks.forgery.runs import (
     TOPS,
     delay_of,
@@ -18,7 +19,6 @@ from benchmarks.forgery.runs import (
     mixes_late,
     nodes_of,
     outer_of,
-    paces,
     pipeline_of,
     takes_gradients,
     turns_of,

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.forgery.dense import paces, weighted_edges, workers_of_nodes
+
 if TYPE_CHECKING:
     from benchmarks.forgery.dense import Groups, Matrix
 
@@ -36,11 +38,8 @@ def _partners(raw: dict[str, Any], listed: Groups, n: int) -> list[list[set[int]
     if listed is None:
         for graph in raw["strategy"]["rounds"]:
             waits: list[set[int]] = [set() for _ in range(n)]
-            weights = (
-                graph["weights"] if isinstance(graph["weights"], list) else [graph["weights"]] * len(graph["edges"])
-            )
-            for (source, target), weight in zip(graph["edges"], weights, strict=True):
-                if Fraction(weight):
+            for source, target, weight in weighted_edges(graph):
+                if weight:
                     waits[target].add(source)
             result.append(waits)
         return result
@@ -252,10 +251,7 @@ def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
                 near[source].add(target)
                 near[target].add(source)
             sources = max([sources, *(sum(t == worker for _, t in graph["edges"]) for worker in range(n))])
-            weights = (
-                graph["weights"] if isinstance(graph["weights"], list) else [graph["weights"]] * len(graph["edges"])
-            )
-            splits.add(frozenset((*edge, Fraction(w)) for edge, w in zip(graph["edges"], weights, strict=True)))
+            splits.add(frozenset(weighted_edges(graph)))
         num_splits = len(splits - {frozenset()})
         return {"groups": 0, "connections": max(map(len, near)), "splits": num_splits, "arrays": 1 + keeps + sources}
     own: list[set[tuple[int, ...]]] = [set() for _ in range(n)]
@@ -278,10 +274,7 @@ def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
 
 def nodes_of(raw: dict[str, Any]) -> list[int]:
     """The node of every worker."""
-    cluster = raw["cluster"]
-    if "nodes" not in cluster:
-        return [node for node in range(cluster["num_nodes"]) for _ in range(cluster["workers_per_node"])]
-    node_of = {worker: node for node, workers in enumerate(cluster["nodes"]) for worker in workers}
+    node_of = {worker: node for node, workers in enumerate(workers_of_nodes(raw)) for worker in workers}
     return [node_of[worker] for worker in sorted(node_of)]
 
 
@@ -297,12 +290,6 @@ def has_stages(raw: dict[str, Any], group: tuple[int, ...]) -> bool:
     each = {nodes.count(node) for node in nodes}
     is_even = len(each) == 1 and min(each) > 1 and len(set(nodes)) > 1
     return is_even and raw["strategy"].get("how", {}).get("form") == "hierarchical"
-
-
-def paces(raw: dict[str, Any], n: int) -> list[int]:
-    """Steps per round of every worker."""
-    pace = raw["strategy"].get("pace", 1)
-    return pace if isinstance(pace, list) else [pace] * n
 
 
 def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:

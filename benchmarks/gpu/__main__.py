@@ -8,19 +8,19 @@ says so and ends with 0;
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 import traceback
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.stages import IN_PARTS, PART, PRETENDED, STAGES, Skip, missing_modules, results_folder
+from benchmarks.gpu.stages import PRETENDED, STAGES, Skip, missing_modules, results_folder
+from benchmarks.kit import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MARK = "RESULT "
 
 
@@ -51,49 +51,32 @@ def run_stage(name: str) -> int:
 
 
 def start_stage(name: str) -> dict[str, Any]:
-    """A stage in a process, or in several that share its cells: these mostly sleep, so two on each core."""
-    in_parts = os.environ.get(PRETENDED) and STAGES[name][0] in IN_PARTS
-    parts = 2 * (os.cpu_count() or 1) if in_parts else 1
+    """The result of a stage in a process of its own, whose output goes to a file."""
     started = time.monotonic()
-    with ThreadPoolExecutor(parts) as pool:
-        results = list(pool.map(lambda part: _start_part(name, part, parts), range(parts)))
-    return {"stage": name, "seconds": round(time.monotonic() - started, 1)} | merged(results)
+    return {"stage": name} | _ended_stage(name) | {"seconds": round(time.monotonic() - started, 1)}
 
 
-def merged(results: list[dict[str, Any]]) -> dict[str, Any]:
-    """One result of a stage's parts: what failed in any, else all cells and the largest difference."""
-    failed = [result["details"] for result in results if result["outcome"] == "failed"]
-    if failed:
-        return {"outcome": "failed", "details": "; ".join(failed)}
-    if len(results) == 1:
-        return results[0]
-    details = [result["details"] for result in results]
-    largest = "largest relative difference"
-    return {
-        "outcome": "passed",
-        "details": {"cells": sum(one["cells"] for one in details), largest: max(one[largest] for one in details)},
-    }
-
-
-def _start_part(name: str, part: int, parts: int) -> dict[str, Any]:
-    """The result of one process, whose output goes to a file."""
+def _ended_stage(name: str) -> dict[str, Any]:
     _, limit, environment = STAGES[name]
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    file = results_folder() / f"{name.replace(' ', '-')}{f'-{part}' if parts > 1 else ''}.txt"
+    file = results_folder() / f"{name.replace(' ', '-')}.txt"
     with file.open("w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu", "--stage", name],
             cwd=ROOT,
-            env=os.environ | environment | {"PYTHONPATH": path, PART: f"{part}/{parts}"},
+            env=os.environ | environment | {"PYTHONPATH": path},
             stdout=output,
             stderr=subprocess.STDOUT,
+            start_new_session=True,  # what a stage has started ends with it
         )
         try:
             process.wait(limit)
         except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
             return {"outcome": "failed", "details": f"did not end within {limit:g} s; {file.name}"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     text = file.read_text()
     lines = [line for line in text.splitlines() if line.startswith(MARK)]
     if not lines:

@@ -38,7 +38,6 @@ from partreduce.topo.strategies import (
     GroupPhases,
     How,
     Late,
-    Lockstep,
     Merge,
     Neighbor,
     Outer,
@@ -52,7 +51,6 @@ from partreduce.topo.strategies import (
 from partreduce.topo.strategies.axes import CodecScope, Form
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.gap import Gap, Order
-from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.quorum import Quorum, QuorumStart
 
 RANKS = 4
@@ -61,12 +59,31 @@ MOST_STEPS = 24
 PLACES = ("fill", "sum", "commit", "step", "all")
 """Where something may be late: what fills arrays, sums and commits them, the user's own step, and all of these."""
 NODES = How(form=Form.HIERARCHICAL)
+SHORT_BLOCKS = How(codec=Codec.INT8, block=32)
 FEEDBACK = How(codec=Codec.INT4, block=32, error_feedback=True)
 INSIDE_TOO = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True)
+MIXED = (torch.float32, torch.bfloat16)
+UNEVEN: Any = {"pace": (1, 2, 1, 3), "averaging": Averaging.STEP_NORMALISED}
 PAIRS = GroupPhases(tuple(Phase.from_groups(RANKS, groups) for groups in ([(0, 1), (2, 3)], [(1, 2), (0, 3)])))
 PATIENT = Quorum(quorum=QuorumStart.SOLO, grace=60_000_000)
 """Every round waits for all, so that what it sums is determined."""
 GENERATED = Generated(group_size=RANKS, division=Division.GLOBAL)
+RING = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
+HALF = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))]
+
+
+def groups(*, relax: Fraction = Fraction(1), **axes: Any) -> Static:  # noqa: ANN401 - of a strategy
+    """Pairs, crossed pairs and everybody in turn."""
+    listed = ([(0, 1), (2, 3)], [(0, 3), (1, 2)], [tuple(range(RANKS))])
+    phases = (Phase.from_groups(RANKS, [Group(members, relax) for members in phase]) for phase in listed)
+    return Static(phases=GroupPhases(tuple(phases)), **axes)
+
+
+def graphs(*edges: Any, **axes: Any) -> Neighbor:  # noqa: ANN401 - as above
+    return Neighbor(rounds=tuple(Round.from_edges(RANKS, one) for one in edges), **axes)
+
+
+GROUPS = groups()
 
 
 @dataclass(frozen=True)
@@ -74,140 +91,96 @@ class Cell:
     """What is trained, and how it is averaged."""
 
     name: str
-    kind: str = "static"
-    overlap: bool = False
-    relax: Fraction = Fraction(1)
-    paces: int | tuple[int, ...] = 1
-    normalised: bool = False
+    strategy: Any = GROUPS
     drift: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     buffers: str = "average"
     optimizer: str = "sgd"
     rounds: int = 5
-    codec: Codec = Codec.NONE
-    width: int = 1
-    """Of a pipeline of gradients."""
-    sending: Sending = Sending.WHOLE
-    how: How | None = None
-    """Where it has more than a codec and a sending."""
-    outer: Outer = PLAIN
-    fragments: int = 1
-    merged: Merge | None = None
     on_host: bool = False
     """Whether anchor and momentum of outer steps lie in host memory meanwhile."""
-    strategy: Any = None
-    """In place of one made of all these."""
     in_turn: bool = False
     """Whether ranks step one after the other, because nobody waits for anybody."""
 
     @property
     def schedule(self) -> Schedule:
-        cluster = Cluster.regular(2, RANKS // 2)
-        if self.strategy is not None:
-            return Schedule(self.name, cluster, self.strategy)
-        when: Any = self.merged or (Late() if self.overlap else Lockstep())
-        what = Routes(outer=self.outer, fragments=self.fragments)
-        if self.width > 1:
-            when = Pipeline(width=self.width)
-        averaging = Averaging.STEP_NORMALISED if self.normalised else Averaging.MEAN
-        strategy: Any
-        if self.kind == "allreduce":
-            how = self.how or How(codec=self.codec, sending=self.sending)
-            strategy = AllReduce(pace=self.paces, when=when, averaging=averaging, how=how, what=what)
-        elif self.kind == "gap":
-            both = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
-            order = Order.PARALLEL if self.overlap else Order.SERIAL
-            strategy = Neighbor(
-                rounds=(Round.from_edges(RANKS, both),), pace=self.paces, when=Gap(max_ig=2, order=order)
-            )
-        elif self.kind == "neighbor":
-            ring = Round.from_edges(RANKS, [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)])
-            half = Round.from_edges(RANKS, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))])
-            strategy = Neighbor(rounds=(ring, half), pace=self.paces, when=when, averaging=averaging)
-        else:
-            pairs = [Group((0, 1), self.relax), Group((2, 3), self.relax)]
-            crossed = [Group((0, 3), self.relax), Group((1, 2), self.relax)]
-            everyone = [Group(tuple(range(RANKS)), self.relax)]
-            phases = tuple(Phase.from_groups(RANKS, groups) for groups in (pairs, crossed, everyone))
-            how = self.how or How(codec=self.codec)
-            means = {"when": when, "averaging": averaging, "how": how, "what": what}
-            strategy = Static(phases=GroupPhases(phases), pace=self.paces, **means)
-        return Schedule(self.name, cluster, strategy)
+        return Schedule(self.name, Cluster.regular(2, RANKS // 2), self.strategy)
 
 
 CELLS = [
     Cell("static"),
-    Cell("static, overlap", overlap=True),
-    Cell("static, relax 3/2", relax=Fraction(3, 2)),
-    Cell("static, overlap, relax 1/2", overlap=True, relax=Fraction(1, 2)),
-    Cell("static, paces, normalised", paces=(1, 2, 1, 3), normalised=True),
-    Cell("static, overlap, paces, normalised", overlap=True, paces=(1, 2, 1, 3), normalised=True),
-    Cell("allreduce of gradients", kind="allreduce"),
-    Cell("allreduce of gradients, pipeline", kind="allreduce", width=2),
-    Cell("allreduce of gradients, pipeline, mixed", kind="allreduce", width=2, dtypes=(torch.float32, torch.bfloat16)),
-    Cell("allreduce of gradients, pipeline of 3, Adam", kind="allreduce", width=3, optimizer="adam"),
-    Cell("allreduce of gradients, layers", kind="allreduce", sending=Sending.LAYERS),
-    Cell("allreduce of parameters", kind="allreduce", paces=2),
-    Cell("allreduce of parameters, overlap", kind="allreduce", paces=2, overlap=True),
-    Cell("neighbor", kind="neighbor"),
-    Cell("neighbor, overlap", kind="neighbor", overlap=True),
-    Cell("neighbor, gap", kind="gap"),
-    Cell("neighbor, gap, parallel", kind="gap", overlap=True),
+    Cell("static, overlap", groups(when=Late())),
+    Cell("static, relax 3/2", groups(relax=Fraction(3, 2))),
+    Cell("static, overlap, relax 1/2", groups(when=Late(), relax=Fraction(1, 2))),
+    Cell("static, paces, normalised", groups(**UNEVEN)),
+    Cell("static, overlap, paces, normalised", groups(when=Late(), **UNEVEN)),
+    Cell("allreduce of gradients", AllReduce()),
+    Cell("allreduce of gradients, pipeline", AllReduce(when=Pipeline())),
+    Cell("allreduce of gradients, pipeline, mixed", AllReduce(when=Pipeline()), dtypes=MIXED),
+    Cell("allreduce of gradients, pipeline of 3, Adam", AllReduce(when=Pipeline(width=3)), optimizer="adam"),
+    Cell("allreduce of gradients, layers", AllReduce(how=How(sending=Sending.LAYERS))),
+    Cell("allreduce of parameters", AllReduce(pace=2)),
+    Cell("allreduce of parameters, overlap", AllReduce(pace=2, when=Late())),
+    Cell("neighbor", graphs(RING, HALF)),
+    Cell("neighbor, overlap", graphs(RING, HALF, when=Late())),
+    Cell("neighbor, gap", graphs(RING, when=Gap(max_ig=2))),
+    Cell("neighbor, gap, parallel", graphs(RING, when=Gap(max_ig=2, order=Order.PARALLEL))),
     Cell("static, drift correction", drift=True, optimizer="plain sgd"),
     Cell("static, bfloat16", dtypes=(torch.bfloat16,)),
-    Cell("static, overlap, mixed", overlap=True, dtypes=(torch.float32, torch.bfloat16)),
-    Cell("allreduce of gradients, mixed", kind="allreduce", dtypes=(torch.float32, torch.bfloat16)),
-    Cell("static, overlap, local buffers", overlap=True, buffers="local"),
+    Cell("static, overlap, mixed", groups(when=Late()), dtypes=MIXED),
+    Cell("allreduce of gradients, mixed", AllReduce(), dtypes=MIXED),
+    Cell("static, overlap, local buffers", groups(when=Late()), buffers="local"),
     Cell("static, broadcast buffers", buffers="broadcast"),
     Cell("static, Adam", optimizer="adam"),
-    Cell("allreduce of gradients, Adam", kind="allreduce", optimizer="adam"),
-    Cell("allreduce of gradients, float16", kind="allreduce", codec=Codec.FLOAT16),
-    Cell("allreduce of gradients, bfloat16", kind="allreduce", codec=Codec.BFLOAT16),
-    Cell("static, float16", codec=Codec.FLOAT16),
-    Cell("static, overlap, float16", overlap=True, codec=Codec.FLOAT16),
-    Cell("allreduce of parameters, bfloat16", kind="allreduce", paces=2, codec=Codec.BFLOAT16),
-    Cell("allreduce of gradients, int8", kind="allreduce", how=How(codec=Codec.INT8, block=32)),
-    Cell("allreduce of gradients, int4, feedback", kind="allreduce", how=FEEDBACK),
-    Cell("static, overlap, int8", overlap=True, how=How(codec=Codec.INT8, block=32)),
-    Cell("static, hierarchical", how=NODES),
-    Cell("static, hierarchical, overlap", overlap=True, how=NODES),
-    Cell("allreduce of gradients, hierarchical", kind="allreduce", how=NODES),
-    Cell("allreduce of gradients, hierarchical, pipeline", kind="allreduce", how=NODES, width=2),
-    Cell("allreduce of gradients, hierarchical, float16", kind="allreduce", how=replace(NODES, codec=Codec.FLOAT16)),
+    Cell("allreduce of gradients, Adam", AllReduce(), optimizer="adam"),
+    Cell("allreduce of gradients, float16", AllReduce(how=How(codec=Codec.FLOAT16))),
+    Cell("allreduce of gradients, bfloat16", AllReduce(how=How(codec=Codec.BFLOAT16))),
+    Cell("static, float16", groups(how=How(codec=Codec.FLOAT16))),
+    Cell("static, overlap, float16", groups(when=Late(), how=How(codec=Codec.FLOAT16))),
+    Cell("allreduce of parameters, bfloat16", AllReduce(pace=2, how=How(codec=Codec.BFLOAT16))),
+    Cell("allreduce of gradients, int8", AllReduce(how=SHORT_BLOCKS)),
+    Cell("allreduce of gradients, int4, feedback", AllReduce(how=FEEDBACK)),
+    Cell("static, overlap, int8", groups(when=Late(), how=SHORT_BLOCKS)),
+    Cell("static, hierarchical", groups(how=NODES)),
+    Cell("static, hierarchical, overlap", groups(when=Late(), how=NODES)),
+    Cell("allreduce of gradients, hierarchical", AllReduce(how=NODES)),
+    Cell("allreduce of gradients, hierarchical, pipeline", AllReduce(when=Pipeline(), how=NODES)),
+    Cell("allreduce of gradients, hierarchical, float16", AllReduce(how=replace(NODES, codec=Codec.FLOAT16))),
     Cell(
         "allreduce of gradients, hierarchical, int8 across nodes",
-        kind="allreduce",
-        how=replace(NODES, codec=Codec.INT8, block=32, where=CodecScope.ACROSS_NODES),
+        AllReduce(how=replace(NODES, codec=Codec.INT8, block=32, where=CodecScope.ACROSS_NODES)),
     ),
-    Cell("allreduce of parameters, hierarchical, int8, feedback", kind="allreduce", paces=2, how=INSIDE_TOO),
-    Cell("allreduce, quorum", strategy=AllReduce(when=PATIENT)),
-    Cell("static, quorum", strategy=Static(phases=PAIRS, when=PATIENT)),
-    Cell("generated", strategy=GENERATED),
-    Cell("generated, hierarchical", strategy=replace(GENERATED, how=NODES)),
-    Cell("server", strategy=Server(hosts=(0, 2))),
-    Cell("server, int8", strategy=Server(hosts=(0, 2), how=How(codec=Codec.INT8, block=32))),
-    Cell("server, asynchronous", strategy=Server(hosts=(0,), synchronous=False), in_turn=True),
-    Cell("pairwise", strategy=Pairwise(active=(1, 3)), in_turn=True),
+    Cell("allreduce of parameters, hierarchical, int8, feedback", AllReduce(pace=2, how=INSIDE_TOO)),
+    Cell("allreduce, quorum", AllReduce(when=PATIENT)),
+    Cell("static, quorum", Static(phases=PAIRS, when=PATIENT)),
+    Cell("generated", GENERATED),
+    Cell("generated, hierarchical", replace(GENERATED, how=NODES)),
+    Cell("server", Server(hosts=(0, 2))),
+    Cell("server, int8", Server(hosts=(0, 2), how=SHORT_BLOCKS)),
+    Cell("server, asynchronous", Server(hosts=(0,), synchronous=False), in_turn=True),
+    Cell("pairwise", Pairwise(active=(1, 3)), in_turn=True),
     *(
-        Cell(f"{name}{', on the host' * on_host}", on_host=on_host, **members)
-        for name, members in {
-            "outer steps": {"kind": "allreduce", "paces": 2, "outer": DILOCO, "optimizer": "adam"},
-            "outer steps of all, between groups": {"outer": DILOCO, "rounds": 7},
-            "outer steps of groups": {"paces": 2, "outer": replace(DILOCO, anchor=Anchor.OWN)},
-            "fragments merged late": {
-                "kind": "allreduce",
-                "paces": 4,
-                "outer": DILOCO,
-                "fragments": 3,
-                "merged": Merge(steps=3, alpha=Fraction(1, 2)),
-            },
-        }.items()
+        Cell(f"{name}{', on the host' * on_host}", strategy, on_host=on_host, **members)
+        for name, strategy, members in (
+            ("outer steps", AllReduce(pace=2, what=Routes(outer=DILOCO)), {"optimizer": "adam"}),
+            ("outer steps of all, between groups", groups(what=Routes(outer=DILOCO)), {"rounds": 7}),
+            ("outer steps of groups", groups(pace=2, what=Routes(outer=replace(DILOCO, anchor=Anchor.OWN))), {}),
+            (
+                "fragments merged late",
+                AllReduce(
+                    pace=4,
+                    when=Merge(steps=3, alpha=Fraction(1, 2)),
+                    what=Routes(outer=DILOCO, fragments=3),
+                ),
+                {},
+            ),
+        )
         for on_host in (False, True)
     ),
 ]
 CUDA_CELLS = [
-    Cell(f"{kind}, Adam {how}", kind=kind, optimizer=f"adam {how}")
-    for kind in ("static", "allreduce")
+    Cell(f"{kind}, Adam {how}", strategy, optimizer=f"adam {how}")
+    for kind, strategy in (("static", groups()), ("allreduce", AllReduce()))
     for how in ("foreach", "fused", "capturable")
 ]
 """Cells whose optimizers only work on a GPU."""
@@ -444,23 +417,30 @@ def tolerance(cell: Cell, kind: str) -> float:
 
 
 @lru_cache(maxsize=1)
-def without_device(cell: Cell) -> list[dict[str, Any]]:
+def without_device(cell: Any, **job: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - as run_cell
     """What a cell is compared with at every place."""
-    return run_cell(cell, "plain")
+    return run_cell(cell, "plain", **job)
 
 
 def compare(
-    cell: Cell, kind: str, *, place: str = "", seconds: float = 0.0, launch: Launch = Launch.OWN_STREAM
+    cell: Any,  # noqa: ANN401 - as run_cell
+    kind: str,
+    *,
+    place: str = "",
+    seconds: float = 0.0,
+    launch: Launch = Launch.OWN_STREAM,
+    **job: Any,  # noqa: ANN401 - the `prepare` and `action` of run_cell
 ) -> float:
     """How far a cell is from the run without a device.
 
     Raises:
         AssertionError: a rank failed.
     """
-    wanted, got = without_device(cell), run_cell(cell, kind, place=place, seconds=seconds, launch=launch)
+    wanted = without_device(cell, **job)
+    got = run_cell(cell, kind, place=place, seconds=seconds, launch=launch, **job)
     for result in [*wanted, *got]:
-        if result["error"] is not None:
-            raise AssertionError(f"{cell.name}: {result['error']}") from result["error"]
+        if (error := result.get("error")) is not None:
+            raise AssertionError(f"{cell.name}: {error}") from error
     return distance(got, wanted)
 
 
@@ -480,7 +460,9 @@ def judge_fault(cell: Cell, kind: str, fault: Fault) -> str | None:
         values = torch.cat([value.double().flatten().cpu() for value in result["values"].values()])
         if not bool(values.isfinite().all()):
             return f"{cell.name}, {fault.kind}: rank {rank} holds what is not finite"
-    before = replace(cell, rounds=fault.at + cell.width - 1)  # a pipeline applies it so many steps later
+    when = cell.strategy.when
+    delay = when.lag if isinstance(when, Pipeline) else 0
+    before = replace(cell, rounds=fault.at + delay)  # a pipeline applies it so many steps later
     for rank, result in enumerate(results):
         # A step that ends in the error was taken; with averaged gradients it was undone, as all since the fault.
         local = result["steps"] - before.rounds

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
 from torch.optim.swa_utils import AveragedModel
 
 from benchmarks.gpu import cells
-from benchmarks.gpu.cells import RANKS, distance, run_cell
+from benchmarks.gpu.cells import RANKS
 from benchmarks.gpu.simulated import SimulatedWorld
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.clipping import clip_grad_norm_
@@ -158,18 +158,8 @@ def _train_here(cell: TableCell, world: SimulatedWorld, prepared: Prepared) -> d
     return {"values": values}
 
 
-@cache
-def _without_device(cell: TableCell) -> list[dict[str, Any]]:
-    """What the ranks of a run without a device end with."""
-    return run_cell(cell, "plain", prepare=prepare, action=_train_here)
+compare = partial(cells.compare, prepare=prepare, action=_train_here)
+"""How far a cell of simulated ranks, which are `plain` or `pretended`, is from the run without a device.
 
-
-def compare(cell: TableCell, kind: str, *, place: str = "", seconds: float = 0.0) -> float:
-    """How far a cell of simulated ranks, which are `plain` or `pretended`, is from the run without a device.
-
-    On a GPU it takes processes (`processes.tables`): autograd has one thread for each device, in which the exchange of
-    one simulated rank would wait for the others', whose turn comes after it.
-    """
-    wanted = _without_device(cell)
-    got = run_cell(cell, kind, place=place, seconds=seconds, prepare=prepare, action=_train_here)
-    return distance(got, wanted)
+On a GPU it takes processes (`processes.tables`): autograd has one thread for each device, in which the exchange of
+one simulated rank would wait for the others', whose turn comes after it."""

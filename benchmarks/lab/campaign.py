@@ -181,13 +181,9 @@ class Campaign:
 
     def _job(self, setting: Setting, name: str, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
         fields: dict[str, Any] = {
-            "task": setting.task,
-            "data_file": str(self._data(setting.task)),
+            **{name: getattr(setting, name) for name in ("task", "steps", "batch", "momentum", "weight_decay")},
             **setting.lengths(),
-            "steps": setting.steps,
-            "batch": setting.batch,
-            "momentum": setting.momentum,
-            "weight_decay": setting.weight_decay,
+            "data_file": str(self._data(setting.task)),
             "every": self.experiment.every,
             "limit": PROFILE_LIMIT,
         }

@@ -17,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from benchmarks.kit import ROOT
 from benchmarks.lab.board import Board
 from benchmarks.lab.job import Job
 from benchmarks.lab.network import Network
 from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS
 from partreduce.runtime.transport.admission import RUN_SECRET
 
-ROOT = Path(__file__).resolve().parents[2]
 START_LIMIT = 120.0
 
 

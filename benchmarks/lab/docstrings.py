@@ -8,17 +8,13 @@ as long as its longest docstring has words: that is how the videos of eager-SGD'
 
 from __future__ import annotations
 
-import ast
-import os
-import re
 import zlib
-from collections.abc import Iterator
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
+
+from benchmarks.lab.prose import balanced, docstrings, words_of
 
 PACKAGES = ("", "numpy", "scipy", "networkx")
 """The first is the standard library."""
@@ -26,7 +22,6 @@ WORDS = 4096
 """Places of the hash table of words; place 0 is padding."""
 LEAST, MOST = 6, 256
 """Words of a docstring; longer ones are cut off."""
-FOREIGN = {"tests", "test", "idlelib", "site-packages", "lib2to3", "dist-packages"}
 FEATURES, HIDDEN = 32, 48
 AT_ONCE = 64
 """Docstrings that are evaluated together, in the order of their lengths."""
@@ -34,41 +29,18 @@ AT_ONCE = 64
 
 def samples() -> tuple[np.ndarray, np.ndarray]:
     """Words, shape (count, 256), filled up with zeros, and labels, shape (count,); as many of each package."""
-    rng = np.random.default_rng(0)
-    texts = [list(dict.fromkeys(_docstrings(package))) for package in PACKAGES]
-    least = min(len(said) for said in texts)
-    chosen = [said[place] for said in texts for place in rng.permutation(len(said))[:least]]
-    labels = np.repeat(np.arange(len(PACKAGES), dtype=np.int64), least)
-    order = rng.permutation(len(chosen))
-    rows = np.zeros((len(chosen), MOST), dtype=np.int32)
-    for row, place in enumerate(order):
-        words = [zlib.crc32(word.encode()) % (WORDS - 1) + 1 for word in chosen[place].split()[:MOST]]
-        rows[row, : len(words)] = words
-    return rows, labels[order]
+    texts, labels = balanced([_texts(package) for package in PACKAGES])
+    rows = np.zeros((len(texts), MOST), dtype=np.int32)
+    for row, text in zip(rows, texts, strict=True):
+        words = [zlib.crc32(word.encode()) % (WORDS - 1) + 1 for word in text.split()[:MOST]]
+        row[: len(words)] = words
+    return rows, labels
 
 
-def _docstrings(package: str) -> Iterator[str]:
-    """What its modules, classes and functions say about themselves, as words with one space."""
-    home = Path(os.__file__).parent if not package else _home(package)
-    for path in sorted(home.rglob("*.py")):
-        if FOREIGN & set(path.parts[len(home.parts) :]):
-            continue
-        try:
-            tree = ast.parse(path.read_text(encoding="utf-8", errors="ignore"))
-        except SyntaxError:  # a file that shows one, or is written for another Python
-            continue
-        for part in ast.walk(tree):
-            if isinstance(part, ast.FunctionDef | ast.ClassDef | ast.Module):
-                words = re.findall(r"[a-z]+", (ast.get_docstring(part) or "").lower())
-                if len(words) >= LEAST:
-                    yield " ".join(words)
-
-
-def _home(package: str) -> Path:
-    spec = find_spec(package)
-    assert spec is not None, f"{package} belongs to this project's dependencies"
-    assert spec.origin is not None
-    return Path(spec.origin).parent
+def _texts(package: str) -> list[str]:
+    """Its docstrings of several words, each once, as words with one space."""
+    said = (words_of(text) for text in docstrings(package))
+    return list(dict.fromkeys(" ".join(words) for words in said if len(words) >= LEAST))
 
 
 def longest(words: torch.Tensor) -> int:

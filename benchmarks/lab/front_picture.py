@@ -9,16 +9,15 @@ import json
 import sys
 from pathlib import Path
 
-from benchmarks.kit import parser
+from benchmarks.kit import ROOT, parser
 from benchmarks.lab.plots import pyplot
 from benchmarks.lab.results import listed
 from benchmarks.lab.table import Row
 from partreduce.report.axes import quiet
 from partreduce.report.palette import INK, OKABE_ITO
 
-HOME = Path(__file__).resolve().parents[2]
-CELLS = HOME / "benchmarks/results/lab-nodes.json"
-PICTURE = HOME / "docs/pictures/loss-over-seconds.svg"
+CELLS = ROOT / "benchmarks/results/lab-nodes.json"
+PICTURE = ROOT / "docs/pictures/loss-over-seconds.svg"
 SETTING = "40mbit homogeneous"
 SHOWN = (
     ("DDP", "PyTorch DDP", OKABE_ITO[6], ":", (10.4, 0.113)),

@@ -23,11 +23,11 @@ class Job(Lengths):
     The crew fills in `address` and `port`.
     """
 
-    name: str
-    folder: str
-    how: str
     num_nodes: int
     workers_per_node: int
+    name: str = ""
+    folder: str = ""
+    how: str = ""
     address: str = ""
     port: int = 0
     schedule: str | None = None

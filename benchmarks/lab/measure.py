@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks import kit
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
 from benchmarks.lab.tasks import SEQUENCES, Samples, accuracy, evaluated, loss_of, make_model
@@ -40,13 +41,9 @@ class Measured:
     accuracies: list[tuple[float, float]] = field(default_factory=list)
     own_accuracy: float | None = None
 
-    def reached(self, target: float) -> tuple[float, float] | None:
+    def reached(self, target: float) -> tuple[float, ...] | None:
         """Steps and seconds at which the loss, interpolated between evaluations, first fell to the target."""
-        for (s0, t0, l0), (s1, t1, l1) in zip(self.curve, self.curve[1:], strict=False):
-            if l1 <= target:
-                part = 1.0 if l0 <= target or l0 == l1 else (l0 - target) / (l0 - l1)
-                return s0 + part * (s1 - s0), t0 + part * (t1 - t0)
-        return None
+        return kit.reached(self.curve, target)
 
 
 def read_cell(job: Job, samples: Samples) -> Measured:

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from benchmarks import compact
-from benchmarks.kit import parser
+from benchmarks.kit import one_thread, parser
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
@@ -70,9 +70,8 @@ class Rehearsal:
 
     def __init__(self, *, task: str, cluster: Cluster, rate: float, seed: int = 0) -> None:
         count, samples = cluster.num_workers, samples_of(task)
-        fields: dict[str, Any] = {"name": "", "folder": "", "how": "", "address": "", "port": 0}
         nodes = cluster.num_nodes
-        job = Job(**fields, num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
+        job = Job(num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
         self.samples, self.count, self.rate = samples, count, rate
         self._model = make_model(task, samples, Clock(), seed)
         self.named = [(name, part.numel()) for name, part in self._model.named_parameters()]
@@ -313,8 +312,7 @@ def main() -> int:
     arguments.add_argument("--nodes", type=int, default=4)
     arguments.add_argument("--workers-per-node", type=int, default=4)
     chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    one_thread()
     cluster, planned = Cluster.regular(chosen.nodes, chosen.workers_per_node), Planner({})
     listed = [c for c in contestants(planned, planned.coded) if c.rehearsed_as == c.name]
     wanted = chosen.contestants.split(";") if chosen.contestants else [c.name for c in listed if not c.named_only]

@@ -9,24 +9,27 @@ Needs root; says why and ends well where the machine cannot hold it. Results go 
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks.kit import RESULTS
+from benchmarks import kit
 from benchmarks.lab.setting import settings
+
+if TYPE_CHECKING:
+    import argparse
 
 SHORT = ("200mbit homogeneous", "200mbit slow x5")
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = kit.parser(__doc__)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--workers-per-node", type=int, default=4)
     parser.add_argument("--settings", help="names separated by commas (see --list)")
@@ -94,7 +97,7 @@ def main() -> int:
             try:
                 campaign.run(profile=not chosen.no_profile)
             finally:  # what was measured is kept, also when the lab's machinery fails
-                campaign.write(RESULTS, chosen.name, provenance("lab.run"))
+                campaign.write(kit.RESULTS, chosen.name, provenance("lab.run"))
     except NoLabError as reason:
         print(f"lab: skipped: {reason}")
     return 0

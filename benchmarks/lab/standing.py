@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.kit import RESULTS, command
+from benchmarks.kit import command, commit
 from benchmarks.lab.crew import Crew
 from benchmarks.lab.job import Job
 from benchmarks.lab.network import Network, why_not
@@ -69,10 +68,8 @@ def provenance(module: str) -> dict[str, object]:
     """Where and with what a module of the benchmarks measured something."""
     import torch
 
-    asked = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(asked, capture_output=True, text=True, check=False, cwd=RESULTS).stdout.strip()
     return {
-        "commit": commit,
+        "commit": commit(),
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "machine": f"{os.cpu_count()} cores, Linux {os.uname().release}, torch {torch.__version__}, gloo",
         "command": command(module),

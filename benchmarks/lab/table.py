@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from benchmarks import kit
 from benchmarks.lab.contestants import EVERY_STEP
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.setting import Setting
@@ -66,11 +67,6 @@ class Row:
         """Median loss of the mean model at the last evaluation until then."""
         return median([loss for _, at, loss in cell.curve if at <= seconds][-1] for cell in self.cells)
 
-    def spread(self) -> str:
-        """Smallest and largest milliseconds per step."""
-        values = sorted(cell.step_ms for cell in self.cells)
-        return f"[{values[0]:.0f}-{values[-1]:.0f}]"
-
     def seconds_spread(self) -> str:
         """Smallest and largest seconds to the target."""
         values = sorted(self._reached(1))
@@ -97,16 +93,16 @@ def fraction_of_limit(row: Row, rows: list[Row], setting: Setting, num_workers: 
 def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
     base = baseline(rows)
     ends = min(cell.curve[-1][1] for row in rows for cell in row.cells if cell.curve)
-    lines = [f"| {' | '.join(COLUMNS).format(ends)} |", "|---" * len(COLUMNS) + "|"]
+    lines = []
     for row in rows:
         seconds = row.seconds
         ratio = "" if base is None or seconds is None else f"{base.seconds / seconds:.2f}"  # type: ignore[operator]
         share = fraction_of_limit(row, rows, setting, num_workers)
         mark = " (baseline)" if row is base else ""
-        cells = (
+        cells = [
             f"{row.contestant}{mark}",
             "" if row.learning_rate is None else f"{row.learning_rate:g}",
-            f"{row.step_ms:.0f} {row.spread()}",
+            kit.middle([cell.step_ms for cell in row.cells], ".0f"),
             "not reached" if row.steps is None else f"{row.steps:.0f}",
             "" if seconds is None else f"{seconds:.2f} {row.seconds_spread()}",
             ratio,
@@ -114,9 +110,9 @@ def block(rows: list[Row], setting: Setting, num_workers: int) -> str:
             f"{row.nic_mb:.2f}",
             f"{row.loss_after(ends):.3f}",
             f"{len(row.cells)}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        ]
+        lines.append(cells)
+    return kit.table([column.format(ends) for column in COLUMNS], lines).rstrip("\n")
 
 
 def document(head: dict[str, Any], blocks: dict[str, str], notes: list[str]) -> str:

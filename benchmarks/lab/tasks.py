@@ -6,6 +6,7 @@ Models are built from layers with gates between them (see gates.py), so that com
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.lab import docstrings, paragraphs
+from benchmarks.lab import docstrings, paragraphs, prose
 from benchmarks.lab.gates import Clock, Gate
 from benchmarks.lab.job import Job
 
@@ -109,12 +110,8 @@ def _text() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _library_text() -> str:
-    import ast
-    import os
-
-    home = Path(os.__file__).parent
     parts, size = [], 0
-    for path in sorted(home.glob("*.py")):
+    for path in sorted(prose.home(prose.LIBRARY).glob("*.py")):
         said = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8", errors="ignore"))) or ""
         plain = "".join(c for c in said.lower() if c.isascii() and (c.isalpha() or c in " .,\n"))
         parts.append(plain)

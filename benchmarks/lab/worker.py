@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 import partreduce
+from benchmarks.kit import one_thread
 from benchmarks.lab.baselines import KINDS, Alone, use_environment
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
@@ -80,7 +81,7 @@ def work(job: Job, node: int, samples: Samples) -> None:
 
 
 def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, object]:
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    one_thread()
     clock = Clock()
     model = make_model(job.task, samples, clock, job.seed)
     plain = model

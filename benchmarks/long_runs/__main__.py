@@ -23,8 +23,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
 
-import torch
-
 from benchmarks import compact, kit
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.plan import Planner
@@ -163,8 +161,7 @@ def main() -> int:
     arguments.add_argument("--contestants", default="", help="names separated by semicolons")
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    kit.one_thread()
     if chosen.what == "write":
         from benchmarks.long_runs import page
 

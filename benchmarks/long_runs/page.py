@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -62,14 +61,6 @@ def virtual_ms(part: Part, runs: list[Row]) -> float:
     return 1e3 * float(timeline.finish[-1].max()) / ROUNDS
 
 
-def reached(curve: list[list[float]], target: float) -> float | None:
-    """Steps to a training loss, between evaluations."""
-    for (before, high), (step, low) in pairwise(curve):
-        if low <= target:
-            return step if high <= target else before + (step - before) * (high - target) / (high - low)
-    return None
-
-
 def table(part: Part, rows: list[Row]) -> str:
     """A line a contestant: loss and share told right in the end, and how long the runs and a loss take in the lab."""
     taken, lines = lab_ms(), []
@@ -81,7 +72,7 @@ def table(part: Part, rows: list[Row]) -> str:
             continue
         virtual = virtual_ms(part, runs)
         ms = taken.get(name, virtual)
-        steps = [found for run in runs if (found := reached(run["curve"], target)) is not None]
+        steps = [found[0] for run in runs if (found := kit.reached(run["curve"], target)) is not None]
         cells = [WORDS[name], f"{runs[0]['rate']:g}", len(runs)]
         cells += [
             kit.middle([run["held out"] for run in runs], ".3f"),

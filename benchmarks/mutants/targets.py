@@ -25,7 +25,7 @@ SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
 TABLE_CLAIMS = "tests/verify/test_table_claims.py"
-QUORUM_CLAIMS = "tests/verify/test_quorum_group_claims.py"
+QUORUM_CLAIMS = "tests/verify/test_quorum_claims.py"
 CHECKER = (
     *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers", "program")),
     *(f"tests/verify/checker/test_{of}.py" for of in ("facts", "gap_facts", "what_the_checker_reads")),
@@ -64,6 +64,9 @@ AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/averaging/tes
 LAUNCHER_LAWS = "tests/runtime/launcher/test_launcher_laws.py"
 
 TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "benchmarks/explore/reductions.py": (
+        tuple(f"tests/schedulers/protocols/test_{of}.py" for of in ("digraph", "hop", "adpsgd", "generator_system")),
+    ),
     "schedulers/protocols/adpsgd.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
     "schedulers/protocols/shards.py": (("tests/schedulers/protocols/test_shards.py",),),
     "schedulers/protocols/digraph.py": (
@@ -75,7 +78,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     **{
         f"schedulers/protocols/{name}.py": (
-            ("tests/schedulers/protocols/test_partial.py", "tests/schedulers/protocols/test_partial_groups.py"),
+            ("tests/schedulers/protocols/test_partial.py",),
             ("tests/verify/explore/test_partial.py",),
         )
         for name in ("partial", "partial_state")
@@ -109,6 +112,10 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
     "runtime/averaging/device_checks.py": (("tests/runtime/devices/test_device_path.py",),),
+    **{
+        f"topo/graphs/{name}.py": (("tests/topo/figures/test_golden.py", "tests/topo/graphs/test_graphs.py"),)
+        for name in ("classic", "directed", "hop")
+    },
     "verify/tables.py": ((TABLE_CLAIMS,),),
     "verify/quorum.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},

@@ -12,22 +12,26 @@ docs/papers.md. `make papers PAPER=pipe-sgd MINUTES=40` does the same.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from benchmarks import kit
 from benchmarks.papers import page, rows
 from benchmarks.papers.registry import PAPERS, Paper
+
+if TYPE_CHECKING:
+    import argparse
 
 MINUTES = 20.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = kit.parser(__doc__)
     parser.add_argument(
         "papers", nargs="*", metavar="PAPER", help=f"of {', '.join(p.name for p in PAPERS)}; default all"
     )

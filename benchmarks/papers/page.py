@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks import kit
 from benchmarks.papers.pictures import bar_names, draw, names
 from benchmarks.papers.registry import PAPERS, Paper
 from benchmarks.papers.rows import RESULTS, read
@@ -12,8 +13,7 @@ from benchmarks.papers.rows import RESULTS, read
 if TYPE_CHECKING:
     from benchmarks.papers.rows import Results, Row
 
-HOME = Path(__file__).resolve().parents[2]
-PAGE = HOME / "docs/papers.md"
+PAGE = kit.ROOT / "docs/papers.md"
 BEGIN = "<!-- written by benchmarks/papers/page.py; do not edit below -->"
 SHORT = {
     "times": "×",
@@ -52,9 +52,9 @@ def short(paper: Paper, found: Results) -> str:
     if not shown:
         return "\n".join([*parts, f"Here: {NOT_YET}.", ""])
     parts += [f"**Measured here.** {paper.regime}", ""]
-    parts += ["| figure | paper | measured [low–high] | runs |", "|---|---|---|---|"]
-    parts += [f"| {row.figure}: {row.setting} | {printed(row)} | {measured(row)} | {row.runs} |" for row in shown]
-    parts += ["", f"**Why they differ.** {paper.why}", ""]
+    lines = [[f"{row.figure}: {row.setting}", printed(row), measured(row), row.runs] for row in shown]
+    parts += [kit.table(["figure", "paper", "measured [low–high]", "runs"], lines)]
+    parts += [f"**Why they differ.** {paper.why}", ""]
     if paper.picture is not None:
         parts += [f"![{paper.title}](../benchmarks/results/papers/{paper.picture})", ""]
     parts += [f"[All {len(found.rows)} rows and pictures](../benchmarks/results/papers/{paper.name}.md)", ""]
@@ -75,22 +75,22 @@ def tables(paper: Paper, found: Results) -> str:
 
 def table(found: Results) -> str:
     """One paper, figure by figure: paper, measured with its ends, runs, why they differ."""
-    lines = []
+    parts: list[str] = []
     for figure in dict.fromkeys(row.figure for row in found.rows):
         rows = [row for row in found.rows if row.figure == figure]
         predicted = any(row.predicted is not None for row in rows)
         columns = ["setting", "paper", "measured [low–high]", *(["predicted"] if predicted else []), "runs"]
-        lines += [f"## {figure}", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+        lines = []
         for row in rows:
             commit = f" (at {row.commit})" if row.commit and row.commit != found.commit else ""
             cells = [row.setting + commit, printed(row), measured(row)]
             if predicted:
                 cells.append("" if row.predicted is None else _number(row.predicted, row.unit) + SHORT[row.unit])
-            lines.append(f"| {' | '.join([*cells, str(row.runs)])} |")
+            lines.append([*cells, row.runs])
+        parts += [f"## {figure}", "", kit.table(columns, lines)]
         if figure in found.why:
-            lines += ["", f"Why they differ: {found.why[figure]}"]
-        lines.append("")
-    return "\n".join(lines).rstrip()
+            parts += [f"Why they differ: {found.why[figure]}", ""]
+    return "\n".join(parts).rstrip()
 
 
 def printed(row: Row) -> str:

@@ -16,11 +16,13 @@ import numpy as np
 from pydantic import TypeAdapter
 
 from benchmarks.lab.crew import LabError
+from benchmarks.lab.prose import text
 from benchmarks.lab.standing import standing
 from benchmarks.papers.cells import Apart, Kept, LabPaper
 from benchmarks.papers.rows import Results, Row, share_of
 from benchmarks.papers.tables import sessions
-from benchmarks.papers.tables.figures import CHOICE, LATER, ROUTES, TARGET, WITHIN, WORDS, curves, rows
+from benchmarks.papers.tables.figures import CHOICE, LATER, ROUTES, TARGET, WAYS, WITHIN, curves, rows
+from benchmarks.papers.tables.models import WORDS
 from benchmarks.papers.tables.sessions import (
     COMPOSED,
     COMPOSED_CODED,
@@ -31,7 +33,6 @@ from benchmarks.papers.tables.sessions import (
     Found,
     Session,
 )
-from benchmarks.papers.tables.text import text
 from benchmarks.papers.tables.ways import HOROVOD, TF_PS
 
 SHAPES = ((4, 4), (16, 1))
@@ -43,7 +44,7 @@ FOUND = TypeAdapter(Found)
 def ladder(shape: tuple[int, int]) -> Session:
     """The language model by every way; workers that have a node each cannot agree on rows inside it."""
     alone = shape[1] == 1
-    ways = tuple(way for way in WORDS if not (alone and way in (GATHER_LOCAL, HYBRID_LOCAL)))
+    ways = tuple(way for way in WAYS if not (alone and way in (GATHER_LOCAL, HYBRID_LOCAL)))
     return Session(name=f"language, {shape[0]}x{shape[1]}", shape=shape, ways=ways)
 
 
@@ -67,7 +68,7 @@ def measure(minutes: float, only: str | None, kept: Kept) -> None:
     for shape in SHAPES:
         with standing(shape[0]) as lab:
             words = lab.scratch / "text.npy"
-            np.save(words, text())
+            np.save(words, text(rows=WORDS))
             for session in (make(shape) for part, make in PARTS.items() if only in (None, part)):
                 left = end - time.monotonic()
                 if left < LEAST_SECONDS:

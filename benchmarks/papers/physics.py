@@ -71,10 +71,8 @@ def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetitio
     seconds = np.array([[worker(step) for worker in lengths] for step in range(steps)])
     if setting.task != "docstrings":
         return seconds
-    job = Job(
-        name="", folder="", how="", num_nodes=shape[0], workers_per_node=shape[1], address="", port=0,
-        task=setting.task, batch=setting.batch, seed=repetition,
-    )  # fmt: skip
+    size = {"num_nodes": shape[0], "workers_per_node": shape[1]}
+    job = Job(task=setting.task, batch=setting.batch, seed=repetition, **size)
     batches = [Batches(job, rank, samples_of(setting.task)) for rank in range(count)]
     return np.array(seconds * [[worker.draw()[1] for worker in batches] for _ in range(steps)])
 

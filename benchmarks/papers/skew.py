@@ -7,16 +7,15 @@ its iteration, so the sum says whose gradients of this iteration are in it: the 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count, islice
-from pathlib import Path
+from multiprocessing import get_context
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from pydantic import TypeAdapter
 
-from benchmarks.kit import on_workers
+from benchmarks.kit import import_all, on_workers
 from benchmarks.transport import joined
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ MODES = (SYNCHRONOUS, SOLO, MAJORITY, HALF)
 WARM_UP = 2
 SEEDS = 500
 """Among so many, the seed of `majority` is the one whose draws are nearest to the mean of all draws."""
-ROOT = Path(__file__).resolve().parents[2]
-SPARE_SECONDS = 40.0
+SPARE_SECONDS = 60.0
 START_SECONDS = 0.02
 """From when all have come to an iteration until it begins."""
 
@@ -64,44 +62,53 @@ class Trial:
         """About what it takes, without sums."""
         return 2.0 + 0.1 * self.processes + (self.iterations + WARM_UP) * (self.processes * self.skew / 1e3 + 0.05)
 
+    @property
+    def words(self) -> str:
+        return f"{self.processes} processes, {self.size} B, skew {self.skew:g} ms, {self.mode}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Of every iteration the mean milliseconds that a call took and the active processes; what the draws allow."""
+    """Of every iteration the mean milliseconds that a call took, and the active processes."""
 
     trial: Trial
     milliseconds: tuple[float, ...]
     active: tuple[float, ...]
-    limit: float | None = None
 
 
 FOUND = TypeAdapter(Found)
 
 
 def measure(trials: Sequence[Trial], seconds: float) -> tuple[list[Found], list[str]]:
-    """Every trial that ends in the time, in processes that fork from a fresh one; and what became of the others."""
-    command = [sys.executable, "-m", "benchmarks.papers.skew", str(time.time() + seconds)]
-    asked, notes = json.dumps([asdict(trial) for trial in trials]), []
-    try:
-        done = subprocess.run(
-            command,
-            cwd=ROOT,
-            input=asked,
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=seconds + SPARE_SECONDS,
-            check=False,
-        )
-        said = done.stdout
-        if done.returncode:
-            notes.append(f"Figure 9: its processes ended with {done.returncode}")
-    except subprocess.TimeoutExpired as error:
-        said = (error.stdout or b"").decode()
-        notes.append("Figure 9: its processes did not end in time")
-    known = [FOUND.validate_json(line) for line in said.splitlines()]
-    if len(known) < len(trials):
-        notes.append(f"Figure 9: {len(trials) - len(known)} of {len(trials)} trials are missing")
-    return known, notes
+    """Every trial that ends in the time, and what became of the others."""
+    end, found, notes = time.monotonic() + seconds, list[Found](), list[str]()
+    # Workers fork from a process that has no threads.
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin, (os.getpid(),)) as fresh:
+        for trial in trials:
+            begun = time.monotonic()
+            if begun + trial.seconds > end:
+                notes.append(f"Figure 9: left out, because the time was spent: {trial.words}")
+                continue
+            try:
+                found.append(fresh.submit(_one, trial).result())
+            except (SystemExit, OSError, ValueError) as error:
+                notes.append(f"Figure 9: {trial.words}: failed: {str(error)[-200:]}")
+                continue
+            took, ms = time.monotonic() - begun, mean(found[-1].milliseconds)
+            print(f"{trial.words}: {ms:.2f} ms a call, {took:.1f} s", file=sys.stderr, flush=True)
+    return found, notes
+
+
+def _begin(parent: int) -> None:
+    """Import what all forks need, and end with whom they are for."""
+    import torch._dynamo
+
+    import partreduce.runtime
+    from partreduce.runtime.launcher.orphans import die_with_parent
+
+    die_with_parent(parent)
+    import_all(partreduce.runtime)
+    torch.set_num_threads(1)
 
 
 def schedule_of(trial: Trial, seed: int = 0) -> Schedule:
@@ -189,36 +196,8 @@ def _one(trial: Trial) -> Found:
     Raises:
         SystemExit: one of them failed; the message is what they printed.
     """
-    seed, share = even_seed(replace(trial, size=4, skew=0.0)) if trial.mode == MAJORITY else (0, None)
+    seed = even_seed(replace(trial, size=4, skew=0.0))[0] if trial.mode == MAJORITY else 0
     end = time.monotonic() + SPARE_SECONDS + 2 * trial.seconds
     said = on_workers(partial(_work, trial, seed, end), trial.processes)
     milliseconds, active = np.array(said).mean(axis=0)[WARM_UP:].T.tolist()  # of each iteration
-    return Found(trial=trial, milliseconds=tuple(milliseconds), active=tuple(active), limit=share)
-
-
-def main() -> int:
-    """Runs the trials that are asked for, one after the other, until the time is over; one that fails is left out."""
-    import torch
-
-    import partreduce.runtime  # noqa: F401 - imported once, before forks
-
-    torch.set_num_threads(1)
-    until = float(sys.argv[1])
-    for fields in json.load(sys.stdin):
-        trial, begun = Trial(**fields), time.monotonic()
-        if time.time() + trial.seconds > until:
-            continue
-        words = f"{trial.processes} processes, {trial.size} B, skew {trial.skew:g} ms, {trial.mode}"
-        try:
-            found = _one(trial)
-        except (SystemExit, OSError, ValueError) as error:
-            print(f"{words}: {str(error)[-600:]}", file=sys.stderr)
-            continue
-        print(json.dumps(asdict(found)), flush=True)
-        took = time.monotonic() - begun
-        print(f"{words}: {mean(found.milliseconds):.2f} ms a call, {took:.1f} s", file=sys.stderr)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return Found(trial=trial, milliseconds=tuple(milliseconds), active=tuple(active))

@@ -7,11 +7,12 @@ A job is drawn from (seed, number): the cluster's shape, links, speeds and jitte
 of the five kinds of networks under SGD, momentum or Adam at All-Reduce's best rate. The planner is asked without a
 pilot and knows the optimizer, as a user would, not the network. Trained in one process, at that rate and with the same
 seeds, are its recommendation; what it would be if the planner had never seen this network (`held out`); that in
-lockstep alone; what is fastest at the prices of the job's own network, and of each of the optimizer's tasks, with and
-without lateness; All-Reduce in every step; and with --pilot what is recommended by the probes of a pilot, and after its
-run-off, which trained with other seeds. A true time is trained steps times the planner's seconds of a step. A rival
-that takes half as long again as the recommendation with the first seeds is not trained with the others. Kinds that run
-by a protocol are not trained here.
+lockstep alone, and without outer steps; what is fastest at the prices of the job's own network, and of each of the
+optimizer's tasks, with and without lateness; All-Reduce in every step; and with --pilot what is recommended by the
+probes of a pilot, and after its run-off, which trained with other seeds. A true time is trained steps times the
+planner's seconds of a step. A rival that takes half as long again as the recommendation with the first seeds is not
+trained with the others. Outer steps train at the share of the rate that they are recommended with; kinds that run by a
+protocol are not trained here.
 
 The least of several measured times is too small by their noise. So the best is chosen by one half of the seeds and
 compared on the other half (`fair`, both ways round, the geometric mean), and the regret that this best itself has
@@ -35,7 +36,6 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
-import torch
 
 from benchmarks import compact, kit
 from benchmarks.lab.rehearse import by_schedule
@@ -103,8 +103,12 @@ def draw(seed: int, number: int) -> tuple[Job, str]:
 
 
 def able(options: Sequence[Option], job: Job) -> list[Option]:
-    """What is trained here: no protocols."""
-    return [one for one in permitted(options, job) if np.isfinite(one.time) and one.facts is None]
+    """What is trained here: no protocols, but outer steps."""
+    return [one for one in permitted(options, job) if np.isfinite(one.time) and (one.facts is None or is_outer(one))]
+
+
+def is_outer(option: Option) -> bool:
+    return option.facts is not None and bool(option.facts.by_task)
 
 
 def rivals(options: Sequence[Option], job: Job) -> Iterator[Option]:
@@ -120,9 +124,20 @@ def rivals(options: Sequence[Option], job: Job) -> Iterator[Option]:
 def held_out(options: Sequence[Option], job: Job, task: str) -> Option:
     """The recommendation of a planner that was calibrated without the task's network."""
     assert job.optimizer is not None
-    others = {name: prices for name, prices in TASKS[job.optimizer].items() if name != task.partition("/")[0]}
+    kinds, kind = list(TASKS[job.optimizer]), task.partition("/")[0]
+
+    def unknown(option: Option) -> Option:
+        """With the steps ratios of the other networks, where these are its prices."""
+        if option.facts is None or not option.facts.by_task:
+            return option
+        by_task = tuple(r for name, r in zip(kinds, option.facts.by_task, strict=True) if name != kind)
+        mean = float(np.exp(np.mean(np.log(by_task))))
+        return replace(option, steps_ratio=mean, facts=replace(option.facts, by_task=by_task))
+
+    given, others = list(map(unknown, options)), {name: TASKS[job.optimizer][name] for name in kinds if name != kind}
     with patch.dict(TASKS, {job.optimizer: others}):
-        return recommend(options, job)
+        chosen = recommend(given, job)
+    return next(option for option, one in zip(options, given, strict=True) if one is chosen)
 
 
 class Trainer:
@@ -133,13 +148,15 @@ class Trainer:
         self.base = self.steps(everyone, SEEDS)
         self.most = int(DIVERGED * np.mean(self.base))
 
-    def steps(self, schedule: Schedule, seeds: int) -> list[float]:
-        """Of each seed; those of what does not get there are the most that are taken."""
+    def steps(self, schedule: Schedule, seeds: int, share: float = 1.0) -> list[float]:
+        """Of each seed, at a share of the rate; those of what does not get there are the most that are taken."""
         rate, target = tasks()[self.task]
-        given: dict[str, Any] = {"rate": rate, "target": target, "most": self.most, "mode": self.mode}
+        given: dict[str, Any] = {"rate": share * rate, "target": target, "most": self.most, "mode": self.mode}
         found = []
         for seed in range(seeds):
-            key = f"{self.task} {self.mode} {trained_sha256(schedule)[:12]} {seed}"
+            key = f"{self.task} {self.mode} {trained_sha256(schedule)[:12]} {seed}" + (
+                f" {share:g}" if share != 1 else ""
+            )
             if key not in self.known:
                 self.known[key] = steps_of(self.task, schedule, seed=seed, **given) or float(self.most)
             found.append(self.known[key])
@@ -147,7 +164,8 @@ class Trainer:
 
     def seconds(self, option: Option, seeds: int = SEEDS) -> list[float]:
         """Until the loss, of each seed."""
-        return [round(steps * option.step_seconds, 4) for steps in self.steps(option.schedule, seeds)]
+        share = option.facts.rate if option.facts else 1.0
+        return [round(steps * option.step_seconds, 4) for steps in self.steps(option.schedule, seeds, share)]
 
 
 def piloted(job: Job, task: str, mode: str) -> tuple[Option, Option]:
@@ -197,6 +215,7 @@ def judged(seed: int, number: int, known: dict[str, float], *, pilot: bool) -> R
         "recommended": recommend(options, job),
         "held out": held_out(options, job, task),
         "lockstep": recommend([one for one in options if not one.late], job),
+        "no outer": recommend([one for one in options if not is_outer(one)], job),
         "own prices": min(options, key=lambda one: one.time_in(own, job.steps_model, lateness=True)),
     }
     if pilot:
@@ -246,6 +265,7 @@ def ratios(row: Row) -> dict[str, float]:
         "floor": float(np.exp(np.mean(floor))),
         **{words: mean[row[words]] / mean[best] for words in (*JUDGED, "held out") if words in row},
         "with late": mean[chosen] / mean[row["lockstep"]],
+        **({"with outer": mean[chosen] / mean[row["no outer"]]} if "no outer" in row else {}),
     }
 
 
@@ -348,8 +368,7 @@ def main() -> None:
     arguments.add_argument("--resume", action="store_true", help="keep the rows of an earlier run")
     arguments.add_argument("--output", type=Path)
     chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
+    kit.one_thread()
     path = chosen.output or kit.RESULTS / ("inputs.json" if chosen.inputs else "regret.json")
     stored = json.loads(path.read_text()) if path.exists() else {}
     rows, known = stored["rows"] if chosen.resume and stored else [], stored.get("steps", {})

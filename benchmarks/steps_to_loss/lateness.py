@@ -2,7 +2,6 @@
 
     python -m benchmarks.steps_to_loss.lateness measure [--tasks text/sgd …] [--seeds 2]   # resumes what is there
     python -m benchmarks.steps_to_loss.lateness fit
-    python -m benchmarks.steps_to_loss.lateness pilot
 
 Sixteen workers on 4 nodes, and eight on 2, shuffled data; networks and optimizers are those of `networks.py`. Each task
 is trained to what All-Reduce's loss at its best rate of a grid is after `STEPS` steps, by every schedule at that same
@@ -12,8 +11,7 @@ rate. The model is that of the planner (`partreduce.planner.steps_model`),
 
 where own is Adam's alone, by the noise of a worker's gradient, and the late distance is at one curvature for all
 (`topo.figures.late_distance`); each task has its own prices. Held out is a whole kind of network: it is predicted with
-the prices of the others. What a pilot's prices are worth is the third: of each task those of the schedules that are
-like a pilot's probes predict the others.
+the prices of the others.
 """
 
 from __future__ import annotations
@@ -24,19 +22,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from scipy.optimize import least_squares
 
 from benchmarks import compact, kit
+from benchmarks.lab.outer_steps import by_turns
 from benchmarks.lab.rehearse import by_schedule, steps_to
 from benchmarks.steps_to_loss.networks import KINDS, OPTIMIZERS, Network
-from partreduce.planner.calibration import fit_prices, steps_model
 from partreduce.planner.steps_model import Prices, StepsModel
 from partreduce.runtime.pilot.probes import ring_pairs
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures import consensus_distance, late_distance
-from partreduce.topo.pilot import Pilot, Probe
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Late, Pipeline
 
@@ -108,7 +104,10 @@ def steps_of(
     kind, _, optimizer = task.partition("/")
     network = Network(kind, schedule.cluster, rate=rate, optimizer=optimizer, seed=seed, mode=mode)
     strategy = schedule.strategy
-    advance = network.together(strategy.when.lag) if strategy.averages_gradients else by_schedule(network, schedule)
+    if strategy.takes_turns or not strategy.what.outer.is_plain:
+        advance = by_turns(network, schedule)
+    else:
+        advance = network.together(strategy.when.lag) if strategy.averages_gradients else by_schedule(network, schedule)
     return steps_to(target, network, advance, most, every=EVERY)
 
 
@@ -214,42 +213,6 @@ def answer(rows: list[Row]) -> tuple[str, str]:
     )
 
 
-PROBES = (
-    "allreduce every 2", "allreduce every 5", "allreduce every 10", "node-then-all", "ring-pairs-every-1",
-    "allreduce late", "allreduce every 5 late", "allreduce every 10 late",
-)  # fmt: skip
-"""What a pilot runs, or nearly."""
-
-
-def piloted(rows: list[Row]) -> str:
-    """Of each optimizer's tasks on `CLUSTER`: the errors on what is no probe, by the prices of the probes."""
-    errors: dict[str, list[float]] = {}
-    for task in sorted({row["task"] for row in rows}):
-        own = [row for row in rows if row["task"] == task and row["cluster"] == str(CLUSTER)]
-        known, others = [], []
-        for row in own:
-            if row["schedule"] != "pipeline" and row["ratio"] < DIVERGED:
-                (known if row["schedule"] in PROBES else others).append(row)
-        probes = [
-            Probe(
-                schedule=row["schedule"], consensus_distance=row["figures"][0], drift=0.0, late=row["figures"][1],
-                steps_ratios=(row["ratio"],) * 2,
-            )
-            for row in known
-        ]  # fmt: skip
-        prices = fit_prices(probes, data="shuffled")
-        pilot = Pilot(num_workers=16, data="shuffled", steps=STEPS, seeds=(0, 1), prices=prices, probes=tuple(probes))
-        model = replace(steps_model(pilot), a_beyond=None)
-        for row in others:
-            found = model.steps_ratio(row["figures"][0], 0.0, late=row["figures"][1])
-            errors.setdefault(task.partition("/")[2], []).append(abs(float(np.log(found / row["ratio"]))))
-    cells = [
-        [words, len(off), *(f"{np.expm1(np.quantile(off, part)):.0%}" for part in (0.5, 0.9, 1.0))]
-        for words, off in errors.items()
-    ]
-    return kit.table(("optimizer", "tasks x schedules", "half within", "9 of 10 within", "all within"), cells)
-
-
 def _told(prices: npt.NDArray[np.float64]) -> list[str]:
     return [f"{price:.3f}" for price in prices]
 
@@ -262,16 +225,12 @@ def _both(rows: list[Row], task: str, schedule: str) -> str:
 
 def main() -> None:
     arguments = kit.parser(__doc__)
-    arguments.add_argument("what", choices=["measure", "fit", "pilot"])
+    arguments.add_argument("what", choices=["measure", "fit"])
     arguments.add_argument("--tasks", nargs="+", default=[f"{kind}/{rule}" for kind in KINDS for rule in OPTIMIZERS])
     arguments.add_argument("--seeds", type=int, default=1)
     arguments.add_argument("--cluster", type=Cluster.parse, default=CLUSTER)
     chosen = arguments.parse_args()
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its set-up costs more than it saves at this size
-    if chosen.what == "pilot":
-        print(piloted(stored()))
-        return
+    kit.one_thread()
     if chosen.what == "fit":
         about = f"`{kit.command('steps_to_loss.lateness')}`; {CLUSTER} workers, one seed, and 2x4, two; shuffled data."
         kit.write(RESULT, "What averaging less, and late, costs in steps", about, *answer(stored()))

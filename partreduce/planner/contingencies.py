@@ -59,7 +59,7 @@ def goes_on(schedule: Schedule) -> bool:
 
 
 def _check_runs(schedule: Schedule) -> None:
-    """Refuse what the run-time ends with the first loss, whatever is planned (`runtime.worker.epochs.refusal_of`)."""
+    """Refuse what the run-time ends with the first loss, whatever is planned (`runtime.worker.goes_on.refusal_of`)."""
     check_covered(schedule)
     if not sends_whole(schedule):
         raise ScheduleError("strategy.how.sending: only what is sent whole goes on after a loss yet; leave it out")

@@ -26,6 +26,8 @@ NINE_OF_TEN = 1.645
 
 TIE = 0.02
 """Options that take longer by at most this part are as good, and the simplest is taken."""
+WORTH = 0.1
+"""So much more of the least predicted time less regret in the worst case is worth."""
 MATERIAL = 1e-6
 """What is less by a smaller part is equal."""
 
@@ -120,17 +122,21 @@ def _is_asked_for(option: Option, job: Job) -> bool:
 
 
 def least_time(options: Sequence[Option], job: Job) -> Option:
-    """The option whose regret is least in the worst case; of those within `TIE` of it that with the least time.
+    """Of what takes at most `WORTH` longer than the least time, the option whose regret is least in the worst case.
 
-    And of those within `TIE` of that again the simplest.
+    Of those within `TIE` of it that with the least time, and of those within `TIE` of that again the simplest.
 
     A case is what the job may pay: the prices of a calibrated task, or what a pilot leaves open. An option's regret
-    there is its time over that of the best.
+    there is its time over that of the best. Regret alone would let any option that some task makes look good drive the
+    choice from one that is predicted to be far sooner: with one more kind to choose from the answer's time rose by up
+    to 1.8 times. So it rises by no more than `WORTH`, whatever else is weighed.
     """
     options = contenders(options, job)
     worst = dict(zip(map(id, options), regrets(options, job), strict=True))
-    least = min(worst.values())
-    near = [option for option in options if worst[id(option)] <= least * (1 + TIE)]
+    soonest = min(decisive_time(option, job) for option in options)
+    sooner = [option for option in options if decisive_time(option, job) <= soonest * (1 + WORTH)]
+    least = min(worst[id(option)] for option in sooner)
+    near = [option for option in sooner if worst[id(option)] <= least * (1 + TIE)]
     soonest = min(decisive_time(option, job) for option in near)
     near = unbeaten([option for option in near if decisive_time(option, job) <= soonest * (1 + TIE)])
     # Of equally simple ones the fastest; times that differ by rounding are equal.

@@ -30,8 +30,9 @@ class Facts:
     `delay` the same in whole steps, of as many gradients as there are workers, and `bound` the most rounds that are
     proved. Of a gap `gradients` is the part of all workers whose gradients would leave as much noise in the mean,
     `progress` how far a step brings it where lockstep gives 1, and `computed` the part of all steps that were computed
-    rather than skipped. Of outer steps `peak` is the most bytes that one step sends out of a node, and `by_task` the
-    steps ratio on each task of the steps model, in the place of a price.
+    rather than skipped. Of outer steps `peak` is the most bytes that one step sends out of a node, `by_task` the steps
+    ratio on each task of the steps model, in the place of a price, and `rate` the share of All-Reduce's best learning
+    rate that they were measured at.
     """
 
     kind: str
@@ -51,6 +52,7 @@ class Facts:
     computed: float = 1.0
     peak: float = 0.0
     by_task: tuple[float, ...] = ()
+    rate: float = 1.0
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in an option's JSON; null where nothing takes time."""
@@ -71,7 +73,7 @@ SHOWN = {
         "least_share": "least_share",
         "memory_bytes": "memory_bytes",
     },
-    "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes"},
+    "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes", "learning_rate": "rate"},
 }
 SHOWN |= {kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("generated", "pairwise", "server")}
 """What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""
@@ -148,7 +150,7 @@ class Option:
         if self.surprise is not None:
             more = 0.0
         elif self.facts is not None:
-            more = self.facts.more
+            more = max((0.0, self.facts.more, *(ratio - self.steps_ratio for ratio in self.facts.by_task)))
         elif self.lateness is Lateness.PIPELINE:
             more = self.model.delay_more * self.schedule.strategy.when.lag
         else:

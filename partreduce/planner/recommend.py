@@ -23,9 +23,10 @@ from partreduce.planner.gain import (
 )
 from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.option import Option
+from partreduce.planner.option import Option, known
 from partreduce.planner.outer_prices import FRAGMENTS
 from partreduce.planner.preference import preference
+from partreduce.planner.steps_model import BORNE, LOST
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import InputError, PartreduceError, UnknownError
@@ -184,7 +185,7 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     """The recommendation against the best plain alternative, what was set aside for it, and sums in every step."""
     allowed, said = permitted(options, job), []
     against = gain_of(chosen, options, job)
-    fastest = min(allowed, key=lambda option: option.time)
+    fastest = min(allowed, key=lambda option: option.time, default=chosen)  # what is taken may keep no limit
     if against is not None and not chosen.is_plain:
         said.append(
             f"it is predicted to reach a loss {against} as fast as the best plain alternative, "
@@ -230,6 +231,11 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
         return f"{ratio}, but comes late, and under what comes late your pilot's loss did not fall or was no number"
     if worst > 1 + TIE:
         most = "as your pilot leaves open" if job.pilot is not None else "as it may on other tasks"
+        if fastest.facts is not None and not (fastest.quorum or fastest.gap):
+            return (
+                f"{ratio}, but if its steps cost as much {most}, it would take {worst:.2f} times as long; "
+                "--take takes it all the same"
+            )
         asked = "quorum" if fastest.quorum else "gap" if fastest.gap else fastest.lateness
         return (
             f"{ratio}, but comes late: if that costs as much {most}, it would take {worst:.2f} times as long; --when "
@@ -264,6 +270,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
     said = []
     if chosen.extrapolated:
         said.append(_guessed(chosen))
+    said += _presumed(chosen, job)
     if chosen.status == "feasible":
         bound = (
             "" if chosen.bound is None else f" of its class, with a consensus distance of {chosen.bound:.4g} or more,"
@@ -289,6 +296,24 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
             f"(drift {drift:.3g}); say --data per-worker or per-node if yours does"
         )
     return said
+
+
+def _presumed(chosen: Option, job: Job) -> list[str]:
+    """That the learning rate is not at its limit, where a measured network that was lost its way; a pilot tells."""
+    if job.pilot is not None or chosen.facts is not None or chosen.schedule.strategy.averages_gradients:
+        return []
+    limits = {name: lost[chosen.late] for name, lost in LOST.items() if job.optimizer in {None, name}}
+    figure = chosen.late_distance if chosen.late else known(chosen.consensus_distance)
+    beyond = [str(name) for name, limit in limits.items() if figure >= limit]
+    if not beyond:
+        return []
+    way = "--when lockstep" if chosen.late else f"--max consensus-distance={BORNE:g}"
+    said = (
+        "it presumes that your learning rate is not the largest that your network bears: under "
+        f"{' and '.join(beyond)} one of five networks, at its best rate, did not reach its loss with averages as rare "
+        f"or as late; {way} leaves them out, and `partreduce measure FILE.py:NAME` tells (docs/pilot.md)"
+    )
+    return [said]
 
 
 def _guessed(chosen: Option) -> str:
@@ -323,9 +348,18 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
             return "no graph on which a gap could be kept was found within the limits; leave out --when gap"
         if min(sizes) > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
+    if not job.quorum and not job.gap:
+        options = [option for option in options if _waits_as(option, job)]
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
+    if not usable and job.when is Lateness.PIPELINE:
+        return (
+            f"a pipeline sums the gradients of all {job.cluster.num_workers} workers in every step, and none was found "
+            "within the limits; leave out --max group, or --when pipeline"
+        )
     if not usable:
-        return "no schedule that reaches consensus was found; raise --max period or --max group"
+        given = {"group": job.limits.max_group, "phases": job.limits.max_distinct_phases}
+        ways = ["--max period", *(f"--max {name}" for name, limit in given.items() if limit is not None)]
+        return f"no schedule that reaches consensus was found; raise {' or '.join(ways)}"
     cheapest, budget = min(usable, key=lambda option: option.communication), job.limits.max_communication
     if budget is not None and cheapest.communication > budget:
         return (

@@ -245,6 +245,12 @@ MEASURED, BEYOND = 10.8, {Optimizer.MOMENTUM: (4.3, 0.34)}
 Under momentum long rounds cost more than in proportion: 1.7 to 4 times the prices' steps, or no loss reached
 (benchmarks/results/steps_to_loss_far.md)."""
 
+LOST = {Optimizer.SGD: (3.9, 1.7), Optimizer.MOMENTUM: (2.8, 3.1)}
+"""From which consensus distance in lockstep, and late distance, a task of the optimizer did not reach its loss in five
+times All-Reduce's steps, at its best learning rate; under Adam all did (benchmarks/results/regret.md)."""
+BORNE = 1.9
+"""The largest consensus distance below these that was measured: all tasks reached their loss."""
+
 
 def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:
     """The model of an optimizer, or of whatever it may be, for so many workers."""

@@ -14,7 +14,7 @@ PER_ENTRY = 1e-8
 """Each of the n³ · period products where figures are dense."""
 PER_SETTING = 5e-4
 """Another pace or lateness of a schedule whose figures are known, at fixed speeds."""
-PER_SAMPLE = 4e-2
+PER_SAMPLE = 2e-2
 """Sampled waiting of one setting, and PER_WORKER of it for each worker."""
 PER_WORKER = 2e-4
 SETTINGS = 4

@@ -59,16 +59,16 @@ class Slot:
         return torch.as_strided(flat, self.values.shape, self.stride, flat.storage_offset() + self.start)
 
     def window(self, flat: torch.Tensor) -> torch.Tensor:
-        """This parameter's numbers of an array, one after the other, with a storage that ends where they do.
+        """The same with a storage that ends where the parameter does.
 
         What writes storages (`torch.save`, safetensors) then writes this parameter and not the whole array.
         """
-        window: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
-        return window
+        own: torch.Tensor = from_dlpack(to_dlpack(flat[self.start : self.start + self.room]))
+        return own.as_strided(self.values.shape, self.stride)
 
-    def put(self, flat: torch.Tensor) -> None:
-        """Let an array hold this parameter from now on."""
-        self.parameter.data = self.window(flat).as_strided(self.parameter.shape, self.stride)
+    def put(self, window: torch.Tensor) -> None:
+        """Let the parameter lie in a window of its own from now on."""
+        self.parameter.data = window
 
     def returns(self, flat: torch.Tensor) -> bool:  # noqa: ARG002 - for shards
         """Whether a parameter that has left its array was brought back: where it left without the script's doing."""
@@ -101,7 +101,7 @@ class _Parts:
     """Parts of a lent array, made once; holding the array keeps its id from another's."""
 
     array: torch.Tensor
-    views: list[torch.Tensor] | None = None
+    windows: list[torch.Tensor] | None = None
     tail: Tail | None = None
 
 
@@ -162,12 +162,12 @@ class Bucket:
                 return array
             self.lose(array)
 
-    def views(self, array: torch.Tensor) -> list[torch.Tensor]:
-        """The parameters' parts of a lent array, in the order of the slots."""
+    def windows(self, array: torch.Tensor) -> list[torch.Tensor]:
+        """The parameters' windows of a lent array, in the order of the slots."""
         parts = self._parts_of(array)
-        if parts.views is None:
-            parts.views = [slot.view(array) for slot in self.slots]
-        return parts.views
+        if parts.windows is None:
+            parts.windows = [slot.window(array) for slot in self.slots]
+        return parts.windows
 
     def tail_of(self, array: torch.Tensor) -> Tail:
         """Presence and tag of a lent array in host memory."""
@@ -205,8 +205,8 @@ class Bucket:
         if old is not None:
             self._spare.append(old)
         self.flat = array[: self.size]
-        for slot in self.slots:
-            slot.put(self.flat)
+        for slot, window in zip(self.slots, self.windows(array), strict=True):
+            slot.put(window)
 
 
 class Reduction:

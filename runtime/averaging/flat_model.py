@@ -321,8 +321,7 @@ def _flatten(
     bucket = Bucket(device, dtype, size, flat, slots, length=size, fragment=fragment)
     with torch.no_grad():
         for slot in slots:
-            slot.view(flat).copy_(slot.values)
-            slot.put(flat)
+            slot.put(slot.window(flat).copy_(slot.values))
     return bucket
 
 

@@ -34,7 +34,7 @@ def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Ta
     Raises:
         InputError: a gradient is sparse.
     """
-    absent = load_some(bucket.slots, bucket.views(scratch), divisor)
+    absent = load_some(bucket.slots, bucket.windows(scratch), divisor)
     load_presence(bucket, scratch, absent, tail)
     return absent
 
@@ -114,7 +114,7 @@ def commit_gradients(bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None
     presence = sums[bucket.tail : bucket.tail + len(bucket.slots)].tolist() if absent else ()
     gradients: list[torch.Tensor] = []
     averages: list[torch.Tensor] = []
-    for index, (slot, average) in enumerate(zip(bucket.slots, bucket.views(sums), strict=True)):
+    for index, (slot, average) in enumerate(zip(bucket.slots, bucket.windows(sums), strict=True)):
         gradient = slot.gradient
         if index in absent and presence[index] == 0:
             slot.put_gradient(None)

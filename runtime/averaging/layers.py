@@ -210,8 +210,8 @@ class LayerSender:
             if self._gives_up:
                 part.zero_()
             else:
-                views = bucket.views(array)
-                load_some(slots, [views[slot] for slot in segment.slots], self._divisor or reduction.num_members)
+                windows = bucket.windows(array)
+                load_some(slots, [windows[slot] for slot in segment.slots], self._divisor or reduction.num_members)
             coding = None if self._coded is None else self._coded[self._sent]
             if coding is not None:
                 given = Given.of(slots, array, part, coding, self.reducer.streams)

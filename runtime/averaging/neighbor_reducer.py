@@ -7,7 +7,7 @@ committed as a group's mean would be. Costs one receive array of model size for 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import torch
@@ -17,13 +17,10 @@ from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.recorder import Operation
-from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.in_thread import InThread
 from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree, tag_of
-from partreduce.runtime.transport.waiting import GoneError, RunningWork
+from partreduce.runtime.transport.waiting import RunningWork
 from partreduce.runtime.transport.weights import unit_weights
-from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.neighbor import Neighbor
 
@@ -53,83 +50,63 @@ class PeerReducer(Reducer):
         self.neighbourhoods = tuple(neighbourhoods)
         self._received: dict[tuple[int, int], list[torch.Tensor]] = {}
 
-    def begin(
+    def _start(
         self,
-        kind: str,
-        step: int,
-        round_: int,
-        group: Group,
+        reduction: Reduction,
         *,
         gradients: bool = False,
-        lag: int = 0,
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
-        since: Reference | None = None,
-    ) -> Reduction:
-        """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round.
-
-        Raises:
-            PeerLostError: the exchange cannot start.
-        """
+        watched: bool = True,
+    ) -> None:
+        """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round."""
+        assert isinstance(reduction, PeerReduction), "announced by this class"
         assert not gradients, "neighbours average parameters"
         assert divisor is None, "by their weights"
         assert codings is None, "models are not rounded"
-        assert since is None, "neighbours send them whole"
-        reduction = self._announced(kind, step, round_, group, lag=lag)
         near, everyone = reduction.neighbourhood, reduction.communicator
-        try:
-            self._look(reduction.operation)
-            for index, bucket in enumerate(self.buckets):
-                with self.stream(bucket.device):
-                    self._load(reduction, index, bucket)
-                    side = reduction.sides.get(index)
-                    arrays = [reduction.arrays[index], *([] if side is None else [side])]
-                    heard = [self._arrays(reduction, place, arrays, index) for place in range(len(near.sources))]
-                    # Where an exchange may be aborted half-way the tags follow in one of their own.
-                    pieces = [slice(0, 1), slice(1, 2)] if self.streams.runs_ahead else [slice(None)]
-                    for piece in pieces:
-                        sends = [(to, array) for to in near.targets for array in arrays[piece]]
-                        receives = [
-                            (source, array)
-                            for (source, _), copies in zip(near.sources, heard, strict=True)
-                            for array in copies[piece]
-                        ]
-                        reduction.works += everyone.exchange(sends, receives)
-            self._fills_first()
-        except (GoneError, UnavailableError) as error:
-            raise self.failed(reduction, error) from None
+        self._look(reduction.operation, watched=watched)
+        for index, bucket in enumerate(self.buckets):
+            with self.stream(bucket.device):
+                self._load(reduction, index, bucket)
+                side = reduction.sides.get(index)
+                arrays = [reduction.arrays[index], *([] if side is None else [side])]
+                heard = [self._arrays(reduction, place, arrays, index) for place in range(len(near.sources))]
+                # Where an exchange may be aborted half-way the tags follow in one of their own.
+                pieces = [slice(0, 1), slice(1, 2)] if self.streams.runs_ahead else [slice(None)]
+                for piece in pieces:
+                    sends = [(to, array) for to in near.targets for array in arrays[piece]]
+                    receives = [
+                        (source, array)
+                        for (source, _), copies in zip(near.sources, heard, strict=True)
+                        for array in copies[piece]
+                    ]
+                    reduction.works += everyone.exchange(sends, receives)
+        self._fills_first()
         if not self.streams.runs_ahead:
             reduction.works = [InThread(_taken([*reduction.works]))]
-        return reduction
 
-    def wait(self, reduction: Reduction) -> None:
-        """Wait for the neighbours' arrays, check their tags and form the weighted mean in the scratch arrays.
-
-        Raises:
-            PeerLostError: a neighbour is gone, the timeout passed, or neighbours are in different rounds.
-        """
+    def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
+        """Wait for the neighbours' arrays, check their tags and form the weighted mean in the scratch arrays."""
         assert isinstance(reduction, PeerReduction), "begun by this class"
         near = reduction.neighbourhood
-        try:
-            for work in reduction.works:
-                self.wait_for(work, reduction.operation)
-            reduction.works.clear()
-            checks: list[torch.Tensor] = []
-            agree, streams = True, self.streams
-            for index, bucket in enumerate(self.buckets):
-                with self.stream(bucket.device):
-                    for place in range(len(near.sources)):
-                        tags = reduction.heard[index, place][-1][-TAG_LENGTH:]
-                        if streams.runs_ahead:
-                            checks.append(agreement(tags, reduction.tag, 1, streams.upload))
-                        else:
-                            agree = sums_agree(tags, reduction.tag, 1) and agree
-                    self._combine(reduction, index, bucket.length)
-                    if streams.runs_ahead and not checks:  # a worker that only sends has nothing to judge
-                        checks.append(streams.upload([1], torch.float32) > 0)
-            self._judge(reduction, agree, checks, lambda: APART)
-        except (RuntimeError, GoneError) as error:
-            raise self.failed(reduction, error) from None
+        for work in reduction.works:
+            self.wait_for(work, reduction.operation, given_up)
+        reduction.works.clear()
+        checks: list[torch.Tensor] = []
+        agree, streams = True, self.streams
+        for index, bucket in enumerate(self.buckets):
+            with self.stream(bucket.device):
+                for place in range(len(near.sources)):
+                    tags = reduction.heard[index, place][-1][-TAG_LENGTH:]
+                    if streams.runs_ahead:
+                        checks.append(agreement(tags, reduction.tag, 1, streams.upload))
+                    else:
+                        agree = sums_agree(tags, reduction.tag, 1) and agree
+                self._combine(reduction, index, bucket.length)
+                if streams.runs_ahead and not checks:  # a worker that only sends has nothing to judge
+                    checks.append(streams.upload([1], torch.float32) > 0)
+        self._judge(reduction, agree, checks, lambda: APART)
 
     def _announced(
         self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0, since: Reference | None = None
@@ -141,7 +118,9 @@ class PeerReducer(Reducer):
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.doing(operation.entered)
         tag = tag_of(self.key, kind, round_, "neighbours")
-        return PeerReduction(self.world.everyone(), group, operation, tag, self.buckets, neighbourhood=near)
+        reduction = PeerReduction(self.world.everyone(), group, operation, tag, self.buckets)
+        reduction.neighbourhood, reduction.heard = near, {}
+        return reduction
 
     def _load(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
         scratch = reduction.arrays[index]
@@ -173,21 +152,11 @@ class PeerReducer(Reducer):
 
 
 class PeerReduction(Reduction):
-    """A running exchange: what was heard, by (bucket, place of the in-neighbour)."""
+    """A running exchange."""
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        group: Group,
-        operation: Operation,
-        tag: tuple[int, ...],
-        buckets: Sequence[Bucket],
-        *,
-        neighbourhood: Neighbourhood,
-    ) -> None:
-        super().__init__(communicator, group, operation, tag, buckets)
-        self.neighbourhood = neighbourhood
-        self.heard: dict[tuple[int, int], list[torch.Tensor]] = {}
+    neighbourhood: Neighbourhood
+    heard: dict[tuple[int, int], list[torch.Tensor]]
+    """By bucket and place of the in-neighbour."""
 
 
 def _taken(works: list[RunningWork]) -> Iterator[RunningWork]:

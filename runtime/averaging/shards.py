@@ -68,12 +68,11 @@ class ShardSlot(Slot):
     def put_gradient(self, values: torch.Tensor | None) -> None:
         self.parameter.grad = None if values is None else like(self.parameter, values)
 
-    def put(self, flat: torch.Tensor) -> None:
+    def put(self, window: torch.Tensor) -> None:
         parameter: Any = self.parameter
-        storage = self.window(flat)
-        parameter._local_tensor = storage.as_strided(self.values.shape, self.stride)  # noqa: SLF001 - as FSDP itself does it
+        parameter._local_tensor = window  # noqa: SLF001 - as FSDP itself does it
         if self.held is not None:
-            self.held._sharded_param_data = storage  # noqa: SLF001 - as above: it gathers from there
+            self.held._sharded_param_data = window.as_strided((self.room,), (1,))  # noqa: SLF001 - as above: it gathers from there
 
     def returns(self, flat: torch.Tensor) -> bool:
         """FSDP may pad uneven shards anew, as torch 2.6 does in the first forward pass and after each load."""
@@ -81,8 +80,7 @@ class ShardSlot(Slot):
         if self.held is None or values.dtype != flat.dtype or values.device != flat.device:
             return False
         with torch.no_grad():
-            self.view(flat).copy_(values)
-            self.put(flat)
+            self.put(self.window(flat).copy_(values))
         return True
 
 

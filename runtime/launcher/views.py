@@ -27,17 +27,9 @@ from partreduce.runtime.transport.notes import (
     Notes,
 )
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
-from partreduce.schedulers.protocols.membership import (
-    Authority,
-    Expire,
-    Join,
-    Left,
-    Membership,
-    Publish,
-    Stop,
-    View,
-    Vote,
-)
+from partreduce.schedulers.protocols.membership.authority import Authority
+from partreduce.schedulers.protocols.membership.machine import Membership
+from partreduce.schedulers.protocols.membership.words import Expire, Join, Left, Publish, Stop, View, Vote
 
 if TYPE_CHECKING:
     from partreduce.runtime.launcher.outlet import Outlet

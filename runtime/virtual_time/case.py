@@ -48,7 +48,7 @@ class Case:
     def seconds(self) -> npt.NDArray[np.float64]:
         """What every worker computes in every round, shape (num_rounds, num_workers). The same for a seed."""
         paces, rng = self.paces(), np.random.default_rng(self.seed)
-        return np.array([self.compute.round_seconds(paces, index, rng)[0] for index in range(self.num_rounds)])
+        return np.array([seconds[0] for seconds in self.compute.rounds(paces, self.num_rounds, rng)])
 
     def seconds_of_steps(self) -> npt.NDArray[np.float64]:
         """As `seconds`, of each step of a pace that is the same for all, shape (num_rounds, pace, num_workers)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
-from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
+from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.pairwise import Pairwise
 
@@ -106,22 +106,6 @@ class Pairing:
         """The exchange is done: answer everybody who asked meanwhile."""
         answers: tuple[Action, ...] = tuple(Send(asker, Answer()) for asker in state.askers)
         return PairState(), (Note(("averaged", partner)), *answers)
-
-    def symmetries(self) -> Sequence[tuple[int, ...]]:
-        """The graph's automorphisms that keep the roles."""
-        return automorphisms(self.graph, self.roles)
-
-    def renamed(self, process: int, state: PairState, permutation: tuple[int, ...]) -> PairState:  # noqa: ARG002 - the state says it all
-        waits_for = state.waits_for if state.waits_for < 0 else permutation[state.waits_for]
-        return PairState(waits_for, tuple(permutation[asker] for asker in state.askers))
-
-    def renamed_message(self, message: Ask | Answer, permutation: tuple[int, ...]) -> Ask | Answer:  # noqa: ARG002 - names nobody
-        return message
-
-
-def all_both(graph: Digraph) -> Pairing:
-    """The pairing in which every worker asks and answers: what a graph without two sides comes to."""
-    return Pairing(graph, (Role.BOTH,) * graph.num_workers)
 
 
 def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:

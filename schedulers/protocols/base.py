@@ -81,52 +81,11 @@ class Machine(Protocol[State]):
 
 
 @runtime_checkable
-class Shiftable(Protocol):
-    """A machine whose behaviour does not change when every step number moves by the same amount.
-
-    The explorer then keeps step numbers relative to the slowest process, so that endless runs have finitely many
-    states.
-    """
-
-    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401 - as in Machine
-        """The step number of a process; None for a process without one."""
-
-    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Machine
-        """The state with every step number lowered by `by`."""
-
-    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Machine
-        """The message with every step number lowered by `by`."""
-
-
-@runtime_checkable
-class Symmetric(Protocol):
-    """A machine whose behaviour does not change when its processes are renamed by certain permutations."""
-
-    def symmetries(self) -> Sequence[tuple[int, ...]]:
-        """Permutations p (process v becomes p[v]) under which the machine is the same; a group, identity included."""
-
-    def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Machine
-        """The state that process permutation[process] has after the renaming."""
-
-    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Machine
-        """The message after the renaming."""
-
-
-@runtime_checkable
 class Finishing(Protocol):
     """A machine whose processes may come to a proper end; a halt in which all have ended is no deadlock."""
 
     def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Machine
         """Whether the process may rest here for ever."""
-
-
-@runtime_checkable
-class Suspecting(Protocol):
-    """A machine in which one process may take another for dead that is not, because it was silent for too long."""
-
-    @property
-    def suspects(self) -> Sequence[tuple[int, int]]:
-        """Every pair (suspect, observer): the observer has a failure detector for the suspect."""
 
 
 def changed(values: tuple[Value, ...], place: int, value: Value) -> tuple[Value, ...]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
-from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
+from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.gap import Gap, Reducing
 
@@ -257,39 +257,6 @@ class Hop:
             targets = tuple(v for v, tokens in zip(targets, state.tokens, strict=True) if tokens <= past)
         update = Update(state.step)
         return tuple([Send(v, update) for v in targets])
-
-    # What the explorer's reductions need: see Shiftable and Symmetric in base.py.
-
-    def clock(self, process: int, state: HopState) -> int:  # noqa: ARG002 - the same for every worker
-        return state.step
-
-    def shifted(self, process: int, state: HopState, by: int) -> HopState:  # noqa: ARG002 - as above
-        """Queues are relative to the step, so only the step moves."""
-        return replace(state, step=state.step - by)
-
-    def shifted_message(self, message: Update | Token | Ack, by: int) -> Update | Token | Ack:
-        return Update(message.step - by) if isinstance(message, Update) else message
-
-    def symmetries(self) -> Sequence[tuple[int, ...]]:
-        """The graph's automorphisms that keep the number of backup workers."""
-        return automorphisms(self.graph, self.setting.backups(self.graph.num_workers))
-
-    def renamed(self, process: int, state: HopState, permutation: tuple[int, ...]) -> HopState:
-        """Queues are put in the order of the new names."""
-        image = permutation[process]
-        sources = {permutation[u]: place for place, u in enumerate(self.graph.sources[process])}
-        targets = {permutation[v]: place for place, v in enumerate(self.graph.targets[process])}
-        by_target = [targets[v] for v in self.graph.targets[image]]
-        return replace(
-            state,
-            updates=tuple(state.updates[sources[u]] for u in self.graph.sources[image]),
-            tokens=tuple(state.tokens[place] for place in by_target) if state.tokens else (),
-            acked=tuple(state.acked[place] for place in by_target) if state.acked else (),
-            fresh=tuple(state.fresh[sources[u]] for u in self.graph.sources[image]) if state.fresh else (),
-        )
-
-    def renamed_message(self, message: Update | Token | Ack, permutation: tuple[int, ...]) -> Update | Token | Ack:  # noqa: ARG002 - names no worker
-        return message
 
 
 def hop_of(graph: Round, setting: Gap) -> Hop:

@@ -138,9 +138,10 @@ def impossible(problem: Problem) -> str | None:
     """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
     limits, least = problem.limits, crossing_bound(problem)
     if limits.max_communication is not None and not limits.allow_communication(least):
+        who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")
         return (
-            f"max_communication: {limits.max_communication:.6g} s per step; the nodes must meet at least once in "
-            f"{limits.max_period} rounds of {largest_pace(problem)} step(s), and one pair across nodes then costs "
+            f"max_communication: {limits.max_communication:.6g} s per step; {who} must meet at least once in "
+            f"{limits.max_period} rounds of {largest_pace(problem)} step(s), and one {pair} then costs "
             f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
         )
     return None

@@ -1,58 +1,47 @@
-"""How `benchmarks.gpu` shares a stage's cells among processes, and what it makes of their results."""
+"""How `benchmarks.gpu` compares a stage's cells, and hands them to processes."""
 
+import pickle
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("torch")
 
-from benchmarks.gpu.__main__ import merged
-from benchmarks.gpu.cells import Cell, run_cell
-from benchmarks.gpu.stages import PART, _compared
+from benchmarks.gpu.cells import CELLS as CELLS_OF_ALL
+from benchmarks.gpu.cells import Cell, compare, run_cell
+from benchmarks.gpu.stages import _compared
+from benchmarks.gpu.table_cells import TABLE_CELLS
+from benchmarks.gpu.table_cells import compare as compare_tables
 
 CELLS = [SimpleNamespace(name=f"cell {number}") for number in range(5)]
 PLACES = ("", "fill")
 
 
-def compared(monkeypatch, part, gap):
-    monkeypatch.setenv(PART, part)
-    return _compared(CELLS, PLACES, gap, lambda _: 0.0)
+def gap(cell, _kind, *, place, seconds):
+    """Two of five cells are wrong."""
+    assert (seconds > 0) == (place != "")
+    if cell.name == "cell 1":
+        raise ValueError("too late")
+    return 0.5 if (cell.name, place) == ("cell 3", "fill") else 0.0
 
 
-@pytest.mark.parametrize("parts", [1, 2, 7])
-def test_the_parts_of_a_stage_take_each_cell_at_each_place_once(monkeypatch, parts):
-    taken = []
-
-    def gap(cell, _kind, *, place, seconds):
-        assert (seconds > 0) == (place != "")
-        taken.append((cell.name, place))
-        return 0.0
-
-    results = [{"outcome": "passed", "details": compared(monkeypatch, f"{part}/{parts}", gap)} for part in range(parts)]
-    assert sorted(taken) == sorted((cell.name, place) for cell in CELLS for place in PLACES)
-    assert merged(results) == {"outcome": "passed", "details": {"cells": 10, "largest relative difference": 0.0}}
-
-
-def test_a_cell_that_differs_or_raises_is_named_and_the_others_still_run(monkeypatch):
-    def gap(cell, _kind, *, place, seconds):
-        if cell.name == "cell 1":
-            raise ValueError("too late")
-        return 0.5 if (cell.name, place) == ("cell 3", "fill") else 0.0
-
+def test_every_cell_is_compared_at_every_place_and_what_differs_or_raises_is_named():
+    good = [cell for cell in CELLS if cell.name not in ("cell 1", "cell 3")]
+    found = _compared(good, PLACES, gap, lambda _: 0.0)
+    assert found == {"cells": 6, "largest relative difference": 0.0}
     with pytest.raises(AssertionError) as problem:
-        compared(monkeypatch, "0/1", gap)
+        _compared(CELLS, PLACES, gap, lambda _: 0.0)
     text = str(problem.value)
     assert text.startswith("3 of 10: "), text
     assert "cell 1: ValueError: too late" in text
-    assert "cell 3, late fill: 0.5 from the CPU's" in text
+    assert "cell 3, late fill: 0.5 from the CPU" in text
 
 
-def test_a_stage_fails_with_any_of_its_parts():
-    passed = {"outcome": "passed", "details": {"cells": 4, "largest relative difference": 0.0}}
-    failed = {"outcome": "failed", "details": "did not end within 900 s"}
-    assert merged([passed, failed, passed]) == failed
-    assert merged([failed]) == failed
-    assert merged([{"outcome": "skipped", "details": "no NCCL"}])["outcome"] == "skipped"
+def test_cells_and_what_compares_them_can_be_handed_to_processes():
+    for cells, how in ((CELLS_OF_ALL, compare), (TABLE_CELLS, compare_tables)):
+        assert pickle.loads(pickle.dumps(cells)) == cells
+        assert pickle.loads(pickle.dumps(partial(how, seconds=0.1))).keywords["seconds"] == 0.1
 
 
 def test_a_delay_that_delays_nothing_is_no_evidence():

@@ -21,6 +21,8 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.handover import Handover
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.runtime.worker.epochs import Epochs
+from partreduce.runtime.worker.regrouping import Regrouping
+from partreduce.runtime.worker.voting import Voting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
@@ -71,7 +73,9 @@ def ask_late(_round):
     original = Epochs.begin
 
     def begin(self, reducers, state):
-        while not all(self._notes.has(f"left/{rank}") for rank in range(self.world.size) if rank != self.world.rank):
+        while not all(
+            self.voting.notes.has(f"left/{rank}") for rank in range(self.world.size) if rank != self.world.rank
+        ):
             time.sleep(0.01)
         original(self, reducers, state)
 
@@ -83,7 +87,7 @@ def ask_when_awaited():
     original = Epochs.begin
 
     def begin(self, reducers, state):
-        self._notes.wait_for(AWAITED)
+        self.voting.notes.wait_for(AWAITED)
         original(self, reducers, state)
 
     Epochs.begin = begin
@@ -101,8 +105,8 @@ def fail(_round):
 def wait_for(optimizer, back):
     """Wait until these workers are members again, or this one has heard that it is to vote for the next epoch."""
     epochs, deadline = optimizer.run.epochs, time.monotonic() + 60
-    epochs._notes.write(AWAITED, "1")
-    while not (set(back) <= set(epochs.members) or epochs.called > epochs._state.view.epoch):
+    epochs.voting.notes.write(AWAITED, "1")
+    while not (set(back) <= set(epochs.members) or epochs.voting.is_called):
         assert time.monotonic() < deadline, f"{back} did not come back"
         time.sleep(0.01)
 
@@ -112,12 +116,12 @@ INSTANTS = {
     "in the sum": lambda r: at(Reducer, "wait", lambda _, reduction: reduction.operation.round == r),
     "prepared": lambda r: at(Reducer, "agree", lambda _, kind, in_round, *a, **n: in_round == r),
     "confirmed": lambda r: at(Reducer, "commit", lambda _, reduction, action: reduction.operation.round == r),
-    "voting": lambda _: at(Epochs, "_awaited_view", lambda *_: True),
-    "asking": lambda _: at(Epochs, "_answer", lambda *_: True),
+    "voting": lambda _: at(Voting, "await_view", lambda *_: True),
+    "asking": lambda _: at(Voting, "_answer", lambda *_: True),
     "asking late": ask_late,
     "giving its state": lambda _: at(Handover, "give", lambda *_: True),
     "taking a state": lambda _: at(Handover, "take", lambda *_: True),
-    "rebuilding": lambda _: at(Epochs, "_is_rebuilt", lambda *_: True),
+    "rebuilding": lambda _: at(Regrouping, "is_connected", lambda *_: True),
     "in mean_model()": lambda _: at(Reducer, "begin", lambda _, kind, *a, **n: kind == "mean model"),
     "confirm breaks": fail_after_confirm,
     "stopped": lambda r: at(Reducer, "begin", lambda _, kind, step, in_round, *a, **n: in_round == r, signal.SIGSTOP),

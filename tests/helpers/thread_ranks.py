@@ -33,7 +33,7 @@ class ThreadRanks:
         self.generation += 1
         self.stores = {}
 
-    def run(self, n: int, action: Callable, *, limit: float = 100, catch: type[Exception] | None = None) -> list:
+    def run(self, n: int, action: Callable, *, limit: float = 280, catch: type[Exception] | None = None) -> list:
         """What `action(world)` returns on each of n ranks; with `catch` an error of that type is returned as it is."""
         store = self.stores.setdefault(n, dist.HashStore())
         for rank in range(n):

@@ -51,7 +51,8 @@ class Started:
 
     def send_signal(self, number):
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and nobody has waited for it yet
+                os.kill(self.pid, number)
 
     def terminate(self):
         self.send_signal(signal.SIGTERM)

@@ -89,7 +89,7 @@ def test_a_scaler_looks_at_the_gradients_and_not_at_scratch_memory(ranks):
     assert ranks.run(2, work) == [0.75] * 2
 
 
-@pytest.mark.parametrize("place", ["step", "finish", "mean_model"])
+@pytest.mark.parametrize("place", ["finish", "mean_model"])  # in a step: the idiom "unfreezing"
 def test_a_parameter_unfrozen_after_wrapping_is_refused(ranks, place):
     def work(world):
         model = torch.nn.Sequential(Scalar(), Scalar())
@@ -373,46 +373,6 @@ def test_two_optimizers_whose_paces_could_deadlock_are_refused(ranks):
     ranks.run(2, work)
 
 
-def test_clipping_before_the_average_is_warned_of_once(ranks):
-    def work(world):
-        said = []
-        for clips in ("never", "after", "before"):
-            model, optimizer = wrapped(world, AllReduce())
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always")
-                for _ in range(3):
-                    optimizer.zero_grad()
-                    model.backward(1.0)
-                    model.backward(1.0)
-                    if clips == "after":
-                        optimizer.average_gradients()
-                    if clips != "never":
-                        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-                    optimizer.step()
-            said.append([str(warning.message) for warning in caught if "partreduce" in str(warning.message)])
-            optimizer.finish()
-        return said
-
-    never, after, before = ranks.run(1 + 1, lambda world: work(world) if world.rank == 0 else quiet(world))[0]
-    assert (never, after) == ([], [])
-    assert len(before) == 1
-    assert "call optimizer.average_gradients() before it" in before[0]
-
-
-def quiet(world):
-    """The other worker of the test above; catching warnings is the process's."""
-    for clips in ("never", "after", "before"):
-        model, optimizer = wrapped(world, AllReduce())
-        for _ in range(3):
-            optimizer.zero_grad()
-            model.backward(1.0)
-            if clips == "after":
-                optimizer.average_gradients()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            optimizer.step()
-        optimizer.finish()
-
-
 def test_a_scaler_that_unscales_is_no_clipping(ranks):
     def work(world):
         model, optimizer = wrapped(world, AllReduce())
@@ -652,10 +612,7 @@ PAIR_OF_THREE = Phase.from_groups(3, [[1, 2]])
 EDGES_OF_TWO = Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
 APART = {
     "groups": (Static(phases=GroupPhases((PAIR_OF_THREE,))), r"the workers \{0\} share no group"),
-    "edges": (
-        Neighbor(rounds=(Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")]),)),
-        r"the workers \{0\} take weight from",
-    ),
+    "edges": (Neighbor(rounds=(EDGES_OF_TWO,)), r"the workers \{0\} take weight from"),
 }
 
 

@@ -50,12 +50,6 @@ def build(name: str, text: str) -> Schedule | None:
     return None
 
 
-def meetings(name: str, text: str) -> Schedule | None:
-    """The same, with plain means in the place of outer steps that are no mixing matrices."""
-    schedule = build(name, text)
-    return None if schedule is None else schedule.meetings
-
-
 def exact_matrix(schedule: Schedule, index: int) -> list[list[Fraction]]:
     """W of one round, row by row, in fractions."""
     n = schedule.num_workers
@@ -72,60 +66,43 @@ def exact_matrix(schedule: Schedule, index: int) -> list[list[Fraction]]:
     return matrix
 
 
-@pytest.mark.parametrize(("name", "cluster"), CASES)
-def test_every_phase_is_a_partition_and_group_of_agrees_with_it(name, cluster):
-    schedule = meetings(name, cluster)
-    if schedule is None or isinstance(schedule.strategy, Neighbor):
-        return
-    n = schedule.num_workers
+def partition_law(schedule: Schedule) -> None:
+    """Every phase is a partition, and `group_of` agrees with it."""
     for t in range(schedule.period):
         phase = schedule.phase(t)
         labels = phase.labels()  # raises for overlapping groups
         assert all(size >= 2 for size in phase.sizes)
-        for worker in range(n):
+        for worker in range(schedule.num_workers):
             group = schedule.group_of(worker, schedule.prologue + t)
             assert group == (None if labels[worker] < 0 else phase[int(labels[worker])])
 
 
+def stochastic_law(matrix: list[list[Fraction]]) -> None:
+    """A round is doubly stochastic in exact arithmetic."""
+    assert all(sum(row) == 1 for row in matrix)
+    assert all(sum(column) == 1 for column in zip(*matrix, strict=True))
+    assert min(entry for row in matrix for entry in row) >= 0
+
+
 @pytest.mark.parametrize(("name", "cluster"), CASES)
-def test_every_round_is_doubly_stochastic_in_exact_arithmetic(name, cluster):
-    schedule = meetings(name, cluster)
-    if schedule is None:
+def test_an_entry_is_a_schedule_of_partitions_or_weights_that_reaches_everyone_and_its_own_file(name, cluster):
+    built = build(name, cluster)
+    if built is None:
         return
-    distinct: dict[object, int] = {}
+    assert parse_schedule(canonical_bytes(built)) == built
+    schedule = built.meetings  # with plain means in the place of outer steps that are no mixing matrices
+    if not isinstance(schedule.strategy, Neighbor):
+        partition_law(schedule)
+    distinct, product = {}, np.eye(schedule.num_workers)
     for t in range(schedule.period):
         key = schedule.strategy.rounds[t] if isinstance(schedule.strategy, Neighbor) else schedule.phase(t)
-        distinct.setdefault(key, t)
-    for t in distinct.values():
-        matrix = exact_matrix(schedule, t)
-        assert all(sum(row) == 1 for row in matrix)
-        assert all(sum(column) == 1 for column in zip(*matrix, strict=True))
-        own = {matrix[i][i] for i in range(len(matrix))}
-        others = [matrix[i][j] for i in range(len(matrix)) for j in range(len(matrix)) if i != j]
-        assert min(others) >= 0
-        assert min(own) >= 0
-
-
-@pytest.mark.parametrize(("name", "cluster"), CASES)
-def test_every_period_reaches_everyone(name, cluster):
-    """Consensus: the product of W over a period, with itself a few times, contracts off the mean."""
-    schedule = meetings(name, cluster)
-    if schedule is None:
-        return
-    n = schedule.num_workers
-    product = np.eye(n)
-    for t in range(schedule.period):
-        product = np.array(exact_matrix(schedule, t), dtype=float) @ product
-    power = np.linalg.matrix_power(product - 1 / n, 8)
+        if key not in distinct:
+            stochastic_law(matrix := exact_matrix(schedule, t))
+            distinct[key] = np.array(matrix, dtype=float)
+        product = distinct[key] @ product
+    # Consensus: the product of W over a period, with itself a few times, contracts off the mean.
+    power = np.linalg.matrix_power(product - 1 / schedule.num_workers, 8)
     assert np.linalg.norm(power, 2) < 1 - 1e-6
-
-
-@pytest.mark.parametrize(("name", "cluster"), CASES)
-def test_json_round_trip(name, cluster):
-    schedule = build(name, cluster)
-    if schedule is None:
-        return
-    assert parse_schedule(canonical_bytes(schedule)) == schedule
 
 
 @pytest.mark.parametrize("name", registry.names())

@@ -11,6 +11,7 @@ The published disturbances, as values of `ComputeTimes.disturbance`:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import log, sqrt
 from typing import Protocol
@@ -21,6 +22,9 @@ import numpy.typing as npt
 from partreduce.topo.errors import InputError
 from partreduce.topo.fields import Index, check_ranges
 from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, Variation
+
+MOST_DRAWN = 2**16
+"""Step times that are drawn at once: many in a call of NumPy, and few megabytes."""
 
 
 class Disturbance(Protocol):
@@ -165,21 +169,38 @@ class ComputeTimes:
         """Seconds of one step, shape (num_samples, num_workers)."""
         if self.trace is not None:
             return np.broadcast_to(self.trace[step % len(self.trace)], (num_samples, num_workers)).copy()
-        seconds = np.broadcast_to(self.fixed(num_workers), (num_samples, num_workers)).copy()
-        if self.jitter:
-            spread = sqrt(log(1 + self.jitter**2))
-            seconds *= rng.lognormal(-(spread**2) / 2, spread, seconds.shape)
+        seconds = self._jittered((num_samples, num_workers), rng)
         return seconds if self.disturbance is None else self.disturbance.disturb(seconds, step, rng)
 
-    def round_seconds(
-        self, paces: npt.NDArray[np.int64], round_: int, rng: np.random.Generator, *, num_samples: int = 1
-    ) -> npt.NDArray[np.float64]:
-        """Seconds that each worker computes in one round of `paces` steps, shape (num_samples, num_workers)."""
+    def rounds(
+        self, paces: npt.NDArray[np.int64], num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
+    ) -> Iterator[npt.NDArray[np.float64]]:
+        """Seconds that each worker computes in each round of `paces` steps, a round (num_samples, num_workers)."""
+        longest, num_workers = int(paces.max()), len(paces)
         if self.is_fixed:
-            return np.broadcast_to(self.fixed(len(paces)) * paces, (num_samples, len(paces))).copy()
-        longest = int(paces.max())
-        total = np.zeros((num_samples, len(paces)))
-        for index in range(longest):
-            step = self.step_seconds(len(paces), round_ * longest + index, rng, num_samples=num_samples)
-            total += np.where(index < paces, step, 0.0)
-        return total
+            yield from [np.broadcast_to(self.fixed(num_workers) * paces, (num_samples, num_workers))] * num_rounds
+            return
+        at_once = max(1, MOST_DRAWN // (longest * num_samples * num_workers))
+        for first in range(0, num_rounds, at_once):
+            count = min(at_once, num_rounds - first)
+            steps = self._steps(first * longest, (count * longest, num_samples, num_workers), rng)
+            by_round = steps.reshape(count, longest, num_samples, num_workers)
+            total = np.zeros((count, num_samples, num_workers))
+            for index in range(longest):
+                total += np.where(index < paces, by_round[:, index], 0.0)
+            yield from total
+
+    def _steps(self, first: int, shape: tuple[int, int, int], rng: np.random.Generator) -> npt.NDArray[np.float64]:
+        """Seconds of steps from number `first` on, shape (steps, num_samples, num_workers); as drawn one by one."""
+        if self.trace is None and self.disturbance is None:
+            return self._jittered(shape, rng)
+        steps = range(first, first + shape[0])
+        return np.stack([self.step_seconds(shape[2], step, rng, num_samples=shape[1]) for step in steps])
+
+    def _jittered(self, shape: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.float64]:
+        """Seconds of steps without disturbances, of a shape that ends with the number of workers."""
+        seconds = np.broadcast_to(self.fixed(shape[-1]), shape).copy()
+        if self.jitter:
+            spread = sqrt(log(1 + self.jitter**2))
+            seconds *= rng.lognormal(-(spread**2) / 2, spread, shape)
+        return seconds

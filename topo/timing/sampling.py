@@ -67,10 +67,10 @@ def sample(
     warm_up = -(-(num_rounds // 4) // period) * period
     counted = -(-(num_rounds - num_rounds // 4) // period) * period
     at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
-    for round_ in range(warm_up + counted):
+    drawn = compute.rounds(paces, warm_up + counted, rng, num_samples=num_samples)
+    for round_, seconds in enumerate(drawn):
         if round_ == warm_up:
             at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
-        seconds = compute.round_seconds(paces, round_, rng, num_samples=num_samples)
         worked += seconds
         rounds.next(stages[round_ % period], seconds)
     pace = int(paces.max())

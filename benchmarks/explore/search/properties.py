@@ -72,3 +72,25 @@ class Progress:
 
 
 Property = PerProcess | PerPair | PerState | NoDeadlock | Progress
+
+
+def through(prop: Property, inner: Callable[[Any], Any]) -> Property:
+    """The same asked of the states inside of others, where there are some: `inner` says None where there is none."""
+    match prop:
+        case PerProcess(name, check):
+
+            def of_one(process: int, state: Any) -> str | None:  # noqa: ANN401 - of any machine
+                held = inner(state)
+                return None if held is None else check(process, held)
+
+            return PerProcess(name, of_one)
+        case PerPair(name, pairs, of_pair, messages):
+
+            def of_two(pair: Pair) -> str | None:
+                first, second = inner(pair.first_state), inner(pair.second_state)
+                if first is None or second is None:
+                    return None
+                return of_pair(pair._replace(first_state=first, second_state=second))
+
+            return PerPair(name, pairs, of_two, messages)
+    return prop

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from benchmarks.explore.reductions import Symmetric
 from benchmarks.explore.search.system import State, Stopped, System, WorkedOut
-from partreduce.schedulers.protocols.base import Symmetric
 
 
 class Symmetry:

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+from benchmarks.explore.reductions import Shiftable, Suspecting
 from benchmarks.explore.search.network import Network
-from partreduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send, Shiftable, Suspecting
+from partreduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send
 from partreduce.topo.errors import InputError
 
 State = tuple[int, ...]

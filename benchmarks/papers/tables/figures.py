@@ -15,31 +15,19 @@ from benchmarks.papers.tables.sessions import (
     HYBRID,
     HYBRID_CODED,
     HYBRID_LOCAL,
+    OURS,
     PLANNED,
     Found,
 )
-from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS, TF_PS_CUT, TF_PS_IN_PAIRS
+from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS, TF_PS_IN_PAIRS
 
 Paper = float | tuple[float, float] | None
 
 TARGET = 6.5
 """The loss over samples that nobody trains on, that some 30 steps reach."""
-WORDS = {
-    TF_PS: "TF-PS",
-    TF_PS_IN_PAIRS: "TF-PS, in rounds of pairs",
-    TF_PS_CUT: "TF-PS, dense parameters cut evenly",
-    HOROVOD: "Horovod",
-    GATHER: "gather",
-    GATHER_LOCAL: "gather + local aggregation",
-    HYBRID: "hybrid",
-    HYBRID_LOCAL: "hybrid + local aggregation",
-    HYBRID_CODED: "hybrid + local aggregation, rows in float16",
-    PLANNED: "planner's choice",
-    COMPOSED: "planner's choice, dense part by its own schedule",
-    COMPOSED_CODED: "planner's choice, dense part by its own schedule, rows in float16",
-}
+WAYS = (*BASELINES, *OURS, PLANNED, COMPOSED, COMPOSED_CODED)
 INEXACT = (COMPOSED, COMPOSED_CODED, HYBRID_CODED)
-EXACT = tuple(way for way in WORDS if way not in INEXACT)
+EXACT = tuple(way for way in WAYS if way not in INEXACT)
 """Of the same mathematics, and so of the same steps to a loss."""
 LATER = "; "
 """Between a session's name and what tells it from others in the same setting."""
@@ -90,20 +78,20 @@ def _bytes_row(figure: str, setting: str, found: Found, way: str) -> Row:
 def _speed_rows(where: str, found: Found) -> Iterator[Row]:
     seconds, guess, items = _step_seconds(found), found.predicted, found.session.items
     for way, taken in seconds.items():
-        speeds, setting = [items / one for one in taken], f"{where}: {WORDS[way]}"
+        speeds, setting = [items / one for one in taken], f"{where}: {way}"
         yield value(speeds, figure=SPEED, setting=setting, unit="per second", predicted=items / guess[way])
         yield _bytes_row(BYTES, setting, found, way)
     for figure, theirs, papers in ((OVER_PS, TF_PS, PAPER_PS), (OVER_MPI, HOROVOD, PAPER_MPI)):
         for way, ours in seconds.items():
             if theirs in seconds and way != theirs:
-                fields = {"figure": figure, "setting": f"{where}: {WORDS[way]}", "paper": papers.get(way)}
+                fields = {"figure": figure, "setting": f"{where}: {way}", "paper": papers.get(way)}
                 yield ratio(seconds[theirs], ours, predicted=guess[theirs] / guess[way], **fields)
     yield from _between(where, found, seconds)
     if TF_PS_IN_PAIRS in seconds:
         best = min((way for way in BASELINES if way in seconds), key=lambda way: median(seconds[way]))
         for way in (HYBRID, HYBRID_LOCAL, PLANNED):
             if way in seconds:
-                yield ratio(seconds[best], seconds[way], figure=FAIR, setting=f"{where}: {WORDS[way]}", aim=1.0)
+                yield ratio(seconds[best], seconds[way], figure=FAIR, setting=f"{where}: {way}", aim=1.0)
 
 
 def _between(where: str, found: Found, seconds: dict[str, list[float]]) -> Iterator[Row]:
@@ -120,12 +108,12 @@ def _between(where: str, found: Found, seconds: dict[str, list[float]]) -> Itera
         yield over(BETTER, "hybrid", best, HYBRID, (1.1, 1.3))
     for plain, local, paper in ((HYBRID, HYBRID_LOCAL, 2.24), (GATHER, GATHER_LOCAL, None)):
         if plain in seconds and local in seconds:
-            yield over(LOCAL, WORDS[plain], plain, local, paper)
+            yield over(LOCAL, plain, plain, local, paper)
     for plain in (HYBRID, HYBRID_LOCAL):
         if plain in seconds and COMPOSED in seconds:
-            yield over(OWN, f"per step, over {WORDS[plain]}", plain, COMPOSED)
+            yield over(OWN, f"per step, over {plain}", plain, COMPOSED)
         if plain in seconds and COMPOSED_CODED in seconds:
-            yield over(OWN, f"per step, rows in float16, over {WORDS[plain]}", plain, COMPOSED_CODED)
+            yield over(OWN, f"per step, rows in float16, over {plain}", plain, COMPOSED_CODED)
     for plain in (HYBRID_LOCAL, HYBRID):  # on nodes of one worker there is nothing to agree on, and both are the same
         if plain in seconds and HYBRID_CODED in seconds:
             yield over(CODED, "per step", plain, HYBRID_CODED)
@@ -147,7 +135,7 @@ def _loss_rows(where: str, found: Found) -> Iterator[Row]:
     reached = {way: at for way in found.session.ways if (at := found.reached(way, TARGET)) is not None}
     exact = [at[0] for way, at in reached.items() if way in EXACT]
     for way in found.session.ways:
-        setting = f"{where}: {WORDS[way]}"
+        setting = f"{where}: {way}"
         if way in reached:
             steps, seconds = reached[way]
             yield value([steps], figure=STEPS, setting=setting, unit="steps")
@@ -168,7 +156,7 @@ def _loss_rows(where: str, found: Found) -> Iterator[Row]:
     for way, figure, words in (
         (COMPOSED, OWN, "to the loss"),
         (COMPOSED_CODED, OWN, "to the loss, rows in float16"),
-        (HYBRID_CODED, CODED, f"to the loss, over {WORDS[PLANNED]}"),
+        (HYBRID_CODED, CODED, f"to the loss, over {PLANNED}"),
     ):
         if PLANNED in made and way in made:
             setting = f"{where}: {words}"
@@ -183,4 +171,4 @@ def curves(found: Found) -> Iterator[Curve]:
         if points := found.curve(way):
             steps, seconds, losses = zip(*points, strict=True)
             plot = f"{where}: loss over seconds, and over steps, of samples held out"
-            yield Curve(plot=plot, name=WORDS[way], at=seconds, losses=losses, steps=steps)
+            yield Curve(plot=plot, name=way, at=seconds, losses=losses, steps=steps)

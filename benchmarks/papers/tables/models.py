@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.papers.tables.text import WORDS
-
+WORDS = 40_000
+"""Rows of a table: the most frequent words, and row 0 for all others."""
 BEFORE = 3
 """Words that stand before the one to be told."""
 COLUMNS = 128

@@ -6,12 +6,12 @@ import json
 import threading
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks import kit
 from benchmarks.lab.standing import FAST, Lab
 from benchmarks.papers.tables.models import BATCH, Language, LanguageData
 from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS_CUT
@@ -27,8 +27,9 @@ from partreduce.topo.strategies.axes import Codec, Form
 from partreduce.topo.strategies.routes import Routes, TableWay
 from partreduce.topo.timing.tables import Touched
 
-GATHER, GATHER_LOCAL, HYBRID, HYBRID_LOCAL = "gather", "gather, aggregated", "hybrid", "hybrid, aggregated"
-HYBRID_CODED = "hybrid, aggregated, float16"
+GATHER, GATHER_LOCAL = "gather", "gather + local aggregation"
+HYBRID, HYBRID_LOCAL = "hybrid", "hybrid + local aggregation"
+HYBRID_CODED = "hybrid + local aggregation, rows in float16"
 PLANNED, COMPOSED = "planner's choice", "planner's choice, dense part by its own schedule"
 COMPOSED_CODED = "planner's choice, dense part by its own schedule, rows in float16"
 OURS = {
@@ -233,13 +234,9 @@ class Found:
             seconds += turn.seconds
         return points
 
-    def reached(self, way: str, target: float) -> tuple[float, float] | None:
+    def reached(self, way: str, target: float) -> tuple[float, ...] | None:
         """Steps and seconds at which the loss, between judgements on a straight line, first fell to the target."""
-        for (s0, t0, l0), (s1, t1, l1) in pairwise(self.curve(way)):
-            if l1 <= target:
-                part = 1.0 if l0 <= target else (l0 - target) / (l0 - l1)
-                return s0 + part * (s1 - s0), t0 + part * (t1 - t0)
-        return None
+        return kit.reached(self.curve(way), target)
 
 
 def run(session: Session, lab: Lab, text: Path, seconds: float) -> Found:

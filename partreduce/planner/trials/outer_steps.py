@@ -16,7 +16,7 @@ from partreduce.planner.job import Data, Job
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.option import Facts, Option
-from partreduce.planner.outer_prices import ERROR, MEASURED, Measured
+from partreduce.planner.outer_prices import ERRORS, MEASURED, Measured
 from partreduce.planner.outer_prices import FRAGMENTS as MEASURED_FRAGMENTS
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials.kit import Kind, Trial, Trials
@@ -62,6 +62,8 @@ class OuterSteps(Kind):
             f"its steps are those of networks that were measured: {min(facts.by_task):.2f} to "
             f"{max(facts.by_task):.2f} times All-Reduce's"
         )
+        if facts.rate != 1:
+            needed += f", with {facts.rate:g} times the learning rate that was best for All-Reduce"
         return [sent, needed]
 
     def cautions(self, chosen: Option, job: Job) -> list[str]:
@@ -88,7 +90,7 @@ def why_not_weighed(job: Job) -> str:
     if job.data is not Data.SHUFFLED or job.drift_correction:
         return "they were measured on shuffled data"
     if job.optimizer not in MEASURED:
-        return f"they were measured under {' and '.join(MEASURED)}, which --optimizer can say"
+        return f"they were measured under {', '.join(MEASURED)}, which --optimizer can say"
     return ""
 
 
@@ -124,7 +126,7 @@ def _priced(schedule: Schedule, measured: Measured, job: Job) -> Option:
     return replace(
         option,
         steps_ratio=measured.ratio,
-        model=replace(option.model, errors=((str(job.data), ERROR),), late_errors=(), basis=basis),
+        model=replace(option.model, errors=((str(job.data), ERRORS[optimizer]),), late_errors=(), basis=basis),
         extrapolated=option.schedule.strategy.what.num_fragments > MEASURED_FRAGMENTS,
         facts=Facts(
             kind=OuterSteps.word,
@@ -134,5 +136,6 @@ def _priced(schedule: Schedule, measured: Measured, job: Job) -> Option:
             gradients=float(schedule.num_workers),
             peak=cost.peak_nic_bytes,
             by_task=measured.by_task(optimizer),
+            rate=measured.share,
         ),
     )

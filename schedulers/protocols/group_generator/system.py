@@ -9,24 +9,15 @@ from math import factorial
 from typing import Any
 
 from partreduce.schedulers.protocols.base import Note, Outcome, Received
-from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.schedulers.protocols.group_generator.draw import CHOICE_BITS, GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import (
     ACTIVE,
-    Ask,
-    GeneratorState,
-    Grant,
     GroupGenerator,
     Restarted,
-    Void,
 )
 from partreduce.schedulers.protocols.group_generator.worker import (
-    ENDED,
-    FENCED,
     GroupWorker,
-    Here,
     Retry,
-    WorkerState,
 )
 from partreduce.topo.errors import InputError
 
@@ -49,8 +40,6 @@ class GroupSystem:
             one round after the other, the last for all further ones.
         breakers: workers whose collective may fail once although nobody has died; not in endless runs, where groups
             long past are told from one another no more, so that one that broke would be taken for met.
-        timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
-            that is for the explored properties to check.
         restarts: how often the generator may be killed and started again from its log.
 
     Raises:
@@ -64,7 +53,6 @@ class GroupSystem:
     retries: int = 0
     costs: tuple[int | tuple[int, ...], ...] = ()
     breakers: tuple[int, ...] = ()
-    timeouts: bool = False
     restarts: int = 0
 
     def __post_init__(self) -> None:
@@ -92,16 +80,6 @@ class GroupSystem:
         n = self.setting.num_workers
         between = [(u, v) for u in range(n) for v in range(n) if u != v] if self.collective else []
         return [*((w, n) for w in range(n)), *((n, w) for w in range(n)), *between]
-
-    @property
-    def suspects(self) -> Sequence[tuple[int, int]]:
-        """The generator gives up whoever is silent for longer than its lease, dead or not.
-
-        A worker that takes the generator for dead ends, which is a crash of that worker; one whose members do not come
-        reports that its group broke, see `breakers`.
-        """
-        n = self.setting.num_workers
-        return tuple((worker, n) for worker in range(n))
 
     def start(self, process: int) -> Outcome[Any]:
         """Every worker asks for its first group."""
@@ -151,50 +129,3 @@ class GroupSystem:
         """
         orders = factorial(self.setting.num_workers)
         return tuple(way + orders * -(-(way << CHOICE_BITS) // orders) for way in range(self.ways or 0))
-
-    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Finishing
-        """Workers rest when they have ended or were given up; the generator when nobody waits for it."""
-        if process < self.setting.num_workers:
-            return self.timeouts or state.stage in (ENDED, FENCED)
-        return self.timeouts or not state[0].waiting
-
-    # What the explorer needs to keep endless runs finite: sequence numbers counted from the oldest outstanding group.
-
-    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401, ARG002 - as in Shiftable
-        """The oldest group that is not over, for the generator; workers follow it."""
-        if self.rounds is not None or isinstance(state, WorkerState):
-            return None
-        buffers: GroupBuffers = state[0].buffers
-        return buffers.groups[0].seq if buffers.groups else buffers.next_seq
-
-    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401, ARG002 - as in Shiftable
-        """Every sequence number lowered; those of groups long over are all alike."""
-        if isinstance(state, WorkerState):
-            here = tuple((seq - by, member) for seq, member in state.here if seq - by > -1)
-            return replace(
-                state,
-                seq=max(state.seq - by, -1),
-                met=max(state.met - by, -1),
-                here=here,
-                ask=self.shifted_message(state.ask, by),
-            )
-        inner: GeneratorState = state[0]
-        answers = tuple(self.shifted_message(answer, by) for answer in inner.answers)
-        return replace(inner, buffers=_lowered(inner.buffers, by), answers=answers), state[1]
-
-    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
-        """The message with its sequence number lowered."""
-        if isinstance(message, Ask):
-            return replace(message, done=max(message.done - by, -1))
-        if isinstance(message, Grant | Void | Here):
-            return replace(message, seq=max(message.seq - by, -1))
-        return message
-
-
-def _lowered(buffers: GroupBuffers, by: int) -> GroupBuffers:
-    return replace(
-        buffers,
-        groups=tuple(replace(group, seq=group.seq - by) for group in buffers.groups),
-        buffers=tuple(tuple(seq - by for seq in buffer) for buffer in buffers.buffers),
-        next_seq=buffers.next_seq - by,
-    )

@@ -25,6 +25,8 @@ CELLS = (
     "allreduce late/SIGKILL launcher/run/1",
     "allreduce pace 2/kill worker/run/1",
     "allreduce that goes on/kill worker/run/1",
+    "codec that goes on/kill two/run/1",
+    "outer that goes on/kill and join/run/1",
     "outer/kill worker/run/1",
     "outer of pairs/kill worker/run/1",
     "fragments merged late/kill worker/run/1",

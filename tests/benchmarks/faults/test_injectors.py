@@ -66,6 +66,37 @@ def test_a_killed_worker_is_dead_and_the_others_live(running, sleepers, injector
     assert [p.poll() for i, p in enumerate(sleepers) if i != victim] == [None] * WORKERS
 
 
+def test_two_killed_workers_are_dead_and_the_others_live(running, sleepers):
+    carry_out(injectors.kill_two, running)
+    assert running.outcome.fired
+    assert len(running.victims) == 2
+    assert [sleepers[victim].wait(60) for victim in running.victims] == [-signal.SIGKILL] * 2
+    assert [p.poll() for i, p in enumerate(sleepers) if i not in running.victims] == [None] * (WORKERS - 1)
+
+
+@pytest.mark.parametrize(
+    ("injector", "again"), [(injectors.kill_joiner, True), (injectors.kill_beside_joiner, False)]
+)  # fmt: skip
+def test_who_came_back_or_another_one_is_killed_then(running, sleepers, injector, again):
+    """The launcher's part is done here: it starts another process in the place of the first that died."""
+    back = subprocess.Popen([sys.executable, "-S", "-c", SLEEPER])
+
+    def start_again():
+        for victim in running.victims if len(running.victims) == 1 else ():
+            if sleepers[victim].poll() is not None and len(running.pids_of(victim)) == 1:
+                rows = [[0.0, 0.0]] * (WORKERS + 1)
+                with (running.folder / f"worker-{victim}.jsonl").open("a") as file:
+                    file.write(f'["begins", 1.0, 0, {rows}, {back.pid}]\n')
+
+    carry_out(injector, running, start_again)
+    try:
+        assert (back.poll() == -signal.SIGKILL) is again
+        assert sum(process.poll() is not None for process in sleepers) == (1 if again else 2)
+    finally:
+        back.kill()
+        back.wait()
+
+
 @pytest.mark.parametrize("times", [0.5, 3])
 def test_a_paused_worker_stands_still_for_that_long_and_goes_on(running, sleepers, times):
     seen = carry_out(injectors.pause(times), running, lambda: (time.monotonic(), states(sleepers)))

@@ -15,6 +15,7 @@ from benchmarks.faults.cell import Cell, Outcome, Task
 from benchmarks.faults.kinds import KINDS, WORKERS
 from benchmarks.faults.processes import belonging
 from benchmarks.faults.running import Running
+from benchmarks.faults.views import Replay
 
 STEPS = 6
 
@@ -185,33 +186,59 @@ def test_a_quorum_counts_every_gradient_once(judged):
         assert judged(verdicts.judge_values, diaries(second, last), "quorum solo"), (second, last)
 
 
-def test_survivors_hold_the_same_means_without_one_worker_from_the_same_step_on(judged):
-    """Worker 3 is lost in step 3 of 6."""
+EVERYBODY, REST = [-1, [0, 1, 2, 3]], [3, [0, 1, 2]]
 
-    def diaries(spoilt=None):
-        found = []
-        for rank in range(WORKERS):
-            lines = []
-            for step in range(STEPS if rank != 3 else 3):
-                for what, at in (("enters", step), ("leaves", step + 1)):
-                    mean = min(at, 3) / 4 + max(at - 3, 0) / 3
-                    lines.append(line(what, at, step, [mean, mean, mean, min(at, 3) / 4]))
-            found.append(lines)
-        if spoilt is not None:
-            spoilt(found)
-        return found
 
-    def later(found):
-        found[1][6] = line("enters", 3, 3, [0.75, 0.75, 0.75, 1.0])
+def gone_on(kind, views=(EVERYBODY, REST, [5, [0, 1, 2, 3]])):
+    """What workers write that lose worker 3 in round 3, which joins again in round 5, with the state of worker 0."""
+    kind, steps = KINDS[kind], STEPS * KINDS[kind].steps_a_round
+    replay, diaries = Replay(kind, [(after, tuple(members)) for after, members in views]), [[] for _ in range(WORKERS)]
+    joins = 6 * kind.steps_a_round - 1
+    for step in range(steps):
+        before, members = replay.x.copy(), replay.members(step // kind.steps_a_round)
+        given = before[0] + np.eye(WORKERS)[0] * (not kind.gradients)
+        if step == joins:
+            diaries[3].append(line("begins", step, 0, np.zeros(WORKERS), 7))
+        replay.step(step, {3: given} if step == joins else {})
+        known = [view for view in views if view[0] <= step // kind.steps_a_round]
+        for rank in (rank for rank in members if rank != 3 or step < 3 * kind.steps_a_round or step >= joins):
+            begun = given if (rank, step) == (3, joins) else before[rank]
+            diaries[rank].append(line("enters", step, step, begun))
+            diaries[rank].append(line("leaves", step + 0.5, step, replay.x[rank], known))
+    for rank, lines in enumerate(diaries):
+        lines.insert(0, line("begins", 0.0, 0, np.zeros(WORKERS), 1))
+        lines.append(line("finishes", steps, steps, replay.x[rank]))
+        lines.append(line("finished", steps, steps, replay.x.mean(axis=0)))
+    return diaries
 
-    def half(found):
-        found[0][9] = line("leaves", 5, 4, [1.0, 1.4, 1.4, 0.75])
 
-    kind = "allreduce that goes on"
-    assert judged(verdicts.judge_values, diaries(), kind) == []
-    for spoilt in (later, half):
-        (text,) = judged(verdicts.judge_values, diaries(spoilt), kind)
-        assert "records fit no loss" in text
+GOES_ON = [name for name, kind in KINDS.items() if kind.law == "views"]
+
+
+@pytest.mark.parametrize("kind", GOES_ON)
+def test_who_goes_on_holds_what_a_replay_of_the_views_does_and_nothing_else(judged, kind):
+    assert judged(verdicts.judge_values, gone_on(kind), kind) == []
+    for rank, place, amount in ((1, -4, 0.3), (0, 9, 0.25), (3, -3, 0.3)):
+        found = gone_on(kind)
+        rows = found[rank][place][3]
+        rows[2] = [rows[2][0] + amount] * 2
+        (text, *_) = judged(verdicts.judge_values, found, kind)
+        assert text.startswith(f"wrong: worker {rank} ")
+
+
+def test_workers_that_know_different_views_are_seen(judged):
+    found = gone_on("allreduce that goes on")
+    lines = [entry for entry in found[1] if entry[0] == "leaves"]
+    lines[3][4] = [EVERYBODY, [3, [0, 1, 3]]]
+    (text, *_) = judged(verdicts.judge_values, found, "allreduce that goes on")
+    assert text.startswith("wrong: mixed epochs: worker 1 in step 3")
+
+
+def test_what_a_lost_worker_committed_alone_is_not_asked_of_it(judged):
+    found = gone_on("allreduce that goes on")
+    again = next(place for place, entry in enumerate(found[3]) if place and entry[0] == "begins")
+    found[3][again:again] = [line("enters", 3, 3, [0.75] * 4), line("leaves", 3, 3, [1.0] * 4, [EVERYBODY])]
+    assert judged(verdicts.judge_values, found, "allreduce that goes on") == []
 
 
 def test_survivors_that_do_not_go_on_where_they_can_are_seen(judged):

@@ -63,7 +63,7 @@ def docstrings(count=256):
 
 def test_a_batch_of_docstrings_is_as_long_as_its_longest():
     samples = docstrings()
-    job = Job(name="", folder="", how="", num_nodes=1, workers_per_node=2, address="", port=0, task="docstrings")
+    job = Job(num_nodes=1, workers_per_node=2, task="docstrings")
     batches = Batches(job, 1, samples)
     drawn = [batches.draw() for _ in range(400)]
     assert mean(share for _, share in drawn) == pytest.approx(1.0, abs=0.1)
@@ -141,10 +141,10 @@ def test_figure_9s_rows_say_what_was_measured():
     assert again == listed
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_skewed_calls_wait_for_all_or_for_nobody():
     plan = [Trial(processes=3, size=64, skew=400.0, mode=mode, iterations=2) for mode in (SYNCHRONOUS, SOLO)]
-    measured, notes = skew.measure(plan, 200.0)
+    measured, notes = skew.measure(plan, 800.0)
     assert not notes
     together, solo = measured
     assert set(together.active) == {3.0}

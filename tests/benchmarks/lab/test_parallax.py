@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.lab.prose import text
 from benchmarks.papers import parallax
 from benchmarks.papers.tables import figures
 from benchmarks.papers.tables.baselines import Gathered, Servers
 from benchmarks.papers.tables.figures import rows
-from benchmarks.papers.tables.models import BATCH, Language, LanguageData
+from benchmarks.papers.tables.models import BATCH, WORDS, Language, LanguageData
 from benchmarks.papers.tables.sessions import (
     COMPOSED,
     COMPOSED_CODED,
@@ -22,7 +23,6 @@ from benchmarks.papers.tables.sessions import (
     Found,
     Turn,
 )
-from benchmarks.papers.tables.text import WORDS, text
 from benchmarks.papers.tables.ways import HOROVOD, TF_PS, TF_PS_IN_PAIRS
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched
 from helpers.thread_ranks import ThreadRanks
@@ -150,7 +150,7 @@ def test_rows_say_what_sessions_left():
 def test_every_way_of_a_session_has_a_name_in_the_tables():
     listed = [make(shape) for make in parallax.PARTS.values() for shape in parallax.SHAPES]
     assert len({session.name for session in listed}) == len(listed)
-    assert set(figures.WORDS) >= {way for session in listed for way in session.ways}
+    assert set(figures.WAYS) >= {way for session in listed for way in session.ways}
 
 
 def test_wire_counts_what_the_papers_count():

@@ -561,9 +561,9 @@ def compiled(cell):
 def compiled_step(cell):
     model, graphs = network(), []
 
-    def whole(number):
+    def whole(x):
         optimizer.zero_grad()
-        loss_of(model, batch(cell.rank, number)).backward()
+        loss_of(model, x).backward()
         optimizer.step()
 
     def noted(graph, _inputs):
@@ -576,7 +576,7 @@ def compiled_step(cell):
     optimizer = cell.wrap(sgd(model), model)
 
     def act(number):
-        whole(number)
+        whole(batch(cell.rank, number))
         cell.note(model)
 
     yield from steps(cell, optimizer, model, act, range(4))

@@ -8,9 +8,10 @@ import pytest
 from partreduce.planner import contingencies
 from partreduce.planner.contingencies import FACTOR, survival, survivors_of
 from partreduce.planner.job import Job
+from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
-from partreduce.runtime.worker.epochs import refusal_of
+from partreduce.runtime.worker.goes_on import refusal_of
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, Survivors, after_loss
@@ -60,6 +61,9 @@ def test_only_what_the_run_time_goes_on_with_is_planned() -> None:
     assert refusal_of(layers)
     with pytest.raises(ScheduleError, match="only what is sent whole goes on"):
         survival(layers, asked, is_given=True)
+    for other in ({"when": Lateness.PIPELINE}, {"when": Lateness.LATE}, {"gap": True}, {"quorum": True}):
+        with pytest.raises(InputError, match="only schedules in lockstep go on after a loss yet; leave out when, or"):
+            replace(asked, **other)
 
 
 def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_go_on_with_them() -> None:

@@ -19,6 +19,7 @@ from benchmarks.planner.random_jobs import draw_job
 from helpers.synthesis import synthesise
 from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.__main__ import main
+from partreduce.planner.lateness import Lateness
 from partreduce.schedulers.synthesis import Problem, Status, clock
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo import figures
@@ -195,6 +196,26 @@ def test_options_on_the_edge_of_a_limit_are_kept(limit):
 def test_an_effort_is_positive_and_finite(effort):
     with pytest.raises(InputError, match="effort"):
         job("2x2", effort=effort)
+
+
+def test_what_was_not_found_is_named_among_what_may_come_late_as_was_asked():
+    """All-Reduce in lockstep, which nobody asked for, was named as what was found."""
+    asked = {"effort": 0.1, "time_limit": 3600.0}
+    with pytest.raises(UnknownError, match=r"the least found is 0\.75 .* \(allreduce late"):
+        plan(job("2x2", when=Lateness.LATE, max_consensus_distance=0.01, **asked))
+    with pytest.raises(UnknownError, match=r"a pipeline sums .* all 4 workers .*; leave out --max group, or --when"):
+        plan(job("2x2", when=Lateness.PIPELINE, max_group=2, **asked))
+    with pytest.raises(UnknownError, match="found; raise --max period or --max group or --max phases"):
+        plan(job("4x1", max_group=2, max_distinct_phases=1, **asked))
+    with pytest.raises(InfeasibleError, match=r"the workers must meet .* and one pair then costs"):
+        plan(job("1x4", max_communication=1e-6, **asked))
+
+
+def test_what_is_taken_by_name_need_not_keep_limits_that_nothing_keeps():
+    asked = job("2x2", max_communication=1e-6, effort=0.1, time_limit=3600.0)
+    with pytest.raises(InfeasibleError):
+        plan(asked)
+    assert plan(replace(asked, take="allreduce")).recommendation.name == "allreduce"
 
 
 def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():

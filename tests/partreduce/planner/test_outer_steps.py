@@ -63,13 +63,13 @@ def test_every_outer_step_has_the_seconds_of_the_event_graph_and_a_measured_pric
 
 def test_prices_are_those_of_the_results():
     rows = json.loads((ROOT / "benchmarks" / "results" / "steps_to_loss_outer.json").read_text())["rows"]
-    found = {(row["schedule"], row["task"]): row["ratio"] or 3.0 for row in rows}
+    found = {(row["schedule"], row["task"], row.get("share", 1)): row["ratio"] or 3.0 for row in rows}
     for optimizer, listed in MEASURED.items():
         for one in listed:
             words = "nodes, all " * one.in_nodes + f"every {one.every}, {float(one.outer.momentum):g}"
             words += f", 2 fragments, alpha {one.alpha}" if one.late else ""
             for kind, ratio in one.ratios.items():
-                assert found[words, f"{kind}/{optimizer}"] == pytest.approx(ratio, abs=1e-3)
+                assert found[words, f"{kind}/{optimizer}", one.share] == pytest.approx(ratio, abs=1e-3)
 
 
 def test_a_task_on_which_a_setting_was_not_measured_counts_as_the_dearest_that_was():
@@ -116,6 +116,18 @@ def test_more_fragments_than_were_measured_are_said_to_be_a_guess(outer):
     assert any(option.extrapolated for option in outer)
 
 
+@pytest.mark.parametrize("optimizer", [Optimizer.SGD, Optimizer.MOMENTUM])
+def test_they_are_weighed_under_every_optimizer_and_say_which_learning_rate_they_need(optimizer):
+    asked = job(optimizer=optimizer, effort=0.3)
+    options = [one for one in plan(asked).options if one.facts and one.facts.kind == "outer"]
+    assert options
+    for option in options:
+        _, said = OuterSteps().reasons(option, [option], asked)
+        words = f"with {option.facts.rate:g} times the learning rate that was best for All-Reduce"
+        assert (words in said) == (option.facts.rate != 1)
+        assert option.to_json()["outer"]["learning_rate"] == option.facts.rate
+
+
 def test_what_is_recommended_is_proved_and_said(planned, outer):
     name = min(outer, key=lambda option: option.time).name
     taken = plan(job(take=name))
@@ -128,8 +140,7 @@ def test_what_is_recommended_is_proved_and_said(planned, outer):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"optimizer": None}, "they were measured under adam"),
-        ({"optimizer": Optimizer.SGD}, "they were measured under adam"),
+        ({"optimizer": None}, "they were measured under sgd, momentum, adam"),
         ({"data": Data.PER_WORKER}, "on shuffled data"),
     ],
 )

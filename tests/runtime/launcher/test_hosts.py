@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
-from helpers import children
 from helpers.sshd import Hosts, why_not
+from helpers.warm import WARM
 from partreduce.__main__ import main
 from partreduce.runtime.launcher.hosts import placed, read_hosts
 from partreduce.topo.cluster import Cluster
@@ -20,7 +19,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.generated import Generated
 
-LIMIT = 280
+LIMIT = 500
 """Seconds for what takes ten on a machine that does little else."""
 TRAIN = """
 import os, signal, sys, torch, partreduce
@@ -35,8 +34,10 @@ for step in range(rounds):
     optimizer.step()
     if rank == 3 and step == 5:
         print("under way as", os.getpid(), flush=True)
-        if sys.argv[2:] == ["dies"]:
+        if "dies" in sys.argv:
             os.kill(os.getpid(), signal.SIGKILL)
+    if step == 5 and "impatient" in sys.argv:  # one of them is to be stopped
+        optimizer.run.reducer.timeout = 15
 optimizer.finish()
 print("ended with round", optimizer.round)
 """
@@ -52,41 +53,42 @@ def hosts(tmp_path):
 
 
 PATIENT = """
-import signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
+import sys
 from partreduce.__main__ import main
 from partreduce.runtime.launcher import over_ssh
-over_ssh.GRACE_SECONDS, over_ssh.START_SECONDS = float(sys.argv.pop(1)), 280.0
+over_ssh.GRACE_SECONDS, over_ssh.START_SECONDS = float(sys.argv.pop(1)), 500.0
 sys.exit(main())
 """
 """The command with other times: with a long grace period, who learns of a loss has said so before it is ended."""
 
 
-def begun(hosts, folder, schedule, *arguments, grace=60.0):
+class Begun:
     """`partreduce run` over hosts a and b of two workers each."""
-    (folder / "hosts").write_text("a slots=2\nb slots=2  # a comment\n")
-    (folder / "train.py").write_text(TRAIN)
-    command = [sys.executable, "-P", "-c", PATIENT, str(grace), "run", "--hosts", "hosts", "--ssh", hosts.ssh]
-    command += ["--schedule", str(schedule), "train.py", *arguments]
-    both, environment = subprocess.PIPE, children.environment()
-    hosts.runs.append(
-        subprocess.Popen(command, cwd=folder, env=environment, stdout=both, stderr=both, text=True),
-    )
-    return hosts.runs[-1]
+
+    def __init__(self, hosts, folder, schedule, *arguments, grace=60.0):
+        (folder / "hosts").write_text("a slots=2\nb slots=2  # a comment\n")
+        (folder / "train.py").write_text(TRAIN)
+        self._written = [folder / "output", folder / "errors"]
+        command = ["-c", PATIENT, grace, "run", "--hosts", "hosts", "--ssh", hosts.ssh, "--schedule", schedule]
+        with self._written[0].open("w") as output, self._written[1].open("w") as errors:
+            streams = [0, output.fileno(), errors.fileno()]
+            self.process = WARM.start(*command, "train.py", *arguments, streams=streams, cwd=folder)
+        hosts.runs.append(self.process)
+
+    def ended(self):
+        """The exit code, and what it wrote on both streams."""
+        return self.process.wait(LIMIT), *(path.read_text() for path in self._written)
+
+    def under_way(self):
+        """Worker 3's process, once it has trained a few rounds."""
+        wait_until(lambda: re.search(r"under way as \d+\n", self._written[0].read_text()), self._written[1].read_text)
+        return int(re.search(r"under way as (\d+)", self._written[0].read_text())[1])
 
 
-def under_way(run):
-    """Worker 3's process, once it has trained a few rounds."""
-    for line in iter(run.stdout.readline, ""):
-        if "under way" in line:
-            return int(line.split()[-1])
-    raise AssertionError(run.stderr.read())
-
-
-def wait_until(condition):
+def wait_until(condition, said=lambda: ""):
     deadline = time.monotonic() + LIMIT
     while not condition():
-        assert time.monotonic() < deadline
+        assert time.monotonic() < deadline, said()
         time.sleep(0.1)
 
 
@@ -131,12 +133,12 @@ def test_hosts_that_do_not_fit_are_refused_in_one_line(tmp_path, lines, num_work
 
 @pytest.mark.lab
 @pytest.mark.processes
+@pytest.mark.timeout(4 * LIMIT)
 def test_a_worker_of_another_host_that_is_killed_is_named_and_the_others_go_on_where_the_kind_can(hosts, tmp_path):
     schedule = tmp_path / "generated.json"
     write_schedule(schedule, Schedule("on request", Cluster.regular(2, 2), Generated()))
-    run = begun(hosts, tmp_path, schedule, "30", "dies")
-    output, errors = run.communicate(timeout=LIMIT)
-    assert run.returncode == 0, errors
+    code, output, errors = Begun(hosts, tmp_path, schedule, "30", "dies").ended()
+    assert code == 0, errors
     assert "partreduce: worker 3 was killed by signal 9 (SIGKILL) while it" in errors
     begins, ends = ([f"[{rank}] {what}" for rank in range(4)] for what in ("begins", "ended with round 30"))
     lines = [line for line in output.splitlines() if "under way" not in line]
@@ -153,11 +155,11 @@ def kill_server(hosts, _run, _worker):
 def stop_agent(hosts, run, _worker):
     """Host b answers no more, though its connection stands; then the run is to end."""
     os.kill(hosts.agent("b"), signal.SIGSTOP)
-    run.terminate()
+    run.process.terminate()
 
 
 def asked(number):
-    return lambda _hosts, run, _worker: run.send_signal(number)
+    return lambda _hosts, run, _worker: run.process.send_signal(number)
 
 
 FAILURES = {
@@ -167,23 +169,24 @@ FAILURES = {
     "its sshd is killed": (kill_server, 69, "2 was lost with host b ("),
     "its agent is stopped": (stop_agent, 143, "partreduce: host b does not answer;"),
     "Ctrl-C": (asked(signal.SIGINT), 130, ""),
-    "the launcher is to end": (asked(signal.SIGTERM), 143, ""),
     "the launcher is killed": (asked(signal.SIGKILL), -signal.SIGKILL, ""),
 }
 
 
 @pytest.mark.lab
 @pytest.mark.processes
+@pytest.mark.timeout(4 * LIMIT)
 @pytest.mark.parametrize("what", FAILURES)
 def test_a_run_over_hosts_ends_whatever_fails_and_leaves_nothing_on_any(hosts, tmp_path, what):
     fail, code, said = FAILURES[what]
     schedule = tmp_path / "all.json"
     assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    words = ["impatient"] if what == "a worker is stopped" else []
     # A stopped worker does not end by itself.
-    run = begun(hosts, tmp_path, schedule, "1000000000", grace=5.0 if "stopped" in what else 60.0)
-    fail(hosts, run, under_way(run))
-    _, errors = run.communicate(timeout=LIMIT)
-    assert run.returncode == code, errors
+    run = Begun(hosts, tmp_path, schedule, "1000000000", *words, grace=5.0 if "stopped" in what else 60.0)
+    fail(hosts, run, run.under_way())
+    returned, _, errors = run.ended()
+    assert returned == code, errors
     assert said in errors
     if "agent" in what:
         os.kill(hosts.agent("b"), signal.SIGCONT)

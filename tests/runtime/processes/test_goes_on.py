@@ -8,7 +8,7 @@ from partreduce.topo.contingency import Contingency, after_loss
 from partreduce.topo.errors import FencedError, InputError, MissingFeatureError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Routes, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, Static
 from partreduce.topo.strategies.axes import How, Sending
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.pairwise import Pairwise
@@ -152,7 +152,6 @@ def test_an_error_of_a_worker_itself_ends_the_run():
         (Pairwise(active=(0, 2)), "strategy.kind: is pairwise"),
         (AllReduce(how=How(sending=Sending.LAYERS)), "leave by layers"),
         (Static(phases=PAIRS.phases, pace=(1, 1, 1, 2), averaging=Averaging.STEP_NORMALISED), "averages by steps"),
-        (AllReduce(pace=2, what=Routes(fragments=2)), "strategy.what: contingencies are for whole models"),
     ],
 )
 def test_what_cannot_go_on_yet_is_refused_in_a_line(strategy, words):

@@ -34,7 +34,7 @@ def ask():
         to_worker.flush()
         with selectors.DefaultSelector() as selector:
             selector.register(from_worker, selectors.EVENT_READ)
-            assert selector.select(60), "hangs"
+            assert selector.select(250), "hangs"
         answer = json.loads(from_worker.readline())
         lines = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
         answer["reports"] = sorted((json.loads(line) for line in lines), key=lambda report: report["rank"])
@@ -48,6 +48,7 @@ def ask():
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(800)
 @pytest.mark.parametrize(
     ("kind", "adam", "kill_at"),
     [
@@ -71,6 +72,7 @@ def test_a_killed_run_resumes_bit_for_bit(ask, tmp_path, kind, adam, kill_at):
 
 
 @pytest.mark.processes
+@pytest.mark.timeout(800)
 @pytest.mark.parametrize("kind", ["neighbor", "synchronous", "asynchronous", "pairwise"])
 def test_strategies_without_groups_run_resume_and_name_a_killed_worker(ask, tmp_path, kind):
     """On real processes: a kill is named by those who need the worker; a resumed run ends with equal models."""

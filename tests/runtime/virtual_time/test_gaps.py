@@ -1,4 +1,4 @@
-"""Hop's settings in virtual time: against a small simulation by the paper's rules, D-PSGD's rounds, and the bounds."""
+"""Hop's settings in virtual time: against a second Hop that is polled, D-PSGD's rounds, and the bounds."""
 
 import itertools
 from dataclasses import replace
@@ -7,13 +7,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from helpers.second_hop import SecondHop
 from partreduce.runtime.virtual_time.gaps import GapTiming
 from partreduce.runtime.virtual_time.in_turn import InTurn
 from partreduce.runtime.virtual_time.machine import VirtualMachine
 from partreduce.runtime.virtual_time.predict import predict
 from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import Hop
+from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, SendUpdate, Update
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
@@ -57,109 +59,51 @@ class Wires:
 
 
 class ByTheRules:
-    """What section 3 to 5 of Hop's paper says, polled at every instant at which something ends or arrives.
-
-    Kept as simple as can be: every update and token that was ever sent stands in a list with when it is there.
-    """
+    """The second Hop, polled at every instant at which something ends or arrives."""
 
     def __init__(self, graph, setting, seconds, wires):
-        self.graph, self.setting, self.seconds, self.wires = graph, setting, seconds, wires
+        self.hop, self.seconds, self.wires = SecondHop(graph, setting, fine=True), seconds, wires
         self.rounds, self.count = seconds.shape
-        self.spare = setting.backups(self.count)
-        self.updates = {edge: [] for edge in graph.edges}  # edge → [(there, step)]
-        self.tokens = {edge: [] for edge in graph.edges}  # edge → [(there, count)], for its source
-        self.step, self.entered, self.reduced = [0] * self.count, [0.0] * self.count, [False] * self.count
-        self.sent, self.last = [False] * self.count, [-1.0] * self.count
-        self.acks = {edge: [] for edge in graph.edges}  # edge → when each of its updates was acknowledged
+        self.entered, self.instants, self.flying = [0.0] * self.count, {0.0}, []
         self.used, self.finish, self.left = [], np.zeros(seconds.shape), np.zeros(seconds.shape)
-        self.instants = {0.0}
 
     def go(self):
         while self.instants:
             now = min(self.instants)
             self.instants.discard(now)
+            for there, source, to, message in self.flying:
+                if there == now:
+                    self.hop.do(to, Received(source, message))
             while sum(self.act(v, now) for v in range(self.count)):
                 pass
         return self
 
     def act(self, v, now):
-        k = self.step[v]
+        """Who has computed does what it may; in the parallel order an update leaves before that."""
+        k = self.hop.workers[v].step
         if k == self.rounds:
             return False
         computed = self.entered[v] + self.seconds[k, v]
         self.instants |= {computed} if computed > now else set()
-        may_send = computed <= now or self.setting.order is Order.PARALLEL
-        if not self.sent[v] and may_send and self.acknowledged(v, k, now):
-            self.sent[v] = True
-            for u in self.graph.targets[v]:
-                if not (self.setting.inquire and self.behind(v, u, now) > self.setting.staleness):
-                    self.updates[v, u].append(self.later(now + self.wires.seconds(v, u, 1, now), k))
-            return True
-        if self.sent[v] and not self.reduced[v] and computed <= now and self.served(v, k, now):
-            self.used.append(("reduced", v, k, self.take(v, k, now)))
-            self.reduced[v], self.last[v], self.left[k, v] = True, now, now
-            for u in self.graph.sources[v]:
-                self.acks[u, v].append(self.later(now + self.wires.latency(v, u), k)[0])
-            return True
-        if self.reduced[v]:
-            by = self.jump(v, now) or (1 if all(self.hand(v, u, now) >= 1 for u in self.graph.targets[v]) else 0)
-            if by > 1:
-                self.used.append(("renewed", v, k + by - 1, self.take(v, k + by - 1, now)))
-                self.last[v] = now
-            if by:
-                self.enter(v, by, now)
-            return by > 0
+        for event in self.hop.events(v):
+            if computed <= now or (isinstance(event, SendUpdate) and self.hop.setting.order is Order.PARALLEL):
+                self.carry_out(v, k, event, now)
+                return True
         return False
 
-    def acknowledged(self, v, k, now):
-        """Under NOTIFY-ACK an update leaves when all have reduced the one before it, and word of that is here."""
-        have = min((sum(there <= now for there in self.acks[v, u]) for u in self.graph.targets[v]), default=k)
-        return have >= k or not self.setting.notify_ack
-
-    def later(self, there, what):
-        self.instants.add(there)
-        return there, what
-
-    def enter(self, v, by, now):
-        self.finish[self.step[v] : self.step[v] + by, v] = now
-        self.step[v] += by
-        self.entered[v], self.sent[v], self.reduced[v] = now, False, False
-        for u in self.graph.sources[v]:
-            self.tokens[u, v].append(self.later(now + self.wires.latency(v, u), by))
-
-    def hand(self, v, u, now):
-        if self.setting.max_ig is None:
-            return 1
-        return self.setting.max_ig + sum(c for there, c in self.tokens[v, u] if there <= now) - self.step[v]
-
-    def behind(self, v, u, now):
-        return self.hand(v, u, now) - self.setting.max_ig
-
-    def fresh_enough(self, u, v, k, now):
-        s = self.setting.staleness
-        here = [(there, i) for there, i in self.updates[u, v] if there <= now and (i >= k - s if s else i == k)]
-        return max(here, key=lambda update: update[1], default=None)
-
-    def served(self, v, k, now):
-        have = sum(self.fresh_enough(u, v, k, now) is not None for u in self.graph.sources[v])
-        return have >= len(self.graph.sources[v]) - self.spare[v]
-
-    def take(self, v, k, now):
-        newest = [(u, self.fresh_enough(u, v, k, now)) for u in self.graph.sources[v]]
-        only_new = self.setting.staleness and self.setting.reduce is Reducing.RECEIVED
-        return tuple((u, i[1]) for u, i in newest if i is not None and (not only_new or i[0] > self.last[v]))
-
-    def jump(self, v, now):
-        skip = self.setting.skip
-        if skip is None:
-            return 0
-        ahead = min(self.behind(v, u, now) for u in self.graph.targets[v])
-        if ahead < skip.behind:
-            return 0
-        fits = [
-            by for by in range(skip.trigger, min(skip.limit, ahead) + 1) if self.served(v, self.step[v] + by - 1, now)
-        ]
-        return max(fits, default=0)
+    def carry_out(self, v, k, event, now):
+        for action in self.hop.do(v, event):
+            if isinstance(action, Send):
+                is_long = isinstance(action.message, Update)
+                way = self.wires.seconds(v, action.to, 1, now) if is_long else self.wires.latency(v, action.to)
+                self.flying.append((now + way, v, action.to, action.message))
+                self.instants.add(now + way)
+            elif action.what[0] != "entered":
+                self.used.append((action.what[0], v, *action.what[1:]))
+        if isinstance(event, Reduce):
+            self.left[k, v] = now
+        if isinstance(event, Advance):
+            self.finish[k : k + event.by, v], self.entered[v] = now, now
 
 
 SETTINGS = [

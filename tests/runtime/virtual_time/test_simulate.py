@@ -10,7 +10,7 @@ from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Outer, Routes, Static
-from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
+from partreduce.topo.timing.compute import MOST_DRAWN, ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import read_trace, sample
 
@@ -154,3 +154,15 @@ def test_sampling_counts_whole_periods_whatever_phase_comes_first(rotation):
         sampled = sample(turned, UNIT, ComputeTimes(base=0.1), num_rounds=num_rounds, num_samples=2)
         assert sampled.per_step == pytest.approx(exact, rel=1e-12)
         assert sampled.rounds % 4 == 0
+
+
+@pytest.mark.parametrize("disturbance", [None, RandomSlowdown(6.0, 0.3)])
+def test_many_rounds_are_drawn_at_once_as_their_steps_would_be_one_by_one(disturbance):
+    compute = ComputeTimes(base=0.1, slowdown=((1, 2.0),), jitter=0.3, disturbance=disturbance)
+    paces, samples = np.array([3, 1, 2]), MOST_DRAWN // 20  # two rounds at once, and one is left at the end
+    drawn = list(compute.rounds(paces, 5, np.random.default_rng(1), num_samples=samples))
+    rng = np.random.default_rng(1)
+    for number, found in enumerate(drawn):
+        steps = [compute.step_seconds(3, 3 * number + step, rng, num_samples=samples) for step in range(3)]
+        expected = sum(np.where(step < paces, seconds, 0.0) for step, seconds in enumerate(steps))
+        assert np.array_equal(found, expected)

@@ -7,17 +7,15 @@ import pytest
 
 from benchmarks.explore.explorer import NoDeadlock, PerPair, Progress, explore
 from benchmarks.explore.pairing import shortest_deadlock
+from benchmarks.explore.reductions import Pairing, all_both, two_sides
 from helpers.machine_laws import check_renaming
 from partreduce.schedulers.protocols.adpsgd import (
     Answer,
     Ask,
     Choose,
-    Pairing,
     PairState,
     Role,
-    all_both,
     pairing_of,
-    two_sides,
 )
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph

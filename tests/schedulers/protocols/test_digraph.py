@@ -5,7 +5,8 @@ from random import Random
 
 import pytest
 
-from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
+from benchmarks.explore.reductions import automorphisms
+from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import InputError
 
 

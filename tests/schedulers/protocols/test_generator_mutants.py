@@ -14,11 +14,11 @@ import pytest
 
 from benchmarks.explore.explorer import Network
 from benchmarks.explore.generator_cases import SMALL, divided, generator, meeting, random, smart
+from benchmarks.explore.reductions import GroupSystem
 from helpers.group_draw_laws import broken_law
 from partreduce.schedulers.protocols.base import Note, Send
 from partreduce.schedulers.protocols.group_generator.draw import Drawing
 from partreduce.schedulers.protocols.group_generator.service import Ask, Bye, Grant, GroupGenerator
-from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.schedulers.protocols.group_generator.worker import Broke, GroupWorker, Here
 
 KILLERS = (

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.explore.reductions import GroupSystem
 from helpers.machine_laws import Walk
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
@@ -22,7 +23,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Restarted,
     Void,
 )
-from partreduce.schedulers.protocols.group_generator.system import MODULUS, GroupSystem
+from partreduce.schedulers.protocols.group_generator.system import MODULUS
 from partreduce.schedulers.protocols.group_generator.worker import (
     ALONE,
     ASKED,

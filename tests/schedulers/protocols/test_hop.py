@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
+from benchmarks.explore.reductions import Hop
 from helpers.machine_laws import Walk, check_renaming
+from helpers.second_hop import SecondHop
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import (
@@ -15,14 +17,13 @@ from partreduce.schedulers.protocols.hop import (
     SENDING,
     Ack,
     Advance,
-    Hop,
     Reduce,
     SendUpdate,
     Token,
     Update,
 )
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.gap import Gap, Reducing, Skip, Weights
+from partreduce.topo.strategies.gap import Gap, Reducing, Skip
 
 RING = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
 BOTH_WAYS = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
@@ -57,116 +58,6 @@ CASES = [
     for fine in ((False, True) if not value.notify_ack else (False,))
     if not isinstance(value.backup, tuple) or GRAPHS[graph].num_workers == 4
 ]
-
-
-@dataclass
-class Worker:
-    """One worker of the second Hop: all that ever came, and where its out-neighbours are known to be at least."""
-
-    step: int = 0
-    stage: str = "send"
-    come: dict[int, set[int]] = field(default_factory=dict)
-    since: set[tuple[int, int]] = field(default_factory=set)
-    known: dict[int, int] = field(default_factory=dict)
-    unacked: set[int] = field(default_factory=set)
-
-
-class SecondHop:
-    """All workers; `events` and `do` in the words of the machine, everything else by itself.
-
-    It forgets nothing and counts no tokens: a token is the news that an out-neighbour went on by a step.
-    """
-
-    def __init__(self, graph, setting, fine):
-        n = graph.num_workers
-        self.setting, self.split = setting, fine or setting.notify_ack
-        self.into = {v: [a for a, b in graph.edges if b == v] for v in range(n)}
-        self.out = {v: [b for a, b in graph.edges if a == v] for v in range(n)}
-        backup = setting.backup if isinstance(setting.backup, tuple) else (setting.backup,) * n
-        self.asked = {v: len(self.into[v]) - backup[v] for v in range(n)}
-        self.workers = [
-            Worker(come={u: set() for u in self.into[v]}, known={w: 0 for w in self.out[v]}) for v in range(n)
-        ]
-        if not self.split:
-            for worker in self.workers:
-                worker.stage = "reduce"
-
-    def fitting(self, v, step):
-        """{in-neighbour: the update of it that step could reduce}."""
-        late, come = self.setting.staleness, self.workers[v].come
-        newest = {u: max((k for k in come[u] if k >= step - late), default=None) for u in self.into[v]}
-        return {
-            u: newest[u] if late else step for u in self.into[v] if (newest[u] is not None if late else step in come[u])
-        }
-
-    def serves(self, v, step):
-        return len(self.fitting(v, step)) >= self.asked[v]
-
-    def taken(self, v, step):
-        """What step averages: under staleness, unless the newest counts again, only what came since the last reduce."""
-        chosen = self.fitting(v, step)
-        if self.setting.staleness and self.setting.reduce is Reducing.RECEIVED:
-            chosen = {u: k for u, k in chosen.items() if (u, k) in self.workers[v].since}
-        return tuple(sorted(chosen.items()))
-
-    def events(self, v):
-        worker, skip, max_ig = self.workers[v], self.setting.skip, self.setting.max_ig
-        if worker.stage == "send":
-            return [] if worker.unacked else [SendUpdate()]
-        if self.split and worker.stage == "reduce":
-            return [Reduce()] if self.serves(v, worker.step) else []
-        if not self.split and not self.serves(v, worker.step):
-            return []
-        slowest = min(worker.known.values(), default=worker.step)
-        jumps = [] if skip is None else range(skip.trigger, skip.limit + 1)
-        jumps = [
-            by for by in jumps if slowest >= worker.step + max(by, skip.behind) and self.serves(v, worker.step + by - 1)
-        ]
-        if jumps:
-            return [Advance(max(jumps))]
-        return [Advance()] if max_ig is None or not worker.known or slowest + max_ig > worker.step else []
-
-    def updates(self, v):
-        worker = self.workers[v]
-        past = {
-            w for w in self.out[v] if self.setting.inquire and worker.known[w] > worker.step + self.setting.staleness
-        }
-        return [Send(w, Update(worker.step)) for w in self.out[v] if w not in past]
-
-    def do(self, v, event):
-        worker = self.workers[v]
-        match event:
-            case Received(u, Update(step)):
-                worker.come[u].add(step)
-                worker.since.add((u, step))
-                return []
-            case Received(w, Token(count)):
-                worker.known[w] += count
-                return []
-            case Received(w, Ack()):
-                worker.unacked.discard(w)
-                return []
-            case SendUpdate():
-                worker.stage = "reduce"
-                worker.unacked = set(self.out[v]) if self.setting.notify_ack else set()
-                return self.updates(v)
-            case Reduce():
-                worker.stage = "enter"
-                acks = [Send(u, Ack()) for u in self.into[v]] if self.setting.notify_ack else []
-                used = self.taken(v, worker.step)
-                worker.since = set()
-                return [*acks, Note(("reduced", worker.step, used))]
-            case Advance(by):
-                renewed = []
-                if by > 1 and self.split:
-                    renewed = [Note(("renewed", worker.step + by - 1, self.taken(v, worker.step + by - 1)))]
-                    worker.since = set()
-                worker.step += by
-                worker.stage = "send" if self.split else "reduce"
-                has_tokens = self.setting.max_ig is not None
-                tokens = [Send(u, Token(by)) for u in self.into[v]] if has_tokens else []
-                return [*([] if self.split else self.updates(v)), *tokens, *renewed, Note(("entered", worker.step))]
-        raise AssertionError(event)
 
 
 @pytest.mark.parametrize(("graph", "setting", "fine"), CASES)
@@ -329,36 +220,12 @@ def test_an_update_is_kept_from_whoever_is_known_to_be_past_it():
     assert machine.step(0, replace(state, tokens=(3, 3)), SendUpdate())[1] == (Send(1, Update(0)), Send(2, Update(0)))
 
 
-REFUSED = [
-    (Gap(skip=Skip(limit=2), backup=1), "skip: tokens say where"),
-    (Gap(inquire=True, backup=1), "inquire: tokens say where"),
-    (Gap(inquire=True, max_ig=1, staleness=2), "inquire: leaves nothing out"),
-    (Gap(skip=Skip(limit=2, trigger=3), max_ig=1, backup=1), "limit: is 2; a worker skips by 3"),
-    (Gap(skip=Skip(limit=2), max_ig=1), "skip: never happens"),
-    (Gap(reduce=Reducing.NEWEST), "reduce: is newest"),
-    (Gap(weights=Weights.ITERATION, backup=1), "weights: is iteration"),
-    (Gap(backup=(1, 1)), "backup: has 2 numbers; give 1 number or 1 for each of 3 workers"),
-    (Gap(backup=(0, 2, 0)), r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbours"),
-    (Gap(notify_ack=True, backup=(0, 0, 1)), "notify_ack: needs every update"),
-    (Gap(notify_ack=True, staleness=1), "notify_ack: needs every update"),
-    (Gap(notify_ack=True, skip=Skip(limit=2), max_ig=4), "notify_ack: needs every update"),
-]
-
-
-@pytest.mark.parametrize(("setting", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_a_setting_that_does_not_fit_is_refused(setting, message):
-    with pytest.raises(InputError, match=message):
-        Hop(RING, setting)
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [Gap(max_ig=0), Gap(skip=Skip(limit=2), max_ig=0, staleness=1), Gap(backup=(1, 0, 1)), Gap(backup=1),
-     Gap(notify_ack=True, max_ig=3), Gap(skip=Skip(limit=3, trigger=3), max_ig=1, backup=(0, 1, 0), inquire=True),
-     Gap(staleness=1, reduce=Reducing.NEWEST, weights=Weights.ITERATION)],
-)  # fmt: skip
-def test_a_setting_on_the_edge_of_what_fits_is_taken(setting):
-    assert Hop(RING, setting).setting == setting
+def test_a_setting_that_does_not_fit_its_graph_is_refused():
+    """Every rule has its row in tests/topo/document/test_gap_document.py."""
+    with pytest.raises(InputError, match="skip: tokens say where"):
+        Hop(RING, Gap(skip=Skip(limit=2), backup=1))
+    with pytest.raises(InputError, match=r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbours"):
+        Hop(RING, Gap(backup=(0, 2, 0)))
 
 
 def test_backups_are_one_number_for_all_or_one_for_each():

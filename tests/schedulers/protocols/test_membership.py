@@ -9,8 +9,10 @@ import pytest
 
 from benchmarks.explore.membership import SMALL
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
-from partreduce.schedulers.protocols.membership import (
-    Authority,
+from partreduce.schedulers.protocols.membership.authority import Authority
+from partreduce.schedulers.protocols.membership.machine import Membership
+from partreduce.schedulers.protocols.membership.member import Member
+from partreduce.schedulers.protocols.membership.words import (
     Broken,
     Confirmed,
     Connected,
@@ -20,8 +22,6 @@ from partreduce.schedulers.protocols.membership import (
     Join,
     Knock,
     Left,
-    Member,
-    Membership,
     Open,
     Phase,
     Publish,

@@ -14,7 +14,8 @@ import pytest
 from benchmarks.explore import generator_cases as generator
 from benchmarks.explore import hop_cases, pairing
 from benchmarks.explore.generator_cases import OVERTAKING
-from partreduce.schedulers.protocols.adpsgd import Choose, Pairing
+from benchmarks.explore.reductions import Pairing
+from partreduce.schedulers.protocols.adpsgd import Choose
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Fenced, Grant, Void
 from partreduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker

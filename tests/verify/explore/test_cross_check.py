@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.explore.explorer import explore
+from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import Hop
 from partreduce.topo.strategies.gap import Gap
 
 MODEL = Path(__file__).parents[3] / "benchmarks" / "explore" / "models" / "hop_tokens.pml"

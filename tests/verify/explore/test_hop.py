@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.explore.explorer import Network, NoDeadlock, Progress, explore
 from benchmarks.explore.hop_cases import LARGE, SMALL, both_ways, is_tight, ring
-from partreduce.schedulers.protocols.hop import Hop
+from benchmarks.explore.reductions import Hop
 from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.verify.gap_bounds import exact_bounds
 

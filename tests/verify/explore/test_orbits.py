@@ -11,9 +11,9 @@ from benchmarks.explore import hop_cases, pairing
 from benchmarks.explore.explorer import Network
 from benchmarks.explore.fail_stop import FailStop
 from benchmarks.explore.hop_cases import both_ways
+from benchmarks.explore.reductions import Hop, automorphisms
 from helpers.orbits import fold_problem, renamings
-from partreduce.schedulers.protocols.digraph import Digraph, automorphisms
-from partreduce.schedulers.protocols.hop import Hop
+from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.strategies.gap import Gap
 
 HOP = [

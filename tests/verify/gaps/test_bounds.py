@@ -10,9 +10,7 @@ import pytest
 from benchmarks.explore.hop_cases import both_ways, diamond, ring
 from helpers.gap_bounds import attained, named, path_lengths, published
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import check_setting
-from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.topo.strategies.gap import Gap
 from partreduce.verify.gap_bounds import distances_near, events_of, exact_bounds
 
 MAX_IG, STALENESS = 5, 3
@@ -152,18 +150,3 @@ def test_graphs_without_a_path_have_no_bound():
     exact = exact_bounds(graph, Gap())
     assert exact == ((0, None), (1, 0)) == attained(graph, Gap(), exact)[0]
     assert exact_bounds(graph, Gap(max_ig=2)) == ((0, 2), (1, 0))
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        (Gap(backup=2), "in-neighbours"),
-        (Gap(backup=(1,)), "1 number"),
-        (Gap(skip=Skip(limit=2), staleness=1), "max_ig"),
-        (Gap(notify_ack=True, staleness=1), "notify_ack"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused_in_one_line(setting, words):
-    with pytest.raises(InputError, match=words) as caught:
-        check_setting(ring(3), setting)
-    assert "\n" not in str(caught.value)

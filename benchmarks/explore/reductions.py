@@ -1,0 +1,228 @@
+"""The machines as the explorer visits them, with what makes states that need no second visit one state.
+
+It keeps step numbers relative to the slowest process (`Shiftable`), takes states that differ by the names of processes
+as one (`Symmetric`), and lets a process be taken for dead (`Suspecting`). The run-time needs none of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+from partreduce.schedulers.protocols import adpsgd, hop
+from partreduce.schedulers.protocols.adpsgd import Answer, PairState
+from partreduce.schedulers.protocols.digraph import Digraph
+from partreduce.schedulers.protocols.group_generator import system
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
+from partreduce.schedulers.protocols.group_generator.service import Ask, GeneratorState, Grant, Void
+from partreduce.schedulers.protocols.group_generator.worker import ENDED, FENCED, Here, WorkerState
+from partreduce.schedulers.protocols.hop import Ack, HopState, Token, Update
+
+
+@runtime_checkable
+class Shiftable(Protocol):
+    """A machine whose behaviour does not change when every step number moves by the same amount.
+
+    The explorer then keeps step numbers relative to the slowest process, so that endless runs have finitely many
+    states.
+    """
+
+    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401 - as in Machine
+        """The step number of a process; None for a process without one."""
+
+    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401 - as in Machine
+        """The state with every step number lowered by `by`."""
+
+    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Machine
+        """The message with every step number lowered by `by`."""
+
+
+@runtime_checkable
+class Symmetric(Protocol):
+    """A machine whose behaviour does not change when its processes are renamed by certain permutations."""
+
+    def symmetries(self) -> Sequence[tuple[int, ...]]:
+        """Permutations p (process v becomes p[v]) under which the machine is the same; a group, identity included."""
+
+    def renamed(self, process: int, state: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Machine
+        """The state that process permutation[process] has after the renaming."""
+
+    def renamed_message(self, message: Any, permutation: tuple[int, ...]) -> Any:  # noqa: ANN401 - as in Machine
+        """The message after the renaming."""
+
+
+@runtime_checkable
+class Suspecting(Protocol):
+    """A machine in which one process may take another for dead that is not, because it was silent for too long."""
+
+    @property
+    def suspects(self) -> Sequence[tuple[int, int]]:
+        """Every pair (suspect, observer): the observer has a failure detector for the suspect."""
+
+
+class Hop(hop.Hop):
+    """Hop's workers."""
+
+    def clock(self, process: int, state: HopState) -> int:  # noqa: ARG002 - the same for every worker
+        return state.step
+
+    def shifted(self, process: int, state: HopState, by: int) -> HopState:  # noqa: ARG002 - as above
+        """Queues are relative to the step, so only the step moves."""
+        return replace(state, step=state.step - by)
+
+    def shifted_message(self, message: Update | Token | Ack, by: int) -> Update | Token | Ack:
+        return Update(message.step - by) if isinstance(message, Update) else message
+
+    def symmetries(self) -> Sequence[tuple[int, ...]]:
+        """The graph's automorphisms that keep the number of backup workers."""
+        return automorphisms(self.graph, self.setting.backups(self.graph.num_workers))
+
+    def renamed(self, process: int, state: HopState, permutation: tuple[int, ...]) -> HopState:
+        """Queues are put in the order of the new names."""
+        image = permutation[process]
+        sources = {permutation[u]: place for place, u in enumerate(self.graph.sources[process])}
+        targets = {permutation[v]: place for place, v in enumerate(self.graph.targets[process])}
+        by_target = [targets[v] for v in self.graph.targets[image]]
+        return replace(
+            state,
+            updates=tuple(state.updates[sources[u]] for u in self.graph.sources[image]),
+            tokens=tuple(state.tokens[place] for place in by_target) if state.tokens else (),
+            acked=tuple(state.acked[place] for place in by_target) if state.acked else (),
+            fresh=tuple(state.fresh[sources[u]] for u in self.graph.sources[image]) if state.fresh else (),
+        )
+
+    def renamed_message(self, message: Update | Token | Ack, permutation: tuple[int, ...]) -> Update | Token | Ack:  # noqa: ARG002 - names no worker
+        return message
+
+
+class Pairing(adpsgd.Pairing):
+    """AD-PSGD's."""
+
+    def symmetries(self) -> Sequence[tuple[int, ...]]:
+        """The graph's automorphisms that keep the roles."""
+        return automorphisms(self.graph, self.roles)
+
+    def renamed(self, process: int, state: PairState, permutation: tuple[int, ...]) -> PairState:  # noqa: ARG002 - the state says it all
+        waits_for = state.waits_for if state.waits_for < 0 else permutation[state.waits_for]
+        return PairState(waits_for, tuple(permutation[asker] for asker in state.askers))
+
+    def renamed_message(self, message: adpsgd.Ask | Answer, permutation: tuple[int, ...]) -> adpsgd.Ask | Answer:  # noqa: ARG002 - names nobody
+        return message
+
+
+def all_both(graph: Digraph) -> Pairing:
+    """The pairing in which every worker asks and answers: what a graph without two sides comes to."""
+    return Pairing(graph, (adpsgd.Role.BOTH,) * graph.num_workers)
+
+
+def two_sides(graph: Digraph, active: frozenset[int]) -> Pairing:
+    """The pairing in which the workers of one side ask and all others answer."""
+    return Pairing(graph, adpsgd.two_sides(graph, active).roles)
+
+
+@dataclass(frozen=True)
+class GroupSystem(system.GroupSystem):
+    """The group generator and its workers; sequence numbers count from the oldest outstanding group.
+
+    Args:
+        timeouts: a halt in which workers wait is no end of the run, because a timeout would wake them; what comes of
+            that is for the explored properties to check.
+    """
+
+    timeouts: bool = False
+
+    @property
+    def suspects(self) -> Sequence[tuple[int, int]]:
+        """The generator gives up whoever is silent for longer than its lease, dead or not.
+
+        A worker that takes the generator for dead ends, which is a crash of that worker; one whose members do not come
+        reports that its group broke, see `breakers`.
+        """
+        n = self.setting.num_workers
+        return tuple((worker, n) for worker in range(n))
+
+    def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Finishing
+        """Workers rest when they have ended or were given up; the generator when nobody waits for it."""
+        if process < self.setting.num_workers:
+            return self.timeouts or state.stage in (ENDED, FENCED)
+        return self.timeouts or not state[0].waiting
+
+    def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401, ARG002 - as in Shiftable
+        """The oldest group that is not over, for the generator; workers follow it."""
+        if self.rounds is not None or isinstance(state, WorkerState):
+            return None
+        buffers: GroupBuffers = state[0].buffers
+        return buffers.groups[0].seq if buffers.groups else buffers.next_seq
+
+    def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401, ARG002 - as in Shiftable
+        """Every sequence number lowered; those of groups long over are all alike."""
+        if isinstance(state, WorkerState):
+            here = tuple((seq - by, member) for seq, member in state.here if seq - by > -1)
+            return replace(
+                state,
+                seq=max(state.seq - by, -1),
+                met=max(state.met - by, -1),
+                here=here,
+                ask=self.shifted_message(state.ask, by),
+            )
+        inner: GeneratorState = state[0]
+        answers = tuple(self.shifted_message(answer, by) for answer in inner.answers)
+        return replace(inner, buffers=_lowered(inner.buffers, by), answers=answers), state[1]
+
+    def shifted_message(self, message: Any, by: int) -> Any:  # noqa: ANN401 - as in Shiftable
+        """The message with its sequence number lowered."""
+        if isinstance(message, Ask):
+            return replace(message, done=max(message.done - by, -1))
+        if isinstance(message, Grant | Void | Here):
+            return replace(message, seq=max(message.seq - by, -1))
+        return message
+
+
+def _lowered(buffers: GroupBuffers, by: int) -> GroupBuffers:
+    return replace(
+        buffers,
+        groups=tuple(replace(group, seq=group.seq - by) for group in buffers.groups),
+        buffers=tuple(tuple(seq - by for seq in buffer) for buffer in buffers.buffers),
+        next_seq=buffers.next_seq - by,
+    )
+
+
+def automorphisms(graph: Digraph, labels: Sequence[object], *, limit: int = 64) -> tuple[tuple[int, ...], ...]:
+    """The permutations of the workers that keep edges and labels: the symmetries that a search may fold together.
+
+    Plain backtracking over degree- and label-compatible images. When there are more than `limit`, only the identity
+    and the cyclic shifts that are automorphisms come back (a group as well), because every permutation costs the
+    search time at every state.
+    """
+    n = graph.num_workers
+    edges = set(graph.edges)
+    kind = [(labels[v], len(graph.sources[v]), len(graph.targets[v])) for v in range(n)]
+    found: list[tuple[int, ...]] = []
+    image: list[int] = []
+
+    def fits(v: int, w: int) -> bool:
+        return kind[v] == kind[w] and all(
+            ((u, v) in edges) == ((image[u], w) in edges) and ((v, u) in edges) == ((w, image[u]) in edges)
+            for u in range(v)
+        )
+
+    def extend(v: int) -> None:
+        if len(found) > limit:
+            return
+        if v == n:
+            found.append(tuple(image))
+            return
+        for w in range(n):
+            if w not in image and fits(v, w):
+                image.append(w)
+                extend(v + 1)
+                image.pop()
+
+    extend(0)
+    if len(found) <= limit:
+        return tuple(found)
+    shifts = (tuple((v + k) % n for v in range(n)) for k in range(n))
+    return tuple(
+        p for p in shifts if all(kind[v] == kind[p[v]] for v in range(n)) and {(p[u], p[v]) for u, v in edges} == edges
+    )

@@ -1,0 +1,154 @@
+"""What workers of a run that goes on must hold: the means over whoever was a member, round by round, and nothing else.
+
+Each worker writes down the views that it knows: who is a member from which round on. All must know the same, as far as
+they know any: two views that average at one time would differ there. From them alone the run is computed again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.faults.cell import Record
+from benchmarks.faults.kinds import WORKERS, Kind
+from partreduce.topo.strategies.axes import Codec
+
+Values = npt.NDArray[np.float64]
+Views = list[tuple[int, tuple[int, ...]]]
+TOLERANCE = 2e-3
+"""Of a value; a member too many or too few changes it by at least a sixteenth."""
+
+
+def same(a: Values, b: Values) -> bool:
+    return bool(np.all(np.abs(a - b) <= TOLERANCE + 1e-5 * np.abs(b)))
+
+
+def values_of(record: Record) -> Values:
+    """(workers,): how much of each worker is in the parameters."""
+    return np.array([low for low, _ in record.rows[:WORKERS]])
+
+
+def views_of(records: dict[int, list[Record]]) -> tuple[Views, list[str]]:
+    """The views, as whoever knows most of them has them, and where others have different ones."""
+    known = [
+        (rank, record.step, [(int(after), tuple(members)) for after, members in record.more])
+        for rank, listed in records.items()
+        for record in listed
+        if record.what == "leaves" and record.more  # else it ends with the first loss
+    ]
+    longest = max((views for _, _, views in known), key=len, default=[(-1, tuple(range(WORKERS)))])
+    problems = [
+        f"mixed epochs: worker {rank} in step {step} has the views {views}, others {longest}"
+        for rank, step, views in known
+        if views != longest[: len(views)]
+    ]
+    return longest, problems[:2]
+
+
+def joins_in(views: Views) -> int:
+    """How many workers joined."""
+    return sum(len(set(after[1]) - set(before[1])) for before, after in itertools.pairwise(views))
+
+
+@dataclass
+class Replay:
+    """The run computed again, step by step; x[worker] is what it holds."""
+
+    kind: Kind
+    views: Views
+    x: Values = field(default_factory=lambda: np.zeros((WORKERS, WORKERS)))
+    anchor: Values = field(default_factory=lambda: np.zeros(WORKERS))
+    momentum: Values = field(default_factory=lambda: np.zeros(WORKERS))
+
+    def members(self, round_: int) -> tuple[int, ...]:
+        return next(members for after, members in reversed(self.views) if after <= round_)
+
+    def step(self, step: int, joined: dict[int, Values]) -> None:
+        """One step of all members; who has `joined` in it began it with these values."""
+        pace = self.kind.steps_a_round
+        members = list(self.members(step // pace))
+        if self.kind.gradients:
+            self.x += _share(self.kind, len(members)) * np.isin(np.arange(WORKERS), members)
+            return
+        self.x[members] += np.eye(WORKERS)[members]
+        for worker, begun in joined.items():
+            self.x[worker] = begun + np.eye(WORKERS)[worker]
+        if (step + 1) % pace:
+            return
+        movement = self.x[members].mean(axis=0) - self.anchor
+        outer = self.kind.outer
+        self.momentum = float(outer.momentum) * self.momentum + movement
+        ahead = movement + float(outer.momentum) * self.momentum if outer.nesterov else self.momentum
+        self.anchor = self.anchor + float(outer.lr) * ahead
+        self.x[members] = self.anchor
+
+
+def _share(kind: Kind, members: int) -> float:
+    """What of one gradient is in a mean, rounded as it travels."""
+    if kind.strategy.how.codec is not Codec.BFLOAT16 or members == 1:
+        return 1 / members
+    bits = np.float32(1 / members).view(np.uint32)
+    return float(((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32))
+
+
+def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
+    """Everybody's records are those of a replay of the views that everybody knows."""
+    views, problems = views_of(records)
+    processes = [(rank, part) for rank, listed in records.items() for part in _processes(listed)]
+    begun = _begun(kind, views, processes)
+    replay, pace = Replay(kind, views), kind.steps_a_round
+    last = max((record.step for listed in records.values() for record in listed), default=0)
+    for step in range(last + 1):
+        before = replay.x.copy()
+        donors = {rank: values for (rank, at), values in begun.items() if at == step}
+        replay.step(step, donors)
+        states = {"enters": before, "finishes": before, "leaves": replay.x}
+        mean = before[list(replay.members(step // pace))].mean(axis=0)
+        for rank, listed in processes:
+            for record in (record for record in listed if record.step == step):
+                if _is_behind(views, pace, rank, record):
+                    continue
+                if record.what == "finished":
+                    expected = mean
+                elif record.what in states:
+                    expected = states[record.what][rank]
+                else:
+                    continue
+                if record.what == "enters" and rank in donors and not kind.gradients:
+                    # It has the state of one that had taken this step, and waited for the mean.
+                    if not any(same(values_of(record), one) for one in before + np.eye(WORKERS)):
+                        problems.append(f"worker {rank} joined step {step} with {values_of(record)}, which nobody had")
+                elif not same(values_of(record), expected):
+                    problems.append(
+                        f"worker {rank} {record.what} step {step} with {values_of(record)}, not {expected}; {views}"
+                    )
+    return problems
+
+
+def _processes(listed: list[Record]) -> list[list[Record]]:
+    """A worker's records, those of each of its processes by themselves."""
+    parts: list[list[Record]] = []
+    for record in listed:
+        if record.what == "begins":
+            parts.append([])
+        if parts:
+            parts[-1].append(record)
+    return parts
+
+
+def _begun(kind: Kind, views: Views, processes: list[tuple[int, list[Record]]]) -> dict[tuple[int, int], Values]:
+    """With what each joiner began, by rank and step, where it went on to average."""
+    found: dict[tuple[int, int], Values] = {}
+    for rank, listed in processes:
+        first = next((record for record in listed if record.what == "enters"), None)
+        if first is not None and first.step and not _is_behind(views, kind.steps_a_round, rank, first):
+            found[rank, first.step] = values_of(first)
+    return found
+
+
+def _is_behind(views: Views, pace: int, rank: int, record: Record) -> bool:
+    """Whether a record is of a round in which its worker was no member: nobody goes on from what it did alone."""
+    return rank not in next(members for after, members in reversed(views) if after <= record.step // pace)

@@ -1,0 +1,59 @@
+"""Whether a run goes on after losses, and why it does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from partreduce.runtime.launcher.launch import MOST_LOST
+from partreduce.runtime.sharding.tables import Tables
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.user_warning import warn_user
+from partreduce.topo.contingency import check_covered, sends_whole
+from partreduce.topo.errors import MissingFeatureError, ScheduleError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Averaging
+
+
+def lives_on_after_losses(
+    schedule: Schedule, world: World, key: str, tables: Tables, replica: Sequence[int], *, corrects: bool
+) -> bool:
+    """Whether the launcher lets this run go on after losses.
+
+    Raises:
+        MissingFeatureError: it does, and no run of this kind can yet.
+    """
+    if not os.environ.get(MOST_LOST):
+        if schedule.contingencies and not world.rank:
+            warn_user(
+                f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only on one machine, under "
+                "`partreduce run`; here a loss ends it"
+            )
+        return False
+    refusals = {
+        "it belongs to the second DistributedOptimizer of this process": key != "1",
+        "its replicas are sharded": bool(replica),
+        "its tables are spread over the workers": bool(tables),
+        "it corrects drift": corrects,
+        "its groups are not gloo's": not isinstance(world, GlooWorld),
+    }
+    if refusal := refusal_of(schedule) or next((why for why, holds in refusals.items() if holds), ""):
+        raise MissingFeatureError(
+            f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with --survive 0"
+        )
+    return True
+
+
+def refusal_of(schedule: Schedule) -> str:
+    """What of a schedule keeps it from going on after a loss, as a clause; empty where nothing does."""
+    strategy = schedule.strategy
+    try:
+        check_covered(schedule)
+    except ScheduleError as error:
+        return str(error)
+    if not sends_whole(schedule):
+        return "its gradients leave by layers"
+    if strategy.averaging is not Averaging.MEAN and len(set(schedule.paces().tolist())) > 1:
+        return "it averages by steps, over unequal paces"
+    return ""

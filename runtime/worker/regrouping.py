@@ -1,0 +1,161 @@
+"""Regrouping: all members of a new epoch connect, and who has joined takes the state of one of the others.
+
+They first say the same of what they go on with, then make the groups, and go on once all have a state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.handshake import handshake
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.needed_groups import member_sets
+from partreduce.runtime.transport.store_line import NamedPrefixStore
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.worker.voting import name_of
+from partreduce.schedulers.protocols.membership.words import Members, View
+from partreduce.topo.contingency import after_loss
+from partreduce.topo.document.canonical import schedule_sha256
+from partreduce.topo.errors import UnavailableError
+from partreduce.topo.phase import Group
+from partreduce.topo.schedule import Schedule
+
+LOST = "a further worker is lost"
+
+
+class State(Protocol):
+    """A worker's whole state, which one that joins takes from another."""
+
+    def members_changed(self) -> None:
+        """Workers are lost, or have joined."""
+
+    def give(self) -> bytes:
+        """All of it, where a round ends."""
+
+    def take(self, data: bytes, round_: int) -> None:
+        """Put in place what another gave, to go on with the last step of a round."""
+
+    def refuse_unfit(self) -> None:
+        """Refuse a script of which one that joins would know too little."""
+
+
+class Regrouping:
+    """What one worker runs in the present epoch, and how it comes to the next.
+
+    Args:
+        world: its communicators.
+        schedule: what the run follows.
+        key: of this optimizer.
+        timeout: seconds that others may take to come.
+    """
+
+    def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
+        self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout
+        self.reducers: dict[Reducer, str] = {}
+        """Whose operations go by epochs, with the keys that they began with."""
+        self.held: State | None = None
+        self._members: Members = tuple(range(world.size))
+        self._now: Schedule | None = schedule
+        """What is run now; None where this worker is alone."""
+
+    @property
+    def first(self) -> Reducer:
+        return next(iter(self.reducers))
+
+    def group_of(self, round_: int) -> Group | None:
+        """With whom this worker averages in a round, in the ranks of the beginning."""
+        rank, members = self.world.rank, self._members
+        if self._now is self.schedule:
+            return self._now.group_of(rank, round_)
+        if self._now is None:
+            return Group(members)
+        group = self._now.group_of(members.index(rank), round_)
+        return None if group is None else Group(tuple(members[place] for place in group.members), group.relax)
+
+    def is_connected(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
+        """Connect with all members of a view; False if a further worker is lost meanwhile.
+
+        `is_open` says whether another vote is under way, and `healed` is called where this worker has got a state.
+        """
+        world, name, lost = self.world, name_of(view.epoch), frozenset(range(self.world.size)) - frozenset(view.members)
+        self._members = view.members
+        if world.rank in view.joined:
+            world.begin_anew(name)  # where the others went when they voted
+        if not lost:
+            self._now = self.schedule
+        else:
+            self._now = after_loss(self.schedule, lost) if len(view.members) > 1 else None
+        self.first.heartbeat.doing(f"connects the groups of epoch {view.epoch}", view.members)
+        for reducer, key in self.reducers.items():
+            reducer.key = f"{key} {name}"
+        assert self.held is not None, "set at the start"
+        self.held.members_changed()
+        if self._now is None:
+            return True
+        world.given_up = lambda: LOST if is_open() else None
+        try:
+            self._say_the_same(view, self._now)
+            healing = tuple(sorted((view.donor, *view.joined)))
+            takes_part = {healing} if world.rank in healing else set()
+            own = self._own_groups(self._now)
+            has_blocks = self.schedule.strategy.how.codec.has_blocks
+            world.make({view.members, *takes_part, *own}, of_codes=own if has_blocks else ())
+            if takes_part:
+                self._hand_over(view, healing, is_open, healed)
+            if view.joined:
+                self._handshake(view, {}, "healed")
+        except UnavailableError:
+            return False
+        finally:
+            world.given_up = lambda: None
+        return True
+
+    def _say_the_same(self, view: View, schedule: Schedule) -> None:
+        epoch = json.dumps([view.epoch, view.members, view.resume])
+        self._handshake(view, {"schedule": schedule_sha256(schedule), "epoch": epoch}, "")
+
+    def _handshake(self, view: View, facts: dict[str, str], what: str) -> None:
+        name, ranks = name_of(view.epoch), {place: [rank] for place, rank in enumerate(view.members)}
+        store, place = NamedPrefixStore(name, self.world.store, ranks), view.members.index(self.world.rank)
+        key = f"{self.key}-{name}{what and '-'}{what}"
+        handshake(store, place, len(view.members), facts, key=key, timeout=self.timeout)
+
+    def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
+        """The donor gives its state to all that have joined, which begin with it: a sum to which these add nothing.
+
+        Raises:
+            UnavailableError: one of them is lost.
+        """
+        held, first = self.held, self.first
+        assert held is not None, "as above"
+        is_donor, line = self.world.rank == view.donor, self.world.communicator(members)
+        data = held.give() if is_donor else b""
+        operation = first.recorder.begin("state for who joins", 0, view.resume[0], members, len(data))
+
+        def summed(array: torch.Tensor) -> torch.Tensor:
+            first.wait_for(line.all_reduce(array), operation, lambda: LOST if is_open() else None)
+            return array
+
+        try:
+            length = int(summed(torch.tensor([len(data)])))
+            array = torch.zeros(length, dtype=torch.uint8)
+            if is_donor:
+                array.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+            summed(array)
+        except (RuntimeError, GoneError) as error:
+            first.recorder.end(operation, f"failed: {error}")
+            raise UnavailableError(str(error)) from None
+        first.recorder.end(operation)
+        if not is_donor:
+            held.take(array.numpy().tobytes(), view.resume[0])
+            healed()
+
+    def _own_groups(self, schedule: Schedule) -> Sequence[Members]:
+        """The groups of this worker among those who are left."""
+        members = self._members
+        return [tuple(members[one] for one in group) for group in member_sets(schedule, members.index(self.world.rank))]

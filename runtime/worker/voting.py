@@ -1,0 +1,167 @@
+"""Voting: one worker's member of the machine that decides who goes on, and what it says and hears by the store.
+
+It notices that a vote is under way, says where it stands, and hears the view. Outside it asks to join, and hears with
+which view.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import astuple
+
+from partreduce.runtime.launcher.launch import RESTARTED
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.liveness.survivors import CONNECT_SECONDS
+from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.notes import (
+    ANSWER,
+    JOIN,
+    LEFT,
+    MEMBERSHIP,
+    NEWS,
+    OPEN,
+    POLL_SECONDS,
+    Notes,
+)
+from partreduce.runtime.transport.store_line import root_store
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.membership.machine import Membership
+from partreduce.schedulers.protocols.membership.member import Member
+from partreduce.schedulers.protocols.membership.words import Join, Knock, Open, View, Vote
+
+LONGEST_PAUSE = 10.0
+"""Seconds between two times that a worker outside asks to join; the first is 0.5 s, then twice as long each time."""
+
+
+class Voting:
+    """One worker's part in the votes of a run.
+
+    Args:
+        world: its communicators, which are destroyed when it votes.
+        heartbeat: says what it waits for.
+        timeout: seconds that an operation may wait for its members, and the launcher for votes.
+        most_lost: how many workers may be lost.
+        heard: called with each view of which this worker is a member.
+    """
+
+    def __init__(
+        self, world: GlooWorld, heartbeat: Heartbeat, heard: Callable[[View], None], *, timeout: float, most_lost: int
+    ) -> None:
+        self.world, self.heartbeat, self.timeout = world, heartbeat, timeout
+        self._heard = heard
+        self._machine = Membership(world.size, most_lost)
+        started, _ = self._machine.start(world.rank)
+        assert isinstance(started, Member), "a worker"
+        self.state = self._machine.joiner() if joins() else started
+        self.called = 0
+        """For which epoch the launcher asked last to vote, as far as this worker has looked."""
+        self.forwarded = False
+        """Whether it commits what it has prepared."""
+        self.notes = Notes(root_store(world.store), MEMBERSHIP)
+        self._asked = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a vote for the next epoch is under way."""
+        return self.notes.has(f"{OPEN}/{self.state.view.epoch + 1}")
+
+    def look(self) -> None:
+        """Now and then, beside the training: whether a vote is under way that no wait would tell of, since all come.
+
+        Another thread looks: meanwhile that vote may be over, and what it was for stays behind this worker.
+        """
+        epoch = self.state.view.epoch + 1
+        if self.notes.has(f"{OPEN}/{epoch}"):
+            self.called = epoch
+
+    @property
+    def is_called(self) -> bool:
+        """Whether a look has shown that one is."""
+        return self.called > self.state.view.epoch
+
+    def feed(self, event: object) -> None:
+        """Let something happen to this member, and carry out what follows."""
+        state, actions = self._machine.step(self.world.rank, self.state, event)
+        assert isinstance(state, Member), "a worker"
+        self.state = state
+        for action in actions:
+            match action:
+                case Send(_, Vote() as vote):
+                    self.notes.write(f"vote/{vote.epoch}/{self.world.rank}", json.dumps(list(astuple(vote)[1:])))
+                    self.notes.count(NEWS, 1)
+                case Send(_, Join()):
+                    self._asked += 1
+                    self.notes.write(f"{JOIN}/{self.world.rank}", self._question)
+                    self.notes.count(NEWS, 1)
+                case Note(("unblock",)):
+                    self.world.begin_anew(name_of(state.view.epoch + 1))
+                case Note(("forward",)):
+                    self.forwarded = True
+                case Note(("rebuild", View() as view)):
+                    self._heard(view)
+
+    def take_part(self) -> None:
+        """Vote, because one is under way."""
+        self._hear(Open(self.state.view.epoch + 1))
+
+    def leave(self) -> None:
+        """This worker has committed everything and needs nobody any more."""
+        self.notes.write(f"{LEFT}/{self.world.rank}", "1")
+        self.notes.count(NEWS, 1)
+
+    def await_view(self) -> bool:
+        """Hear what the launcher decides; whether it decides anything.
+
+        It gives those who are silent as long as any operation, and is given longer here.
+        """
+        epoch, deadline = self.state.view.epoch + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
+        self.heartbeat.doing(f"waits for the launcher to say who goes on in epoch {epoch}")
+        while (text := self.notes.read(f"view/{epoch}")) is None:
+            self.heartbeat.refuse_without_store()
+            if deadline.is_over:
+                return False
+            time.sleep(POLL_SECONDS)
+        self._hear(_view_of(text))
+        return True
+
+    def ask_to_join(self) -> None:
+        """Ask once, and hear with which view."""
+        time.sleep(min(LONGEST_PAUSE, 0.25 * 2**self._asked) if self._asked else 0.0)
+        self.feed(Knock())
+        self._hear(self._answer())
+
+    def _answer(self) -> View:
+        """The view that the launcher answers a question with; a worker outside waits as long as it takes."""
+        self.heartbeat.doing("waits to join")
+        while (epoch := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
+            self.heartbeat.refuse_without_store()
+            time.sleep(POLL_SECONDS)
+        return _view_of(self.notes.wait_for(f"view/{epoch}"))
+
+    @property
+    def _question(self) -> str:
+        """Names one time that this process asks to join, among all processes that had this rank."""
+        return f"{os.environ[RESTARTED]}.{self._asked}"
+
+    def _hear(self, message: Open | View) -> None:
+        self.feed(Received(self._machine.authority, message))
+
+
+def joins() -> bool:
+    """Whether this process was started in the place of one that was lost."""
+    return bool(os.environ.get(RESTARTED))
+
+
+def name_of(epoch: int) -> str:
+    """Where the groups of an epoch meet, and its keys lie."""
+    return f"epoch-{epoch}"
+
+
+def _view_of(text: str) -> View:
+    view = json.loads(text)
+    members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
+    return View(view["epoch"], **members, donor=view["donor"])

@@ -1,0 +1,21 @@
+"""Membership: who goes on after a loss, or joins, from which round, and what becomes of the operation that it broke.
+
+An *epoch* is a set of members with what they run. In it a worker goes through its operations one after the other: it
+enters one, has its sum (it is *prepared*), hears that all members have (the *confirm*), and commits. Whoever hears of a
+loss destroys its groups and votes: where it stands, and in which operation it is prepared, if in any. From then on it
+does nothing in the old epoch. The *authority* waits for all members that are not lost, decides one view, writes it
+down, and tells it. Survivors connect among themselves and go on.
+
+Commit rule: what any survivor has committed, all have prepared, and each commits it from what it holds. What nobody
+committed all drop. A view names the place from which all average again: the furthest at which a survivor stands then.
+Whoever stands before it goes there without averaging; who stands there repeats what was dropped, with the survivors.
+
+Who wants to *join* says so and waits outside. The authority then asks for votes as after a loss. Where all that are
+furthest stand in an operation of their rounds, the view takes the joiner in: it has the state of one of them, the
+*donor*, repeats that operation with all, and nobody averages before it has it. Who is lost before that takes nothing
+along; a joiner without a state whose donor is lost gets another's, if any other stands there. Elsewhere (in a mean that
+is no round's, at the end) the view is without it, and it asks again later.
+
+The view without members ends the run: nobody was lost and nobody joins, so that something else broke the operation; or
+more are lost than may be at a time; or nobody is left who has a state.
+"""

@@ -1,0 +1,207 @@
+"""What workers and the authority say to each other, what happens to them, and what a run is set to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+Place: TypeAlias = tuple[int, int]
+"""Where a worker stands: its round, and how often all have met by then. Both rise, and alike on all workers."""
+Members: TypeAlias = tuple[int, ...]
+Groups: TypeAlias = Callable[[Members, int], Sequence[Members]]
+"""The groups of a round, given who is left; what an explored run follows."""
+
+
+class Phase(StrEnum):
+    """What a worker is in."""
+
+    OUTSIDE = "outside"
+    RUN = "run"
+    VOTE = "vote"
+    REBUILD = "rebuild"
+    FENCED = "fenced"
+    ENDED = "ended"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Message and decision: who is in an epoch, from which place they average, and who commits what it has prepared.
+
+    The members that have `joined` begin with the state of the `donor`, one of the others.
+    """
+
+    epoch: int
+    members: Members
+    resume: Place = (0, 0)
+    forward: Members = ()
+    joined: Members = ()
+    donor: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Message: somebody is lost, or seems so, or wants to join; vote for this epoch."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """Message: the sender does nothing any more before it hears the view of this epoch.
+
+    `place` is that of the first operation that it has not committed, `prepared` the members of that one where its sum
+    is there, and empty else. It `stands` there if it has come to that operation, and this is one of its rounds. It is
+    `blank` if it has joined and has no state yet.
+    """
+
+    epoch: int
+    place: Place
+    prepared: Members = ()
+    stands: bool = False
+    blank: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    """Message: the sender wants to be a member."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Message: the sender has committed everything and needs nobody any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Message, where members meet by messages: what the sender adds to a sum."""
+
+    epoch: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Confirm:
+    """Message, as above: the sender has the sum."""
+
+    epoch: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """Message, as above: the sender connects the groups of an epoch, and has a state."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Message, as above: a donor's state, which is what it has committed."""
+
+    epoch: int
+    held: tuple[tuple[Place, int, Members], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Event of a worker: it comes to a place and enters its operation there with these members; nobody, if it has none.
+
+    Where it is the only one left, these are itself alone. In an operation that `meets` all do something beside their
+    rounds, such as taking the mean model.
+    """
+
+    place: Place
+    group: Members
+    meets: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """Event: the sum is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """Event: all members have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """Event: all members of the epoch are connected, and have a state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Event: an operation, or connecting, failed, or a member is known to be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knock:
+    """Event of a worker outside: it asks to join."""
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """Event of a worker that has joined: it has the donor's state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Event: nothing is left to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Event of the authority: what it has written down goes out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expire:
+    """Event: the lease of those who have not voted is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Event of the authority: the run is to end, since a worker failed by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Event: the authority is started again.
+
+    It finds what it wrote down, the votes, and which processes are gone; not how much of the first has gone out.
+    """
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run.
+
+    Args:
+        num_workers: all, of which the last `outside` are no members at the start and join when they ask.
+        most_lost: how many may be missing at a time before the run ends instead.
+        groups: what an explored run averages in each round; None where a driver enters operations and says what comes
+            of them, and members do not meet by messages.
+        rounds: of an explored run; the last should be of all.
+        leases: how often the authority may give up those who are silent, of its own accord.
+        restarts: how often it may be started again.
+        outside: workers that are no members at the start.
+        knocks: how often each of them may ask.
+    """
+
+    num_workers: int
+    most_lost: int
+    groups: Groups | None = None
+    rounds: int = 0
+    leases: int = 0
+    restarts: int = 0
+    outside: int = 0
+    knocks: int = 1
+
+    @property
+    def authority(self) -> int:
+        """The process that decides."""
+        return self.num_workers

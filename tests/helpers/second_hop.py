@@ -1,0 +1,119 @@
+"""A second Hop, written from the paper with sets of absolute step numbers: protocol and virtual time are held to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.hop import Ack, Advance, Reduce, SendUpdate, Token, Update
+from partreduce.topo.strategies.gap import Reducing
+
+
+@dataclass
+class Worker:
+    """One worker of the second Hop: all that ever came, and where its out-neighbours are known to be at least."""
+
+    step: int = 0
+    stage: str = "send"
+    come: dict[int, set[int]] = field(default_factory=dict)
+    since: set[tuple[int, int]] = field(default_factory=set)
+    known: dict[int, int] = field(default_factory=dict)
+    unacked: set[int] = field(default_factory=set)
+
+
+class SecondHop:
+    """All workers; `events` and `do` in the words of the machine, everything else by itself.
+
+    It forgets nothing and counts no tokens: a token is the news that an out-neighbour went on by a step.
+    """
+
+    def __init__(self, graph, setting, fine):
+        n = graph.num_workers
+        self.setting, self.split = setting, fine or setting.notify_ack
+        self.into = {v: [a for a, b in graph.edges if b == v] for v in range(n)}
+        self.out = {v: [b for a, b in graph.edges if a == v] for v in range(n)}
+        backup = setting.backup if isinstance(setting.backup, tuple) else (setting.backup,) * n
+        self.asked = {v: len(self.into[v]) - backup[v] for v in range(n)}
+        self.workers = [
+            Worker(come={u: set() for u in self.into[v]}, known={w: 0 for w in self.out[v]}) for v in range(n)
+        ]
+        if not self.split:
+            for worker in self.workers:
+                worker.stage = "reduce"
+
+    def fitting(self, v, step):
+        """{in-neighbour: the update of it that step could reduce}."""
+        late, come = self.setting.staleness, self.workers[v].come
+        newest = {u: max((k for k in come[u] if k >= step - late), default=None) for u in self.into[v]}
+        return {
+            u: newest[u] if late else step for u in self.into[v] if (newest[u] is not None if late else step in come[u])
+        }
+
+    def serves(self, v, step):
+        return len(self.fitting(v, step)) >= self.asked[v]
+
+    def taken(self, v, step):
+        """What step averages: under staleness, unless the newest counts again, only what came since the last reduce."""
+        chosen = self.fitting(v, step)
+        if self.setting.staleness and self.setting.reduce is Reducing.RECEIVED:
+            chosen = {u: k for u, k in chosen.items() if (u, k) in self.workers[v].since}
+        return tuple(sorted(chosen.items()))
+
+    def events(self, v):
+        worker, skip, max_ig = self.workers[v], self.setting.skip, self.setting.max_ig
+        if worker.stage == "send":
+            return [] if worker.unacked else [SendUpdate()]
+        if self.split and worker.stage == "reduce":
+            return [Reduce()] if self.serves(v, worker.step) else []
+        if not self.split and not self.serves(v, worker.step):
+            return []
+        slowest = min(worker.known.values(), default=worker.step)
+        jumps = [] if skip is None else range(skip.trigger, skip.limit + 1)
+        jumps = [
+            by for by in jumps if slowest >= worker.step + max(by, skip.behind) and self.serves(v, worker.step + by - 1)
+        ]
+        if jumps:
+            return [Advance(max(jumps))]
+        return [Advance()] if max_ig is None or not worker.known or slowest + max_ig > worker.step else []
+
+    def updates(self, v):
+        worker = self.workers[v]
+        past = {
+            w for w in self.out[v] if self.setting.inquire and worker.known[w] > worker.step + self.setting.staleness
+        }
+        return [Send(w, Update(worker.step)) for w in self.out[v] if w not in past]
+
+    def do(self, v, event):
+        worker = self.workers[v]
+        match event:
+            case Received(u, Update(step)):
+                worker.come[u].add(step)
+                worker.since.add((u, step))
+                return []
+            case Received(w, Token(count)):
+                worker.known[w] += count
+                return []
+            case Received(w, Ack()):
+                worker.unacked.discard(w)
+                return []
+            case SendUpdate():
+                worker.stage = "reduce"
+                worker.unacked = set(self.out[v]) if self.setting.notify_ack else set()
+                return self.updates(v)
+            case Reduce():
+                worker.stage = "enter"
+                acks = [Send(u, Ack()) for u in self.into[v]] if self.setting.notify_ack else []
+                used = self.taken(v, worker.step)
+                worker.since = set()
+                return [*acks, Note(("reduced", worker.step, used))]
+            case Advance(by):
+                renewed = []
+                if by > 1 and self.split:
+                    renewed = [Note(("renewed", worker.step + by - 1, self.taken(v, worker.step + by - 1)))]
+                    worker.since = set()
+                worker.step += by
+                worker.stage = "send" if self.split else "reduce"
+                has_tokens = self.setting.max_ig is not None
+                tokens = [Send(u, Token(by)) for u in self.into[v]] if has_tokens else []
+                return [*([] if self.split else self.updates(v)), *tokens, *renewed, Note(("entered", worker.step))]
+        raise AssertionError(event)
