@@ -36,6 +36,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--contestants", help="names separated by semicolons (see --list)")
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--minutes", type=float, help="no cell begins that would end later; default 9, or 60 if full")
+    parser.add_argument("--momentum", type=float, help="of SGD, instead of the setting's")
     parser.add_argument("--compute", type=float, help="seconds that a step computes, instead of the setting's")
     parser.add_argument("--steps", type=int, help="steps of each worker, instead of the setting's")
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of training in a cell")
@@ -69,7 +70,10 @@ def main() -> int:
         if unknown := [name for name in given if name not in there]:
             print(f"lab: no {what} {unknown[0]!r}; see --list", file=sys.stderr)
             return 2
-    changed = {key: replace(s, compute=chosen.compute or s.compute) for key, s in known.items()}
+    changed = {
+        key: replace(s, compute=chosen.compute or s.compute, momentum=chosen.momentum or s.momentum)
+        for key, s in known.items()
+    }
     from benchmarks.lab.campaign import Campaign, Experiment
     from benchmarks.lab.standing import NoLabError, provenance, standing
 

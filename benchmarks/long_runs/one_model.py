@@ -73,7 +73,7 @@ def main() -> int:
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # as in the lab
-    samples, name = samples_of(TASK), with_momentum(chosen.momentum)
+    samples, name = samples_of(TASK), with_momentum(BASE, chosen.momentum)
     fields: dict[str, Any] = {"name": name, "folder": "", "how": BASE, "num_nodes": CLUSTER.num_nodes}
     fields |= {"workers_per_node": CLUSTER.num_workers // CLUSTER.num_nodes, "task": TASK, "falling": True}
     fields |= {"momentum": chosen.momentum, "steps": chosen.steps, "every": chosen.every}

@@ -1,6 +1,7 @@
 """A thousand steps over regions, by real workers: the final losses, what they sent for them, and what a step takes.
 
     python -m benchmarks.lab.run --settings "10gbit regions" --falling --steps 1020 --every 60 --rate 0.2 --name NAME …
+    python -m benchmarks.long_runs.one_model --momentum 0.9 --rates 0.16 --seeds 0 1 2 --keep  # All-Reduce
     python -m benchmarks.lab.run --settings "40mbit regions,10mbit regions" --steps 240 --rate 0.2 --name NAME …
     python -m benchmarks.long_runs.regions collect NAME …     # rows of benchmarks/results/long_regions.json
     python -m benchmarks.long_runs.regions write              # table and picture
@@ -32,17 +33,17 @@ Row = dict[str, Any]
 RESULT = kit.RESULTS / "long_regions.json"
 CLUSTER = Cluster.regular(4, 4)
 FREE, LINKS = "10gbit regions", ("40mbit regions", "10mbit regions")
-BASE = "hierarchical"
+BASE, REGIONS = "hierarchical", "regions, all every 30 by outer steps, int4"
 
 
-def with_momentum(momentum: float) -> str:
-    """What All-Reduce is called under SGD with this momentum; its steps and bytes are the same."""
-    return f"{BASE}, momentum {momentum:g}" if momentum else BASE
+def with_momentum(name: str, momentum: float) -> str:
+    """What a contestant is called under SGD with this momentum; its steps and bytes are the same."""
+    return f"{name}, momentum {momentum:g}" if momentum else name
 
 
 WORDS = {
     BASE: "All-Reduce in each step",
-    with_momentum(0.9): "All-Reduce in each step, momentum 0.9",
+    with_momentum(BASE, 0.9): "All-Reduce in each step, momentum 0.9",
     "local SGD, every 30": "local SGD, every 30",
     "DiLoCo, every 30": "DiLoCo, every 30",
     "DiLoCo, every 30, int4": "DiLoCo, every 30, 4 bits",
@@ -52,7 +53,8 @@ WORDS = {
     "streaming in four, every 30, int4": "streaming in four, every 30, 4 bits",
     "pairs by outer steps, every 30": "pairs, every 30",
     "regions, all every 30 by outer steps": "regions in each step, outer steps every 30",
-    "regions, all every 30 by outer steps, int4": "regions in each step, outer steps every 30 in 4 bits",
+    REGIONS: "regions in each step, outer steps every 30 in 4 bits",
+    with_momentum(REGIONS, 0.9): "regions in each step, outer steps every 30 in 4 bits, momentum 0.9",
     "regions, all every 100 by outer steps": "regions in each step, outer steps every 100",
     "nodes every 2, all every 18": "recommendation over 40 Mbit/s: regions every 2, all every 18",
     "nodes every 2, all every 40": "recommendation over 10 Mbit/s: regions every 2, all every 40",
@@ -67,13 +69,15 @@ DRAWN = (
 )
 RECOMMENDED = {"40mbit regions": "nodes every 2, all every 18", "10mbit regions": "nodes every 2, all every 40"}
 CLOSE = 0.15
-ABOUT = """Four regions of four workers, a text model of 2.17 MB in four layers, plain SGD with batches of 16 a worker,
-1,020 steps, rates that fall to nothing along half a cosine from the best of 0.1, 0.2 and 0.4 (All-Reduce: and 0.8;
-under momentum: 0.02, 0.04 … 0.64) in runs of 252 steps. All-Reduce was trained by one process where its command says
-so, since its workers' models are equal; of the first seed real workers ended at 1.8785 and one process at 1.8802.
-Medians [lowest-highest] over seeds; the machine's load was {low:.0f} to {high:.0f}. Losses are training losses of the
-mean model over 2,048 places; told right are next letters at 4,096 held-out places. Bytes are those of the schedules,
-seconds are steps times milliseconds per step, of which there is one run each, of 120 or 240 steps."""
+ABOUT = """Four regions of four workers, a text model of 2.17 MB in four layers, SGD, plain unless a momentum is
+named, with batches of 16 a worker, 1,020 steps, rates that fall to nothing along half a cosine from the best of
+0.1, 0.2 and 0.4 (All-Reduce: and 0.8; under momentum: 0.02, 0.04 … 0.64) in runs of 252 steps, of regions under
+momentum the best of 0.02, 0.04, 0.08 and 0.16 in runs as long as these. All-Reduce was trained by one process where
+its command says so, since its workers' models are equal; of the first seed real workers ended at 1.8785 and one
+process at 1.8802. Medians [lowest-highest] over seeds; the machine's load was {low:.0f} to {high:.0f}. Losses are
+training losses of the mean model over 2,048 places; told right are next letters at 4,096 held-out places. Bytes are
+those of the schedules, seconds are steps times milliseconds per step, of which there is one run each, of 120 or 240
+steps."""
 
 
 def collected(names: list[str]) -> dict[str, Any]:
@@ -82,14 +86,15 @@ def collected(names: list[str]) -> dict[str, Any]:
     for name in names:
         said = json.loads((kit.RESULTS / "raw" / f"lab-{name}.json").read_text())
         about = {"commit": said["head"]["commit"], "command": said["head"]["command"]}
+        momenta = {setting["name"]: setting["momentum"] for setting in said["settings"]}
         for cell in said["cells"]:
-            where, measured, who = cell["setting"], cell["measured"], cell["contestant"]
-            who = RECOMMENDED[where] if who == "planner's recommendation" else who
+            where, measured, named = cell["setting"], cell["measured"], cell["contestant"]
+            who = RECOMMENDED[where] if named == "planner's recommendation" else with_momentum(named, momenta[where])
             sent = {"ms": measured["step_ms"], "mb": measured["nic_mb"]}
             if where != FREE:
                 content["steps"].append({"links": where, "contestant": who, **sent, **about})
                 continue
-            rate = said["measure"]["rates"][where][who]
+            rate = said["measure"]["rates"][where][named]
             row = {"contestant": who, "rate": rate, "seed": cell["repetition"], "load": cell["load"], **sent, **about}
             content["runs"].append(
                 row | {"right": measured["accuracies"][-1][1], "curve": [(s, loss) for s, _, loss in measured["curve"]]}
@@ -108,7 +113,7 @@ class Contestant:
     @property
     def steps_as(self) -> str:
         """Whose steps and bytes are its own."""
-        return BASE if self.name.startswith(BASE) else self.name
+        return self.name.partition(", momentum")[0]
 
     @property
     def losses(self) -> list[float]:

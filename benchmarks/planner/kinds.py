@@ -40,15 +40,16 @@ COLOURS = {
     "All-Reduce, rarely": OKABE_ITO[1],
     "groups": OKABE_ITO[2],
     "late": OKABE_ITO[6],
+    "outer steps": OKABE_ITO[4],
     "while it runs": OKABE_ITO[3],
 }
-"""By kind: sums of all in every step or every few, groups from a file, averages or gradients that come late, and what
-a protocol decides (gaps, quorums, groups on request, pairs, servers)."""
+"""By kind: sums of all in every step or every few, groups from a file, averages or gradients that come late, outer
+steps, and what a protocol decides (gaps, quorums, groups on request, pairs, servers)."""
 
 
 def kind_of(option: Option) -> str:
     if option.facts is not None:
-        return "while it runs"
+        return "outer steps" if option.facts.by_task else "while it runs"
     if option.lateness is not Lateness.LOCKSTEP:
         return "late"
     if option.schedule.strategy.averages_everyone and isinstance(option.pace, int):

@@ -119,10 +119,12 @@ class CodedStages:
 
     Args:
         wait: waits for one operation.
+        at_once: hand codes to all at once, as a scatter does, in as many messages and bytes as around a ring: in small
+            groups nobody then waits for a message to have come around.
     """
 
-    def __init__(self, wait: Callable[[RunningWork], None]) -> None:
-        self._wait = wait
+    def __init__(self, wait: Callable[[RunningWork], None], *, at_once: bool = False) -> None:
+        self._wait, self._at_once = wait, at_once
         self._device = torch.device("cpu")
         self._codecs: dict[tuple[Codec, int], BlockCodec | SixteenBits] = {}
         self._rooms: dict[str, torch.Tensor] = {}
@@ -185,8 +187,14 @@ class CodedStages:
 
     def gather(self, group: Communicator, code: torch.Tensor, stage: Stage) -> Gather:
         """Start handing everybody's array to everybody."""
-        gathered = self.room(f"{stage.room} gathered", group.size * len(code))
-        return Gather(group.all_gather(gathered, code), gathered.view(group.size, -1))
+        gathered, sizes = self.room(f"{stage.room} gathered", group.size * len(code)), [len(code)] * group.size
+        if self._at_once and self._device.type == "cpu":
+            handed = self.room(f"{stage.room} handed", len(gathered))
+            handed.view(group.size, -1).copy_(code.expand(group.size, -1))
+            work = group.all_to_all(gathered, handed, sizes, sizes)
+        else:
+            work = group.all_gather(gathered, code)
+        return Gather(work, gathered.view(group.size, -1))
 
     def gathered(self, gather: Gather) -> torch.Tensor:
         """The arrays of all members, [members, bytes]."""

@@ -97,7 +97,7 @@ class _Levels(Stages):
     def __init__(self, inside: Communicator, across: Communicator) -> None:
         super().__init__()
         self.inside, self.across = inside, across
-        self._coded = CodedStages(self.wait)
+        self._coded = CodedStages(self.wait, at_once=True)
 
     def sum(self, tensor: torch.Tensor, coding: Coding | None) -> None:
         """A part crosses the nodes while others are exchanged inside, encoded and decoded."""
