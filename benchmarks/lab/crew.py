@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -61,7 +61,10 @@ class _Helper:
         """The next line, waited for until the monotonic time `end`."""
         stream = self._process.stdout
         assert stream is not None
-        if not select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
+        with selectors.DefaultSelector() as ready:  # `select.select` knows no descriptor beyond 1,023
+            ready.register(stream, selectors.EVENT_READ)
+            answers = ready.select(max(0.0, end - time.monotonic()))
+        if not answers:
             raise LabError(f"a process of the lab did not answer in time; see {self.log}")
         line = stream.readline().strip()
         if not line:
