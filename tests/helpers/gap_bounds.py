@@ -3,8 +3,9 @@
 import networkx as nx
 
 from benchmarks.explore.explorer import Network, NoDeadlock, explore
+from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import Hop, check_setting
+from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.graphs import classic, hop
 
 DRAWN = {

@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks.explore.explorer import Network, explore
 from benchmarks.explore.hop import longest_skips
+from benchmarks.explore.reductions import Hop
 from helpers.gap_bounds import attained, published
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.schedulers.protocols.hop import Advance, Hop
+from partreduce.schedulers.protocols.hop import Advance
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.verify.gap_bounds import capacities_of, exact_bounds
