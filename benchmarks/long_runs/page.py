@@ -123,11 +123,12 @@ def draw(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
 
 ABOUT = """`python -m benchmarks.long_runs measure`, then `write`. A thousand steps of 16 workers on 4 nodes, plain
 SGD, batches of 16 a worker, in one process; the rate falls to nothing along half a cosine, from the best of the grid
-in runs of 250 steps; who ran at two rates stands at the better in the end. Hop, eager-SGD and groups are decided by their protocols in virtual time, where one worker takes
-480 ms a step and the others 80. Networks are small (networks.py); links, and the lab's milliseconds ([Prague's
-rows](papers/prague.md)), are those of a model of 2.2 MB; where the lab has none, seconds are virtual time's. Medians
-[lowest-highest] over seeds. A skipped step of Hop's counts, and a step of eager-SGD is a gradient of each worker, on
-average. Parallax's hybrid sums the same gradients as All-Reduce."""
+in runs of 250 steps; who ran at two rates stands at the better in the end. Hop, eager-SGD and groups are decided by
+their protocols in virtual time, where one worker takes 480 ms a step and the others 80. Networks are small
+(networks.py); links, and the lab's milliseconds ([Prague's rows](papers/prague.md)), are those of a model of 2.2 MB;
+where the lab has none, seconds are virtual time's. Medians [lowest-highest] over seeds. A skipped step of Hop's
+counts, and a step of eager-SGD is a gradient of each worker, on average. Parallax's hybrid sums the same gradients as
+All-Reduce."""
 
 
 def write(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
