@@ -126,13 +126,14 @@ def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why() -> Non
 
 
 def test_where_nobody_allowed_a_codec_the_answer_says_what_it_would_gain_if_that_is_much() -> None:
-    asked = job()
+    thinner = replace(THIN, nic=Link.of_bandwidth(1e6, 1e-4))
+    asked = job(thinner)
     options = competitors(asked, until=0.0)
     chosen = recommend(options, asked)
     said = [sentence for sentence in late_and_small(chosen, options, asked) if "--codec any" in sentence]
     assert len(said) == 1
     factor = float(said[0].split("at least ")[1].split(" times")[0])
-    allowed = job(codec=None)
+    allowed = job(thinner, codec=None)
     best = min(option.time for option in competitors(allowed, until=0.0))
     assert 1.05 < factor <= chosen.time / best + 0.005, "what it says is there"
     quick = job(FAST)
