@@ -233,11 +233,13 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
             "tells whether your job bears it (partreduce measure FILE.py:NAME)"
         )
     worst = decisive_time(fastest, job) / decisive_time(chosen, job)
-    if (least := worth(fastest.schedule)) and worst > 1:
+    uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))
+    if worst > 1 >= uncoded:
         return (
             f"{ratio}, but its sums travel in {fastest.how.codec}, whose steps took longer in our lab than predicted: "
-            f"that has to save more than {least:.0%}"
+            f"that has to save more than {worth(fastest.schedule):.0%}"
         )
+    worst = uncoded
     if math.isinf(worst):
         return f"{ratio}, but comes late, and under what comes late your pilot's loss did not fall or was no number"
     if worst > 1 + TIE:

@@ -177,6 +177,9 @@ def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options:
     assert least_time([plain, coded(0.91)], JOB) is plain
     assert least_time([plain, won := coded(0.89)], JOB) is won
     assert recommend([plain, coded(0.95)], replace(JOB, fastest=True)).name == "coded"
+    said = " ".join(reasons(plain, [plain, coded(0.95)], JOB))
+    assert "as fast as it, but its sums travel in int8" in said
+    assert "that has to save more than 10%" in said
 
 
 def test_lateness_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing: list[Option]) -> None:
