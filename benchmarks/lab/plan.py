@@ -1,6 +1,7 @@
 """What the planner recommends for a setting, from the hardware that a profile of the lab's own links measured.
 
-It plans for hierarchical group operations, and the lab runs its recommendations in that form.
+It plans for hierarchical group operations, and the lab runs its recommendations in that form. It is told the optimizer,
+as a user tells it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 from benchmarks.lab.predict import in_segments
 from benchmarks.lab.setting import MODEL_BYTES, Setting
+from partreduce.planner.steps_model import Optimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
@@ -58,6 +60,7 @@ class Planner:
             disturbance=setting.disturbance,
             time_limit=PLAN_SECONDS,
             form=Form.HIERARCHICAL,
+            optimizer=Optimizer.MOMENTUM if setting.momentum else Optimizer.SGD,
             **options,
         )
         found = plan(job)
