@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -47,8 +48,25 @@ MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
 """Tells workers how often in all a lost one is started again."""
 RESTARTED = "PARTREDUCE_RESTARTED"
 """Tells a worker, which was started in the place of one that was lost, how many were before it in this run."""
+REPLAN = "PARTREDUCE_REPLAN"
+"""Tells workers that the launcher will ask what they have measured."""
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """That a run plans anew by what its workers measure (see `launcher.replanning`).
+
+    Args:
+        command: a program that answers a question; both are JSON.
+        settling: seconds from the first round of an epoch, or from a look at what workers measure, to the next look.
+        quiet: seconds after a plan in which nothing is planned, at least.
+    """
+
+    command: Sequence[str]
+    settling: float = 5.0
+    quiet: float = 60.0
 
 
 def launch(
@@ -64,6 +82,7 @@ def launch(
     patient: bool = False,
     most_lost: int = 0,
     max_restarts: int = 0,
+    replan: Replan | None = None,
     output: TextIO | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
@@ -89,6 +108,7 @@ def launch(
         most_lost: so many workers may be missing, lost to a signal or to silence, once all are connected; the others go
             on, by the membership of their optimizer (see `worker.epochs`).
         max_restarts: so often in all a lost worker is started again, and joins the others.
+        replan: plan anew, by what workers measure, and switch to what is clearly better.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
 
     Raises:
@@ -102,6 +122,8 @@ def launch(
         raise InputError(
             f"--max-restarts {max_restarts}: a lost worker joins others that go on without it; let them by --survive K"
         )
+    if replan is not None and not most_lost:
+        raise InputError("--replan: is for runs whose workers vote on how they go on; let them by --survive K")
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
     if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
@@ -113,6 +135,8 @@ def launch(
         shared[MOST_LOST] = str(most_lost)
     if max_restarts:
         shared[MAX_RESTARTS] = str(max_restarts)
+    if replan is not None:
+        shared[REPLAN] = "1"
     processes: list[Child] = []
     try:
         with terminable():
@@ -131,17 +155,21 @@ def launch(
                 let_go(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
                 outlet = Outlet(output)
-                views = _views(workers, spares, store, most_lost, outlet) if most_lost else None
-                return supervise(
-                    workers,
-                    processes[:num_workers],
-                    store,
-                    grace,
-                    outlet,
-                    survive=survive,
-                    patient=patient,
-                    views=views,
-                )
+                views = _views(workers, spares, store, most_lost, outlet, replan, guardian) if most_lost else None
+                try:
+                    return supervise(
+                        workers,
+                        processes[:num_workers],
+                        store,
+                        grace,
+                        outlet,
+                        survive=survive,
+                        patient=patient,
+                        views=views,
+                    )
+                finally:
+                    if views is not None:
+                        views.close()
             finally:
                 with held():
                     end_all(processes)
@@ -150,10 +178,13 @@ def launch(
         return ended.exit_code
 
 
-def _views(workers: list[Worker], spares: Spares, store: Store, most_lost: int, outlet: Outlet) -> Views:
+def _views(
+    workers: list[Worker], spares: Spares, store: Store, most_lost: int, outlet: Outlet, replan: Replan | None,
+    guardian: Guardian,
+) -> Views:  # fmt: skip
     from partreduce.runtime.launcher.views import Views  # loads torch, as every worker does
 
-    return Views(workers, store, most_lost, outlet, spares.started)
+    return Views(workers, store, most_lost, outlet, spares.started, replan, guardian.watch)
 
 
 class Spares:
