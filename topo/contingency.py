@@ -159,6 +159,26 @@ def with_groups(schedule: Schedule, lost: Collection[int], groups: Groups) -> Sc
     return _continued(schedule, frozenset(lost), groups)
 
 
+def check_switch(now: Schedule, then: Schedule) -> None:
+    """Refuse what workers cannot go over to between two rounds: only who averages with whom may differ.
+
+    Raises:
+        ScheduleError: the place, and what differs.
+    """
+    check_covered(then)
+    ways = {
+        "num_workers": (now.num_workers, then.num_workers),
+        "strategy.pace": (now.paces().tolist(), then.paces().tolist()),
+        "strategy.what": (now.strategy.what, then.strategy.what),
+        "strategy.how": (now.strategy.how, then.strategy.how),
+        "strategy.averaging": (now.strategy.averaging, then.strategy.averaging),
+        "what is averaged": (now.strategy.averages_gradients, then.strategy.averages_gradients),
+    }
+    for place, (has, gets) in ways.items():
+        if has != gets:
+            raise ScheduleError(f"{place}: is {has}, and would be {gets} after a switch, which changes groups only")
+
+
 def sends_whole(schedule: Schedule) -> bool:
     """Whether its sums are sent whole: with no others the run-time lets survivors go on yet."""
     return schedule.strategy.how.sending is Sending.WHOLE

@@ -262,8 +262,16 @@ LARGE = (
     membership("3 workers, one death, one taken for dead, at once", 3, 2, network=at_once(1, 1)),
     membership("4 workers in pairs and all, one taken for dead, at once", 4, 3, pairs_then_all, network=at_once(0, 1)),
     membership("4 workers, three deaths, a lease, a restart, at once", 4, 2, leases=1, restarts=1, network=at_once(3)),
-    membership("2 workers and one that joins, two plans, one death, at once", 2, 2, joining=1, proposals=2,
-               network=at_once(1)),
-    membership("3 workers in pairs and all, planned all together, two plans, one death, at once", 3, 3, pairs_then_all,
-               proposals=2, planned=everybody, network=at_once(1)),
+    membership(
+        "2 workers and one that joins, two plans, one death, at once", 2, 2, joining=1, proposals=2, network=at_once(1)
+    ),
+    membership(
+        "3 workers in pairs and all, planned all together, two plans, one death, at once",
+        3,
+        3,
+        pairs_then_all,
+        proposals=2,
+        planned=everybody,
+        network=at_once(1),
+    ),
 )

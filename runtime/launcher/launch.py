@@ -131,12 +131,8 @@ def launch(
             f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
         )
     shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
-    if most_lost:
-        shared[MOST_LOST] = str(most_lost)
-    if max_restarts:
-        shared[MAX_RESTARTS] = str(max_restarts)
-    if replan is not None:
-        shared[REPLAN] = "1"
+    told = {MOST_LOST: most_lost, MAX_RESTARTS: max_restarts, REPLAN: int(replan is not None)}
+    shared |= {name: str(number) for name, number in told.items() if number}
     processes: list[Child] = []
     try:
         with terminable():
@@ -155,8 +151,8 @@ def launch(
                 let_go(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
                 outlet = Outlet(output)
-                views = _views(workers, spares, store, most_lost, outlet, replan, guardian) if most_lost else None
-                try:
+                made = _views(workers, spares, store, outlet, guardian, most_lost=most_lost, replan=replan)
+                with contextlib.nullcontext() if made is None else contextlib.closing(made) as views:
                     return supervise(
                         workers,
                         processes[:num_workers],
@@ -167,9 +163,6 @@ def launch(
                         patient=patient,
                         views=views,
                     )
-                finally:
-                    if views is not None:
-                        views.close()
             finally:
                 with held():
                     end_all(processes)
@@ -179,12 +172,20 @@ def launch(
 
 
 def _views(
-    workers: list[Worker], spares: Spares, store: Store, most_lost: int, outlet: Outlet, replan: Replan | None,
+    workers: list[Worker],
+    spares: Spares,
+    store: Store,
+    outlet: Outlet,
     guardian: Guardian,
-) -> Views:  # fmt: skip
+    *,
+    most_lost: int,
+    replan: Replan | None,
+) -> Views | None:
+    if not most_lost:
+        return None
     from partreduce.runtime.launcher.views import Views  # loads torch, as every worker does
 
-    return Views(workers, store, most_lost, outlet, spares.started, replan, guardian.watch)
+    return Views(workers, store, most_lost, outlet, start=spares.started, replan=replan, watch=guardian.watch)
 
 
 class Spares:

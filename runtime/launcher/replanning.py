@@ -21,7 +21,7 @@ from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import MEASURE, MEASURED, PLAN, Notes
 from partreduce.runtime.worker.measured import LEAST_STEPS
 from partreduce.schedulers.protocols.membership.words import Propose, View
-from partreduce.topo.contingency import after_loss
+from partreduce.topo.contingency import after_loss, check_switch
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, schedule_of
 from partreduce.topo.errors import PartreduceError
@@ -73,8 +73,8 @@ class Replanning:
         found = self._found[view.plan]
         before, after = (found[when] for when in ("before", "after"))
         return (
-            f"partreduce: from round {view.resume[0]} the {len(view.members)} workers follow a schedule that was planned "
-            f"anew, and proved: period {before['period']} → {after['period']}, predicted "
+            f"partreduce: from round {view.resume[0]} the {len(view.members)} workers follow a schedule that was "
+            f"planned anew, and proved: period {before['period']} → {after['period']}, predicted "
             f"{1e3 * before['step_seconds']:.1f} → {1e3 * after['step_seconds']:.1f} ms a step, and the loss "
             f"{found['gain']:.2f} times as soon\n"
         )
@@ -122,10 +122,13 @@ class Replanning:
                 return None
             planned = schedule_of(found["schedule"])
             confirm(planned)
+            check_switch(self._now(schedule_of(self._facts()["schedule"]), view), planned)
         except (PartreduceError, ValueError, KeyError) as error:
             if not self._has_complained:
                 self._has_complained = True
-                self._outlet.write(f"partreduce: planning anew failed, and all go on as they do: {error}\n", errors=True)
+                self._outlet.write(
+                    f"partreduce: planning anew failed, and all go on as they do: {error}\n", errors=True
+                )
             return None
         sha256 = schedule_sha256(planned)
         self._found[sha256] = found

@@ -55,6 +55,7 @@ class Views:
         store: Store,
         most_lost: int,
         outlet: Outlet,
+        *,
         start: Callable[[int], Worker | None] = lambda _: None,
         replan: Replan | None = None,
         watch: Callable[[int], None] = lambda _: None,

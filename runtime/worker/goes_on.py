@@ -43,7 +43,9 @@ def lives_on_after_losses(
             f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with --survive 0"
         )
     if os.environ.get(REPLAN) and (refusal := refusal_to_replan(schedule)):
-        raise MissingFeatureError(f"schedule {schedule.name!r}: {refusal}, and no such run is planned anew yet; leave out --replan")
+        raise MissingFeatureError(
+            f"schedule {schedule.name!r}: {refusal}, and no such run is planned anew yet; leave out --replan"
+        )
     return True
 
 

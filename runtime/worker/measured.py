@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from partreduce.runtime.recorder import Operation
@@ -22,7 +23,7 @@ def measured(operations: Sequence[Operation], after: int) -> dict[str, Any]:
     done = [one for one in operations if one.round > after and one.end is not None]
     averages = [one for one in done if one.kind == AVERAGE and one.outcome == "ok"]
     steps, compute = 0, 0.0
-    for before, next_ in zip(averages, averages[1:], strict=False):
+    for before, next_ in pairwise(averages):
         between = [one for one in done if before.index < one.index < next_.index]
         if next_.step > before.step and all(one.kind == "confirm" for one in between):
             busy = sum(one.end - one.start for one in between if one.end is not None)

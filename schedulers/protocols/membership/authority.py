@@ -64,20 +64,8 @@ class Decisions(Setting):
 
     def _step_authority(self, state: Authority, event: object) -> Outcome[Authority]:
         match event:
-            case Received(worker, Crashed()):
-                return self._missed(state, frozenset([worker]))
-            case Received(worker, Vote() as vote):
-                if vote.epoch != state.view.epoch + 1 or worker in state.lost:
-                    return state, ()
-                return self._opened(replace(state, votes=changed(state.votes, worker, vote)))
-            case Received(worker, Left()):
-                if worker in state.lost:
-                    return state, ()
-                return self._weighed(replace(state, left=state.left | {worker}))
-            case Received(worker, Join()):
-                if worker in state.view.members and worker not in state.lost:
-                    return state, ()
-                return self._looked(replace(state, joining=state.joining | {worker}))
+            case Received(worker, said):
+                return self._told_by(state, worker, said)
             case Expire():
                 silent = frozenset(self._silent(state))
                 after, actions = self._missed(replace(state, leases=state.leases - 1), silent)
@@ -91,6 +79,25 @@ class Decisions(Setting):
             case Restart():
                 return replace(state, told=1, restarts=state.restarts - 1), ()
         raise AssertionError(f"not an event of the authority: {event}")
+
+    def _told_by(self, state: Authority, worker: int, said: object) -> Outcome[Authority]:
+        """What a worker says, or what becomes of it."""
+        match said:
+            case Crashed():
+                return self._missed(state, frozenset([worker]))
+            case Vote() as vote:
+                if vote.epoch != state.view.epoch + 1 or worker in state.lost:
+                    return state, ()
+                return self._opened(replace(state, votes=changed(state.votes, worker, vote)))
+            case Left():
+                if worker in state.lost:
+                    return state, ()
+                return self._weighed(replace(state, left=state.left | {worker}))
+            case Join():
+                if worker in state.view.members and worker not in state.lost:
+                    return state, ()
+                return self._looked(replace(state, joining=state.joining | {worker}))
+        raise AssertionError(f"not an event of the authority: {said}")
 
     def _missed(self, state: Authority, workers: frozenset[int]) -> Outcome[Authority]:
         state = replace(state, joining=state.joining - workers)

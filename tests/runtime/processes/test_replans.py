@@ -1,4 +1,4 @@
-"""A run that is planned anew while it trains: it switches for all at one round, or for nobody, and does what it says."""
+"""A run that is planned anew while it trains: all switch at one round, or nobody, and average as the plan says."""
 
 import json
 import re
@@ -62,19 +62,19 @@ def pause(_rank, _step):
 
 def test_all_switch_to_a_proved_plan_at_one_round_and_average_as_it_says(tmp_path):
     replan = answering(tmp_path, planned(PAIRS_THEN_ALL))
-    code, said, text = run({}, strategy=TOGETHER, steps=900, replan=replan, pause=pause)
+    code, said, text = run({}, strategy=TOGETHER, steps=300, replan=replan, pause=pause)
     assert code == 0, text
     (round_,) = switched(text)
-    assert 8 <= round_ < 900
+    assert 8 <= round_ < 300
     groups = lambda r: [ALL] if r < round_ else PAIRS_THEN_ALL[r % 3]  # noqa: E731
-    assert own(said) == near(replayed(groups, ALL, gradients=False, steps=900)), text
+    assert own(said) == near(replayed(groups, ALL, gradients=False, steps=300)), text
     assert {tuple(map(str, one["views"])) for one in said.values()} == {tuple(map(str, said[0]["views"]))}
 
 
 def test_after_a_loss_that_nobody_planned_all_go_on_together_and_then_as_it_was_planned_anew(tmp_path):
     replan = answering(tmp_path, planned(TWO_THEN_ALL, 3))
     strategy = Static(phases=GroupPhases(tuple(Phase.from_groups(4, groups) for groups in PAIRS_THEN_ALL)))
-    code, said, text = run({2: ("before the sum", 5)}, strategy=strategy, steps=900, replan=replan, pause=pause)
+    code, said, text = run({2: ("before the sum", 5)}, strategy=strategy, steps=300, replan=replan, pause=pause)
     assert code == 0, text
     (round_,) = switched(text)
     lost = next(after for after, members in said[0]["views"] if len(members) == 3)
@@ -85,17 +85,17 @@ def test_after_a_loss_that_nobody_planned_all_go_on_together_and_then_as_it_was_
         return [THREE] if r < round_ else [tuple(THREE[place] for place in one) for one in TWO_THEN_ALL[r % 2]]
 
     assert lost == 5
-    assert own(said) == near(replayed(groups, THREE, gradients=False, steps=900)), text
+    assert own(said) == near(replayed(groups, THREE, gradients=False, steps=300)), text
 
 
 @pytest.mark.parametrize("instant", ["voting", "rebuilding"])
 def test_where_one_dies_during_the_switch_nobody_switches_and_the_rest_goes_on_together(tmp_path, instant):
     replan = answering(tmp_path, planned(PAIRS_THEN_ALL))
-    code, said, text = run({2: (instant, 0)}, strategy=TOGETHER, steps=900, replan=replan, pause=pause)
+    code, said, text = run({2: (instant, 0)}, strategy=TOGETHER, steps=300, replan=replan, pause=pause)
     assert code == 0, text
     lost = next(after for after, members in said[0]["views"] if len(members) == 3)
     groups = lambda r: [ALL] if r < lost else [THREE]  # noqa: E731
-    assert own(said) == near(replayed(groups, THREE, gradients=False, steps=900)), text
+    assert own(said) == near(replayed(groups, THREE, gradients=False, steps=300)), text
     assert "without worker 2 the other 3 go on together" in text
 
 
@@ -103,9 +103,9 @@ def test_what_is_not_proved_or_what_a_planner_fails_over_is_never_proposed(tmp_p
     false = answering(tmp_path, planned(PAIRS_THEN_ALL, is_proved=False))
     failing = Replan((sys.executable, "-c", "raise SystemExit(3)"), settling=0.3)
     for replan, why in ((false, "certificate"), (failing, "the planner ended with exit code 3")):
-        code, said, text = run({}, strategy=TOGETHER, steps=500, replan=replan, pause=pause)
+        code, said, text = run({}, strategy=TOGETHER, steps=200, replan=replan, pause=pause)
         assert code == 0, text
-        assert own(said) == near(replayed(lambda _: [ALL], ALL, gradients=False, steps=500)), text
+        assert own(said) == near(replayed(lambda _: [ALL], ALL, gradients=False, steps=200)), text
         assert "planning anew failed, and all go on as they do" in text
         assert why in text
         assert not switched(text)
