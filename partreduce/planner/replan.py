@@ -130,7 +130,9 @@ def refreshed(now: Schedule, members: Sequence[int], measured: Measured) -> Clus
         inside=Link.of_bandwidth(USUAL_INSIDE), nic=Link.of_bandwidth(USUAL_NIC), compute=base, model_bytes=size,
         slowdown=slow,
     )  # fmt: skip
-    node_of, inside, across = now.cluster.node_of(), [], []
+    node_of = now.cluster.node_of()
+    inside: list[float] = []
+    across: list[float] = []
     for (round_, group), took in rounds.items():
         if len(took) < len(group):
             continue

@@ -101,7 +101,7 @@ class Epochs(Everyone):
             self._go_on(None)
             return
         notes = self.voting.notes
-        facts = {"timeout": self.timeout, "are_equal": self.schedule.strategy.averages_gradients}
+        facts: dict[str, object] = {"timeout": self.timeout, "are_equal": self.schedule.strategy.averages_gradients}
         if self._is_measured:
             facts["schedule"] = dump_schedule(self.schedule)
         notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
