@@ -96,8 +96,7 @@ def launch(
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
-    if not 0 <= most_lost < num_workers:
-        raise InputError(f"--survive {most_lost}: of {num_workers} workers 0 to {num_workers - 1} may be lost")
+    check_losses(num_workers, most_lost)
     if max_restarts < 0 or (max_restarts and not most_lost):
         raise InputError(
             f"--max-restarts {max_restarts}: a lost worker joins others that go on without it; let them by --survive K"
@@ -148,6 +147,16 @@ def launch(
                     guardian.close()
     except Terminated as ended:
         return ended.exit_code
+
+
+def check_losses(num_workers: int, most_lost: int) -> None:
+    """Refuse a run of which more may be lost than leave one.
+
+    Raises:
+        InputError: they are as many as there are workers, or fewer than none.
+    """
+    if not 0 <= most_lost < num_workers:
+        raise InputError(f"--survive {most_lost}: of {num_workers} workers 0 to {num_workers - 1} may be lost")
 
 
 def _views(workers: list[Worker], spares: Spares, store: Store, most_lost: int, outlet: Outlet) -> Views:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from partreduce.runtime.launcher.agent import ASK_SECONDS, ASKS, RECORD
-from partreduce.runtime.launcher.launch import GRACE_SECONDS, serve_store
+from partreduce.runtime.launcher.launch import GRACE_SECONDS, MOST_LOST, serve_store
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import held, let_through, raise_unheard
 from partreduce.runtime.launcher.supervision import Line, Worker, complete_lines, supervise
@@ -200,6 +200,7 @@ class Hosts:
         schedule: str | None,
         survive: bool,
         patient: bool,
+        most_lost: int = 0,
     ) -> int:
         """Run a script in the workers of these hosts; returns as `launch.launch` does.
 
@@ -211,10 +212,12 @@ class Hosts:
             schedule: the text of a schedule file, of which every host gets a copy.
             survive: as of `launch`.
             patient: likewise.
+            most_lost: likewise; a host that is lost takes all its workers with it.
 
         Raises:
             InputError: a host has no such script or folder, or cannot reach this machine.
         """
+        workers = sorted((one for host in self.hosts for one in host.workers.values()), key=lambda one: one.rank)
         store, port = serve_store(self.address)
         settings = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
         shared = {
@@ -223,6 +226,8 @@ class Hosts:
             "MASTER_ADDR": self.address,
             **environment,
         }
+        if most_lost:
+            shared[MOST_LOST] = str(most_lost)
         job = {
             "script": str(script.resolve()),
             "args": list(args),
@@ -239,9 +244,15 @@ class Hosts:
         _wait_for("ready", self.hosts)
         for host in self.hosts:
             host.order("go")
-        workers = [worker for host in self.hosts for worker in host.workers.values()]
         outlet = self.hosts[0].outlet
-        return supervise([*workers], self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient)
+        views = None
+        if most_lost:
+            from partreduce.runtime.launcher.views import Views  # loads torch, as the store has done
+
+            views = Views(workers, store, most_lost, outlet)
+        return supervise(
+            [*workers], self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient, views=views
+        )
 
 
 def _wait_for(word: str, hosts: Sequence[Host]) -> None:
