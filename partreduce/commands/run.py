@@ -80,8 +80,6 @@ def command(
             nodes = loaded.cluster.num_nodes
         _say_if_refuted(schedule, loaded)
     placed = None if hosts is None else _placed(hosts, workers, nodes, loaded)
-    if max_restarts and hosts is not None:
-        raise typer.BadParameter("is for workers on this machine: leave it out, or --hosts", param_hint="--max-restarts")
     if workers is None and placed is None:
         misplaced = {"--workers", "-n", "--schedule", "--hosts"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
@@ -89,7 +87,7 @@ def command(
     planned = 0 if loaded is None else max((len(one.lost) for one in loaded.contingencies), default=0)
     most_lost = planned if survive is None else survive
     if placed is not None:
-        check_losses(sum(map(len, placed.values())), most_lost)
+        check_losses(sum(map(len, placed.values())), most_lost, max_restarts)
     require("torch", purpose="running workers")
     if max_restarts:
         require("safetensors", purpose="giving one worker's state to another")
@@ -110,7 +108,7 @@ def command(
                 text = None if path is None else path.read_text(encoding="utf-8")
                 return there.launch(
                     script, context.args, threads=threads, environment=environment, schedule=text,
-                    survive=needs_generator, patient=patient, most_lost=most_lost,
+                    survive=needs_generator, patient=patient, most_lost=most_lost, max_restarts=max_restarts,
                 )  # fmt: skip
             assert workers is not None, "else they are placed"
             return launch(

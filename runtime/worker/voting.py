@@ -133,9 +133,11 @@ class Voting:
         It gives those who are silent as long as any operation, and is given longer here.
         """
         epoch, deadline = self.state.view.epoch + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
-        self.heartbeat.doing(f"waits for the launcher to say who goes on in epoch {epoch}")
+        leaves = self.state.phase is Phase.LEAVING
+        what = "that it may leave" if leaves else f"who goes on in epoch {epoch}"
+        self.heartbeat.doing(f"waits for the launcher to say {what}")
         while True:
-            if self.state.phase is Phase.LEAVING and self.notes.has(f"{RELEASED}/{self.world.rank}"):
+            if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):
                 self._hear(Released())
                 return True
             if (text := self.notes.read(f"view/{epoch}")) is not None:

@@ -29,8 +29,10 @@ class View:
         """The processes that run on the other side of a cut."""
         self.decoded = True
         system, state = self._system, self._state
+        if not system.network.cuts:
+            return frozenset()
         running = [one for one, value in enumerate(self.processes) if value is not None]
-        return frozenset(one for one in running if system.is_cut_off(state, one)) if system.network.cuts else frozenset()
+        return frozenset(one for one in running if system.is_cut_off(state, one))
 
     @property
     def in_flight(self) -> Mapping[tuple[int, int], tuple[Any, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -20,19 +21,25 @@ from partreduce.topo.strategies.allreduce import AllReduce
 pytestmark = [pytest.mark.lab, pytest.mark.processes, pytest.mark.timeout(4 * LIMIT)]
 
 ALL, THREE, TWO = (0, 1, 2, 3), (0, 1, 2), (0, 1)
+STEPS = 9
 ROUND = 5
 """In which worker 3 says that it is under way, before its sum, and something happens to it."""
 TRAIN = f"""
 import json, os, signal, sys, time, torch, partreduce
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from helpers.goes_on_runs import RATE, gradient, start_of
+from helpers.goes_on_runs import RATE, ask_when_awaited, gradient, start_of, wait_for
 rank, pace, timeout, happens = int(os.environ["RANK"]), int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+back, restarted = [int(one) for one in sys.argv[4:]], "PARTREDUCE_RESTARTED" in os.environ
+if restarted:
+    ask_when_awaited()
 model = torch.nn.Module()
 model.weight = torch.nn.Parameter(torch.tensor(start_of(3), dtype=torch.float64))
 optimizer = torch.optim.SGD(model.parameters(), RATE)
 optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["PARTREDUCE_SCHEDULE"], timeout=timeout)
-for step in range(9 * pace):
-    if rank == 3 and step == {ROUND} * pace:
+for step in optimizer.batches(range({STEPS} * pace)):
+    if back and step >= {STEPS} - 1:
+        wait_for(optimizer, back)
+    if rank == 3 and step == {ROUND} * pace and not restarted:
         print("under way as", os.getpid(), flush=True)
         if happens in ("SIGKILL", "SIGSTOP"):
             os.kill(os.getpid(), getattr(signal, happens))
@@ -47,10 +54,11 @@ print("REPORT", json.dumps([rank, own, model.weight.tolist()]))
 """
 
 
-def begun(hosts, folder, happens, *, pace=1, timeout=60.0, survive=2):
+def begun(hosts, folder, happens, *, pace=1, timeout=60.0, survive=2, options=(), back=()):
     schedule = folder / "all.json"
+    options = ("--survive", survive, *options)
     write_schedule(schedule, Schedule("goes on", Cluster.regular(2, 2), AllReduce(pace=pace)))
-    return Begun(hosts, folder, TRAIN, schedule, pace, timeout, happens, options=("--survive", survive))
+    return Begun(hosts, folder, TRAIN, schedule, pace, timeout, happens, *back, options=options)
 
 
 def held(output):
@@ -61,16 +69,16 @@ def held(output):
 
 def without_others(survivors, *, pace=1):
     """What survivors must hold: all were in the rounds before the loss, and they alone from then on."""
-    return replayed(lambda this: [ALL if this < ROUND else survivors], survivors, pace=pace, steps=9 * pace)
+    return replayed(lambda this: [ALL if this < ROUND else survivors], survivors, pace=pace, steps=STEPS * pace)
 
 
-def check(run, hosts, survivors, code, *said, pace=1):
-    """How a run ended, what is held, and that nothing runs on any host any more."""
+def check(run, hosts, survivors, code, *said, pace=1, unheard=()):
+    """How a run ended, what is held, but by those whose host says nothing any more, and that nothing is left of it."""
     returned, output, errors = run.ended()
     assert returned == code, errors
     own, end = held(output)
     expected = without_others(survivors, pace=pace)
-    assert own.keys() == expected.keys(), errors
+    assert own.keys() == expected.keys() - unheard, errors
     for rank, model in own.items():
         assert model == (expected[rank] if pace == 1 else pytest.approx(expected[rank], rel=1e-14)), errors
     assert len({tuple(model) for model in end.values()}) == 1, "they ended alike"
@@ -105,7 +113,7 @@ def test_a_stopped_worker_whose_agent_is_stopped_too_is_given_up_with_its_host(h
         os.kill(pid, signal.SIGSTOP)
     wait_until(lambda: "host b does not answer" in run.errors, lambda: run.errors)
     os.kill(agent, signal.SIGCONT)
-    check(run, hosts, THREE, FencedError.exit_code, "worker 3 said nothing for 10 s and was given up")
+    check(run, hosts, THREE, FencedError.exit_code, "worker 3 said nothing for 10 s and was given up", unheard={2})
 
 
 def test_a_host_that_is_cut_off_is_lost_with_its_workers_which_end_by_themselves(hosts, tmp_path):
@@ -136,6 +144,21 @@ def test_workers_behind_a_cut_that_is_mended_late_are_members_no_more(hosts, tmp
     wait_until(lambda: "worker 3 said nothing for 6 s and was given up" in run.errors, lambda: run.errors)
     hosts.connect_again("b")
     check(run, hosts, TWO, FencedError.exit_code, "without worker 2 and worker 3 the other 2 go on together")
+
+
+def test_a_worker_of_another_host_is_started_again_there_and_joins(hosts, tmp_path):
+    run = begun(hosts, tmp_path, "SIGKILL", options=("--max-restarts", 1), back=(3,))
+    returned, output, errors = run.ended()
+    assert returned == 0, errors
+    joined = int(re.search(r"worker 3 joined in round (\d+) with the state of worker 0", errors)[1])
+
+    def members(this):
+        return [THREE if ROUND <= this < joined else ALL]
+
+    own, end = held(output)
+    assert own == replayed(members, ALL, steps=STEPS), errors
+    assert len({tuple(model) for model in end.values()}) == 1, errors
+    nothing_is_left(hosts)
 
 
 def test_one_loss_more_than_may_be_ends_the_run(hosts, tmp_path):
