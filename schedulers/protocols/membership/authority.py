@@ -15,6 +15,7 @@ from partreduce.schedulers.protocols.membership.words import (
     Place,
     Propose,
     Publish,
+    Released,
     Restart,
     Setting,
     Stop,
@@ -92,7 +93,8 @@ class Decisions(Setting):
             case Left():
                 if worker in state.lost:
                     return state, ()
-                return self._weighed(replace(state, left=state.left | {worker}))
+                after, actions = self._weighed(replace(state, left=state.left | {worker}))
+                return after, (Send(worker, Released()), *actions)
             case Join():
                 if worker in state.view.members and worker not in state.lost:
                     return state, ()
