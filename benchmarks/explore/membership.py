@@ -258,8 +258,6 @@ SMALL = (
     membership("2 workers, a plan, one taken for dead, a lease, at once", 2, 2, proposals=1, leases=1,
                network=at_once(0, 1)),
     membership("2 workers, a plan, one death, a restart", 2, 1, proposals=1, restarts=1, network=mishaps(1)),
-    membership("1 worker and one that joins, a plan, one death", 1, 2, joining=1, knocks=2, proposals=1,
-               network=mishaps(1)),
     membership("2 workers and one that joins, a plan, one death, at once", 2, 1, joining=1, proposals=1,
                network=at_once(1)),
     membership("3 workers in pairs and all, planned all together, one death, at once", 3, 3, pairs_then_all,
@@ -292,5 +290,8 @@ LARGE = (
         proposals=2,
         planned=everybody,
         network=at_once(1),
+    ),
+    membership(
+        "1 worker and one that joins, a plan, one death", 1, 2, joining=1, knocks=2, proposals=1, network=mishaps(1)
     ),
 )
