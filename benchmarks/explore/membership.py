@@ -6,14 +6,14 @@ from benchmarks.explore.configuration import USUAL, Configuration, Explored
 from benchmarks.explore.explorer import Network
 from benchmarks.explore.search.properties import NoDeadlock, PerProcess, PerState, Property
 from benchmarks.explore.search.view import View as Whole
-from partreduce.schedulers.protocols.membership.authority import Authority
+from partreduce.schedulers.protocols.membership.authority import Authority, planned_for
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
 from partreduce.schedulers.protocols.membership.words import Groups, Members, Phase
 
 
 def membership_properties(machine: Membership, network: Network) -> tuple[Property, ...]:
-    """All that apply; where nobody is given up who lives, only the dead are, and nothing ends without need."""
+    """All that apply; where nobody is taken for dead who can be heard, nobody else is, and nothing ends needlessly."""
     listed: list[Property] = [
         NoDeadlock(),
         PerState("one view in each epoch, written down before it is told", _one_view),
@@ -21,8 +21,11 @@ def membership_properties(machine: Membership, network: Network) -> tuple[Proper
         PerState("survivors hold the same", _the_same),
         PerProcess("no average before all are there", _not_too_early),
         PerState("a worker that is given up averages with nobody", _fenced),
+        PerState("a worker that is given up does not end well", _ends_well),
         PerProcess("views change by losses and joins alone", lambda _, state: _changes(state)),
         PerState("who has joined holds what the others do", lambda view: _alike(machine, view)),
+        PerProcess("a plan is followed by those alone for whom it was made", lambda _, state: _planned(state)),
+        PerProcess("a plan is followed until its members change", lambda _, state: _kept(state)),
         PerProcess("no more are lost than may be", lambda _, state: _too_many(machine, state)),
         PerProcess("nothing is left out that all can do", lambda worker, state: _left_out(machine, worker, state)),
     ]
@@ -44,9 +47,7 @@ def _one_view(view: Whole) -> str | None:
         for other, its in _workers(view):
             if state.view.epoch == its.view.epoch and state.view != its.view:
                 return f"workers {worker} and {other} know {state.view} and {its.view}"
-        if state.phase is Phase.OUTSIDE:
-            continue
-        if authority is not None and state.view not in authority.log:
+        if authority is not None and state.view.epoch >= 0 and state.view not in authority.log:
             return f"worker {worker} knows {state.view}, which is not written down"
     return None
 
@@ -71,14 +72,15 @@ def _of_one_epoch(view: Whole) -> str | None:
 def _the_same(view: Whole) -> str | None:
     """Of two in one view, neither holds a mean over both that the other has gone past without.
 
-    Nor does one that has left, as the authority knows, and one that goes on.
+    Nor does one that has left, as the authority or it itself knows, and one that goes on.
     """
     states = _workers(view)
     left = frozenset() if view.processes[-1] is None else view.processes[-1].left
     for worker, state in states:
         for other, its in states:
             together = state.view == its.view and {worker, other} <= set(state.view.members)
-            if not together and not (worker in left and its.phase in (Phase.RUN, Phase.LEFT)):
+            has_left = worker in left or state.phase is Phase.LEFT
+            if not together and not (has_left and its.phase in (Phase.RUN, Phase.LEFT)):
                 continue
             for place, epoch, group in state.held:
                 if other in group and its.place > place and (place, epoch, group) not in its.held:
@@ -110,6 +112,13 @@ def _fenced(view: Whole) -> str | None:
     return None
 
 
+def _ends_well(view: Whole) -> str | None:
+    authority = view.processes[-1]
+    well = [worker for worker, state in _workers(view) if state.phase is Phase.LEFT]
+    given_up = [worker for worker in well if authority is not None and worker not in authority.left]
+    return f"workers {given_up} have left and the authority goes on without them" if given_up else None
+
+
 def _changes(state: Member | Authority) -> str | None:
     if isinstance(state, Member):
         return None
@@ -117,6 +126,22 @@ def _changes(state: Member | Authority) -> str | None:
         new = set(after.members) - set(before.members)
         has_donor = not after.joined or after.donor in set(after.members) - set(after.joined)
         if after.epoch != before.epoch + 1 or not new <= set(after.joined) <= set(after.members) or not has_donor:
+            return f"{before} is followed by {after}"
+    return None
+
+
+def _planned(state: Member | Authority) -> str | None:
+    if state.view.plan and state.view.plan != planned_for(state.view.members):
+        return f"{state.view} follows a plan {state.view.plan}"
+    return None
+
+
+def _kept(state: Member | Authority) -> str | None:
+    """The members go back to the schedule of the run only with a change of who they are."""
+    if isinstance(state, Member):
+        return None
+    for before, after in zip(state.log, state.log[1:], strict=False):
+        if before.plan and not after.plan and before.members == after.members:
             return f"{before} is followed by {after}"
     return None
 
@@ -157,12 +182,16 @@ def _only_the_dead(view: Whole) -> str | None:
     authority = view.processes[-1]
     stateful = frozenset(worker for worker, state in _workers(view) if not state.blank)
     living = frozenset() if authority is None else authority.lost.intersection(stateful)
-    return f"workers {sorted(living)} live and are given up" if living else None
+    heard = sorted(living - view.cut_off) if living else []
+    return f"workers {heard} live and are given up" if heard else None
 
 
 def _ends_needlessly(machine: Membership, view: Whole) -> str | None:
-    dead = sum(state is None for state in view.processes[:-1])
     ended = [worker for worker, state in _workers(view) if state.phase is Phase.ENDED and not state.blank]
+    if not ended:
+        return None
+    dead = sum(state is None for state in view.processes[:-1]) + len(view.cut_off)
+    ended = [worker for worker in ended if worker not in view.cut_off]
     if ended and view.processes[-1] is not None and dead <= machine.most_lost:
         return f"workers {ended} end although {dead} are dead and {machine.most_lost} may be"
     return None
@@ -184,24 +213,30 @@ def explored(machine: Membership, network: Network) -> Explored:
 
 def membership(
     name: str, workers: int, rounds: int, groups: Groups = everybody, *, most_lost: int = 9, leases: int = 0,
-    restarts: int = 0, joining: int = 0, knocks: int = 1, network: Network = USUAL,
+    restarts: int = 0, joining: int = 0, knocks: int = 1, proposals: int = 0, planned: Groups | None = None,
+    network: Network = USUAL,
 ) -> Configuration:  # fmt: skip
-    machine = Membership(workers + joining, most_lost, groups, rounds, leases, restarts, joining, knocks)
+    machine = Membership(
+        workers + joining, most_lost, groups, rounds, leases, restarts, joining, knocks, proposals, planned
+    )
     return Configuration(name, machine, explored, network)
 
 
-def mishaps(crashes: int = 0, suspicions: int = 0, *, delay: bool = True) -> Network:
-    """So many deaths, of which all hear, and so many workers taken for dead that are not."""
-    return Network(crashes=crashes, suspicions=suspicions, detect=True, delay=delay)
+def mishaps(crashes: int = 0, suspicions: int = 0, cuts: int = 0, *, delay: bool = True) -> Network:
+    """So many deaths, of which all hear, so many workers taken for dead that are not, and so many that are cut off."""
+    return Network(crashes=crashes, suspicions=suspicions, cuts=cuts, detect=True, delay=delay)
 
 
-def at_once(crashes: int = 0, suspicions: int = 0) -> Network:
-    return mishaps(crashes, suspicions, delay=False)
+def at_once(crashes: int = 0, suspicions: int = 0, cuts: int = 0) -> Network:
+    return mishaps(crashes, suspicions, cuts, delay=False)
 
 
 SMALL = (
     membership("2 workers, one death and one taken for dead", 2, 2, network=mishaps(1, 1)),
     membership("2 workers, two deaths, a lease, a restart", 2, 2, leases=1, restarts=1, network=mishaps(2)),
+    membership("2 workers, one cut off", 2, 2, network=mishaps(cuts=1)),
+    membership("3 workers, one round, one cut off, at once", 3, 1, network=at_once(cuts=1)),
+    membership("1 worker and one that joins, one cut off, at once", 1, 2, joining=1, network=at_once(cuts=1)),
     membership("2 workers, none may be lost", 2, 2, most_lost=0, network=mishaps(1)),
     membership("3 workers, one death, at once", 3, 2, network=at_once(1)),
     membership("3 workers, two deaths, one may be lost, at once", 3, 2, most_lost=1, network=at_once(2)),
@@ -218,9 +253,23 @@ SMALL = (
                network=at_once(0, 1)),
     membership("3 workers in pairs and all and one that joins, one death, at once", 3, 3, pairs_then_all, joining=1,
                network=at_once(1)),
+    membership("2 workers, two plans", 2, 2, proposals=2, network=mishaps()),
+    membership("2 workers, a plan, one death", 2, 2, proposals=1, network=mishaps(1)),
+    membership("2 workers, a plan, one taken for dead, a lease, at once", 2, 2, proposals=1, leases=1,
+               network=at_once(0, 1)),
+    membership("2 workers, a plan, one death, a restart", 2, 1, proposals=1, restarts=1, network=mishaps(1)),
+    membership("2 workers and one that joins, a plan, one death, at once", 2, 1, joining=1, proposals=1,
+               network=at_once(1)),
+    membership("3 workers in pairs and all, planned all together, one death, at once", 3, 3, pairs_then_all,
+               proposals=1, planned=everybody, network=at_once(1)),
 )  # fmt: skip
 
 LARGE = (
+    membership("3 workers, one cut off, at once", 3, 2, network=at_once(cuts=1)),
+    membership("3 workers, one round, one cut off, one death, at once", 3, 1, network=at_once(1, cuts=1)),
+    membership("3 workers, one round, two cut off, at once", 3, 1, network=at_once(cuts=2)),
+    membership("3 workers in pairs and all, one cut off, at once", 3, 3, pairs_then_all, network=at_once(cuts=1)),
+    membership("2 workers and one that joins, one cut off, at once", 2, 2, joining=1, network=at_once(cuts=1)),
     membership("2 workers and one that joins, one death", 2, 2, joining=1, network=mishaps(1)),
     membership("3 workers, two deaths", 3, 1, network=mishaps(2)),
     membership("3 workers, two rounds, one death", 3, 2, network=mishaps(1)),
@@ -230,4 +279,19 @@ LARGE = (
     membership("3 workers, one death, one taken for dead, at once", 3, 2, network=at_once(1, 1)),
     membership("4 workers in pairs and all, one taken for dead, at once", 4, 3, pairs_then_all, network=at_once(0, 1)),
     membership("4 workers, three deaths, a lease, a restart, at once", 4, 2, leases=1, restarts=1, network=at_once(3)),
+    membership(
+        "2 workers and one that joins, two plans, one death, at once", 2, 2, joining=1, proposals=2, network=at_once(1)
+    ),
+    membership(
+        "3 workers in pairs and all, planned all together, two plans, one death, at once",
+        3,
+        3,
+        pairs_then_all,
+        proposals=2,
+        planned=everybody,
+        network=at_once(1),
+    ),
+    membership(
+        "1 worker and one that joins, a plan, one death", 1, 2, joining=1, knocks=2, proposals=1, network=mishaps(1)
+    ),
 )

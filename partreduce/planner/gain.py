@@ -112,7 +112,8 @@ def decisive_time(option: Option, job: Job) -> float:
 
     All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Lateness
     that nobody asked for is different: what it costs depends on the task, and what waits for its averages does not pay
-    it; what was measured on each task has no such price (`contenders`). Coded sums took longer in the lab than predicted, plain ones did not (`travel.WORTH`). And what a calibrated
+    it; what was measured on each task has no such price (`contenders`). Coded sums took longer in the lab than
+    predicted, plain ones did not (`travel.WORTH`). And what a calibrated
     task was lost under has to win at `LOST_RATIO` times its steps: no time saved makes up for a loss never reached.
     """
     if job.fastest:
@@ -156,12 +157,11 @@ def contenders(options: Sequence[Option], job: Job) -> list[Option]:
     What is late, and was not asked for, has to be fastest where lateness costs most; what a calibrated task was lost
     under, at `LOST_RATIO` times its steps; what is coded, if that takes longer than predicted; and what was measured on
     each task must be regretted no more than the best of the others, each on the task that suits it least. What lets
-    workers drift apart on data of their own needs a price of that, where anything else is allowed.
+    workers drift apart on data of their own needs a price of that (`Job.bears_drift`), where anything else is allowed.
     """
-    if not job.fastest and not job.knows_price_of_drift:
-        options = [one for one in options if not one.drift.value] or options
     if job.fastest:
         return list(options)
+    options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     for is_doubtful in (lambda one: one.may_be_lost, _is_coded, lambda one: one.late or one.facts):
         sure = [one for one in options if not is_doubtful(one)]
         best = min(sure, key=lambda one: decisive_time(one, job), default=None)

@@ -21,10 +21,13 @@ from partreduce.schedulers.protocols.membership.words import (
     Healed,
     Join,
     Knock,
+    Leave,
     Left,
     Open,
     Phase,
+    Propose,
     Publish,
+    Released,
     Stop,
     Summed,
     View,
@@ -37,11 +40,19 @@ RESTART = "2 workers, two deaths, a lease, a restart"
 THREE, THREE_RESTART = "3 workers, one death, at once", "3 workers, two deaths, a restart, at once"
 ONE_MAY = "3 workers, two deaths, one may be lost, at once"
 LEASE = "3 workers, one taken for dead, a lease, at once"
+CUT, CUT_TWO, CUT_JOINS = (
+    "3 workers, one round, one cut off, at once",
+    "2 workers, one cut off",
+    "1 worker and one that joins, one cut off, at once",
+)
 JOINS, JOINS_TWICE = (
     "2 workers and one that joins, one death, at once",
     "2 workers and two that join, one death, at once",
 )
 JOINS_RESTART = "2 workers and one that joins, two deaths, a restart, at once"
+PLAN, PLAN_RESTART = "2 workers, a plan, one death", "2 workers, a plan, one death, a restart"
+PLAN_JOINS = "2 workers and one that joins, a plan, one death, at once"
+PLAN_PAIRS = "3 workers in pairs and all, planned all together, one death, at once"
 PAIRS, FOUR = "3 workers in pairs and all, two deaths, at once", "4 workers in pairs and all, one death, at once"
 
 
@@ -341,6 +352,166 @@ class LetsNobodyIn(Membership):
         return replace(view, members=tuple(w for w in view.members if w not in view.joined))
 
 
+class FollowsAPlanForOthers(Membership):
+    """A plan is followed also where one of those for whom it was made is lost during the vote."""
+
+    dies_in = PLAN
+
+    def _view(self, state, members):
+        view = super()._view(state, members)
+        return replace(view, plan=state.proposed or view.plan) if view.members else view
+
+
+class TakesAPlanThatComesTooLate(Membership):
+    """A plan for members of before is asked about."""
+
+    dies_in = PLAN
+
+    def _proposed(self, state, event):
+        return super()._proposed(state, replace(event, members=state.view.members))
+
+
+class EndsWhereAPlanIsProposed(Membership):
+    """A vote in which nobody is lost ends the run, although a plan was proposed."""
+
+    dies_in = PLAN
+
+    def _view(self, state, members):
+        return super()._view(replace(state, proposed=""), members)
+
+
+class ForgetsThePlan(Membership):
+    """The next view of the same members goes back to the run's own schedule."""
+
+    dies_in = PLAN_JOINS
+
+    def _view(self, state, members):
+        return replace(super()._view(state, members), plan=state.proposed)
+
+
+class KeepsWhatWasProposed(Membership):
+    """What was proposed once still is, when the members have changed."""
+
+    dies_in = PLAN_JOINS
+
+    def _written(self, state, view):
+        after, actions = super()._written(state, view)
+        return replace(after, proposed=state.proposed), actions
+
+
+class ForgetsWhatWasProposed(Membership):
+    """An authority that was started again does not know for what it has opened a vote."""
+
+    dies_in = PLAN_RESTART
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        return (replace(after, proposed="") if type(event).__name__ == "Restart" else after), actions
+
+
+class SwitchesOnlyWhereItHasVotedFirst(Membership):
+    """Of those that follow a plan, worker 0 stays with the groups that it had."""
+
+    dies_in = PLAN_PAIRS
+
+    def _own_group(self, worker, state):
+        return super()._own_group(worker, state if worker else replace(state, view=replace(state.view, plan="")))
+
+
+class LeavesWithoutAnAnswer(Membership):
+    """A worker has left as soon as it says so."""
+
+    dies_in = CUT_TWO
+
+    def _step_member(self, worker, state, event):
+        after, actions = super()._step_member(worker, state, event)
+        return (replace(after, phase=Phase.LEFT) if after.phase is Phase.LEAVING else after), actions
+
+
+class ReleasesWhoIsGivenUp(Membership):
+    """A worker that is given up may leave like any other."""
+
+    dies_in = TAKEN
+
+    def _step_authority(self, state, event):
+        if isinstance(event, Received) and isinstance(event.message, Left) and event.source in state.lost:
+            return state, (Send(event.source, Released()),)
+        return super()._step_authority(state, event)
+
+
+class ReleasesNobody(Membership):
+    """The authority notes who leaves, and does not answer."""
+
+    dies_in = CUT_TWO
+
+    def _step_authority(self, state, event):
+        after, actions = super()._step_authority(state, event)
+        return after, tuple(a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Released)))
+
+
+class HearsNoViewWhileItLeaves(Membership):
+    """A worker that leaves waits for the answer alone, and not for the view without it."""
+
+    dies_in = TAKEN
+
+    def _decided(self, worker, state, view):
+        return (state, ()) if state.phase is Phase.LEAVING else super()._decided(worker, state, view)
+
+
+class VotesWhileItLeaves(Membership):
+    """A worker that has committed everything votes, and is taken along, although nothing is left for it to do."""
+
+    dies_in = TAKEN
+
+    def _asked(self, state, epoch):
+        if state.phase is Phase.LEAVING and epoch == state.view.epoch + 1:
+            return self._voted(state)
+        return super()._asked(state, epoch)
+
+
+class OutlivesItsLease(Membership):
+    """A worker that hears nothing of the authority any more waits for it."""
+
+    dies_in = CUT
+
+    def _step_member(self, worker, state, event):
+        if event == Received(self.authority, Crashed()):
+            return state, ()
+        return super()._step_member(worker, state, event)
+
+
+class GoesOnAloneWhenCutOff(Membership):
+    """A worker that hears nothing of the authority any more takes itself for the only one left."""
+
+    dies_in = CUT
+
+    def _step_member(self, worker, state, event):
+        if event == Received(self.authority, Crashed()) and state.phase in (Phase.RUN, Phase.VOTE):
+            alone = View(state.view.epoch + 1, (worker,), state.place)
+            return replace(state, phase=Phase.RUN, view=alone, group=(), prepared=False), ()
+        return super()._step_member(worker, state, event)
+
+
+class ForgetsALossInAVote(Membership):
+    """A loss that is known only while a vote is under way counts for nothing."""
+
+    dies_in = CUT_TWO
+
+    def _missed(self, state, workers):
+        return (state, ()) if state.is_open else super()._missed(state, workers)
+
+
+class LeavesWithItsLease(Membership):
+    """A worker whose lease ends while it waits for the answer takes that for a yes."""
+
+    dies_in = CUT_TWO
+
+    def _step_member(self, worker, state, event):
+        if event == Received(self.authority, Crashed()) and state.phase is Phase.LEAVING:
+            return replace(state, phase=Phase.LEFT), ()
+        return super()._step_member(worker, state, event)
+
+
 BUGS = Membership.__subclasses__()
 PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md"
 
@@ -425,6 +596,17 @@ def test_the_silent_are_given_up_and_one_of_them_that_comes_back_is_fenced():
     assert authority.view == View(1, (0, 2))
     back, _ = after(Member(FIRST), Received(3, authority.view), process=1)
     assert back.phase is Phase.FENCED
+
+
+def test_who_leaves_waits_for_the_answer_and_hears_the_view_without_it_where_it_was_given_up():
+    leaving, actions = after(Member(FIRST), Leave(), Received(3, Open(1)), Received(2, Crashed()))
+    assert (leaving.phase, actions) == (Phase.LEAVING, ())
+    assert after(leaving, Received(3, Released()))[0].phase is Phase.LEFT
+    assert after(leaving, Received(3, View(1, (1, 2))))[0].phase is Phase.FENCED
+    assert after(leaving, Received(3, Crashed()))[0].phase is Phase.ENDED
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, Received(0, Crashed()), process=3)
+    assert after(authority, Received(0, Left()), process=3) == (authority, ()), "it cannot leave any more"
 
 
 JOINING = Membership(3, 2, outside=1)
@@ -530,6 +712,36 @@ def test_who_is_left_alone_stands_in_operations_of_its_own_so_that_others_may_jo
     assert actions == (Note(("unblock",)), Send(3, Vote(2, (4, 0), stands=True)))
 
 
+def test_members_follow_a_plan_once_all_have_voted_and_go_back_when_one_is_lost():
+    authority, _ = MACHINE.start(3)
+    authority, asked = after(authority, Propose("p", ALL), process=3)
+    assert asked == tuple(Send(worker, Open(1)) for worker in ALL)
+    votes = [Received(0, Vote(1, (4, 0), (0, 1))), Received(1, Vote(1, (5, 0))), Received(2, Vote(1, (4, 0)))]
+    authority, written = after(authority, *votes, process=3)
+    assert written == (Note(("write", View(1, ALL, (5, 0), (0,), plan="p"))),)
+    authority, _ = after(authority, Publish(), Received(2, Crashed()), process=3)
+    votes = [Received(worker, Vote(2, (7, 0))) for worker in (0, 1)]
+    authority, written = after(authority, *votes, process=3)
+    assert written == (Note(("write", View(2, (0, 1), (7, 0)))),)
+
+
+def test_a_second_plan_takes_the_place_of_the_first_and_none_is_asked_about_where_it_cannot_be_followed():
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, Propose("p", ALL), process=3)
+    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "a vote is under way"
+    authority, _ = after(authority, *(Received(worker, Vote(1, (4, 0))) for worker in ALL), process=3)
+    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "not told yet"
+    authority, _ = after(authority, Publish(), process=3)
+    assert after(authority, Propose("q", (0, 1)), process=3) == (authority, ()), "for others"
+    left, _ = after(authority, Received(1, Left()), process=3)
+    assert after(left, Propose("q", ALL), process=3) == (left, ()), "one has left"
+    authority, _ = after(authority, Propose("q", ALL), process=3)
+    authority, _ = after(authority, *(Received(worker, Vote(2, (9, 0))) for worker in ALL), process=3)
+    assert authority.view == View(2, ALL, (9, 0), plan="q")
+    stopped, _ = after(authority, Publish(), Stop(), Publish(), process=3)
+    assert after(stopped, Propose("p", ()), process=3) == (stopped, ()), "nobody goes on"
+
+
 def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
     authority, _ = MACHINE.start(3)
     stopped, _ = after(authority, Stop(), process=3)
@@ -542,7 +754,9 @@ def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
 
 def test_who_has_left_has_committed_everything_and_is_missed_by_nobody():
     authority, _ = MACHINE.start(3)
-    authority, actions = after(authority, Received(0, Left()), Received(0, Crashed()), process=3)
+    authority, actions = after(authority, Received(0, Left()), process=3)
+    assert actions == (Send(0, Released()),)
+    authority, actions = after(authority, Received(0, Crashed()), process=3)
     assert (authority.lost, actions) == (frozenset(), ())
     authority, _ = after(authority, Received(1, Vote(1, (7, 0), ALL)), Received(2, Vote(1, (7, 0), ALL)), process=3)
     assert authority.view == View(1, (1, 2), (7, 0), (1, 2))
