@@ -29,7 +29,7 @@ from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
-from benchmarks.lab.tasks import Samples, loss_of, make_model
+from benchmarks.lab.tasks import Samples, loss_of, make_model, optimizer_of
 from partreduce.topo.errors import PartreduceError
 
 HEADER = struct.Struct("<dq")
@@ -85,10 +85,8 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     clock = Clock()
     model = make_model(job.task, samples, clock, job.seed)
     plain = model
-    sgd = torch.optim.SGD(
-        model.parameters(), lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay
-    )
-    training: Training = (Partreduce if job.how == "partreduce" else KINDS[job.how])(job, model, sgd)
+    inner = optimizer_of(job, model.parameters())
+    training: Training = (Partreduce if job.how == "partreduce" else KINDS[job.how])(job, model, inner)
     batches = Batches(job, rank, samples)
     protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Partreduce) else ""
     apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
@@ -123,8 +121,8 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                     _snapshot(file, plain, reached)
                 training.model.train()
                 loss = loss_of(job.task, training.model(samples.inputs[batch]), samples.labels[batch])
-                _set_rate(sgd, job, board.all_steps / job.num_workers if job.free_running or apart else reached)
-                sgd.zero_grad()
+                _set_rate(inner, job, board.all_steps / job.num_workers if job.free_running or apart else reached)
+                inner.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 clock.until(1.0)
                 # DDP communicates inside backward: there the timetable alone says how long computing took.

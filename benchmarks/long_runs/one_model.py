@@ -2,6 +2,7 @@
 
     python -m benchmarks.long_runs.one_model --momentum 0.9 --rates 0.08 0.16 0.32 --steps 252  # says how they end
     python -m benchmarks.long_runs.one_model --momentum 0.9 --rates 0.16 --seeds 0 1 2 --keep   # also writes them down
+    python -m benchmarks.long_runs.one_model --optimizer adamw --rates 0.002 --seeds 0 1 2 --keep
 
 Models, shards, batches, falling rates and what is evaluated are those of the lab's workers (benchmarks/lab/worker.py);
 numbers differ from theirs in the order in which gradients are added.
@@ -25,9 +26,9 @@ from benchmarks.lab.batches import Batches
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
 from benchmarks.lab.standing import provenance
-from benchmarks.lab.tasks import Samples, accuracy, evaluated, loss_of, make_model, samples_of
+from benchmarks.lab.tasks import Samples, accuracy, evaluated, loss_of, make_model, optimizer_of, samples_of
 from benchmarks.lab.worker import rate_after
-from benchmarks.long_runs.regions import BASE, CLUSTER, RESULT, with_momentum
+from benchmarks.long_runs.regions import BASE, CLUSTER, RESULT, named_under
 
 TASK = "deep text"
 
@@ -35,7 +36,7 @@ TASK = "deep text"
 def trained(job: Job, samples: Samples) -> Iterator[tuple[int, float, float]]:
     """Steps taken, training loss, and share told right of held out samples, as often as the job says and at the end."""
     model = make_model(job.task, samples, Clock(), job.seed).eval()  # gates are open then
-    sgd = torch.optim.SGD(model.parameters(), lr=job.learning_rate, momentum=job.momentum)
+    optimizer = optimizer_of(job, model.parameters())
     batches = [Batches(job, rank, samples) for rank in range(job.num_workers)]
     part, told = evaluated(samples), samples.held_out
     assert told is not None, "the task keeps samples that nobody trains with"
@@ -46,12 +47,12 @@ def trained(job: Job, samples: Samples) -> Iterator[tuple[int, float, float]]:
             yield step, loss, accuracy(model, told)
         if step == job.steps:
             return
-        for group in sgd.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = rate_after(job, step)
         batch = torch.cat([one.draw()[0] for one in batches])  # (workers x batch,): the mean of means of equal batches
-        sgd.zero_grad()
+        optimizer.zero_grad()
         loss_of(job.task, model(samples.inputs[batch]), samples.labels[batch]).backward()  # type: ignore[no-untyped-call]
-        sgd.step()
+        optimizer.step()
 
 
 def keep(row: dict[str, Any]) -> None:
@@ -64,7 +65,8 @@ def keep(row: dict[str, Any]) -> None:
 
 def main() -> int:
     arguments = kit.parser(__doc__)
-    arguments.add_argument("--momentum", type=float, default=0.0)
+    arguments.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
+    arguments.add_argument("--momentum", type=float, default=0.0, help="of SGD")
     arguments.add_argument("--rates", type=float, nargs="+", required=True)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
     arguments.add_argument("--steps", type=int, default=1020)
@@ -73,10 +75,10 @@ def main() -> int:
     chosen = arguments.parse_args()
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)  # as in the lab
-    samples, name = samples_of(TASK), with_momentum(BASE, chosen.momentum)
+    samples, name = samples_of(TASK), named_under(BASE, chosen.optimizer, chosen.momentum)
     fields: dict[str, Any] = {"name": name, "folder": "", "how": BASE, "num_nodes": CLUSTER.num_nodes}
     fields |= {"workers_per_node": CLUSTER.num_workers // CLUSTER.num_nodes, "task": TASK, "falling": True}
-    fields |= {"momentum": chosen.momentum, "steps": chosen.steps, "every": chosen.every}
+    fields |= {"optimizer": chosen.optimizer, "momentum": chosen.momentum, "steps": chosen.steps, "every": chosen.every}
     about = {"commit": provenance("long_runs.one_model")["commit"], "command": kit.command("long_runs.one_model")}
     for rate in chosen.rates:
         for seed in chosen.seeds:

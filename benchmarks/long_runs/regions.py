@@ -33,17 +33,18 @@ Row = dict[str, Any]
 RESULT = kit.RESULTS / "long_regions.json"
 CLUSTER = Cluster.regular(4, 4)
 FREE, LINKS = "10gbit regions", ("40mbit regions", "10mbit regions")
+ADAMW, MOMENTUM = ", AdamW", ", momentum"
 BASE, REGIONS = "hierarchical", "regions, all every 30 by outer steps, int4"
 
 
-def with_momentum(name: str, momentum: float) -> str:
-    """What a contestant is called under SGD with this momentum; its steps and bytes are the same."""
-    return f"{name}, momentum {momentum:g}" if momentum else name
+def named_under(name: str, optimizer: str, momentum: float = 0.0) -> str:
+    """What a contestant is called under an optimizer of its workers; its steps and bytes are the same."""
+    return name + (ADAMW if optimizer == "adamw" else f"{MOMENTUM} {momentum:g}" if momentum else "")
 
 
 WORDS = {
     BASE: "All-Reduce in each step",
-    with_momentum(BASE, 0.9): "All-Reduce in each step, momentum 0.9",
+    named_under(BASE, "sgd", 0.9): "All-Reduce in each step, momentum 0.9",
     "local SGD, every 30": "local SGD, every 30",
     "DiLoCo, every 30": "DiLoCo, every 30",
     "DiLoCo, every 30, int4": "DiLoCo, every 30, 4 bits",
@@ -54,7 +55,7 @@ WORDS = {
     "pairs by outer steps, every 30": "pairs, every 30",
     "regions, all every 30 by outer steps": "regions in each step, outer steps every 30",
     REGIONS: "regions in each step, outer steps every 30 in 4 bits",
-    with_momentum(REGIONS, 0.9): "regions in each step, outer steps every 30 in 4 bits, momentum 0.9",
+    named_under(REGIONS, "sgd", 0.9): "regions in each step, outer steps every 30 in 4 bits, momentum 0.9",
     "regions, all every 100 by outer steps": "regions in each step, outer steps every 100",
     "nodes every 2, all every 18": "recommendation over 40 Mbit/s: regions every 2, all every 18",
     "nodes every 2, all every 40": "recommendation over 10 Mbit/s: regions every 2, all every 40",
@@ -86,10 +87,10 @@ def collected(names: list[str]) -> dict[str, Any]:
     for name in names:
         said = json.loads((kit.RESULTS / "raw" / f"lab-{name}.json").read_text())
         about = {"commit": said["head"]["commit"], "command": said["head"]["command"]}
-        momenta = {setting["name"]: setting["momentum"] for setting in said["settings"]}
+        under = {setting["name"]: (setting["optimizer"], setting["momentum"]) for setting in said["settings"]}
         for cell in said["cells"]:
             where, measured, named = cell["setting"], cell["measured"], cell["contestant"]
-            who = RECOMMENDED[where] if named == "planner's recommendation" else with_momentum(named, momenta[where])
+            who = RECOMMENDED[where] if named == "planner's recommendation" else named_under(named, *under[where])
             sent = {"ms": measured["step_ms"], "mb": measured["nic_mb"]}
             if where != FREE:
                 content["steps"].append({"links": where, "contestant": who, **sent, **about})
@@ -113,7 +114,7 @@ class Contestant:
     @property
     def steps_as(self) -> str:
         """Whose steps and bytes are its own."""
-        return self.name.partition(", momentum")[0]
+        return self.name.partition(MOMENTUM)[0].removesuffix(ADAMW)
 
     @property
     def losses(self) -> list[float]:
