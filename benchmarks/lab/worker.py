@@ -20,10 +20,11 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import partreduce
 from benchmarks.kit import one_thread
-from benchmarks.lab.baselines import KINDS, Alone, use_environment
+from benchmarks.lab.baselines import KINDS, Alone, group_of_node, use_environment
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
@@ -43,15 +44,26 @@ FINISH_SECONDS = 8.0
 
 
 class Partreduce:
-    """Training through `partreduce.DistributedOptimizer`, with its trace."""
+    """Training through `partreduce.DistributedOptimizer`, with its trace.
+
+    With `replicas` in the options a node's workers are one replica: before each step they average their gradients.
+    """
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert job.schedule is not None
         self.model = model
         options = {**job.options, "timeout": START_SECONDS, "trace": job.path}
+        replicas = options.pop("replicas", False)
         self.optimizer = partreduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
+        self._node = group_of_node(job) if replicas else None
 
     def step(self) -> None:
+        if self._node is not None:
+            gradients = [part.grad for part in self.model.parameters() if part.grad is not None]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat, group=self._node)
+            for gradient, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+                gradient.copy_(mean.view_as(gradient) / self._node.size())
         self.optimizer.step()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """A thousand steps over regions, by real workers: the final losses, what they sent for them, and what a step takes.
 
     python -m benchmarks.lab.run --settings "10gbit regions" --falling --steps 1020 --every 60 --rate 0.2 --name NAME …
-    python -m benchmarks.long_runs.one_model --momentum 0.9 --rates 0.16 --seeds 0 1 2 --keep  # All-Reduce
+    python -m benchmarks.long_runs.one_process --momentum 0.9 --rates 0.16 --seeds 0 1 2 --keep  # All-Reduce
     python -m benchmarks.lab.run --settings "40mbit regions,10mbit regions" --steps 240 --rate 0.2 --name NAME …
     python -m benchmarks.long_runs.regions collect NAME …     # rows of benchmarks/results/long_regions.json
     python -m benchmarks.long_runs.regions write              # table and picture
@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import compact, kit
+from benchmarks.lab.contestants import Contestant as Entrant
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.plots import LINES, name_ends, pyplot
@@ -137,12 +138,16 @@ class Contestant:
         return simulated_ms(point, Planner({}).hardware(setting))
 
 
+def named(name: str) -> Entrant:
+    """The lab's contestant of a name."""
+    return {one.name: one for one in contestants(Planner({}))}[name]
+
+
 def schedule_of(name: str, setting: Setting) -> Any:  # noqa: ANN401 - a Schedule
     """As it runs; torch's hierarchical All-Reduce as ours."""
     from partreduce.topo.strategies.axes import Form, How
 
-    make = {one.name: one for one in contestants(Planner({}))}[name].make
-    if make is not None:
+    if (make := named(name).make) is not None:
         schedule = make(CLUSTER, setting)
         assert schedule is not None
         return schedule.meetings
