@@ -36,6 +36,7 @@ CLUSTER = Cluster.regular(4, 4)
 FREE, LINKS = "10gbit regions", ("40mbit regions", "10mbit regions")
 ADAMW, MOMENTUM = ", AdamW", ", momentum"
 BASE, REGIONS = "hierarchical", "regions, all every 30 by outer steps, int4"
+PARAMETERS, REPLICAS = "regions, all every 15 by outer steps, int4", "DiLoCo of replicas, every 15, int4"
 
 
 def named_under(name: str, optimizer: str, momentum: float = 0.0) -> str:
@@ -58,16 +59,26 @@ WORDS = {
     REGIONS: "regions in each step, outer steps every 30 in 4 bits",
     named_under(REGIONS, "sgd", 0.9): "regions in each step, outer steps every 30 in 4 bits, momentum 0.9",
     "regions, all every 100 by outer steps": "regions in each step, outer steps every 100",
+    named_under(BASE, "adamw"): "All-Reduce in each step, AdamW",
+    named_under(REPLICAS, "adamw"): "regions as replicas, outer steps every 15 in 4 bits, AdamW",
+    named_under(REPLICAS, "sgd", 0.9): "regions as replicas, outer steps every 15 in 4 bits, momentum 0.9",
+    named_under(
+        "DiLoCo of replicas, every 30, int4", "adamw"
+    ): "regions as replicas, outer steps every 30 in 4 bits, AdamW",
+    named_under(PARAMETERS, "adamw"): "regions in each step, outer steps every 15 in 4 bits, AdamW",
+    named_under("DiLoCo, every 30, int4", "adamw"): "DiLoCo, every 30, 4 bits, AdamW",
+    named_under("streaming in four, every 30, int4", "adamw"): "streaming in four, every 30, 4 bits, AdamW",
+    named_under("local SGD, every 30", "adamw"): "local AdamW, every 30",
     "nodes every 2, all every 18": "recommendation over 40 Mbit/s: regions every 2, all every 18",
     "nodes every 2, all every 40": "recommendation over 10 Mbit/s: regions every 2, all every 40",
 }
 DRAWN = (
-    "nodes every 2, all every 40",
     BASE,
-    "regions, all every 30 by outer steps, int4",
-    "DiLoCo, every 30, int4",
-    "streaming in four, every 30, int4",
-    "local SGD, every 30",
+    named_under(BASE, "sgd", 0.9),
+    named_under(BASE, "adamw"),
+    REGIONS,
+    named_under(REPLICAS, "adamw"),
+    named_under(PARAMETERS, "adamw"),
 )
 RECOMMENDED = {"40mbit regions": "nodes every 2, all every 18", "10mbit regions": "nodes every 2, all every 40"}
 CLOSE = 0.15
@@ -96,6 +107,8 @@ def collected(names: list[str]) -> dict[str, Any]:
             if where != FREE:
                 content["steps"].append({"links": where, "contestant": who, **sent, **about})
                 continue
+            if measured["ended"] == "time":
+                continue  # a run cut short has no final loss
             rate = said["measure"]["rates"][where][named]
             row = {"contestant": who, "rate": rate, "seed": cell["repetition"], "load": cell["load"], **sent, **about}
             content["runs"].append(
@@ -177,9 +190,10 @@ def table(found: list[Contestant]) -> str:
         cells += [f"{median(run['right'] for run in one.runs):.3f}", f"{sent:.3g}", f"{all_bytes / sent:.0f}×"]
         cells += [f"{peak:.2g}"]
         for links in LINKS:
-            ms, setting = one.ms(links), known[links]
-            cells.append("–" if ms is None else f"{ms:.0f} ({one.predicted(setting):.0f})")
-            cells.append("–" if ms is None else f"{ms * one.runs[0]['curve'][-1][0] / 1e3:.0f}")
+            ms, predicted = one.ms(links), one.predicted(known[links])
+            cells.append(f"{'–' if ms is None else f'{ms:.0f}'} ({predicted:.0f})")
+            seconds = (ms or predicted) * one.runs[0]["curve"][-1][0] / 1e3
+            cells.append(f"{seconds:.0f}" if ms else f"({seconds:.0f})")
         rows.append(cells)
     head = [
         "contestant",
@@ -209,25 +223,27 @@ def close(found: list[Contestant]) -> str:
 
 def draw(found: list[Contestant]) -> None:
     """Loss over steps, and over seconds over the thinner link: the median seed of each, six lines."""
-    plt = pyplot()
+    plt, known = pyplot(), settings(CLUSTER.num_workers)
     figure, axes = plt.subplots(1, 2, figsize=(13, 5), layout="constrained", sharey=True)
     by_name = {one.name: one for one in found}
     for axis, links in zip(axes, (None, LINKS[1]), strict=True):
         ends = []
         for name, (colour, dash) in zip([n for n in DRAWN if n in by_name], LINES, strict=False):
             one = by_name[name]
-            unit = 1.0 if links is None else (one.ms(links) or 0.0) / 1e3
-            if not unit:
-                continue
+            unit = 1.0 if links is None else (one.ms(links) or one.predicted(known[links])) / 1e3
             run = sorted(one.runs, key=lambda run: run["curve"][-1][1])[len(one.runs) // 2]
             at, losses = [step * unit for step, _ in run["curve"]], [loss for _, loss in run["curve"]]
             axis.plot(at, losses, dash, color=colour, linewidth=2)
             ends.append((WORDS[name].partition(":")[0], at[-1], losses[-1], colour))
-        axis.set(ylim=(1.7, 2.9))
+        axis.set(ylim=(1.35, 2.9))
         if links is not None:
             axis.set_xscale("log")
             axis.set_xlim(left=10)
-        quiet(axis, across="steps" if links is None else "seconds over 10 Mbit/s", up="training loss of the mean model")
+        quiet(
+            axis,
+            across="steps" if links is None else "seconds over 10 Mbit/s, measured or predicted",
+            up="training loss of the mean model",
+        )
         name_ends(axis, ends)
     figure.savefig(RESULT.with_suffix(".png"), dpi=100)
     plt.close(figure)
