@@ -12,6 +12,12 @@ import torch.distributed as dist
 from benchmarks.lab.job import Job
 
 
+def joined(job: Job) -> Any:  # noqa: ANN401 - a process group
+    """Join the run as a user of torch does; this worker's node's group."""
+    _join(job)
+    return _group_of_node(job)
+
+
 def _join(job: Job) -> None:
     dist.init_process_group("gloo", timeout=_patience(job))
 
@@ -20,7 +26,7 @@ def _patience(job: Job) -> timedelta:
     return timedelta(seconds=job.limit + 20)
 
 
-def group_of_node(job: Job) -> Any:  # noqa: ANN401 - a process group
+def _group_of_node(job: Job) -> Any:  # noqa: ANN401 - a process group
     """This worker's node's; all workers make all nodes' together."""
     size, nodes = job.workers_per_node, range(job.num_nodes)
     made = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=_patience(job)) for n in nodes]
@@ -74,7 +80,7 @@ class Hierarchical(Alone):
         super().__init__(job, model, optimizer)
         rank, size = dist.get_rank(), job.workers_per_node
         rows = [dist.new_group(list(range(r, job.num_workers, size)), timeout=_patience(job)) for r in range(size)]
-        self._node, self._row, self._place = group_of_node(job), rows[rank % size], rank % size
+        self._node, self._row, self._place = _group_of_node(job), rows[rank % size], rank % size
         length = sum(p.numel() for p in model.parameters())
         self._flat = torch.zeros(-(-length // size) * size)
         self._shards = list(self._flat.chunk(size))
@@ -131,7 +137,7 @@ class PostLocal(Alone):
 
         _join(job)
         whole: Any = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        state = post_localSGD_hook.PostLocalSGDState(None, group_of_node(job), start_localSGD_iter=1)
+        state = post_localSGD_hook.PostLocalSGDState(None, _group_of_node(job), start_localSGD_iter=1)
         whole.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
         averager = PeriodicModelAverager(period=job.options["outer"], warmup_steps=0)
         super().__init__(job, whole, PostLocalSGDOptimizer(optimizer, averager))

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 import partreduce
 from benchmarks.kit import one_thread
-from benchmarks.lab.baselines import KINDS, Alone, group_of_node, use_environment
+from benchmarks.lab.baselines import KINDS, Alone, joined, use_environment
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
@@ -54,8 +54,8 @@ class Partreduce:
         self.model = model
         options = {**job.options, "timeout": START_SECONDS, "trace": job.path}
         replicas = options.pop("replicas", False)
+        self._node = joined(job) if replicas else None
         self.optimizer = partreduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
-        self._node = group_of_node(job) if replicas else None
 
     def step(self) -> None:
         if self._node is not None:
