@@ -59,6 +59,7 @@ WORDS = {
     REGIONS: "regions in each step, outer steps every 30 in 4 bits",
     named_under(REGIONS, "sgd", 0.9): "regions in each step, outer steps every 30 in 4 bits, momentum 0.9",
     "regions, all every 100 by outer steps": "regions in each step, outer steps every 100",
+    "regions, all every 15 by outer steps, as published": "recommendation under SGD: regions in each step, all every 15",
     named_under(BASE, "adamw"): "All-Reduce in each step, AdamW",
     named_under(REPLICAS, "adamw"): "regions as replicas, outer steps every 15 in 4 bits, AdamW",
     named_under(REPLICAS, "sgd", 0.9): "regions as replicas, outer steps every 15 in 4 bits, momentum 0.9",
