@@ -1,6 +1,6 @@
 """Replanning: beside the training the launcher asks what workers measure, and has a better schedule planned from that.
 
-A process of its own plans, at the lowest priority; what the planner is, only the command line knows. Its answer is
+A process of its own plans, at a low priority; what the planner is, only the command line knows. Its answer is
 believed once the checker has confirmed its certificate; then it is for `views` to propose it.
 """
 
@@ -33,7 +33,7 @@ QUIET_TIMES = 10.0
 ANSWER_SECONDS = 10.0
 """How long workers may take to say what they have measured."""
 PLANNING_SECONDS = 600.0
-"""How long planning may take, on processors that the training leaves idle."""
+"""How long planning may take, beside the training."""
 
 
 class Replanning:
