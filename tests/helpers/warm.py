@@ -23,6 +23,7 @@ import threading
 import types
 
 from helpers import children
+from partreduce.runtime.launcher import orphans
 
 LIMIT = 250
 """Seconds in which a command ends, and the warm process has imported."""
@@ -62,7 +63,7 @@ class Started:
 
 
 class Warm:
-    """The warm process of this process of tests, started when it is first needed."""
+    """The warm process of this process of tests, started when it is first needed; it and its commands end with this."""
 
     def __init__(self):
         self._process, self._lock = None, threading.Lock()
@@ -76,7 +77,7 @@ class Warm:
                 with socket.socket(socket.AF_UNIX) as listener:
                     listener.bind(self._address)
                     listener.listen(20)
-                    command = [*children.module("helpers.warm"), str(listener.fileno())]
+                    command = [*children.module("helpers.warm"), str(os.getpid()), str(listener.fileno())]
                     environment = children.environment()
                     self._process = subprocess.Popen(command, env=environment, pass_fds=[listener.fileno()])
                     atexit.register(self.close)
@@ -135,18 +136,21 @@ WARM = Warm()
 def _serve(listener):
     """Fork a keeper for each connection; returns in the forked command, with (module, arguments)."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    warm = os.getpid()
     while True:
         connection, _ = listener.accept()
         if os.fork():
             connection.close()
             continue
         listener.close()
+        _die_with(warm)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         head, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
         with connection.makefile("rb") as file:
             module, arguments, cwd, environment, session = json.loads(file.read(int.from_bytes(head, "big")))
-        pid = os.fork()
+        keeper, pid = os.getpid(), os.fork()
         if not pid:
+            _die_with(keeper)
             connection.close()
             _settle(descriptors, cwd, environment, session)
             return module, arguments
@@ -157,6 +161,12 @@ def _serve(listener):
         with contextlib.suppress(OSError):
             connection.sendall(status.to_bytes(4, "big"))
         os._exit(0)
+
+
+def _die_with(parent):
+    """End when process `parent` does, which may have been killed and so can tell nobody."""
+    if not orphans.die_with_parent(parent):
+        os._exit(1)
 
 
 def _settle(descriptors, cwd, environment, session):
@@ -183,10 +193,10 @@ def _settle(descriptors, cwd, environment, session):
 
 
 def main():
+    _die_with(int(sys.argv.pop(1)))
     from partreduce.commands import build_app
-    from partreduce.runtime.launcher import launch, orphans
+    from partreduce.runtime.launcher import launch
 
-    orphans.die_with_parent(os.getppid())
     with contextlib.suppress(ImportError):
         launch.import_once()
     build_app()
