@@ -2,13 +2,14 @@
 
 `Warm.start("partreduce", "run", ...)` is `python -m partreduce run ...` without the seconds of its imports, and
 `Warm.start("-c", code, ...)` is `python -c code ...`: a process of its own with its own variables, folder, standard
-streams and, if wanted, session, whose end is an ordinary end of the interpreter. What /proc says of its command line
-and first variables is the warm process's.
+streams and, if wanted, session, which ends as Python does. What /proc says of its command line and first variables is
+the warm process's.
 """
 
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import random
@@ -24,7 +25,10 @@ import types
 
 from helpers import children
 from partreduce.runtime.launcher import orphans
+from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything
 
+FOR_MOST = ("numpy.ma", "partreduce.runtime.profile", "scipy.sparse.csgraph", "torch.profiler", "yaml", "zmq")
+"""Imported once for all commands and workers, beside what the launcher imports for its own."""
 LIMIT = 250
 """Seconds in which a command ends, and the warm process has imported."""
 
@@ -199,16 +203,28 @@ def main():
 
     with contextlib.suppress(ImportError):
         launch.import_once()
+        for name in FOR_MOST:
+            importlib.import_module(name)
     build_app()
     gc.freeze()  # so that no command collects, and copies, what all of them share
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         module, sys.argv[1:] = _serve(listener)
-    if module == "-c":
-        sys.argv[:2], code = ["-c"], sys.argv[1]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(code, vars(sys.modules["__main__"]))
-    else:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        if module == "-c":
+            sys.argv[:2], code = ["-c"], sys.argv[1]
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(code, vars(sys.modules["__main__"]))
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    # The interpreter would take down what all share, module by module, which takes longer than most commands.
+    end_as_python_does()
+    flush_everything()
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":
