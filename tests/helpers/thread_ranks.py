@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class RankThread(threading.Thread):
-    """The thread of a rank, not one that the rank has started."""
-
-
 class ThreadRanks:
     """A warm pool of threads, one per rank."""
 
@@ -30,7 +26,7 @@ class ThreadRanks:
         self.tasks: list[queue.Queue] = [queue.Queue() for _ in range(most)]
         self.answers: queue.Queue = queue.Queue()
         for rank in range(most):
-            RankThread(target=self._work, args=(rank,), daemon=True).start()
+            threading.Thread(target=self._work, args=(rank,), daemon=True).start()
 
     def fresh(self) -> None:
         """New worlds from now on: after a failure the old ones are destroyed."""

@@ -1,27 +1,16 @@
 """Fixtures of the run-time's tests."""
 
-import threading
-
 import pytest
 import torch
 
-from helpers.thread_ranks import RankThread, ThreadRanks
+from helpers.thread_ranks import ThreadRanks
 from partreduce.runtime.sharding import blocks
-from partreduce.runtime.transport.communicators import HostWork
 
 
 @pytest.fixture(scope="module")
 def ranks():
-    """Ranks as threads of this process, with worlds of their own for each file of tests.
-
-    They wait for sums inside the library, as the main threads do for which they stand: to look is most of their work.
-    """
-    looks = HostWork.may_wait_here
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            HostWork, "may_wait_here", lambda work: isinstance(threading.current_thread(), RankThread) or looks(work)
-        )
-        yield ThreadRanks(12)
+    """Ranks as threads of this process, with worlds of their own for each file of tests."""
+    return ThreadRanks(12)
 
 
 @pytest.fixture
