@@ -13,7 +13,7 @@ from partreduce.schedulers.protocols.membership.words import Groups, Members, Ph
 
 
 def membership_properties(machine: Membership, network: Network) -> tuple[Property, ...]:
-    """All that apply; where nobody is given up who lives, only the dead are, and nothing ends without need."""
+    """All that apply; where nobody is taken for dead who can be heard, nobody else is, and nothing ends needlessly."""
     listed: list[Property] = [
         NoDeadlock(),
         PerState("one view in each epoch, written down before it is told", _one_view),
@@ -21,6 +21,7 @@ def membership_properties(machine: Membership, network: Network) -> tuple[Proper
         PerState("survivors hold the same", _the_same),
         PerProcess("no average before all are there", _not_too_early),
         PerState("a worker that is given up averages with nobody", _fenced),
+        PerState("a worker that is given up does not end well", _ends_well),
         PerProcess("views change by losses and joins alone", lambda _, state: _changes(state)),
         PerState("who has joined holds what the others do", lambda view: _alike(machine, view)),
         PerProcess("no more are lost than may be", lambda _, state: _too_many(machine, state)),
@@ -44,9 +45,7 @@ def _one_view(view: Whole) -> str | None:
         for other, its in _workers(view):
             if state.view.epoch == its.view.epoch and state.view != its.view:
                 return f"workers {worker} and {other} know {state.view} and {its.view}"
-        if state.phase is Phase.OUTSIDE:
-            continue
-        if authority is not None and state.view not in authority.log:
+        if authority is not None and state.view.epoch >= 0 and state.view not in authority.log:
             return f"worker {worker} knows {state.view}, which is not written down"
     return None
 
@@ -71,14 +70,15 @@ def _of_one_epoch(view: Whole) -> str | None:
 def _the_same(view: Whole) -> str | None:
     """Of two in one view, neither holds a mean over both that the other has gone past without.
 
-    Nor does one that has left, as the authority knows, and one that goes on.
+    Nor does one that has left, as the authority or it itself knows, and one that goes on.
     """
     states = _workers(view)
     left = frozenset() if view.processes[-1] is None else view.processes[-1].left
     for worker, state in states:
         for other, its in states:
             together = state.view == its.view and {worker, other} <= set(state.view.members)
-            if not together and not (worker in left and its.phase in (Phase.RUN, Phase.LEFT)):
+            has_left = worker in left or state.phase is Phase.LEFT
+            if not together and not (has_left and its.phase in (Phase.RUN, Phase.LEFT)):
                 continue
             for place, epoch, group in state.held:
                 if other in group and its.place > place and (place, epoch, group) not in its.held:
@@ -108,6 +108,13 @@ def _fenced(view: Whole) -> str | None:
         if state.phase is Phase.RUN and worker not in state.view.members:
             return f"worker {worker} runs in epoch {state.view.epoch}, to which it does not belong"
     return None
+
+
+def _ends_well(view: Whole) -> str | None:
+    authority = view.processes[-1]
+    well = [worker for worker, state in _workers(view) if state.phase is Phase.LEFT]
+    given_up = [worker for worker in well if authority is not None and worker not in authority.left]
+    return f"workers {given_up} have left and the authority goes on without them" if given_up else None
 
 
 def _changes(state: Member | Authority) -> str | None:
@@ -157,12 +164,16 @@ def _only_the_dead(view: Whole) -> str | None:
     authority = view.processes[-1]
     stateful = frozenset(worker for worker, state in _workers(view) if not state.blank)
     living = frozenset() if authority is None else authority.lost.intersection(stateful)
-    return f"workers {sorted(living)} live and are given up" if living else None
+    heard = sorted(living - view.cut_off) if living else []
+    return f"workers {heard} live and are given up" if heard else None
 
 
 def _ends_needlessly(machine: Membership, view: Whole) -> str | None:
-    dead = sum(state is None for state in view.processes[:-1])
     ended = [worker for worker, state in _workers(view) if state.phase is Phase.ENDED and not state.blank]
+    if not ended:
+        return None
+    dead = sum(state is None for state in view.processes[:-1]) + len(view.cut_off)
+    ended = [worker for worker in ended if worker not in view.cut_off]
     if ended and view.processes[-1] is not None and dead <= machine.most_lost:
         return f"workers {ended} end although {dead} are dead and {machine.most_lost} may be"
     return None
@@ -190,18 +201,21 @@ def membership(
     return Configuration(name, machine, explored, network)
 
 
-def mishaps(crashes: int = 0, suspicions: int = 0, *, delay: bool = True) -> Network:
-    """So many deaths, of which all hear, and so many workers taken for dead that are not."""
-    return Network(crashes=crashes, suspicions=suspicions, detect=True, delay=delay)
+def mishaps(crashes: int = 0, suspicions: int = 0, cuts: int = 0, *, delay: bool = True) -> Network:
+    """So many deaths, of which all hear, so many workers taken for dead that are not, and so many that are cut off."""
+    return Network(crashes=crashes, suspicions=suspicions, cuts=cuts, detect=True, delay=delay)
 
 
-def at_once(crashes: int = 0, suspicions: int = 0) -> Network:
-    return mishaps(crashes, suspicions, delay=False)
+def at_once(crashes: int = 0, suspicions: int = 0, cuts: int = 0) -> Network:
+    return mishaps(crashes, suspicions, cuts, delay=False)
 
 
 SMALL = (
     membership("2 workers, one death and one taken for dead", 2, 2, network=mishaps(1, 1)),
     membership("2 workers, two deaths, a lease, a restart", 2, 2, leases=1, restarts=1, network=mishaps(2)),
+    membership("2 workers, one cut off", 2, 2, network=mishaps(cuts=1)),
+    membership("3 workers, one round, one cut off, at once", 3, 1, network=at_once(cuts=1)),
+    membership("1 worker and one that joins, one cut off, at once", 1, 2, joining=1, network=at_once(cuts=1)),
     membership("2 workers, none may be lost", 2, 2, most_lost=0, network=mishaps(1)),
     membership("3 workers, one death, at once", 3, 2, network=at_once(1)),
     membership("3 workers, two deaths, one may be lost, at once", 3, 2, most_lost=1, network=at_once(2)),
@@ -221,6 +235,11 @@ SMALL = (
 )  # fmt: skip
 
 LARGE = (
+    membership("3 workers, one cut off, at once", 3, 2, network=at_once(cuts=1)),
+    membership("3 workers, one round, one cut off, one death, at once", 3, 1, network=at_once(1, cuts=1)),
+    membership("3 workers, one round, two cut off, at once", 3, 1, network=at_once(cuts=2)),
+    membership("3 workers in pairs and all, one cut off, at once", 3, 3, pairs_then_all, network=at_once(cuts=1)),
+    membership("2 workers and one that joins, one cut off, at once", 2, 2, joining=1, network=at_once(cuts=1)),
     membership("2 workers and one that joins, one death", 2, 2, joining=1, network=mishaps(1)),
     membership("3 workers, two deaths", 3, 1, network=mishaps(2)),
     membership("3 workers, two rounds, one death", 3, 2, network=mishaps(1)),

@@ -108,6 +108,7 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
         states = {"enters": before, "finishes": before, "leaves": replay.x}
         mean = before[list(replay.members(step // pace))].mean(axis=0)
         for rank, listed in processes:
+            first = _first_entered(listed)
             for record in (record for record in listed if record.step == step):
                 if _is_behind(views, pace, rank, record):
                     continue
@@ -117,7 +118,7 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
                     expected = states[record.what][rank]
                 else:
                     continue
-                if record.what == "enters" and rank in donors and not kind.gradients:
+                if record is first and rank in donors and not kind.gradients:
                     # It has the state of one that had taken this step, and waited for the mean.
                     if not any(same(values_of(record), one) for one in before + np.eye(WORKERS)):
                         problems.append(f"worker {rank} joined step {step} with {values_of(record)}, which nobody had")
@@ -143,10 +144,14 @@ def _begun(kind: Kind, views: Views, processes: list[tuple[int, list[Record]]]) 
     """With what each joiner began, by rank and step, where it went on to average."""
     found: dict[tuple[int, int], Values] = {}
     for rank, listed in processes:
-        first = next((record for record in listed if record.what == "enters"), None)
+        first = _first_entered(listed)
         if first is not None and first.step and not _is_behind(views, kind.steps_a_round, rank, first):
             found[rank, first.step] = values_of(first)
     return found
+
+
+def _first_entered(process: list[Record]) -> Record | None:
+    return next((record for record in process if record.what == "enters"), None)
 
 
 def _is_behind(views: Views, pace: int, rank: int, record: Record) -> bool:

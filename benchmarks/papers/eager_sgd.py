@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.lab.contestants import eager_name
 from benchmarks.lab.measure import Measured
+from benchmarks.lab.setting import Setting
 from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import latency
 from benchmarks.papers.cells import Apart, Cells, LabPaper
-from benchmarks.papers.physics import step_ms
-from benchmarks.papers.rows import Curve, Row, compared, each, ms, value
+from benchmarks.papers.physics import of_run, step_ms
+from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, ratio, value
 
 ALL_REDUCE = "flat ring"
 SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
@@ -37,6 +38,9 @@ IN_TIME = "Share of held-out samples told right at the instant at which the fast
 LEFT = "Hyperplane regression: squared distance after as many gradients"
 TO_LOSS = "Speed to the loss, All-Reduce = 1"
 ROUNDS = "Gradients in a sum"
+WEAK = "Virtual time, one worker of 16 delayed by 300 ms: gradients per second, All-Reduce = 1"
+STRONG = f"{WEAK}; the samples of a step stay 8 workers'"
+WORKERS, STEPS, REPETITIONS = (8, 16, 32, 64), 24, 3
 
 PRINTED: dict[tuple[str, str], float] = {
     **{(HYPERPLANE[delay], "solo"): gain for delay, gain in zip(DELAYS, (1.50, 1.75, 2.01), strict=True)},
@@ -141,9 +145,29 @@ def _curves(cells: Cells) -> Iterator[Curve]:
                 yield Curve(plot=f"{title} accuracy: over seconds", name=name, at=at, losses=shares)
 
 
+def _scaling(_: Results) -> Iterator[Row]:
+    """What more workers change, where only computing takes time: each with a batch of its own, or a part of one.
+
+    Section 6.2.2 of the paper delays 4 of 64.
+    """
+    for figure, part in ((WEAK, lambda _: 1.0), (STRONG, lambda count: 8 / count)):
+        for count in WORKERS:
+            delayed = (max(1, count // 16), 0.1)
+            setting = Setting(name=f"{count} workers", compute=0.095 * part(count), delayed=delayed)
+            base, *others = (_virtual(name, setting, count) for name in (ALL_REDUCE, SOLO, MAJORITY))
+            for name, found in zip((SOLO, MAJORITY), others, strict=True):
+                yield ratio(base, found, figure=figure, setting=f"{count} workers: {words(name)}")
+
+
+def _virtual(name: str, setting: Setting, count: int) -> list[float]:
+    found = [of_run(name, setting, (count // 2, 2), STEPS, repetition, 0) for repetition in range(REPETITIONS)]
+    return [ms for ms in found if ms is not None]
+
+
 PAPER = LabPaper(
     name="eager-sgd",
     rows=rows,
+    derived=_scaling,
     curves=_curves,
     bars=(SPEED,),
     apart=Apart(parts=("figure9",), measure=latency.measure_all, rows=latency.rows, curves=latency.curves, share=0.3),

@@ -39,7 +39,7 @@ def measure_all(minutes: float, _: str | None, kept: Kept) -> None:
 
 def trials() -> list[Trial]:
     """What Figure 9 needs, the most important first."""
-    main = [(processes, 64, SKEW, MODES) for processes in (32, 16)]
+    main = [(processes, 64, SKEW, MODES) for processes in (32, 16, 64)]
     curve = [(32, 64, skew, MODES[:3]) for skew in SKEWS]
     sizes = [(processes, size, OTHER, MODES) for size in (1 << 20, 8 << 20) for processes in (32, 16)]
     return [

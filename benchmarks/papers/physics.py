@@ -35,13 +35,13 @@ def step_ms(
 
     Where sums do not wait for all, a step is a gradient. The first steps, up to `after`, are left out.
     """
-    found = [_of_run(name, setting, shape, steps, repetition, after) for repetition in range(runs)]
+    found = [of_run(name, setting, shape, steps, repetition, after) for repetition in range(runs)]
     known = [ms for ms in found if ms is not None]
     return sum(known) / len(known) if known else None
 
 
 @cache
-def _of_run(  # noqa: PLR0917 - one call each, and a cache's
+def of_run(  # noqa: PLR0917 - one call each, and a cache's
     name: str, setting: Setting, shape: tuple[int, int], steps: int, repetition: int, after: int
 ) -> float | None:
     """Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce."""

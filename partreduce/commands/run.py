@@ -11,7 +11,7 @@ import typer
 from partreduce.console import console
 from partreduce.runtime.generator.beside import generator_beside
 from partreduce.runtime.launcher.hosts import placed, read_hosts
-from partreduce.runtime.launcher.launch import LOOPBACK, launch
+from partreduce.runtime.launcher.launch import LOOPBACK, check_losses, launch
 from partreduce.runtime.launcher.orphans import orphans_ended
 from partreduce.runtime.launcher.over_ssh import reached
 from partreduce.runtime.launcher.signals import Terminated, terminable
@@ -80,17 +80,18 @@ def command(
             nodes = loaded.cluster.num_nodes
         _say_if_refuted(schedule, loaded)
     placed = None if hosts is None else _placed(hosts, workers, nodes, loaded)
-    if (survive or max_restarts) and hosts is not None:
-        raise typer.BadParameter("is for workers on this machine: leave out --hosts, or it", param_hint="--survive")
     if workers is None and placed is None:
         misplaced = {"--workers", "-n", "--schedule", "--hosts"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
         raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
+    planned = 0 if loaded is None else max((len(one.lost) for one in loaded.contingencies), default=0)
+    most_lost = planned if survive is None else survive
+    if placed is not None:
+        check_losses(sum(map(len, placed.values())), most_lost, max_restarts)
     require("torch", purpose="running workers")
     if max_restarts:
         require("safetensors", purpose="giving one worker's state to another")
 
-    planned = 0 if loaded is None else max((len(one.lost) for one in loaded.contingencies), default=0)
     needs_generator = loaded is not None and loaded.strategy.needs_generator
     patient = loaded is not None and loaded.strategy.goes_on_without
     try:
@@ -107,7 +108,7 @@ def command(
                 text = None if path is None else path.read_text(encoding="utf-8")
                 return there.launch(
                     script, context.args, threads=threads, environment=environment, schedule=text,
-                    survive=needs_generator, patient=patient,
+                    survive=needs_generator, patient=patient, most_lost=most_lost, max_restarts=max_restarts,
                 )  # fmt: skip
             assert workers is not None, "else they are placed"
             return launch(
@@ -119,7 +120,7 @@ def command(
                 environment=environment,
                 survive=needs_generator,
                 patient=patient,
-                most_lost=planned if survive is None else survive,
+                most_lost=most_lost,
                 max_restarts=max_restarts,
             )
     except Terminated as ended:

@@ -83,10 +83,13 @@ class Axes:
         kept = {setting: self.timing(setting) for setting in always}
         for late in allowed:
             settings = [Setting(late, pace) for pace in self._paces(late, range(1, most + 1), most)]
+            borne = [setting for setting in settings if not self._may_be_lost(setting)]
             for model in self._models():
                 best = self.best(settings, model)
                 if best is not None:
                     kept.setdefault(*best)
+                if best is not None and best[0] not in borne and (safe := self.best(borne, model)) is not None:
+                    kept.setdefault(*safe)
         ordered = sorted(kept, key=lambda one: (allowed.index(one.when), one.pace, one.sending is Sending.LAYERS))
         return [self.option(setting, label, kept[setting]) for i, setting in enumerate(ordered) if not i or go_on()]
 
@@ -120,7 +123,8 @@ class Axes:
         found = [(setting, one) for one in self.timings if (setting := self._best(settings, one, model)) is not None]
         if not found:
             return None
-        return found[paying([self.reached(*one, model) for one in found], self.job)]
+        beside = settings[0].is_late
+        return found[paying([self.reached(*one, model) for one in found], self.job, beside=beside)]
 
     def _best(self, settings: Sequence[Setting], timing: Timings, model: StepsModel) -> Setting | None:
         goal, limits = self.job.objective, self.job.limits
@@ -143,7 +147,7 @@ class Axes:
             known = (
                 [self.reached(setting, timing, self.usual) for timing in self.timings] if len(self.timings) > 1 else []
             )
-            self._chosen[setting] = self.timings[paying(known, self.job) if known else 0]
+            self._chosen[setting] = self.timings[paying(known, self.job, beside=setting.is_late) if known else 0]
         return self._chosen[setting]
 
     def reached(self, setting: Setting, timing: Timings, model: StepsModel) -> Costs:
@@ -185,6 +189,15 @@ class Axes:
         pushed = self.figures.drift_at(setting.pace, late=late)
         apart = self.figures.late_distance_at(setting.pace) if late else 0.0
         return Figures(spread, pushed, self.figures.contraction, apart)
+
+    def _may_be_lost(self, setting: Setting) -> bool:
+        """As `Option.may_be_lost`."""
+        if self.job.fastest or self._averages_gradients(setting) or setting.when is Lateness.PIPELINE:
+            return False
+        figures, lost = self.at(setting), self.usual.lost
+        if setting.when is Lateness.LATE:
+            return figures.late_distance >= lost.late
+        return known(figures.consensus_distance) >= lost.consensus_distance
 
     def extrapolates(self, setting: Setting) -> bool:
         """Whether the steps model was not fitted to such figures."""

@@ -23,7 +23,7 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.steps_model import FITTED, StepsModel, long_lateness
+from partreduce.planner.steps_model import FITTED, NEVER, StepsModel, long_lateness
 from partreduce.planner.steps_model import Prices as TaskPrices
 from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.document.canonical import schedule_sha256
@@ -287,6 +287,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
         delay=max(prices.late.value, FITTED.delay),
         delay_noise=None,
         delay_error=_error(pilot),
+        lost=NEVER,
         delay_more=max(prices.late.high - prices.late.value, FITTED.delay_more) if bears_pipelines else inf,
         max_consensus_distance=pilot.max_consensus_distance,
         max_drift=pilot.max_drift,

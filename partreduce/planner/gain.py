@@ -18,7 +18,10 @@ import numpy as np
 
 from partreduce.planner.job import Data, Job
 from partreduce.planner.option import Option
+from partreduce.planner.steps_model import LOST_RATIO
+from partreduce.planner.travel import worth
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated
+from partreduce.topo.strategies.axes import Codec
 
 NINE_OF_TEN = 1.645
 """Standard errors of a sampled time that 9 of 10 samples keep."""
@@ -105,14 +108,18 @@ def unbeaten(options: Sequence[Option]) -> list[Option]:
 
 
 def decisive_time(option: Option, job: Job) -> float:
-    """What options are compared by: the predicted time, at a pessimistic price of lateness that nobody asked for.
+    """What options are compared by: the predicted time, at a pessimistic price of what is known to be predicted worse.
 
     All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Lateness
-    is different: what it costs depends on the task, and what waits for its averages does not pay it.
+    that nobody asked for is different: what it costs depends on the task, and what waits for its averages does not pay
+    it. Coded sums took longer in the lab than predicted, plain ones did not (`travel.WORTH`). And what a calibrated
+    task was lost under has to win at `LOST_RATIO` times its steps: no time saved makes up for a loss never reached.
     """
-    if not (option.late or option.facts) or job.fastest or _is_asked_for(option, job):
+    if job.fastest:
         return option.time
-    return option.time_at_worst
+    is_doubtful = (option.late or option.facts) and not _is_asked_for(option, job)
+    time = option.time_at_worst if is_doubtful else option.time
+    return time * (LOST_RATIO if option.may_be_lost else 1.0) / (1 - worth(option.schedule))
 
 
 def _is_asked_for(option: Option, job: Job) -> bool:
@@ -146,13 +153,22 @@ def least_time(options: Sequence[Option], job: Job) -> Option:
 def contenders(options: Sequence[Option], job: Job) -> list[Option]:
     """What may be recommended, unless the job asks for the fastest.
 
-    What is late, and was not asked for, has to be fastest where lateness costs most. What lets workers drift apart on
-    data of their own needs a price of that, where anything else is allowed.
+    What is late, and was not asked for, has to be fastest where lateness costs most; what a calibrated task was lost
+    under, at `LOST_RATIO` times its steps; what is coded, if that takes longer than predicted. What lets workers drift
+    apart on data of their own needs a price of that, where anything else is allowed.
     """
     if not job.fastest and not job.knows_price_of_drift:
         options = [one for one in options if not one.drift.value] or options
-    waiting = min((decisive_time(one, job) for one in options if not (one.late or one.facts)), default=math.inf)
-    return [one for one in options if job.fastest or decisive_time(one, job) <= waiting or not (one.late or one.facts)]
+    if job.fastest:
+        return list(options)
+    for is_doubtful in (lambda one: one.may_be_lost, _is_coded, lambda one: one.late or one.facts):
+        sure = min((decisive_time(one, job) for one in options if not is_doubtful(one)), default=math.inf)
+        options = [one for one in options if not is_doubtful(one) or decisive_time(one, job) <= sure]
+    return list(options)
+
+
+def _is_coded(option: Option) -> bool:
+    return option.how.codec is not Codec.NONE
 
 
 def regrets(options: Sequence[Option], job: Job) -> list[float]:

@@ -83,7 +83,7 @@ def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: F
         if form is None and (words := coded_words(costed.how)):
             named = replace(named, name=" ".join([named.name, *words]))
         options.append(_measured(schedule, job, named, costed, figures))
-    return options[paying([option.costs for option in options], job)]
+    return options[paying([option.costs for option in options], job, beside=schedule.strategy.overlap)]
 
 
 def figures_of(schedule: Schedule, job: Job) -> Figures:

@@ -157,6 +157,19 @@ class Option:
             more = self.averages_more
         return self.step_seconds * (self.steps_ratio + more)
 
+    @property
+    def may_be_lost(self) -> bool:
+        """Whether one of the calibrated tasks did not reach its loss with averages as rare, or as late.
+
+        What ran on the job itself is known to reach it.
+        """
+        if self.facts is not None or self.surprise is not None or self.schedule.strategy.averages_gradients:
+            return False
+        lost = self.model.lost
+        return (
+            self.late_distance >= lost.late if self.late else known(self.consensus_distance) >= lost.consensus_distance
+        )
+
     def time_in(self, case: StepsModel, usual: StepsModel, *, lateness: bool) -> float:
         """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts.
 

@@ -26,7 +26,8 @@ from partreduce.planner.lateness import Lateness
 from partreduce.planner.option import Option, known
 from partreduce.planner.outer_prices import FRAGMENTS
 from partreduce.planner.preference import preference
-from partreduce.planner.steps_model import BORNE, LOST
+from partreduce.planner.steps_model import BORNE, LOST, LOST_RATIO, MANY, Optimizer
+from partreduce.planner.travel import worth
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.errors import InputError, PartreduceError, UnknownError
@@ -226,7 +227,19 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
             f"{ratio}, but lets workers drift apart on {job.data} data: what that costs under Adam was not measured; a "
             "pilot measures it on your job (partreduce measure FILE.py:NAME CLUSTER)"
         )
+    if fastest.may_be_lost:
+        return (
+            f"{ratio}, but {_lost(fastest, job)}; so it has to win at {LOST_RATIO:g} times its steps. A pilot "
+            "tells whether your job bears it (partreduce measure FILE.py:NAME)"
+        )
     worst = decisive_time(fastest, job) / decisive_time(chosen, job)
+    uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))
+    if worst > 1 >= uncoded:
+        return (
+            f"{ratio}, but its sums travel in {fastest.how.codec}, whose steps took longer in our lab than predicted: "
+            f"that has to save more than {worth(fastest.schedule):.0%}"
+        )
+    worst = uncoded
     if math.isinf(worst):
         return f"{ratio}, but comes late, and under what comes late your pilot's loss did not fall or was no number"
     if worst > 1 + TIE:
@@ -299,21 +312,25 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
 
 
 def _presumed(chosen: Option, job: Job) -> list[str]:
-    """That the learning rate is not at its limit, where a measured network that was lost its way; a pilot tells."""
-    if job.pilot is not None or chosen.facts is not None or chosen.schedule.strategy.averages_gradients:
-        return []
-    limits = {name: lost[chosen.late] for name, lost in LOST.items() if job.optimizer in {None, name}}
-    figure = chosen.late_distance if chosen.late else known(chosen.consensus_distance)
-    beyond = [str(name) for name, limit in limits.items() if figure >= limit]
-    if not beyond:
+    """That the learning rate is not at its limit, where a measured network lost its way; a pilot tells."""
+    if not chosen.may_be_lost:
         return []
     way = "--when lockstep" if chosen.late else f"--max consensus-distance={BORNE:g}"
     said = (
-        "it presumes that your learning rate is not the largest that your network bears: under "
-        f"{' and '.join(beyond)} one of five networks, at its best rate, did not reach its loss with averages as rare "
-        f"or as late; {way} leaves them out, and `partreduce measure FILE.py:NAME` tells (docs/pilot.md)"
+        f"it presumes that your learning rate is not the largest that your network bears: {_lost(chosen, job)}; {way} "
+        "leaves them out, and `partreduce measure FILE.py:NAME` tells (docs/pilot.md)"
     )
     return [said]
+
+
+def _lost(option: Option, job: Job) -> str:
+    """Under which optimizers a measured network was lost with an option's figures."""
+    figure = option.late_distance if option.late else known(option.consensus_distance)
+    is_many = job.cluster.num_workers >= MANY
+    limits = {one: LOST[one][is_many][option.late] for one in Optimizer if job.optimizer in {None, one}}
+    beyond = " and ".join(str(optimizer) for optimizer, limit in limits.items() if figure >= limit)
+    how = "as late" if option.late else "as rare"
+    return f"under {beyond} one of five networks, at its best rate, did not reach its loss with averages {how}"
 
 
 def _guessed(chosen: Option) -> str:

@@ -67,6 +67,18 @@ class Prices(NamedTuple):
     own: float = 0.0
 
 
+class Lost(NamedTuple):
+    """From which consensus distance in lockstep, and late distance, a calibrated task was lost with half of its seeds.
+
+    That is: at All-Reduce's best learning rate it did not reach its loss in five times All-Reduce's steps.
+    """
+
+    consensus_distance: float = math.inf
+    late: float = math.inf
+
+
+NEVER = Lost()
+
 DELAY_MORE = 0.63
 """What gradients that are a step late may cost more than predicted: 2.1 times the steps, on the lab's digits."""
 
@@ -109,6 +121,7 @@ class StepsModel:
     """The relative error of a pipeline's predicted steps that measured ones kept."""
     tasks: tuple[Prices, ...] = ()
     """What the job may pay instead: calibrated tasks, or the corners of what a pilot leaves open."""
+    lost: Lost = NEVER
     basis: str = "9 of 10 measured schedules"
     """Whose errors these are, as the subject of a sentence."""
 
@@ -245,11 +258,19 @@ MEASURED, BEYOND = 10.8, {Optimizer.MOMENTUM: (4.3, 0.34)}
 Under momentum long rounds cost more than in proportion: 1.7 to 4 times the prices' steps, or no loss reached
 (benchmarks/results/steps_to_loss_far.md)."""
 
-LOST = {Optimizer.SGD: (3.9, 1.7), Optimizer.MOMENTUM: (2.8, 3.1)}
-"""From which consensus distance in lockstep, and late distance, a task of the optimizer did not reach its loss in five
-times All-Reduce's steps, at its best learning rate; under Adam all did (benchmarks/results/regret.md)."""
+MANY = 16
+LOST: dict[Optimizer | None, tuple[Lost, Lost]] = {
+    None: (Lost(2.5, 1.7), Lost(4.3, 2.4)),
+    Optimizer.SGD: (Lost(3.0, 1.7), Lost(4.3, 2.4)),
+    Optimizer.MOMENTUM: (Lost(2.5, 2.6), Lost(4.3, 3.1)),
+    Optimizer.ADAM: (NEVER, NEVER),
+}
+"""By optimizer, or whichever it may be, of fewer than `MANY` workers and of as many; under Adam all tasks reached their
+loss, and so did all of 16 workers in lockstep up to 4.2 (benchmarks/results/regret.md)."""
 BORNE = 1.9
-"""The largest consensus distance below these that was measured: all tasks reached their loss."""
+"""The largest consensus distance below these at which all tasks were measured: all reached their loss."""
+LOST_RATIO = 5.0
+"""At so many times its steps such a schedule has to win: those that were lost had been given as many."""
 
 
 def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:
@@ -270,6 +291,7 @@ def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsM
         delay_error=0.43,
         delay_more=DELAY_MORE,
         num_workers=num_workers,
+        lost=LOST[optimizer][num_workers >= MANY],
         tasks=tuple(task for one in ([optimizer] if optimizer else TASKS) for task in TASKS[one].values()),
         **SHARED[optimizer]._asdict(),
     )

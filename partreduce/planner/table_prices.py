@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from partreduce.planner.travel import WORTH
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
@@ -31,6 +30,9 @@ SGD with `sparse=False` took on one ordinary core, zeros included; momentum took
 HANDLING = 3e-7
 """Seconds that a worker takes to find, sort, copy and add up one row each time that it hands the row on, where nobody
 measured it: about what it took for rows of 128 numbers on one ordinary core; for rows of 32 numbers half of that."""
+
+WORTH = 0.01
+"""A coarser codec of rows has to save more than this part of what the table takes."""
 
 IN_ORDER = (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED)
 """Of equal ones the first is taken: what is simplest."""

@@ -18,8 +18,10 @@ from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sendin
 from partreduce.topo.strategies.base import Pace
 from partreduce.topo.timing.cost import Communication, communication
 
-WORTH = 0.01
-"""A coarser codec has to save more than this part of what the objective minimises; it changes numbers, after all."""
+WORTH, WORTH_BESIDE = 0.1, 1 / 3
+"""A coarser codec has to save more than this part of what the objective minimises: in lockstep, and where its sums
+share the cores with computing. In the lab steps with coded sums took 8 to 16 % longer than predicted, and 44 % where
+they came late; those of plain sums up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
 
 DIGITS = 12
 """What is equal to so many significant digits is equally cheap."""
@@ -102,15 +104,24 @@ def coded_words(how: How) -> list[str]:
     return words
 
 
-def paying(known: Sequence[Costs], job: Job) -> int:
+def worth(schedule: Schedule) -> float:
+    """The part of what the objective minimises that a codec has to save; nothing where there is none."""
+    if schedule.strategy.how.codec is Codec.NONE:
+        return 0.0
+    return WORTH_BESIDE if schedule.strategy.overlap else WORTH
+
+
+def paying(known: Sequence[Costs], job: Job, *, beside: bool) -> int:
     """Which of several costs, those of the finest codec first, to take: the finest that is as good as the best.
 
-    As good is what lies within `WORTH` of it. Those that keep the limits come first.
+    As good is what lies within `WORTH` of it, or `WORTH_BESIDE` where sums go `beside` computing. Those that keep the
+    limits come first.
     """
     able = [i for i, costs in enumerate(known) if costs.keep(job.limits)] or list(range(len(known)))
     merits = [_merit(costs, job.objective) for costs in known]
     best = min(merits[i] for i in able)
-    return next(i for i in able if all(own * (1 - WORTH) <= least for own, least in zip(merits[i], best, strict=True)))
+    part = 1 - (WORTH_BESIDE if beside else WORTH)
+    return next(i for i in able if all(own * part <= least for own, least in zip(merits[i], best, strict=True)))
 
 
 def _merit(costs: Costs, objective: Objective) -> tuple[float, ...]:

@@ -129,6 +129,8 @@ class Bucket:
     _spare: list[torch.Tensor] = field(default_factory=list)
     _parts: dict[int, _Parts] = field(default_factory=dict)
     _home: torch.Tensor | None = None
+    _own_users: int = 0
+    """How many tensors lie in a live parameter's memory by this bucket's own doing."""
 
     @property
     def tail(self) -> int:
@@ -196,17 +198,30 @@ class Bucket:
         assert self._home is None, "the array that holds the live parameters keeps its length"
         self.note = note
 
+    def _is_shared(self) -> bool:
+        """Whether anybody but the parameters and this bucket's own windows looks into the live array."""
+        return any(_users(slot.values) > self._own_users for slot in self.slots)
+
     def swap(self, array: torch.Tensor) -> None:
         """Make an operation's array the live parameters', without copying; the old live array is lent next.
 
-        The very first array holds parameters only and has no room for the tail, so it goes.
+        The very first array holds parameters only and has no room for the tail, so it goes. Where the script holds
+        tensors in the memory of a parameter (`p.detach()`, a state dict), the parameter stays there, and is copied to.
         """
+        if self._is_shared():
+            self.flat.copy_(array[: self.size])
+            return
         old, self._home = self._home, array
         if old is not None:
             self._spare.append(old)
         self.flat = array[: self.size]
         for slot, window in zip(self.slots, self.windows(array), strict=True):
             slot.put(window)
+        self.count_own_users()
+
+    def count_own_users(self) -> None:
+        """Called when the parameters have come to lie in new memory, of which nobody else can know yet."""
+        self._own_users = max(map(_users, (slot.values for slot in self.slots)), default=0)
 
 
 class Reduction:
@@ -262,6 +277,13 @@ class Reduction:
             what += f", or measure their parameters from another reference than this worker's, {self.since}"
         what += " (their tags differ)"
         return f"{what}, or a finite number left the codec's range (use bfloat16)" if self.coded else what
+
+
+def _users(tensor: torch.Tensor) -> int:
+    """How many tensors lie in the storage of this one, autograd's among them."""
+    storage = tensor.untyped_storage()
+    users: int = torch._C._storage_Use_Count(storage._cdata)  # noqa: SLF001 - torch has no public way
+    return users - 1  # the handle that is asked is one, too
 
 
 def aligned(count: int, dtype: torch.dtype) -> int:

@@ -6,6 +6,7 @@ commits it with one pass. BatchNorm buffers and optimizer state, where a policy 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from operator import itemgetter
@@ -16,10 +17,14 @@ import torch
 from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot, aligned
 from partreduce.runtime.averaging.foreign import wrapped_by
 from partreduce.runtime.averaging.load_watch import count_loads
+from partreduce.runtime.averaging.memory import refuse_shared_memory, stored
 from partreduce.runtime.averaging.optimizer_state import state_keys
 from partreduce.runtime.averaging.shards import Sharders, is_sharded, local
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.fragments import Fragments, assign
+
+AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""What a trainable parameter may be of; a frozen one, of whatever, is only sent at the start."""
 
 
 class BufferPolicy(StrEnum):
@@ -67,6 +72,7 @@ class FlatModel:
         self.model = model
         self.sharders = Sharders(model)
         _refuse_several_devices(model, self._apart)
+        refuse_shared_memory(model)
         named = _named_parameters(model)
         _refuse_foreign(optimizer, named)
         named = [entry for entry in named if entry[2] not in self._apart]
@@ -116,7 +122,7 @@ class FlatModel:
     @property
     def frozen(self) -> list[torch.Tensor]:
         """The parameters that were not trainable at wrapping, which all workers have alike and nobody averages."""
-        return [local(parameter) for parameter in self._frozen]
+        return [stored(local(parameter)) for parameter in self._frozen]
 
     def slots(self) -> list[Slot]:
         return self._slots
@@ -125,9 +131,15 @@ class FlatModel:
         """Whether a parameter is exchanged: as a view of a bucket, or as a table."""
         return parameter in self._known or parameter in self._apart
 
+    def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
+        """The model's dense buffers of every dtype, each once; of expanded ones the numbers that are in memory.
+
+        Sparse ones are constants, such as a graph, which all workers have alike (see `layout`).
+        """
+        return [(name, stored(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided]
+
     def buffers(self) -> list[torch.Tensor]:
-        """The model's buffers of every dtype, each once."""
-        return list(self.model.buffers())
+        return [buffer for _, buffer in self.named_buffers()]
 
     def check(self, rank: int, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Notice parameters that were moved or replaced since wrapping, or given to the optimizer. O(their number).
@@ -230,18 +242,22 @@ class FlatModel:
             ]
         lines += self._apart.values()
         lines += [f"frozen parameter {'×'.join(map(str, p.shape))} {p.dtype}" for p in self.frozen]
-        lines += [f"buffer {name} {'×'.join(map(str, b.shape))} {b.dtype}" for name, b in self.model.named_buffers()]
+        lines += [
+            f"buffer {name} {'×'.join(map(str, b.shape))} {b.dtype}{_digest_if_sparse(b)}"
+            for name, b in self.model.named_buffers()
+        ]
         return lines
 
     def _add_buffers(self, buckets: list[Bucket], *, broadcast: bool) -> None:
         for prefix, module in self.model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
-                if buffer.is_floating_point():
+                if buffer.is_floating_point() and buffer.layout is torch.strided:
 
                     def fetch(module: torch.nn.Module = module, name: str = name) -> torch.Tensor | None:
-                        return module._buffers.get(name)  # noqa: SLF001 - modules may replace the tensor at any time
+                        now = module._buffers.get(name)  # noqa: SLF001 - modules may replace the tensor at any time
+                        return None if now is None else stored(now)
 
-                    _ride(buckets, f"{prefix}.{name}".lstrip("."), buffer, broadcast=broadcast, fetch=fetch)
+                    _ride(buckets, f"{prefix}.{name}".lstrip("."), stored(buffer), broadcast=broadcast, fetch=fetch)
 
     def _add_state(self, optimizer: torch.optim.Optimizer) -> None:
         others = state_keys(optimizer)
@@ -322,7 +338,17 @@ def _flatten(
     with torch.no_grad():
         for slot in slots:
             slot.put(slot.window(flat).copy_(slot.values))
+    bucket.count_own_users()
     return bucket
+
+
+def _digest_if_sparse(buffer: torch.Tensor) -> str:
+    """A sparse buffer is not sent, so all workers must have made the same; a fingerprint of its content says so."""
+    if buffer.layout is torch.strided:
+        return ""
+    whole: torch.Tensor = buffer.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+    parts = (part.cpu().contiguous() for part in (whole.indices(), whole.values()))
+    return " sparse " + hashlib.sha256(b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts)).hexdigest()
 
 
 def _cudnn(slot: Slot) -> str:
@@ -354,8 +380,13 @@ def _refuse_wrapped(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, s
                 f"model: parameter {name!r} is on the meta device and has no numbers; call model.to_empty(device=...), "
                 "initialise it and make the optimizer, then wrap"
             )
-        if parameter.is_complex() or not parameter.is_floating_point():
-            raise InputError(f"model: parameter {name!r} is {parameter.dtype}; only real floating point is averaged")
+        if parameter.layout is not torch.strided:
+            raise InputError(f"model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant")
+        if parameter.requires_grad and parameter.dtype not in AVERAGED:
+            raise InputError(
+                f"model: parameter {name!r} is {parameter.dtype}; only {', '.join(map(str, AVERAGED))} are averaged, "
+                "so convert it, or freeze it before wrapping"
+            )
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules())
     if managed and not any(map(is_sharded, model.parameters())):  # not by fully_shard
         raise InputError(

@@ -23,6 +23,11 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
                 f"{list(tensor.shape)} on all workers when DistributedOptimizer was made; keep its size, or give it "
                 "the new one on every worker before that"
             )
+        if value is not None and value.layout is not torch.strided:
+            raise InputError(
+                f"buffer {tensor.name!r}: is sparse on worker {rank} now, and was dense on all workers when "
+                "DistributedOptimizer was made; keep it dense, or make it sparse on every worker before that"
+            )
         if value is not None and value.is_complex():
             raise InputError(
                 f"buffer {tensor.name!r}: is {value.dtype} on worker {rank} now, and was {bucket.dtype} on all workers "
@@ -55,7 +60,8 @@ def commit_piggybacked(
         new = tensor.view(sums)
         old = before[index] if before is not None else None
         if old is not None:
-            new = new + (value - old)
+            # What stood still takes the mean as it is: the infinities of a mask would make a difference of no number.
+            new = torch.where(value == old, new, new + (value - old))
             if tensor.name.endswith("running_var"):
                 new = new.clamp_min(0)  # a variance stays one
         replace_where(value, new, ok)

@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 from partreduce.runtime.launcher.fresh_start import fill_standard_descriptors
 from partreduce.runtime.launcher.interpreter_end import flush_everything
-from partreduce.runtime.launcher.launch import import_once, let_go, start_worker, variables_of
+from partreduce.runtime.launcher.launch import Spares, import_once, let_go, start_worker, variables_of
 from partreduce.runtime.launcher.orphans import Guardian, end_groups, orphans_ended
 from partreduce.runtime.launcher.signals import Terminated, held, raise_unheard, terminable
 from partreduce.runtime.launcher.supervision import Child, Line, complete_lines, end_all
@@ -97,16 +97,22 @@ def _serve(job: dict[str, Any], orders: dict[int, bytes]) -> None:
         guardian = Guardian()
         try:
             flush_everything()
-            for rank in ranks:
-                variables = variables_of(rank, nodes, job["threads"], beside=len(ranks)) | environment
-                start_worker(workers, guardian, script, job["args"], variables)
+
+            def variables(rank: int) -> dict[str, str]:
+                return variables_of(rank, nodes, job["threads"], beside=len(ranks)) | environment
+
+            for rank in [*ranks, *[ranks[0]] * job["restarts"]]:
+                start_worker(workers, guardian, script, job["args"], variables(rank))
             _keep_alive(lifeline)
             _say("ready")
             if _awaited(orders) is None:
                 return
+            first = workers[: len(ranks)]
+            spares = Spares(workers[len(ranks) :], variables, port)
             with held():  # signals are for this thread, and the other begins as this one is
-                Background(_obey, {worker.rank: worker for worker in workers}, orders, lifeline, name="orders").start()
-            let_go(workers, port)
+                by_rank = {worker.rank: worker for worker in first}
+                Background(_obey, by_rank, spares, orders, lifeline, name="orders").start()
+            let_go(first, port)
             _report(workers)
         finally:
             with held():
@@ -129,7 +135,7 @@ def _report(workers: Sequence[Child]) -> None:
                 if not is_open:
                     selector.unregister(key.fd)
             for worker in workers:
-                if worker.code is None and worker.reap():
+                if worker.go < 0 and worker.code is None and worker.reap():  # not one that waits to be started
                     for descriptor in worker.streams:
                         _pass_on(worker.take(descriptor, last=True)[0])
                     _say("ended", worker.rank, worker.code)
@@ -140,8 +146,8 @@ def _pass_on(lines: Sequence[Line]) -> None:
         _say("line", line.worker.rank, line.errors, line.text)
 
 
-def _obey(workers: dict[int, Child], orders: dict[int, bytes], lifeline: socket.socket) -> None:
-    """A thread's life: send the signals that the launcher asks for; ask this process to end when it is gone."""
+def _obey(workers: dict[int, Child], spares: Spares, orders: dict[int, bytes], lifeline: socket.socket) -> None:
+    """A thread's life: send signals and start workers as the launcher says; ask this process to end when it is gone."""
     with selectors.DefaultSelector() as selector:
         selector.register(0, selectors.EVENT_READ)
         selector.register(lifeline, selectors.EVENT_READ)
@@ -153,8 +159,11 @@ def _obey(workers: dict[int, Child], orders: dict[int, bytes], lifeline: socket.
                     continue
                 lines, still = complete_lines(orders, 0, last=False)
                 is_open &= still
-                for rank, number in map(json.loads, lines):
-                    workers[rank].signal(signal.Signals(number))
+                for word, rank, number in map(json.loads, lines):
+                    if word == "signal":
+                        workers[rank].signal(signal.Signals(number))
+                    elif (started := spares.started(rank, number)) is not None:
+                        workers[rank] = started
     os.kill(os.getpid(), signal.SIGTERM)
 
 

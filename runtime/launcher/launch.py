@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import re
@@ -96,12 +97,7 @@ def launch(
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
-    if not 0 <= most_lost < num_workers:
-        raise InputError(f"--survive {most_lost}: of {num_workers} workers 0 to {num_workers - 1} may be lost")
-    if max_restarts < 0 or (max_restarts and not most_lost):
-        raise InputError(
-            f"--max-restarts {max_restarts}: a lost worker joins others that go on without it; let them by --survive K"
-        )
+    check_losses(num_workers, most_lost, max_restarts)
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
     if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
@@ -127,7 +123,7 @@ def launch(
                     start_worker(processes, guardian, target, args, variables_of(rank, nodes, threads) | shared)
                 # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
                 store, port = serve_store()
-                spares = Spares(processes[num_workers:], nodes, threads, port)
+                spares = Spares(processes[num_workers:], lambda rank: variables_of(rank, nodes, threads), port)
                 let_go(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
                 outlet = Outlet(output)
@@ -150,10 +146,25 @@ def launch(
         return ended.exit_code
 
 
+def check_losses(num_workers: int, most_lost: int, max_restarts: int) -> None:
+    """Refuse a run that may lose all its workers, and one that starts lost ones again and may not lose any.
+
+    Raises:
+        InputError: it is one of these.
+    """
+    if not 0 <= most_lost < num_workers:
+        raise InputError(f"--survive {most_lost}: of {num_workers} workers 0 to {num_workers - 1} may be lost")
+    if max_restarts < 0 or (max_restarts and not most_lost):
+        raise InputError(
+            f"--max-restarts {max_restarts}: a lost worker joins others that go on without it; let them by --survive K"
+        )
+
+
 def _views(workers: list[Worker], spares: Spares, store: Store, most_lost: int, outlet: Outlet) -> Views:
     from partreduce.runtime.launcher.views import Views  # loads torch, as every worker does
 
-    return Views(workers, store, most_lost, outlet, spares.started)
+    started = itertools.count(1)
+    return Views(workers, store, most_lost, outlet, lambda rank: spares.started(rank, next(started)))
 
 
 class Spares:
@@ -162,17 +173,16 @@ class Spares:
     A fork in the middle of a run would copy the locks of the store's thread, and not the thread.
     """
 
-    def __init__(self, waiting: Sequence[Child], nodes: Cluster, threads: int | None, port: int) -> None:
-        self._waiting, self._nodes, self._threads, self._port = list(waiting), nodes, threads, port
-        self._started = 0
+    def __init__(self, waiting: Sequence[Child], variables: Callable[[int], dict[str, str]], port: int) -> None:
+        self._waiting, self._variables, self._port = list(waiting), variables, port
 
-    def started(self, rank: int) -> Child | None:
-        """A worker that has just been started with this rank; None where none is left."""
+    def started(self, rank: int, number: int) -> Child | None:
+        """A worker that has just been started with this rank, the run's so manieth; None where none is left."""
         if not self._waiting:
             return None
-        child, self._started = self._waiting.pop(0), self._started + 1
+        child = self._waiting.pop(0)
         child.rank = rank
-        let_go([child], self._port, variables_of(rank, self._nodes, self._threads) | {RESTARTED: str(self._started)})
+        let_go([child], self._port, self._variables(rank) | {RESTARTED: str(number)})
         return child
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from partreduce.runtime.launcher.agent import ASK_SECONDS, ASKS, RECORD
-from partreduce.runtime.launcher.launch import GRACE_SECONDS, serve_store
+from partreduce.runtime.launcher.launch import GRACE_SECONDS, MAX_RESTARTS, MOST_LOST, serve_store
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import held, let_through, raise_unheard
 from partreduce.runtime.launcher.supervision import Line, Worker, complete_lines, supervise
@@ -60,7 +60,7 @@ class RemoteWorker(Worker):
         return self.code is not None
 
     def signal(self, number: signal.Signals) -> None:
-        self.host.order(self.rank, int(number))
+        self.host.order("signal", self.rank, int(number))
 
     def give_up(self) -> None:
         self.host.give_up()
@@ -120,6 +120,12 @@ class Host:
             left = memoryview(text.encode() + b"\n")
             while left:
                 left = left[os.write(self._orders.fileno(), left) :]
+
+    def started(self, rank: int, number: int) -> RemoteWorker:
+        """A worker that its agent starts in the place of one that has ended; the run's so manieth."""
+        self.workers[rank] = RemoteWorker(rank, self)
+        self.order("start", rank, number)
+        return self.workers[rank]
 
     def leave(self) -> None:
         """Let the agent end: it does when nobody can speak to it any more."""
@@ -200,6 +206,8 @@ class Hosts:
         schedule: str | None,
         survive: bool,
         patient: bool,
+        most_lost: int = 0,
+        max_restarts: int = 0,
     ) -> int:
         """Run a script in the workers of these hosts; returns as `launch.launch` does.
 
@@ -211,10 +219,13 @@ class Hosts:
             schedule: the text of a schedule file, of which every host gets a copy.
             survive: as of `launch`.
             patient: likewise.
+            most_lost: likewise; a host that is lost takes all its workers with it.
+            max_restarts: likewise, on the host on which it was.
 
         Raises:
             InputError: a host has no such script or folder, or cannot reach this machine.
         """
+        workers = sorted((one for host in self.hosts for one in host.workers.values()), key=lambda one: one.rank)
         store, port = serve_store(self.address)
         settings = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
         shared = {
@@ -223,12 +234,17 @@ class Hosts:
             "MASTER_ADDR": self.address,
             **environment,
         }
+        if most_lost:
+            shared[MOST_LOST] = str(most_lost)
+        if max_restarts:
+            shared[MAX_RESTARTS] = str(max_restarts)
         job = {
             "script": str(script.resolve()),
             "args": list(args),
             "folder": str(Path.cwd()),
             "nodes": [list(host.workers) for host in self.hosts],
             "threads": threads,
+            "restarts": max_restarts,
             "settings": settings,
             "environment": shared,
             "port": port,
@@ -239,9 +255,29 @@ class Hosts:
         _wait_for("ready", self.hosts)
         for host in self.hosts:
             host.order("go")
-        workers = [worker for host in self.hosts for worker in host.workers.values()]
         outlet = self.hosts[0].outlet
-        return supervise([*workers], self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient)
+        views = None
+        if most_lost:
+            from partreduce.runtime.launcher.views import Views  # loads torch, as the store has done
+
+            views = Views(workers, store, most_lost, outlet, _Starts(workers, max_restarts).started)
+        return supervise(
+            [*workers], self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient, views=views
+        )
+
+
+class _Starts:
+    """Lost workers that may still be started again, so many in all, each by the agent that has told of its end."""
+
+    def __init__(self, workers: Sequence[RemoteWorker], most: int) -> None:
+        self._hosts, self._most, self._number = {worker.rank: worker.host for worker in workers}, most, 0
+
+    def started(self, rank: int) -> RemoteWorker | None:
+        host = self._hosts[rank]
+        if host.is_gone or self._number >= self._most:
+            return None
+        self._number += 1
+        return host.started(rank, self._number)
 
 
 def _wait_for(word: str, hosts: Sequence[Host]) -> None:

@@ -211,9 +211,8 @@ def supervise(
                 known = len(workers)
                 if running and not (running := _collect(workers, store, shutdown, grace, outlet, views=views)):
                     drained = time.monotonic() + 0.5
-                for started in workers[known:]:
-                    assert isinstance(started, Child), "of this machine"
-                    for descriptor in started.streams:
+                for started in [worker for worker in workers[known:] if isinstance(worker, Child)]:
+                    for descriptor in started.streams:  # a host's stream has all its workers' lines
                         selector.register(descriptor, selectors.EVENT_READ, started)
             except Terminated as ended:
                 heard()

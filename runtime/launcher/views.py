@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.launcher.supervision import ANSWER_SECONDS
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import (
     ANSWER,
@@ -24,12 +25,13 @@ from partreduce.runtime.transport.notes import (
     MEMBERSHIP,
     NEWS,
     OPEN,
+    RELEASED,
     Notes,
 )
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
 from partreduce.schedulers.protocols.membership.authority import Authority
 from partreduce.schedulers.protocols.membership.machine import Membership
-from partreduce.schedulers.protocols.membership.words import Expire, Join, Left, Publish, Stop, View, Vote
+from partreduce.schedulers.protocols.membership.words import Expire, Join, Left, Publish, Released, Stop, View, Vote
 
 if TYPE_CHECKING:
     from partreduce.runtime.launcher.outlet import Outlet
@@ -67,8 +69,8 @@ class Views:
         """What workers outside asked last, by rank; it has been answered where the machine knows nothing of it."""
         self.fenced: set[int] = set()
         """Who was given up although it lived."""
-        self._ended: list[Worker] = []
-        """Processes that were ended from here."""
+        self._ended: list[tuple[Worker, Deadline]] = []
+        """Processes that were ended from here, and until when that may take."""
 
     @property
     def pause(self) -> float:
@@ -88,7 +90,7 @@ class Views:
 
     def has_ended(self, worker: Worker) -> bool:
         """Whether a process was ended from here."""
-        return any(one is worker for one in self._ended)
+        return any(one is worker for one, _ in self._ended)
 
     def started_again(self, worker: Worker) -> Worker | None:
         """A process in the place of one that is lost, while the others still train and there is one left."""
@@ -119,8 +121,12 @@ class Views:
             self._feed(Publish())
         if self._state.left:
             for rank in set(range(len(self._workers))).difference(self._state.view.members, self._state.left):
-                if self._workers[rank].code is None:  # who is still outside comes too late
-                    self._end(rank)
+                if self._workers[rank].code is None and not self.has_ended(self._workers[rank]):
+                    self._end(rank)  # who is still outside comes too late
+        for worker, deadline in self._ended:
+            if worker.code is None and deadline.is_over:
+                deadline.renew()
+                worker.give_up()
 
     def _all_have_joined(self) -> bool:
         """Before that a loss ends the run: nobody knows yet of what."""
@@ -153,9 +159,11 @@ class Views:
         for action in actions:
             match action:
                 case Note(("fenced", int(rank))):
-                    # Before anybody hears of it: what it has not done by now it never does.
+                    # The others need not wait for its end, which may be behind a link that is cut.
                     self.fenced.add(rank)
                     self._end(rank)
+                case Send(to, Released()):
+                    self._notes.write(f"{RELEASED}/{to}", "1")
                 case Send(to, View() as view):
                     if view.epoch not in told:
                         told.add(view.epoch)
@@ -164,7 +172,7 @@ class Views:
                         self._notes.write(f"{ANSWER}/{to}/{self._asked[to]}", str(view.epoch))
 
     def _end(self, rank: int) -> None:
-        self._ended.append(self._workers[rank])
+        self._ended.append((self._workers[rank], Deadline(ANSWER_SECONDS)))
         self._workers[rank].signal(signal.SIGKILL)
 
     def _open(self, epoch: int) -> None:
@@ -182,7 +190,7 @@ class Views:
         lost = [worker for worker in before if worker not in view.members and worker not in self._state.left]
         for rank in [rank for rank in lost if self.has_ended(self._workers[rank])]:
             self._outlet.write(
-                f"partreduce: worker {rank} said nothing for {self._facts()['timeout']:g} s and was ended\n",
+                f"partreduce: worker {rank} said nothing for {self._facts()['timeout']:g} s and was given up\n",
                 errors=True,
             )
         if lost:

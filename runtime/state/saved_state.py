@@ -112,7 +112,7 @@ class StateFile:
                 live[f"model/{name}"] = parameter
         live = {name: one for name, one in live.items() if name not in shards_of(self.tables)}
         live |= gathered_of(self.tables)
-        live |= {f"buffer/{name}": buffer for name, buffer in self.flat.model.named_buffers()}
+        live |= {f"buffer/{name}": buffer for name, buffer in self.flat.named_buffers()}
         return live
 
     @staticmethod

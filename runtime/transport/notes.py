@@ -26,7 +26,7 @@ NOT_STARTED = "has not started a round"
 """What a worker says first; between that and its next sign it may do many rounds."""
 MEMBERSHIP = "partreduce/membership"
 """Below all prefixes workers vote here and read who goes on after a loss (see `launcher.views`), under these keys."""
-JOINED, LEFT, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "news", "open", "join", "answer"
+JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
 LAST_WORDS_SECONDS = 0.2
 """How long what a worker said last may come after its death."""
 CHANGES = "changes"

@@ -165,8 +165,15 @@ class Epochs(Everyone):
         return all(notes.read(str(member)) == mine for member in members)
 
     def leave(self) -> None:
-        """This worker has committed everything and needs nobody any more."""
+        """This worker has committed everything and needs nobody any more.
+
+        Raises:
+            PeerLostError: the run ends; nobody went on.
+            FencedError: the others went on without this worker, and without what it has committed last.
+        """
         self.voting.leave()
+        if self.voting.state.phase is not Phase.LEFT:
+            self._go_on(None)
 
     # Who else is there, for those that wait by notes.
 

@@ -27,8 +27,8 @@ def lives_on_after_losses(
     if not os.environ.get(MOST_LOST):
         if schedule.contingencies and not world.rank:
             warn_user(
-                f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only on one machine, under "
-                "`partreduce run`; here a loss ends it"
+                f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only under `partreduce "
+                "run`; here a loss ends it"
             )
         return False
     refusals = {

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from partreduce.runtime.averaging.flat_model import AVERAGED
 from partreduce.runtime.averaging.roll_call import roll_call
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.waiting import GoneError
@@ -69,12 +70,14 @@ class Meeting:
         operation = reducer.recorder.begin("initial broadcast", 0, 0, everyone.members, num_bytes, lag=1)
         for tensor in tensors:
             part = tensor.detach()
-            raw = part.contiguous().view(torch.uint8) if part.dtype is torch.bool else part.contiguous()
+            raw = part.contiguous()
+            if raw.dtype not in AVERAGED:  # some of which no transport knows
+                raw = raw.view(-1).view(torch.uint8)
             try:
                 reducer.wait_for(everyone.broadcast(raw), operation)
             except (RuntimeError, GoneError) as error:
                 raise reducer.failure(operation, error) from None
             if raw.data_ptr() != part.data_ptr():
-                part.copy_(raw.view(part.dtype))
+                part.copy_(raw.view(part.dtype).view(part.shape))
         reducer.recorder.end(operation)
         reducer.heartbeat.doing(f"finished {operation}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -40,7 +40,7 @@ class ModelUse:
             for looks in (_forward_begins, _part_begins):
                 torch.compiler.assume_constant_result(looks)  # type: ignore[no-untyped-call]
             model = self.run.flat.model
-            _watched[model] = ref(self)
+            _watch(model, _watched, self)
             self._hooks = [
                 model.register_forward_pre_hook(_before_forward),
                 *(
@@ -64,7 +64,7 @@ class ModelUse:
         model = self.run.flat.model
         for part in model.modules():
             if part is not model and next(part.parameters(recurse=False), None) is not None:
-                _watched_parts[part] = ref(self)
+                _watch(part, _watched_parts, self)
                 self._part_hooks.append(part.register_forward_pre_hook(_before_part))
 
     def _leave_parts(self) -> None:
@@ -112,25 +112,31 @@ Watched: TypeAlias = "WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse |
 _watched: Watched = WeakKeyDictionary()
 _watched_parts: Watched = WeakKeyDictionary()
 """Apart, since a part of one optimizer's model may be the whole model of another."""
+_modules: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
+"""By id(), which is a constant to every torch that compiles a call; a module is one only from 2.7 on."""
+
+
+def _watch(module: torch.nn.Module, watched: Watched, use: ModelUse) -> None:
+    watched[module], _modules[id(module)] = ref(use), module
 
 
 def _before_forward(module: torch.nn.Module, _arguments: object) -> None:
-    _forward_begins(module)
+    _forward_begins(id(module))
 
 
 def _before_part(part: torch.nn.Module, _arguments: object) -> None:
-    _part_begins(part)
+    _part_begins(id(part))
 
 
 # Where torch compiles the model these two are called while it does, once, and leave nothing in what it makes.
-def _forward_begins(module: torch.nn.Module) -> None:
+def _forward_begins(module: int) -> None:
     if (use := _of(module, _watched)) is not None:
         use.forward()
 
 
-def _part_begins(part: torch.nn.Module) -> None:
+def _part_begins(part: int) -> None:
     if torch.is_grad_enabled() and (use := _of(part, _watched_parts)) is not None:
-        use.gradients_of(part)
+        use.gradients_of(_modules[part])
 
 
 class _BeforeStateDict:
@@ -162,6 +168,7 @@ def _hook_of_a_copy() -> Callable[..., None]:
     return _of_a_copy
 
 
-def _of(module: torch.nn.Module, watched: Watched) -> ModelUse | None:
-    found = watched.get(module)
+def _of(module: int, watched: Watched) -> ModelUse | None:
+    known = _modules.get(module)
+    found = None if known is None else watched.get(known)
     return None if found is None else found()

@@ -25,13 +25,24 @@ from partreduce.runtime.transport.notes import (
     NEWS,
     OPEN,
     POLL_SECONDS,
+    RELEASED,
     Notes,
 )
 from partreduce.runtime.transport.store_line import root_store
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
-from partreduce.schedulers.protocols.membership.words import Join, Knock, Open, View, Vote
+from partreduce.schedulers.protocols.membership.words import (
+    Join,
+    Knock,
+    Leave,
+    Left,
+    Open,
+    Phase,
+    Released,
+    View,
+    Vote,
+)
 
 LONGEST_PAUSE = 10.0
 """Seconds between two times that a worker outside asks to join; the first is 0.5 s, then twice as long each time."""
@@ -97,6 +108,9 @@ class Voting:
                     self._asked += 1
                     self.notes.write(f"{JOIN}/{self.world.rank}", self._question)
                     self.notes.count(NEWS, 1)
+                case Send(_, Left()):
+                    self.notes.write(f"{LEFT}/{self.world.rank}", "1")
+                    self.notes.count(NEWS, 1)
                 case Note(("unblock",)):
                     self.world.begin_anew(name_of(state.view.epoch + 1))
                 case Note(("forward",)):
@@ -109,24 +123,30 @@ class Voting:
         self._hear(Open(self.state.view.epoch + 1))
 
     def leave(self) -> None:
-        """This worker has committed everything and needs nobody any more."""
-        self.notes.write(f"{LEFT}/{self.world.rank}", "1")
-        self.notes.count(NEWS, 1)
+        """This worker has committed everything and needs nobody any more; hear whether it may leave with that."""
+        self.feed(Leave())
+        self.await_view()
 
     def await_view(self) -> bool:
-        """Hear what the launcher decides; whether it decides anything.
+        """Hear what the launcher decides, or that this worker may leave; whether it said anything.
 
         It gives those who are silent as long as any operation, and is given longer here.
         """
         epoch, deadline = self.state.view.epoch + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
-        self.heartbeat.doing(f"waits for the launcher to say who goes on in epoch {epoch}")
-        while (text := self.notes.read(f"view/{epoch}")) is None:
+        leaves = self.state.phase is Phase.LEAVING
+        what = "that it may leave" if leaves else f"who goes on in epoch {epoch}"
+        self.heartbeat.doing(f"waits for the launcher to say {what}")
+        while True:
+            if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):
+                self._hear(Released())
+                return True
+            if (text := self.notes.read(f"view/{epoch}")) is not None:
+                self._hear(_view_of(text))
+                return True
             self.heartbeat.refuse_without_store()
             if deadline.is_over:
                 return False
             time.sleep(POLL_SECONDS)
-        self._hear(_view_of(text))
-        return True
 
     def ask_to_join(self) -> None:
         """Ask once, and hear with which view."""
@@ -147,7 +167,7 @@ class Voting:
         """Names one time that this process asks to join, among all processes that had this rank."""
         return f"{os.environ[RESTARTED]}.{self._asked}"
 
-    def _hear(self, message: Open | View) -> None:
+    def _hear(self, message: Open | Released | View) -> None:
         self.feed(Received(self._machine.authority, message))
 
 

@@ -86,6 +86,10 @@ class Hosts:
         """From now on nothing passes between this host and the others; nobody is told."""
         _ip("link", "set", f"{self.mark}{name}o", "nomaster")
 
+    def connect_again(self, name):
+        """The link is whole again."""
+        _ip("link", "set", f"{self.mark}{name}o", "master", self.mark)
+
     def _everything(self, name):
         """The command lines of all that runs there."""
         found = subprocess.run(

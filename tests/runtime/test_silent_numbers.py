@@ -450,8 +450,9 @@ class Counting(torch.nn.Module):
     [
         ("step", torch.zeros(6).double(), "has the shape [6] on worker 1 now, and had [4] on all workers"),
         ("mean_model", torch.zeros(4).cfloat(), "is torch.complex64 on worker 1 now, and was torch.float64 on all"),
+        ("step", torch.zeros(4).double().to_sparse(), "is sparse on worker 1 now, and was dense on all workers"),
     ],
-    ids=["size", "complex"],
+    ids=["size", "complex", "sparse"],
 )
 def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ranks, strategy, where, changed, said):
     """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""

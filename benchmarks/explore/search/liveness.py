@@ -8,7 +8,7 @@ from benchmarks.explore.search.breadth import Breadth
 from benchmarks.explore.search.properties import Progress
 from benchmarks.explore.search.system import Label, State
 
-MISHAPS = ("lose", "repeat", "crash")
+MISHAPS = ("lose", "repeat", "crash", "cut")
 Edge = tuple[int, "Label"]
 
 

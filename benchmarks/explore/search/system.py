@@ -3,8 +3,8 @@
 States of processes, contents of channels and messages are numbered once (interned), and what an event does to a
 process is computed once per (process, state, event) and looked up afterwards: machines are pure, so this is sound, and
 it is what makes an exploration of ordinary Python objects fast. A global state is the tuple
-(local state per process, content per channel, and, if the adversary has budgets, losses, duplicates, crashes and
-suspicions left).
+(local state per process, content per channel, and, if the adversary has budgets, losses, duplicates, crashes,
+suspicions and cuts left).
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Any, NamedTuple
 
-from benchmarks.explore.reductions import Shiftable, Suspecting
+from benchmarks.explore.reductions import Shiftable, Suspecting, Symmetric
 from benchmarks.explore.search.network import Network
 from partreduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send
 from partreduce.topo.errors import InputError
@@ -28,8 +29,13 @@ class Stopped:
     """The state of a process that has crashed; equal to no state of any machine."""
 
 
+@dataclass(frozen=True, slots=True)
+class Severed:
+    """The end of a channel on which nothing arrives any more."""
+
+
 class Label(NamedTuple):
-    """What a transition does: `event` happens to `process`; `verb` is step, deliver, lose, repeat or crash."""
+    """What a transition does: `event` happens to `process`; `verb` is step, deliver, lose, repeat, crash or cut."""
 
     verb: str
     process: int
@@ -87,16 +93,19 @@ class System:
         self.locals, self.contents, self.messages = Interned(), Interned(), Interned()
         self.contents(())
         self.stopped = self.locals(Stopped())
+        self.severed, self.crashed = self.messages(Severed()), self.messages(Crashed())
         self.clocks: list[Any] = []
         self.shiftable = machine if isinstance(machine, Shiftable) else None
         self._channel_of = {pair: self.size + index for index, pair in enumerate(self.channels)}
         self._ends = [(0, 0)] * self.size + list(self.channels)
         self._budget = self.size + len(self.channels)
-        budgets = (network.losses, network.duplicates, network.crashes, network.suspicions)
+        budgets = (network.losses, network.duplicates, network.crashes, network.suspicions, network.cuts)
         self._budgets: State = budgets if any(budgets) else ()
-        self._suspects = tuple(machine.suspects) if network.suspicions and isinstance(machine, Suspecting) else ()
-        if network.suspicions and not self._suspects:
-            raise InputError("network: suspicions: in this protocol nobody takes another process for dead")
+        self._suspects = tuple(machine.suspects) if isinstance(machine, Suspecting) else ()
+        if (network.suspicions or network.cuts) and not self._suspects:
+            raise InputError("network: suspicions, cuts: in this protocol nobody takes another process for dead")
+        if network.cuts and (self.shiftable or isinstance(machine, Symmetric)):
+            raise InputError("network: cuts: states of this protocol are folded, and the ends of channels are not")
         # By process, the moves of a local state; by place, with its target, what comes of a content and a local state.
         self._moves = [(process, WorkedOut(partial(self._work_out, process))) for process in range(self.size)]
         self._deliveries = {
@@ -205,6 +214,8 @@ class System:
         content, local = key >> BITS, key & (1 << BITS) - 1
         source, target = self._ends[place]
         queue = self.contents.values[content]
+        if queue[0] == self.severed:
+            return ()
         picks = [queue.index(m) for m in dict.fromkeys(queue)] if self.network.reorder else [0]
         return tuple(
             (
@@ -215,7 +226,9 @@ class System:
         )
 
     def _push(self, key: int) -> int:
-        """A content with one more message, of which both share the key."""
+        """A content with one more message, of which both share the key; behind its end there is nothing."""
+        if self.severed in self.contents.values[key >> BITS]:
+            return key >> BITS
         queue = (*self.contents.values[key >> BITS], key & (1 << BITS) - 1)
         return self.contents(tuple(sorted(queue)) if self.network.reorder else queue)
 
@@ -229,12 +242,14 @@ class System:
         waiting = list(sends)
         for place, message in waiting:  # the list grows while it is walked
             target, deliveries = self._deliveries[place]
+            if state[place]:  # nothing waits here but the news of a cut, and behind that there is nothing
+                continue
             move = deliveries[self._pushed[message] << BITS | state[target]][0][1]
             state[target] = move.local
             waiting += move.sends
 
     def _mishaps(self, state: State) -> Iterator[tuple[Label, State]]:
-        losses, duplicates, crashes, suspicions = state[self._budget :]
+        losses, duplicates, crashes, suspicions, cuts = state[self._budget :]
         for place in range(self.size, self._budget):
             if state[place] and (losses or duplicates):
                 source, target = self._ends[place]
@@ -253,6 +268,29 @@ class System:
             yield from self._crashes(state)
         if suspicions:
             yield from self._wrong_suspicions(state)
+        if cuts:
+            yield from self._cuts(state)
+
+    def _cuts(self, state: State) -> Iterator[tuple[Label, State]]:
+        for process in sorted({suspect for suspect, _ in self._suspects}):
+            if state[process] == self.stopped or self.is_cut_off(state, process):
+                continue
+            ends = [(place, pair) for place, pair in enumerate(self._ends) if place >= self.size and process in pair]
+            for loses_out, loses_in in product((False, True), repeat=2):
+                after = list(state)
+                for place, (source, target) in ends:
+                    queue = self.contents.values[state[place]]
+                    if self.severed in queue or state[target] == self.stopped:
+                        continue
+                    kept = () if (loses_out if source == process else loses_in) else queue
+                    after[place] = self.contents((*kept, self.crashed, self.severed))
+                yield Label("cut", process, None, -1, ()), self._spent(tuple(after), cuts=1)
+
+    def is_cut_off(self, state: State, process: int) -> bool:
+        """Whether a process that runs is on the other side of a cut."""
+        places = [place for place in range(self.size, self._budget) if process in self._ends[place]]
+        living = [place for place in places if self.stopped not in [state[one] for one in self._ends[place]]]
+        return bool(living) and all(self.severed in self.contents.values[state[place]] for place in living)
 
     def _crashes(self, state: State) -> Iterator[tuple[Label, State]]:
         for process in range(self.size):
@@ -262,7 +300,7 @@ class System:
                     if target == process:
                         after[place] = 0
                     elif source == process and self.network.detect:
-                        self._post(after, ((place, self.messages(Crashed())),))
+                        self._post(after, ((place, self.crashed),))
                 yield Label("crash", process, None, -1, ()), self._spent(tuple(after), crashes=1)
 
     def _wrong_suspicions(self, state: State) -> Iterator[tuple[Label, State]]:
@@ -285,9 +323,11 @@ class System:
         return (*state[:place], value, *state[place + 1 :])
 
     @staticmethod
-    def _spent(state: State, *, losses: int = 0, duplicates: int = 0, crashes: int = 0, suspicions: int = 0) -> State:
-        left = zip(state[-4:], (losses, duplicates, crashes, suspicions), strict=True)
-        return (*state[:-4], *(budget - spent for budget, spent in left))
+    def _spent(
+        state: State, *, losses: int = 0, duplicates: int = 0, crashes: int = 0, suspicions: int = 0, cuts: int = 0
+    ) -> State:
+        left = zip(state[-5:], (losses, duplicates, crashes, suspicions, cuts), strict=True)
+        return (*state[:-5], *(budget - spent for budget, spent in left))
 
     def _lower_local(self, process: int, local: int, by: int) -> int:
         key = (process, local, by)

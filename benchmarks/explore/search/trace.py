@@ -13,7 +13,7 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One thing that happens: `verb` is step, deliver, lose, repeat, crash or suspect.
+    """One thing that happens: `verb` is step, deliver, lose, repeat, crash, suspect or cut.
 
     `source` is −1 unless a message moves.
     """
@@ -83,6 +83,8 @@ def _worded(system: System, label: Label, before: State) -> TraceStep:
     event, process = label.event, label.process
     if label.verb == "crash":
         return TraceStep("crash", process, -1, f"{process} crashes")
+    if label.verb == "cut":
+        return TraceStep("cut", process, -1, f"{process} is cut off")
     sends: tuple[tuple[int, str], ...] = ()
     notes = "".join(f" ({_note(n)})" for n in label.notes)
     if label.verb != "lose" and system.is_running(before, process):

@@ -25,6 +25,16 @@ class View:
         )
 
     @property
+    def cut_off(self) -> frozenset[int]:
+        """The processes that run on the other side of a cut."""
+        self.decoded = True
+        system, state = self._system, self._state
+        if not system.network.cuts:
+            return frozenset()
+        running = [one for one, value in enumerate(self.processes) if value is not None]
+        return frozenset(one for one in running if system.is_cut_off(state, one))
+
+    @property
     def in_flight(self) -> Mapping[tuple[int, int], tuple[Any, ...]]:
         """The messages on their way per (source, destination), oldest first."""
         self.decoded = True

@@ -16,6 +16,14 @@ furthest stand in an operation of their rounds, the view takes the joiner in: it
 along; a joiner without a state whose donor is lost gets another's, if any other stands there. Elsewhere (in a mean that
 is no round's, at the end) the view is without it, and it asks again later.
 
+Who has committed everything says so, and has *left* once the authority answers. One that was given up gets no such
+answer but the view without it, so that nobody ends well with a mean that the others did again without it.
+
+A worker that is given up may live: it is stopped, or behind a link that is cut. Nothing need end it before the others
+go on. It commits at most the operation that it was in, since those who vote have destroyed its groups and add to no
+other, and it can neither vote nor leave. Its own end is the affair of its lease, which lets it live no longer for
+long without a word from the authority.
+
 The view without members ends the run: nobody was lost and nobody joins, so that something else broke the operation; or
 more are lost than may be at a time; or nobody is left who has a state.
 """

@@ -14,6 +14,7 @@ from partreduce.schedulers.protocols.membership.words import (
     Open,
     Place,
     Publish,
+    Released,
     Restart,
     Setting,
     Stop,
@@ -68,7 +69,8 @@ class Decisions(Setting):
             case Received(worker, Left()):
                 if worker in state.lost:
                     return state, ()
-                return self._weighed(replace(state, left=state.left | {worker}))
+                after, actions = self._weighed(replace(state, left=state.left | {worker}))
+                return after, (Send(worker, Released()), *actions)
             case Received(worker, Join()):
                 if worker in state.view.members and worker not in state.lost:
                     return state, ()

@@ -23,6 +23,7 @@ from partreduce.schedulers.protocols.membership.words import (
     Open,
     Phase,
     Place,
+    Released,
     Setting,
     Share,
     Summed,
@@ -57,6 +58,8 @@ class Member:
 
 OVER = (Phase.FENCED, Phase.ENDED, Phase.LEFT)
 """A worker that is in one of these has nothing to do with the run any more."""
+DONE = (*OVER, Phase.LEAVING)
+"""A worker that is in one of these averages with nobody any more."""
 
 
 class Workers(Setting):
@@ -119,7 +122,9 @@ class Workers(Setting):
             case Confirmed():
                 return _committed(state), ()
             case Leave():
-                return replace(state, phase=Phase.LEFT), (Send(self.authority, Left()),)
+                return replace(state, phase=Phase.LEAVING), (Send(self.authority, Left()),)
+            case Received(_, Released()):
+                return (replace(state, phase=Phase.LEFT) if state.phase is Phase.LEAVING else state), ()
         return self._connected(worker, state, event)
 
     def _connected(self, worker: int, state: Member, event: object) -> Outcome[Member]:
@@ -139,7 +144,7 @@ class Workers(Setting):
     @staticmethod
     def _told(state: Member, source: int, said: Share | Confirm | Here | Given) -> Member:
         """Keep what is of this epoch or a later one, which others may be in first."""
-        if state.phase in OVER or said.epoch < state.view.epoch:
+        if state.phase in DONE or said.epoch < state.view.epoch:
             return state
         return replace(state, heard=state.heard | {(source, said)})
 
@@ -162,7 +167,7 @@ class Workers(Setting):
 
     def _asked(self, state: Member, epoch: int) -> Outcome[Member]:
         """An authority that was started again asks those, too, who have voted."""
-        if epoch != state.view.epoch + 1 or state.phase in (*OVER, Phase.OUTSIDE):
+        if epoch != state.view.epoch + 1 or state.phase in (*DONE, Phase.OUTSIDE):
             return state, ()
         return self._voted(state)
 

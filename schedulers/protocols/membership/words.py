@@ -23,6 +23,7 @@ class Phase(StrEnum):
     REBUILD = "rebuild"
     FENCED = "fenced"
     ENDED = "ended"
+    LEAVING = "leaving"
     LEFT = "left"
 
 
@@ -72,6 +73,11 @@ class Join:
 @dataclass(frozen=True, slots=True)
 class Left:
     """Message: the sender has committed everything and needs nobody any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Message: the receiver has left, as far as the others are concerned: nobody goes on without what it committed."""
 
 
 @dataclass(frozen=True, slots=True)

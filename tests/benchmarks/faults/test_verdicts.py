@@ -241,6 +241,19 @@ def test_what_a_lost_worker_committed_alone_is_not_asked_of_it(judged):
     assert judged(verdicts.judge_values, found, "allreduce that goes on") == []
 
 
+@pytest.mark.parametrize("kind", GOES_ON)
+def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_before(judged, kind):
+    """Both of its processes enter that step, with different values, and each is judged by what it was."""
+    for amount in (0, 0.3):
+        found = gone_on(kind, views=(EVERYBODY, [5, EVERYBODY[1]]))
+        replay, joins = Replay(KINDS[kind], [(-1, tuple(EVERYBODY[1]))]), 6 * KINDS[kind].steps_a_round - 1
+        for step in range(joins):
+            replay.step(step, {})
+        again = next(place for place, entry in enumerate(found[3]) if place and entry[0] == "begins")
+        found[3].insert(again, line("enters", joins, joins, replay.x[3] + amount))
+        assert len(judged(verdicts.judge_values, found, kind)) == bool(amount), amount
+
+
 def test_survivors_that_do_not_go_on_where_they_can_are_seen(judged):
     def killed(running):
         running.cell = replace(running.cell, fault="kill worker")

@@ -305,6 +305,48 @@ def tied(cell):
     yield from run(cell, optimizer, model, lambda number: step(cell, optimizer, model, number, loss=loss))
 
 
+@idiom(
+    "tied by memory",
+    "a transposed weight as a parameter of its own, `Parameter(a.weight.t())`",
+    all=(KINDS, Outcome("refused", "two tensors in one memory", "wrapping would part them")),
+)
+def tied_by_memory(cell):
+    model = network()
+    model.back = torch.nn.Module()
+    model.back.weight = torch.nn.Parameter(model[0].weight.t())
+    cell.wrap(sgd(model), model)
+    yield
+
+
+@idiom("kept views", "`p.detach()` and NumPy views of parameters, taken once and read after every step")
+def kept_views(cell):
+    model, optimizer = begun(cell)
+    views = [(p.detach(), p.detach().numpy()) for p in model.parameters()]
+
+    def act(number):
+        step(cell, optimizer, model, number)
+        for kind in zip(*views, strict=True):
+            cell.notes.append(torch.cat([torch.as_tensor(view).reshape(-1).clone() for view in kind]))
+
+    yield from run(cell, optimizer, model, act)
+
+
+@idiom("buffers", "a mask of −∞, an expanded and a sparse buffer, and frozen weights in 8 bits, all constant")
+def buffers(cell):
+    model = network()
+    model.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+    model.register_buffer("repeated", torch.tril(torch.ones(3, 3)).expand(2, 3, 3))
+    model.register_buffer("graph", torch.eye(3).to_sparse())
+    model.levels = torch.nn.Parameter(torch.arange(4, dtype=torch.int8), requires_grad=False)
+    optimizer = cell.wrap(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05), model)
+
+    def act(number):
+        step(cell, optimizer, model, number)
+        cell.notes += [one.to_dense().double().reshape(-1) for one in model.buffers()]
+
+    yield from run(cell, optimizer, model, act)
+
+
 @idiom("frozen weights", "a layer frozen at wrapping; another frozen and unfrozen in mid-run")
 def frozen(cell):
     model = network()

@@ -126,6 +126,30 @@ def test_a_foreign_optimizer_and_wrapped_models_are_refused():
 
 
 @pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (torch.ones(4, dtype=torch.complex64), r"'0' is torch\.complex64; only torch\.float32, .* are averaged"),
+        (torch.ones(4).to(torch.float8_e4m3fn), r"'0' is torch\.float8_e4m3fn; only .* freeze it before wrapping"),
+        (torch.eye(4).to_sparse(), "'0' is sparse; make it dense"),
+    ],
+)
+def test_parameters_that_no_sum_can_carry_are_refused_by_name(values, words):
+    model = torch.nn.ParameterList([torch.nn.Parameter(values)])
+    with pytest.raises(InputError, match=words):
+        flat_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_columns_of_one_array_are_no_shared_memory_and_a_view_of_a_parameter_is():
+    both = torch.arange(12.0).view(3, 4)
+    model = torch.nn.ParameterList([both[:, :2], both[:, 2:]])
+    flat_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert torch.equal(torch.cat(list(model), 1), both)
+    model.register_buffer("view", model[1].data[1:])
+    with pytest.raises(InputError, match="parameter '1' and buffer 'view' are two tensors in one memory"):
+        flat_of(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(
     ("make", "keys"),
     [
         (lambda p: torch.optim.SGD(p, lr=0.1), []),

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import time
 
 import pytest
 
-from helpers.sshd import Hosts, why_not
-from helpers.warm import WARM
+from helpers.host_runs import LIMIT, Begun, wait_until
 from partreduce.__main__ import main
 from partreduce.runtime.launcher.hosts import placed, read_hosts
 from partreduce.topo.cluster import Cluster
@@ -19,8 +16,6 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.generated import Generated
 
-LIMIT = 500
-"""Seconds for what takes ten on a machine that does little else."""
 TRAIN = """
 import os, signal, sys, torch, partreduce
 rank, rounds = int(os.environ["RANK"]), int(sys.argv[1])
@@ -41,55 +36,6 @@ for step in range(rounds):
 optimizer.finish()
 print("ended with round", optimizer.round)
 """
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    if reason := why_not():
-        pytest.skip(reason)
-    made = Hosts(tmp_path)
-    yield made
-    made.close()
-
-
-PATIENT = """
-import sys
-from partreduce.__main__ import main
-from partreduce.runtime.launcher import over_ssh
-over_ssh.GRACE_SECONDS, over_ssh.START_SECONDS = float(sys.argv.pop(1)), 500.0
-sys.exit(main())
-"""
-"""The command with other times: with a long grace period, who learns of a loss has said so before it is ended."""
-
-
-class Begun:
-    """`partreduce run` over hosts a and b of two workers each."""
-
-    def __init__(self, hosts, folder, schedule, *arguments, grace=60.0):
-        (folder / "hosts").write_text("a slots=2\nb slots=2  # a comment\n")
-        (folder / "train.py").write_text(TRAIN)
-        self._written = [folder / "output", folder / "errors"]
-        command = ["-c", PATIENT, grace, "run", "--hosts", "hosts", "--ssh", hosts.ssh, "--schedule", schedule]
-        with self._written[0].open("w") as output, self._written[1].open("w") as errors:
-            streams = [0, output.fileno(), errors.fileno()]
-            self.process = WARM.start(*command, "train.py", *arguments, streams=streams, cwd=folder)
-        hosts.runs.append(self.process)
-
-    def ended(self):
-        """The exit code, and what it wrote on both streams."""
-        return self.process.wait(LIMIT), *(path.read_text() for path in self._written)
-
-    def under_way(self):
-        """Worker 3's process, once it has trained a few rounds."""
-        wait_until(lambda: re.search(r"under way as \d+\n", self._written[0].read_text()), self._written[1].read_text)
-        return int(re.search(r"under way as (\d+)", self._written[0].read_text())[1])
-
-
-def wait_until(condition, said=lambda: ""):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline, said()
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +83,7 @@ def test_hosts_that_do_not_fit_are_refused_in_one_line(tmp_path, lines, num_work
 def test_a_worker_of_another_host_that_is_killed_is_named_and_the_others_go_on_where_the_kind_can(hosts, tmp_path):
     schedule = tmp_path / "generated.json"
     write_schedule(schedule, Schedule("on request", Cluster.regular(2, 2), Generated()))
-    code, output, errors = Begun(hosts, tmp_path, schedule, "30", "dies").ended()
+    code, output, errors = Begun(hosts, tmp_path, TRAIN, schedule, "30", "dies").ended()
     assert code == 0, errors
     assert "partreduce: worker 3 was killed by signal 9 (SIGKILL) while it" in errors
     begins, ends = ([f"[{rank}] {what}" for rank in range(4)] for what in ("begins", "ended with round 30"))
@@ -183,7 +129,7 @@ def test_a_run_over_hosts_ends_whatever_fails_and_leaves_nothing_on_any(hosts, t
     assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
     words = ["impatient"] if what == "a worker is stopped" else []
     # A stopped worker does not end by itself.
-    run = Begun(hosts, tmp_path, schedule, "1000000000", *words, grace=5.0 if "stopped" in what else 60.0)
+    run = Begun(hosts, tmp_path, TRAIN, schedule, "1000000000", *words, grace=5.0 if "stopped" in what else 60.0)
     fail(hosts, run, run.under_way())
     returned, _, errors = run.ended()
     assert returned == code, errors

@@ -135,7 +135,7 @@ def test_a_silent_worker_is_given_up_and_ended_and_the_run_says_so():
     code, said, text = run({2: ("stopped", 4)}, timeout=10.0)
     assert code == FencedError.exit_code, text
     assert own(said) == replayed(until(4, ALL, THREE), THREE), text
-    assert "worker 2 said nothing for 10 s and was ended" in text
+    assert "worker 2 said nothing for 10 s and was given up" in text
     assert "SIGKILL" not in text, "the launcher sent it"
 
 

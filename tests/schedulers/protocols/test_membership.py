@@ -21,10 +21,12 @@ from partreduce.schedulers.protocols.membership.words import (
     Healed,
     Join,
     Knock,
+    Leave,
     Left,
     Open,
     Phase,
     Publish,
+    Released,
     Stop,
     Summed,
     View,
@@ -37,6 +39,11 @@ RESTART = "2 workers, two deaths, a lease, a restart"
 THREE, THREE_RESTART = "3 workers, one death, at once", "3 workers, two deaths, a restart, at once"
 ONE_MAY = "3 workers, two deaths, one may be lost, at once"
 LEASE = "3 workers, one taken for dead, a lease, at once"
+CUT, CUT_TWO, CUT_JOINS = (
+    "3 workers, one round, one cut off, at once",
+    "2 workers, one cut off",
+    "1 worker and one that joins, one cut off, at once",
+)
 JOINS, JOINS_TWICE = (
     "2 workers and one that joins, one death, at once",
     "2 workers and two that join, one death, at once",
@@ -341,6 +348,100 @@ class LetsNobodyIn(Membership):
         return replace(view, members=tuple(w for w in view.members if w not in view.joined))
 
 
+class LeavesWithoutAnAnswer(Membership):
+    """A worker has left as soon as it says so."""
+
+    dies_in = CUT_TWO
+
+    def _step_member(self, worker, state, event):
+        after, actions = super()._step_member(worker, state, event)
+        return (replace(after, phase=Phase.LEFT) if after.phase is Phase.LEAVING else after), actions
+
+
+class ReleasesWhoIsGivenUp(Membership):
+    """A worker that is given up may leave like any other."""
+
+    dies_in = TAKEN
+
+    def _step_authority(self, state, event):
+        if isinstance(event, Received) and isinstance(event.message, Left) and event.source in state.lost:
+            return state, (Send(event.source, Released()),)
+        return super()._step_authority(state, event)
+
+
+class ReleasesNobody(Membership):
+    """The authority notes who leaves, and does not answer."""
+
+    dies_in = CUT_TWO
+
+    def _step_authority(self, state, event):
+        after, actions = super()._step_authority(state, event)
+        return after, tuple(a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Released)))
+
+
+class HearsNoViewWhileItLeaves(Membership):
+    """A worker that leaves waits for the answer alone, and not for the view without it."""
+
+    dies_in = TAKEN
+
+    def _decided(self, worker, state, view):
+        return (state, ()) if state.phase is Phase.LEAVING else super()._decided(worker, state, view)
+
+
+class VotesWhileItLeaves(Membership):
+    """A worker that has committed everything votes, and is taken along, although nothing is left for it to do."""
+
+    dies_in = TAKEN
+
+    def _asked(self, state, epoch):
+        if state.phase is Phase.LEAVING and epoch == state.view.epoch + 1:
+            return self._voted(state)
+        return super()._asked(state, epoch)
+
+
+class OutlivesItsLease(Membership):
+    """A worker that hears nothing of the authority any more waits for it."""
+
+    dies_in = CUT
+
+    def _step_member(self, worker, state, event):
+        if event == Received(self.authority, Crashed()):
+            return state, ()
+        return super()._step_member(worker, state, event)
+
+
+class GoesOnAloneWhenCutOff(Membership):
+    """A worker that hears nothing of the authority any more takes itself for the only one left."""
+
+    dies_in = CUT
+
+    def _step_member(self, worker, state, event):
+        if event == Received(self.authority, Crashed()) and state.phase in (Phase.RUN, Phase.VOTE):
+            alone = View(state.view.epoch + 1, (worker,), state.place)
+            return replace(state, phase=Phase.RUN, view=alone, group=(), prepared=False), ()
+        return super()._step_member(worker, state, event)
+
+
+class ForgetsALossInAVote(Membership):
+    """A loss that is known only while a vote is under way counts for nothing."""
+
+    dies_in = CUT_TWO
+
+    def _missed(self, state, workers):
+        return (state, ()) if state.is_open else super()._missed(state, workers)
+
+
+class LeavesWithItsLease(Membership):
+    """A worker whose lease ends while it waits for the answer takes that for a yes."""
+
+    dies_in = CUT_TWO
+
+    def _step_member(self, worker, state, event):
+        if event == Received(self.authority, Crashed()) and state.phase is Phase.LEAVING:
+            return replace(state, phase=Phase.LEFT), ()
+        return super()._step_member(worker, state, event)
+
+
 BUGS = Membership.__subclasses__()
 PAGE = Path(__file__).parents[3] / "benchmarks" / "results" / "seeded_bugs.md"
 
@@ -425,6 +526,17 @@ def test_the_silent_are_given_up_and_one_of_them_that_comes_back_is_fenced():
     assert authority.view == View(1, (0, 2))
     back, _ = after(Member(FIRST), Received(3, authority.view), process=1)
     assert back.phase is Phase.FENCED
+
+
+def test_who_leaves_waits_for_the_answer_and_hears_the_view_without_it_where_it_was_given_up():
+    leaving, actions = after(Member(FIRST), Leave(), Received(3, Open(1)), Received(2, Crashed()))
+    assert (leaving.phase, actions) == (Phase.LEAVING, ())
+    assert after(leaving, Received(3, Released()))[0].phase is Phase.LEFT
+    assert after(leaving, Received(3, View(1, (1, 2))))[0].phase is Phase.FENCED
+    assert after(leaving, Received(3, Crashed()))[0].phase is Phase.ENDED
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, Received(0, Crashed()), process=3)
+    assert after(authority, Received(0, Left()), process=3) == (authority, ()), "it cannot leave any more"
 
 
 JOINING = Membership(3, 2, outside=1)
@@ -542,7 +654,9 @@ def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
 
 def test_who_has_left_has_committed_everything_and_is_missed_by_nobody():
     authority, _ = MACHINE.start(3)
-    authority, actions = after(authority, Received(0, Left()), Received(0, Crashed()), process=3)
+    authority, actions = after(authority, Received(0, Left()), process=3)
+    assert actions == (Send(0, Released()),)
+    authority, actions = after(authority, Received(0, Crashed()), process=3)
     assert (authority.lost, actions) == (frozenset(), ())
     authority, _ = after(authority, Received(1, Vote(1, (7, 0), ALL)), Received(2, Vote(1, (7, 0), ALL)), process=3)
     assert authority.view == View(1, (1, 2), (7, 0), (1, 2))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from benchmarks.explore.explorer import Network, NoDeadlock, PerProcess, PerState, Progress, explore
-from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
 from partreduce.topo.errors import InputError, RefutedError, UnknownError
 
 
@@ -275,8 +275,62 @@ def test_who_has_crashed_neither_suspects_nor_is_suspected():
     assert (None, None) not in seen
 
 
+@dataclass(frozen=True)
+class Letters:
+    """Process 0 sends two letters; each notes what comes, and whom it takes for dead."""
+
+    num_processes = 2
+    channels = suspects = ((0, 1), (1, 0))
+
+    def start(self, _process):
+        return (), ()
+
+    def ready(self, process, state):
+        return ("write",) if not process and len([one for one in state if one != "gone"]) < 2 else ()
+
+    def step(self, _process, state, event):
+        if event == "write":
+            letter = "second" if "first" in state else "first"
+            return (*state, letter), (Send(1, letter),)
+        return (*state, "gone" if event.message == Crashed() else event.message), ()
+
+
+@pytest.mark.parametrize("delay", [True, False])
+def test_of_what_is_sent_over_a_link_that_is_cut_a_first_part_arrives_and_both_sides_hear_of_the_cut(delay):
+    seen, cut = set(), set()
+
+    def note(view):
+        seen.add(view.processes)
+        if view.cut_off:
+            cut.add(view.processes)
+
+    keep = PerState("seen", note)
+    assert explore(Letters(), properties=(keep,), network=Network(cuts=1, delay=delay)).complete
+    got = {got for _, got in seen}
+    whole = ("first", "second")
+    assert got == {(*whole[:count], *gone) for count in range(3) for gone in ((), ("gone",))}
+    assert (whole, ("gone",)) in cut, "both letters are lost"
+    assert (("gone", *whole), ("gone",)) in cut, "it goes on behind the cut"
+    assert {got for sent, got in seen if sent[:1] == ("gone",) and got[:1] == ("first",)} == set(), "written too late"
+
+
+def test_cuts_that_mean_nothing_are_refused():
+    with pytest.raises(InputError, match="keep their order"):
+        Network(cuts=1, reorder=True)
+    with pytest.raises(InputError, match="nobody takes another process for dead"):
+        explore(TwoSpinners(), network=Network(cuts=1))
+    with pytest.raises(InputError, match="cuts are numbers"):
+        Network(cuts=-1)
+
+
+def test_a_trace_says_who_is_cut_off():
+    never = PerState("never", lambda view: "heard" if "gone" in view.processes[1] else None)
+    trace = explore(Letters(), properties=(never,), network=Network(cuts=1)).finding("never").trace
+    assert str(trace).startswith("  1. 0 is cut off\n  2. 0 → 1: Crashed() arrives")
+
+
 def test_suspicion_where_nobody_watches_anybody_is_refused():
     with pytest.raises(InputError, match="nobody takes another process for dead"):
         explore(TwoSpinners(), network=Network(suspicions=1))
-    with pytest.raises(InputError, match="suspicions are numbers"):
+    with pytest.raises(InputError, match="suspicions and cuts are numbers"):
         Network(suspicions=-1)
