@@ -14,6 +14,7 @@ from partreduce.topo.fields import Choice
 from partreduce.topo.losses import Loss, Symmetries
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
+from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Sending
 from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.routes import ALIKE
@@ -138,6 +139,44 @@ def check_covered(schedule: Schedule) -> None:
                 f"strategy.{name}: contingencies are for whole models in lockstep, without tables, fragments or "
                 f"anchors of each worker's own; leave {name} out"
             )
+
+
+def with_groups(schedule: Schedule, lost: Collection[int], groups: Groups) -> Schedule:
+    """What `after_loss` would give if the file's contingency were this one; of no loss, the schedule with these groups.
+
+    All-Reduce that averages parameters becomes a schedule with groups.
+
+    Raises:
+        ScheduleError: the groups do not fit the cluster, or no contingency can be made of such a schedule.
+    """
+    check_covered(schedule)
+    strategy = schedule.strategy
+    if isinstance(strategy, AllReduce) and not strategy.averages_gradients:
+        how = replace(strategy.how, error_feedback=False)  # which groups do not have
+        phases = _one_group(schedule.cluster)
+        grouped = Static(phases=phases, pace=strategy.pace, what=strategy.what, how=how, averaging=strategy.averaging)
+        schedule = replace(schedule, strategy=grouped, contingencies=())
+    return _continued(schedule, frozenset(lost), groups)
+
+
+def check_switch(now: Schedule, then: Schedule) -> None:
+    """Refuse what workers cannot go over to between two rounds: only who averages with whom may differ.
+
+    Raises:
+        ScheduleError: the place, and what differs.
+    """
+    check_covered(then)
+    ways = {
+        "num_workers": (now.num_workers, then.num_workers),
+        "strategy.pace": (now.paces().tolist(), then.paces().tolist()),
+        "strategy.what": (now.strategy.what, then.strategy.what),
+        "strategy.how": (now.strategy.how, then.strategy.how),
+        "strategy.averaging": (now.strategy.averaging, then.strategy.averaging),
+        "what is averaged": (now.strategy.averages_gradients, then.strategy.averages_gradients),
+    }
+    for place, (has, gets) in ways.items():
+        if has != gets:
+            raise ScheduleError(f"{place}: is {has}, and would be {gets} after a switch, which changes groups only")
 
 
 def sends_whole(schedule: Schedule) -> bool:

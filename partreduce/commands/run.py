@@ -1,6 +1,7 @@
 """`partreduce run`: start workers for a script, here as torchrun would, or on several hosts as mpirun would."""
 
 import contextlib
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import typer
 from partreduce.console import console
 from partreduce.runtime.generator.beside import generator_beside
 from partreduce.runtime.launcher.hosts import placed, read_hosts
-from partreduce.runtime.launcher.launch import LOOPBACK, check_losses, launch
+from partreduce.runtime.launcher.launch import LOOPBACK, Replan, check_losses, launch
 from partreduce.runtime.launcher.orphans import orphans_ended
 from partreduce.runtime.launcher.over_ssh import reached
 from partreduce.runtime.launcher.signals import Terminated, terminable
@@ -57,6 +58,13 @@ def command(
         int,
         typer.Option(help="How often, in all, a lost worker is started again and joins the others.", min=0),
     ] = 0,
+    replan: Annotated[
+        bool,
+        typer.Option(
+            "--replan",
+            help="With --survive: plan anew by what workers measure, and switch to what is clearly better.",
+        ),
+    ] = False,
     hosts: Annotated[
         Path | None,
         typer.Option(
@@ -80,6 +88,8 @@ def command(
             nodes = loaded.cluster.num_nodes
         _say_if_refuted(schedule, loaded)
     placed = None if hosts is None else _placed(hosts, workers, nodes, loaded)
+    if replan and hosts is not None:
+        raise typer.BadParameter("is for workers on this machine: leave out --hosts, or it", param_hint="--replan")
     if workers is None and placed is None:
         misplaced = {"--workers", "-n", "--schedule", "--hosts"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
@@ -122,6 +132,7 @@ def command(
                 patient=patient,
                 most_lost=most_lost,
                 max_restarts=max_restarts,
+                replan=Replan((sys.executable, "-m", "partreduce.planner.replan")) if replan else None,
             )
     except Terminated as ended:
         return ended.exit_code

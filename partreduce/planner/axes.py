@@ -191,10 +191,12 @@ class Axes:
         return Figures(spread, pushed, self.figures.contraction, apart)
 
     def _may_be_lost(self, setting: Setting) -> bool:
-        """As `Option.may_be_lost`."""
+        """As `Option.may_be_lost`, or by its drift."""
         if self.job.fastest or self._averages_gradients(setting) or setting.when is Lateness.PIPELINE:
             return False
         figures, lost = self.at(setting), self.usual.lost
+        if not self.job.bears_drift(figures.drift.value or 0.0):
+            return True
         if setting.when is Lateness.LATE:
             return figures.late_distance >= lost.late
         return known(figures.consensus_distance) >= lost.consensus_distance

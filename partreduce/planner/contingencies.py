@@ -26,6 +26,7 @@ from partreduce.topo.hardware import Hardware, Switch
 from partreduce.topo.losses import Loss, Symmetries, losses_of_nodes
 from partreduce.topo.rule import digit_of, strides_of
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Pace
 from partreduce.topo.strategies.static import RulePhases, Static
 from partreduce.verify.survives import apart_after
 
@@ -149,21 +150,8 @@ class _Rivals:
         if job.cluster not in self._anew:
             self._anew[job.cluster] = []
             with suppress(PartreduceError):
-                self._anew[job.cluster] = self._search(job)
+                self._anew[job.cluster] = groups_for(job, self._schedule.strategy.pace)
         return self._anew[job.cluster]
-
-    def _search(self, job: Job) -> list[Groups]:
-        from partreduce.planner.plan import plan
-
-        asked = replace(job, effort=EFFORTS["quick"], when=Lateness.LOCKSTEP, gap=False, quorum=False)
-        pace = self._schedule.strategy.pace
-        options = sorted(plan(asked).options, key=lambda one: (one.pace != pace, one.time))
-        found: list[Groups] = []
-        for option in options:
-            strategy = option.schedule.strategy
-            if isinstance(strategy, Static) and goes_on(option.schedule) and strategy.phases not in found:
-                found.append(strategy.phases)
-        return found[:OFFERED]
 
     def _moved(self, lost: Loss) -> Loss:
         """The same loss of the schedule that is compared: its nodes have digits that are there as well."""
@@ -177,6 +165,24 @@ class _Rivals:
             digits = (digit_of(node, stride, radix) for stride, radix in zip(strides, full.radices, strict=True))
             moved.append(sum(digit * stride for digit, stride in zip(digits, fewer, strict=True)) * size + rank)
         return tuple(sorted(moved))
+
+
+def groups_for(job: Job, pace: Pace) -> list[Groups]:
+    """Groups that the planner finds for a cluster in a quick search, those that it would have at this pace first.
+
+    Raises:
+        PartreduceError: it finds none.
+    """
+    from partreduce.planner.plan import plan
+
+    asked = replace(job, effort=EFFORTS["quick"], when=Lateness.LOCKSTEP, gap=False, quorum=False)
+    options = sorted(plan(asked).options, key=lambda one: (one.pace != pace, one.time))
+    found: list[Groups] = []
+    for option in options:
+        strategy = option.schedule.strategy
+        if isinstance(strategy, Static) and goes_on(option.schedule) and strategy.phases not in found:
+            found.append(strategy.phases)
+    return found[:OFFERED]
 
 
 def _compared(schedule: Schedule, job: Job) -> tuple[Schedule, Job]:

@@ -155,12 +155,11 @@ def contenders(options: Sequence[Option], job: Job) -> list[Option]:
 
     What is late, and was not asked for, has to be fastest where lateness costs most; what a calibrated task was lost
     under, at `LOST_RATIO` times its steps; what is coded, if that takes longer than predicted. What lets workers drift
-    apart on data of their own needs a price of that, where anything else is allowed.
+    apart on data of their own needs a price of that (`Job.bears_drift`), where anything else is allowed.
     """
-    if not job.fastest and not job.knows_price_of_drift:
-        options = [one for one in options if not one.drift.value] or options
     if job.fastest:
         return list(options)
+    options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     for is_doubtful in (lambda one: one.may_be_lost, _is_coded, lambda one: one.late or one.facts):
         sure = min((decisive_time(one, job) for one in options if not is_doubtful(one)), default=math.inf)
         options = [one for one in options if not is_doubtful(one) or decisive_time(one, job) <= sure]

@@ -27,6 +27,8 @@ PIPELINE_WIDTH = Pipeline().width
 """Iterations side by side in a pipeline that the planner weighs."""
 MOST_BY_THE_WAY = 256
 """Workers for which quorums are weighed where nobody asks for them."""
+MOST_DRIFT = {Optimizer.ADAM: 0.0, Optimizer.MOMENTUM: 2.9}
+"""On data that differ between workers: with more, networks did not reach their loss."""
 LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
 """The time limit where only an effort is given: so many seconds, and so many times the effort."""
 
@@ -213,14 +215,16 @@ class Job:
         """Whether gradients may come a step late, as far as the curvature is known."""
         return self.curvature is None or self.curvature < stability_limit(PIPELINE_WIDTH)
 
-    @property
-    def knows_price_of_drift(self) -> bool:
-        """False for Adam on sorted data without a pilot.
+    def bears_drift(self, drift: float) -> bool:
+        """Whether a drift of so much on the job's data has a price that may be trusted.
 
-        What drift costs was measured under SGD. Under Adam two of two jobs with it, drawn at random, had not reached
-        All-Reduce's loss after five times its steps (benchmarks/results/regret.md).
+        What drift costs was measured under SGD, or by the job's pilot. Under Adam two of two jobs with any, drawn at
+        random, had not reached All-Reduce's loss after five times its steps; under momentum one of two seeds of a
+        convolution with a drift of 3 had not (benchmarks/results/regret.md).
         """
-        return self.data is Data.SHUFFLED or self.optimizer is not Optimizer.ADAM or self.pilot is not None
+        if self.data is Data.SHUFFLED or self.pilot is not None:
+            return True
+        return self.optimizer not in MOST_DRIFT or drift <= MOST_DRIFT[self.optimizer]
 
     @property
     def codecs(self) -> tuple[Codec, ...]:

@@ -222,10 +222,10 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
     ratio = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
     if job.take is not None:
         return ratio
-    if fastest.drift.value and not job.knows_price_of_drift:
+    if not job.bears_drift(fastest.drift.value or 0.0):
         return (
-            f"{ratio}, but lets workers drift apart on {job.data} data: what that costs under Adam was not measured; a "
-            "pilot measures it on your job (partreduce measure FILE.py:NAME CLUSTER)"
+            f"{ratio}, but lets workers drift apart on {job.data} data: under {job.optimizer} networks did not reach "
+            "their loss so; a pilot measures it on your job (partreduce measure FILE.py:NAME CLUSTER)"
         )
     if fastest.may_be_lost:
         return (

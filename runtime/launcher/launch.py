@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -48,8 +49,25 @@ MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
 """Tells workers how often in all a lost one is started again."""
 RESTARTED = "PARTREDUCE_RESTARTED"
 """Tells a worker, which was started in the place of one that was lost, how many were before it in this run."""
+REPLAN = "PARTREDUCE_REPLAN"
+"""Tells workers that the launcher will ask what they have measured."""
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replan:
+    """That a run plans anew by what its workers measure (see `launcher.replanning`).
+
+    Args:
+        command: a program that answers a question; both are JSON.
+        settling: seconds from the first round of an epoch, or from a look at what workers measure, to the next look.
+        quiet: seconds after a plan in which nothing is planned, at least.
+    """
+
+    command: Sequence[str]
+    settling: float = 5.0
+    quiet: float = 60.0
 
 
 def launch(
@@ -65,6 +83,7 @@ def launch(
     patient: bool = False,
     most_lost: int = 0,
     max_restarts: int = 0,
+    replan: Replan | None = None,
     output: TextIO | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
@@ -90,6 +109,7 @@ def launch(
         most_lost: so many workers may be missing, lost to a signal or to silence, once all are connected; the others go
             on, by the membership of their optimizer (see `worker.epochs`).
         max_restarts: so often in all a lost worker is started again, and joins the others.
+        replan: plan anew, by what workers measure, and switch to what is clearly better.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
 
     Raises:
@@ -98,6 +118,8 @@ def launch(
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
     check_losses(num_workers, most_lost, max_restarts)
+    if replan is not None and not most_lost:
+        raise InputError("--replan: is for runs whose workers vote on how they go on; let them by --survive K")
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
     if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
@@ -105,10 +127,8 @@ def launch(
             f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
         )
     shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
-    if most_lost:
-        shared[MOST_LOST] = str(most_lost)
-    if max_restarts:
-        shared[MAX_RESTARTS] = str(max_restarts)
+    told = {MOST_LOST: most_lost, MAX_RESTARTS: max_restarts, REPLAN: int(replan is not None)}
+    shared |= {name: str(number) for name, number in told.items() if number}
     processes: list[Child] = []
     try:
         with terminable():
@@ -127,23 +147,50 @@ def launch(
                 let_go(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
                 outlet = Outlet(output)
-                views = _views(workers, spares, store, most_lost, outlet) if most_lost else None
-                return supervise(
-                    workers,
-                    processes[:num_workers],
-                    store,
-                    grace,
-                    outlet,
-                    survive=survive,
-                    patient=patient,
-                    views=views,
-                )
+                made = _views(workers, spares, store, outlet, guardian, most_lost=most_lost, replan=replan)
+                with contextlib.nullcontext() if made is None else contextlib.closing(made) as views:
+                    return supervise(
+                        workers,
+                        processes[:num_workers],
+                        store,
+                        grace,
+                        outlet,
+                        survive=survive,
+                        patient=patient,
+                        views=views,
+                    )
             finally:
                 with held():
                     end_all(processes)
                     guardian.close()
     except Terminated as ended:
         return ended.exit_code
+
+
+def _views(
+    workers: list[Worker],
+    spares: Spares,
+    store: Store,
+    outlet: Outlet,
+    guardian: Guardian,
+    *,
+    most_lost: int,
+    replan: Replan | None,
+) -> Views | None:
+    if not most_lost:
+        return None
+    from partreduce.runtime.launcher.views import Views  # loads torch, as every worker does
+
+    started = itertools.count(1)
+    return Views(
+        workers,
+        store,
+        most_lost,
+        outlet,
+        start=lambda rank: spares.started(rank, next(started)),
+        replan=replan,
+        watch=guardian.watch,
+    )
 
 
 def check_losses(num_workers: int, most_lost: int, max_restarts: int) -> None:
@@ -158,13 +205,6 @@ def check_losses(num_workers: int, most_lost: int, max_restarts: int) -> None:
         raise InputError(
             f"--max-restarts {max_restarts}: a lost worker joins others that go on without it; let them by --survive K"
         )
-
-
-def _views(workers: list[Worker], spares: Spares, store: Store, most_lost: int, outlet: Outlet) -> Views:
-    from partreduce.runtime.launcher.views import Views  # loads torch, as every worker does
-
-    started = itertools.count(1)
-    return Views(workers, store, most_lost, outlet, lambda rank: spares.started(rank, next(started)))
 
 
 class Spares:

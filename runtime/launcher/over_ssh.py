@@ -260,7 +260,7 @@ class Hosts:
         if most_lost:
             from partreduce.runtime.launcher.views import Views  # loads torch, as the store has done
 
-            views = Views(workers, store, most_lost, outlet, _Starts(workers, max_restarts).started)
+            views = Views(workers, store, most_lost, outlet, start=_Starts(workers, max_restarts).started)
         return supervise(
             [*workers], self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient, views=views
         )

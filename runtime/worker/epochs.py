@@ -17,7 +17,7 @@ from dataclasses import replace
 from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.launcher.launch import MAX_RESTARTS, MOST_LOST
+from partreduce.runtime.launcher.launch import MAX_RESTARTS, MOST_LOST, REPLAN
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.recorder import Operation, Recorder
@@ -25,6 +25,7 @@ from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import JOINED, POLL_SECONDS, Notes
 from partreduce.runtime.transport.waiting import GoneError, Wait
 from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.worker.measured import measured
 from partreduce.runtime.worker.regrouping import Regrouping, State
 from partreduce.runtime.worker.voting import Voting
 from partreduce.schedulers.protocols.membership.words import (
@@ -38,6 +39,7 @@ from partreduce.schedulers.protocols.membership.words import (
     Summed,
     View,
 )
+from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.errors import FencedError, PeerLostError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
@@ -79,6 +81,7 @@ class Epochs(Everyone):
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
         self.voting = Voting(world, heartbeat, self._heard, timeout=timeout, most_lost=most_lost)
         self.regrouping = Regrouping(world, schedule, key=key, timeout=timeout)
+        self._is_measured = bool(os.environ.get(REPLAN))
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
         self.views: list[tuple[int, Members]] = [(-1, tuple(range(world.size)))]
@@ -93,14 +96,14 @@ class Epochs(Everyone):
             PeerLostError: one of them was lost before.
         """
         self.regrouping.reducers, self.regrouping.held = {reducer: reducer.key for reducer in reducers}, state
-        self.heartbeat.with_each = self.voting.look
+        self.heartbeat.with_each = self._look
         if self.voting.state.blank:
             self._go_on(None)
             return
-        facts, notes = (
-            {"timeout": self.timeout, "are_equal": self.schedule.strategy.averages_gradients},
-            self.voting.notes,
-        )
+        notes = self.voting.notes
+        facts: dict[str, object] = {"timeout": self.timeout, "are_equal": self.schedule.strategy.averages_gradients}
+        if self._is_measured:
+            facts["schedule"] = dump_schedule(self.schedule)
         notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
         notes.count(JOINED, 1)
         wait = Wait(self.heartbeat, range(self.world.size), self.timeout)
@@ -110,6 +113,12 @@ class Epochs(Everyone):
             except GoneError as gone:
                 raise PeerLostError(f"before the first step: {gone}") from None
             time.sleep(POLL_SECONDS)
+
+    def _look(self) -> None:
+        """Now and then, beside the training."""
+        self.voting.look()
+        if self._is_measured:
+            self.voting.answer_measure(lambda: measured(self._first.recorder.last(), self.views[-1][0]))
 
     @property
     def members(self) -> Members:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from partreduce.runtime.launcher.launch import MOST_LOST
+from partreduce.runtime.launcher.launch import MOST_LOST, REPLAN
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.worlds import World
@@ -42,7 +42,22 @@ def lives_on_after_losses(
         raise MissingFeatureError(
             f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with --survive 0"
         )
+    if os.environ.get(REPLAN) and (refusal := refusal_to_replan(schedule)):
+        raise MissingFeatureError(
+            f"schedule {schedule.name!r}: {refusal}, and no such run is planned anew yet; leave out --replan"
+        )
     return True
+
+
+def refusal_to_replan(schedule: Schedule) -> str:
+    """What of a schedule keeps it from being planned anew, as a clause; empty where nothing does."""
+    strategy = schedule.strategy
+    refusals = {
+        "it averages gradients in each step": strategy.averages_gradients,
+        "it has outer steps": not strategy.what.outer.is_plain,
+        "it sends in a codec": strategy.how.codec.rounds,
+    }
+    return next((why for why, holds in refusals.items() if holds), "")
 
 
 def refusal_of(schedule: Schedule) -> str:

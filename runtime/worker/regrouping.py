@@ -15,15 +15,18 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import member_sets
-from partreduce.runtime.transport.store_line import NamedPrefixStore
+from partreduce.runtime.transport.notes import MEMBERSHIP, PLAN, Notes
+from partreduce.runtime.transport.store_line import NamedPrefixStore, root_store
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.runtime.worker.voting import name_of
 from partreduce.schedulers.protocols.membership.words import Members, View
 from partreduce.topo.contingency import after_loss
 from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.errors import UnavailableError
+from partreduce.topo.document.schedule import parse_schedule
+from partreduce.topo.errors import ScheduleError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
+from partreduce.verify.certificate import confirm
 
 LOST = "a further worker is lost"
 
@@ -86,7 +89,9 @@ class Regrouping:
         self._members = view.members
         if world.rank in view.joined:
             world.begin_anew(name)  # where the others went when they voted
-        if not lost:
+        if view.plan:
+            self._now = self._planned(view.plan)
+        elif not lost:
             self._now = self.schedule
         else:
             self._now = after_loss(self.schedule, lost) if len(view.members) > 1 else None
@@ -114,6 +119,19 @@ class Regrouping:
         finally:
             world.given_up = lambda: None
         return True
+
+    def _planned(self, sha256: str) -> Schedule:
+        """The schedule of a plan, which the launcher has left for all; its proof is checked, and that it is this one.
+
+        Raises:
+            PartreduceError: it is another one, or not proved.
+        """
+        notes = Notes(root_store(self.world.store), MEMBERSHIP)
+        planned = parse_schedule(notes.wait_for(f"{PLAN}/{sha256}"))
+        if (found := schedule_sha256(planned)) != sha256:
+            raise ScheduleError(f"plan {sha256[:12]}: is the schedule {found[:12]}")
+        confirm(planned)
+        return planned
 
     def _say_the_same(self, view: View, schedule: Schedule) -> None:
         epoch = json.dumps([view.epoch, view.members, view.resume])

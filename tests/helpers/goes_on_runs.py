@@ -131,7 +131,7 @@ INSTANTS = {
 
 def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0, strategy=None, contingencies=(),
         restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
-        dtype=torch.float64):  # fmt: skip
+        dtype=torch.float64, replan=None, pause=lambda _rank, _step: 0.0):  # fmt: skip
     """(exit code, what each worker said at its end, all that was written) of a run.
 
     Args:
@@ -152,6 +152,8 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         nodes: on which workers lie, equally many on each.
         size: numbers of the model; a sum over nodes has stages from 1 kB on.
         dtype: of the model.
+        replan: how a better schedule is planned, if it is.
+        pause: seconds that a worker computes in a step, beside what that takes anyway.
         samples: of a data set that a RoundSampler deals, one a step, in order, over one epoch; 0 for all steps alike.
     """
 
@@ -187,6 +189,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
             seen += [(step, int(batch))]
             if back and step >= waits_at:
                 wait_for(optimizer, back)
+            time.sleep(pause(rank, step))
             optimizer.zero_grad()
             (model.weight * torch.tensor(gradient(rank, step, size), dtype=dtype)).sum().backward()
             optimizer.step()
@@ -205,8 +208,9 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
 
     output = io.StringIO()
     code = launch(
-        work, num_workers=workers, num_nodes=nodes, threads=1, most_lost=most_lost, max_restarts=restarts, output=output
-    )
+        work, num_workers=workers, num_nodes=nodes, threads=1, most_lost=most_lost, max_restarts=restarts,
+        replan=replan, output=output,
+    )  # fmt: skip
     text = output.getvalue()
     said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
     return code, {one["rank"]: one for one in said}, text

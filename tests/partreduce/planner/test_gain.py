@@ -26,6 +26,7 @@ from partreduce.planner.gain import (
     simplicity,
     unbeaten,
 )
+from partreduce.planner.job import MOST_DRIFT
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.recommend import reasons, recommend
 from partreduce.planner.steps_model import LOST_RATIO, NEVER, Optimizer, Prices
@@ -78,8 +79,10 @@ def test_under_adam_nothing_that_drifts_on_sorted_data_is_recommended_without_a_
     chosen, fastest = recommend(weighed, job), recommend(weighed, replace(job, fastest=True))
     assert chosen.drift.value == 0
     assert fastest.drift.value > 0
-    assert any("under Adam was not measured" in said for said in reasons(chosen, weighed, job))
-    assert recommend(weighed, replace(job, optimizer=Optimizer.SGD)).drift.value > 0
+    assert any("under adam networks did not reach their loss so" in said for said in reasons(chosen, weighed, job))
+    assert recommend(weighed, replace(job, optimizer=Optimizer.SGD)).drift.value > MOST_DRIFT[Optimizer.MOMENTUM]
+    momentum = replace(job, optimizer=Optimizer.MOMENTUM)
+    assert 0 < recommend(weighed, momentum).drift.value <= MOST_DRIFT[Optimizer.MOMENTUM]
 
 
 def test_nothing_is_gained_over_itself(options: list[Option]) -> None:

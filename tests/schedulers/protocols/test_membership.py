@@ -25,6 +25,7 @@ from partreduce.schedulers.protocols.membership.words import (
     Left,
     Open,
     Phase,
+    Propose,
     Publish,
     Released,
     Stop,
@@ -49,6 +50,9 @@ JOINS, JOINS_TWICE = (
     "2 workers and two that join, one death, at once",
 )
 JOINS_RESTART = "2 workers and one that joins, two deaths, a restart, at once"
+PLAN, PLAN_RESTART = "2 workers, a plan, one death", "2 workers, a plan, one death, a restart"
+PLAN_JOINS = "2 workers and one that joins, a plan, one death, at once"
+PLAN_PAIRS = "3 workers in pairs and all, planned all together, one death, at once"
 PAIRS, FOUR = "3 workers in pairs and all, two deaths, at once", "4 workers in pairs and all, one death, at once"
 
 
@@ -348,6 +352,72 @@ class LetsNobodyIn(Membership):
         return replace(view, members=tuple(w for w in view.members if w not in view.joined))
 
 
+class FollowsAPlanForOthers(Membership):
+    """A plan is followed also where one of those for whom it was made is lost during the vote."""
+
+    dies_in = PLAN
+
+    def _view(self, state, members):
+        view = super()._view(state, members)
+        return replace(view, plan=state.proposed or view.plan) if view.members else view
+
+
+class TakesAPlanThatComesTooLate(Membership):
+    """A plan for members of before is asked about."""
+
+    dies_in = PLAN
+
+    def _proposed(self, state, event):
+        return super()._proposed(state, replace(event, members=state.view.members))
+
+
+class EndsWhereAPlanIsProposed(Membership):
+    """A vote in which nobody is lost ends the run, although a plan was proposed."""
+
+    dies_in = PLAN
+
+    def _view(self, state, members):
+        return super()._view(replace(state, proposed=""), members)
+
+
+class ForgetsThePlan(Membership):
+    """The next view of the same members goes back to the run's own schedule."""
+
+    dies_in = PLAN_JOINS
+
+    def _view(self, state, members):
+        return replace(super()._view(state, members), plan=state.proposed)
+
+
+class KeepsWhatWasProposed(Membership):
+    """What was proposed once still is, when the members have changed."""
+
+    dies_in = PLAN_JOINS
+
+    def _written(self, state, view):
+        after, actions = super()._written(state, view)
+        return replace(after, proposed=state.proposed), actions
+
+
+class ForgetsWhatWasProposed(Membership):
+    """An authority that was started again does not know for what it has opened a vote."""
+
+    dies_in = PLAN_RESTART
+
+    def step(self, process, state, event):
+        after, actions = super().step(process, state, event)
+        return (replace(after, proposed="") if type(event).__name__ == "Restart" else after), actions
+
+
+class SwitchesOnlyWhereItHasVotedFirst(Membership):
+    """Of those that follow a plan, worker 0 stays with the groups that it had."""
+
+    dies_in = PLAN_PAIRS
+
+    def _own_group(self, worker, state):
+        return super()._own_group(worker, state if worker else replace(state, view=replace(state.view, plan="")))
+
+
 class LeavesWithoutAnAnswer(Membership):
     """A worker has left as soon as it says so."""
 
@@ -640,6 +710,36 @@ def test_who_is_left_alone_stands_in_operations_of_its_own_so_that_others_may_jo
     assert (alone.place, alone.group, alone.stands) == ((4, 0), (0,), True)
     _, actions = after(alone, Broken())
     assert actions == (Note(("unblock",)), Send(3, Vote(2, (4, 0), stands=True)))
+
+
+def test_members_follow_a_plan_once_all_have_voted_and_go_back_when_one_is_lost():
+    authority, _ = MACHINE.start(3)
+    authority, asked = after(authority, Propose("p", ALL), process=3)
+    assert asked == tuple(Send(worker, Open(1)) for worker in ALL)
+    votes = [Received(0, Vote(1, (4, 0), (0, 1))), Received(1, Vote(1, (5, 0))), Received(2, Vote(1, (4, 0)))]
+    authority, written = after(authority, *votes, process=3)
+    assert written == (Note(("write", View(1, ALL, (5, 0), (0,), plan="p"))),)
+    authority, _ = after(authority, Publish(), Received(2, Crashed()), process=3)
+    votes = [Received(worker, Vote(2, (7, 0))) for worker in (0, 1)]
+    authority, written = after(authority, *votes, process=3)
+    assert written == (Note(("write", View(2, (0, 1), (7, 0)))),)
+
+
+def test_a_second_plan_takes_the_place_of_the_first_and_none_is_asked_about_where_it_cannot_be_followed():
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, Propose("p", ALL), process=3)
+    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "a vote is under way"
+    authority, _ = after(authority, *(Received(worker, Vote(1, (4, 0))) for worker in ALL), process=3)
+    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "not told yet"
+    authority, _ = after(authority, Publish(), process=3)
+    assert after(authority, Propose("q", (0, 1)), process=3) == (authority, ()), "for others"
+    left, _ = after(authority, Received(1, Left()), process=3)
+    assert after(left, Propose("q", ALL), process=3) == (left, ()), "one has left"
+    authority, _ = after(authority, Propose("q", ALL), process=3)
+    authority, _ = after(authority, *(Received(worker, Vote(2, (9, 0))) for worker in ALL), process=3)
+    assert authority.view == View(2, ALL, (9, 0), plan="q")
+    stopped, _ = after(authority, Publish(), Stop(), Publish(), process=3)
+    assert after(stopped, Propose("p", ()), process=3) == (stopped, ()), "nobody goes on"
 
 
 def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
