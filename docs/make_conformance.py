@@ -19,7 +19,7 @@ by `python docs/make_conformance.py`.
   otherwise each worker's own training with the means of its rounds, x ← W x. In a pipeline each step takes the mean
   gradient of the step before, the first one a gradient of zero, and the last one is applied at the end.
 * **refused**: an `InputError` of one line, before anything is changed.
-* **warned**: a Python warning, once; the numbers differ from DDP's, or something in flight was dropped.
+* **warned**: a Python warning, once; the numbers differ from DDP's, workers have parted, or something was dropped.
 
 Kinds whose workers run freely (an asynchronous server, pairs) step in turn here, so that their results are exact; the
 groups of a generated schedule are those that ran. `server` averages gradients at pace 1, as `allreduce` does. A gap is

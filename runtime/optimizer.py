@@ -19,8 +19,9 @@ from partreduce.runtime.arguments import (
     checked_timeout,
     checked_world,
 )
+from partreduce.runtime.as_usual import as_usual, in_present_modes, usually
 from partreduce.runtime.averaging.applier import Applier
-from partreduce.runtime.averaging.common_start import ADVICE
+from partreduce.runtime.averaging.common_start import ADVICE, digest_of
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.foreign import FOLLOWS, refuse_foreign_optimizer
 from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept, squared_distance
@@ -87,7 +88,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer_state: `local` (default) or `average`, which sends momentum and the like along.
         timeout: seconds that a group operation may wait for its members.
         trace: a directory for one Perfetto trace per worker and for reports of failures.
-        initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers.
+        initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers; with averaged
+            gradients they must not, which the first step checks.
         drift_correction: for data that differs between workers: `auto`, or its strength α; plain SGD only.
         form: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's by
             default.
@@ -105,6 +107,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         InputError: a model, optimizer or policy that cannot be run as asked.
     """
 
+    @usually
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -212,14 +215,28 @@ class DistributedOptimizer(torch.optim.Optimizer):
         run, tables = self.run, self.run.tables
         if broadcast and not (run.epochs is not None and joins()):
             self.meeting.broadcast()
+        elif not broadcast and not run.alone and isinstance(self.engine, GradientEngine):
+            self.engine.compare_starts = self._refuse_different_starts
         if tables:
             with _connecting(run.reducer.world, run.reducer.heartbeat):
                 tables.connect(run.reducer, self.schedule.cluster, self.ending.guard, self.engine)
             tables.spread(self.optimizer, broadcast=broadcast)
         remember(self, model.parameters())
         self.engine.model_use.attach()
+        self.engine.other_steps.attach()
         if (epochs := run.epochs) is not None:
             self.ending.guard(lambda: epochs.begin(run.mean_reducers, self._handover))
+
+    def _refuse_different_starts(self) -> None:
+        """Refuse models that begin apart and, with equal gradients, would stay so."""
+        with self.run.reducer.heartbeat.gathering("the first step", self.round):
+            said = self.meeting.exchange("start", {"model": digest_of(self.run.flat.arrays())})
+        apart = [rank for rank, one in enumerate(said) if one != said[0]]
+        if apart:
+            raise InputError(
+                f"initial='keep': worker {apart[0]} starts from another model than worker 0, and averaged gradients "
+                "would keep them apart; use 'broadcast', or load the same model on all workers"
+            )
 
     def _built(self, alpha: float | None) -> Runner:
         """What averages as the schedule says, with the strength of drift correction if there is one."""
@@ -300,7 +317,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             PeerLostError: a member of the group is gone or too late; no parameter was touched by the failed average.
             InputError: the model was moved, changed or finished.
         """
-        return self._step(closure, skip=False)
+        return self._step(closure and in_present_modes(closure), skip=False)
 
     def skip(self) -> None:
         """Count a step without applying it: for NaN guards. The worker still takes part in its group's average.
@@ -313,6 +330,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
 
     @outside_graphs
+    @usually
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
         scale: torch.Tensor | None = self.__dict__.get("grad_scale")
@@ -328,6 +346,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise
 
     @outside_graphs
+    @usually
     def average_gradients(self) -> None:
         """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
 
@@ -359,7 +378,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         with self.engine.joining(after_averaging):
             yield
-            self.ending.guard(lambda: self.engine.serve(after_averaging))
+            with as_usual():
+                self.ending.guard(lambda: self.engine.serve(after_averaging))
 
     @contextlib.contextmanager
     def mean_model(self) -> Iterator[torch.nn.Module]:
@@ -378,18 +398,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return
         run.flat.check(run.rank)
         with self.ending.guarded():
-            self.engine.gather()
-            self.runner.leave("mean_model")  # others may wait for it in a group, where who waits for all is missing
+            with as_usual():
+                self.engine.gather()
+                self.runner.leave("mean_model")  # others may wait for it in a group, where who waits for all is missing
             with run.reducer.recorder.span("evaluation"), contextlib.ExitStack() as until_after:
-                with run.reducer.heartbeat.gathering("mean_model()", self.round):
+                with as_usual(), run.reducer.heartbeat.gathering("mean_model()", self.round):
                     self.runner.settle()
                     own = until_after.enter_context(own_values_kept(run.flat))
                     members = self.runner.others.gathered("mean_model()")
-                    if run.epochs is not None:
-                        run.epochs.mean_everywhere(run.mean_reducers, self.steps, self.round)
-                    else:
-                        self.meeting.exchange("mean_model()", {}, members)  # nobody is in another operation any more
-                        average_everywhere(run.mean_reducers, members, self.steps, self.round)
+                    with self.ending.looking_for_differences():
+                        if run.epochs is not None:
+                            run.epochs.mean_everywhere(run.mean_reducers, self.steps, self.round)
+                        else:
+                            self.meeting.exchange("mean_model()", {}, members)  # nobody is elsewhere any more
+                            average_everywhere(run.mean_reducers, members, self.steps, self.round)
                 if run.reducer.recorder.directory is not None:
                     distance = squared_distance(run.flat, own)
                     run.reducer.recorder.totals.distance = distance
@@ -437,6 +459,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             write_stats(numbers, writer)
         return numbers
 
+    @usually
     def finish(self) -> None:
         """End the run: compare rounds, make every worker's model the mean over all, write the trace. All call it.
 
@@ -447,6 +470,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self.ending.is_finished:
             self.ending.guard(self.ending.finish)
 
+    @usually
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's, plus this worker's steps under `partreduce`.
 
@@ -468,6 +492,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state["partreduce"] = own
         return state
 
+    @usually
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the wrapped optimizer and, if it is there, the step count; on all workers at the same round.
 

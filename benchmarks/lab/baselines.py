@@ -12,8 +12,25 @@ import torch.distributed as dist
 from benchmarks.lab.job import Job
 
 
+def joined(job: Job) -> Any:  # noqa: ANN401 - a process group
+    """Join the run as a user of torch does; this worker's node's group."""
+    _join(job)
+    return _group_of_node(job)
+
+
 def _join(job: Job) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=job.limit + 20))
+    dist.init_process_group("gloo", timeout=_patience(job))
+
+
+def _patience(job: Job) -> timedelta:
+    return timedelta(seconds=job.limit + 20)
+
+
+def _group_of_node(job: Job) -> Any:  # noqa: ANN401 - a process group
+    """This worker's node's; all workers make all nodes' together."""
+    size, nodes = job.workers_per_node, range(job.num_nodes)
+    made = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=_patience(job)) for n in nodes]
+    return made[dist.get_rank() // size]
 
 
 class Alone:
@@ -62,10 +79,8 @@ class Hierarchical(Alone):
         _join(job)
         super().__init__(job, model, optimizer)
         rank, size = dist.get_rank(), job.workers_per_node
-        timeout = timedelta(seconds=job.limit + 20)
-        nodes = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=timeout) for n in range(job.num_nodes)]
-        rows = [dist.new_group(list(range(r, job.num_workers, size)), timeout=timeout) for r in range(size)]
-        self._node, self._row, self._place = nodes[rank // size], rows[rank % size], rank % size
+        rows = [dist.new_group(list(range(r, job.num_workers, size)), timeout=_patience(job)) for r in range(size)]
+        self._node, self._row, self._place = _group_of_node(job), rows[rank % size], rank % size
         length = sum(p.numel() for p in model.parameters())
         self._flat = torch.zeros(-(-length // size) * size)
         self._shards = list(self._flat.chunk(size))
@@ -121,10 +136,8 @@ class PostLocal(Alone):
         from torch.distributed.optim import PostLocalSGDOptimizer
 
         _join(job)
-        size, timeout = job.workers_per_node, timedelta(seconds=job.limit + 20)
-        nodes = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=timeout) for n in range(job.num_nodes)]
         whole: Any = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
-        state = post_localSGD_hook.PostLocalSGDState(None, nodes[dist.get_rank() // size], start_localSGD_iter=1)
+        state = post_localSGD_hook.PostLocalSGDState(None, _group_of_node(job), start_localSGD_iter=1)
         whole.register_comm_hook(state, post_localSGD_hook.post_localSGD_hook)
         averager = PeriodicModelAverager(period=job.options["outer"], warmup_steps=0)
         super().__init__(job, whole, PostLocalSGDOptimizer(optimizer, averager))

@@ -29,6 +29,7 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 
+TRAINED_WITH = ("task", "steps", "batch", "optimizer", "momentum", "weight_decay")
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 120.0
 SPARE_STEPS = 1.8
@@ -181,7 +182,7 @@ class Campaign:
 
     def _job(self, setting: Setting, name: str, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
         fields: dict[str, Any] = {
-            **{name: getattr(setting, name) for name in ("task", "steps", "batch", "momentum", "weight_decay")},
+            **{name: getattr(setting, name) for name in TRAINED_WITH},
             **setting.lengths(),
             "data_file": str(self._data(setting.task)),
             "every": self.experiment.every,

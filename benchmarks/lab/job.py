@@ -19,7 +19,8 @@ class Job(Lengths):
     `how` names who synchronises: `partreduce` (with `schedule`, a file) or one of the baselines of `baselines.py`.
     A step computes as long as its lengths say: real gradients are taken, and sleeping fills the rest, because more
     workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
-    A `falling` rate ends at nothing, along half a cosine.
+    A `falling` rate ends at nothing, along half a cosine. `optimizer`, `momentum` and `weight_decay` are for
+    `tasks.optimizer_of`.
     The crew fills in `address` and `port`.
     """
 
@@ -39,6 +40,7 @@ class Job(Lengths):
     limit: float = 40.0
     every: int = 4
     batch: int = 16
+    optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
     learning_rate: float = 0.2

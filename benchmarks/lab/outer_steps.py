@@ -68,7 +68,7 @@ class _Part:
     def send(self, matrix: torch.Tensor) -> None:
         """Take the groups' means; those who are in one then make an outer step if it is of all, or of own anchors."""
         models = self._rehearsal.models[:, self._mine]
-        if self._coded is None:
+        if self._coded is None or not (matrix > 0).all():  # codes travel between nodes, and smaller groups are inside
             self._sent = matrix @ models
         else:
             self._sent = self._anchors + self._coded.mean(models - self._anchors)

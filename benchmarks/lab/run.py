@@ -36,6 +36,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--contestants", help="names separated by semicolons (see --list)")
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--minutes", type=float, help="no cell begins that would end later; default 9, or 60 if full")
+    parser.add_argument("--optimizer", choices=["sgd", "adamw"], help="of each worker, instead of the setting's")
     parser.add_argument("--momentum", type=float, help="of SGD, instead of the setting's")
     parser.add_argument("--compute", type=float, help="seconds that a step computes, instead of the setting's")
     parser.add_argument("--steps", type=int, help="steps of each worker, instead of the setting's")
@@ -71,8 +72,13 @@ def main() -> int:
             print(f"lab: no {what} {unknown[0]!r}; see --list", file=sys.stderr)
             return 2
     changed = {
-        key: replace(s, compute=chosen.compute or s.compute, momentum=chosen.momentum or s.momentum)
-        for key, s in known.items()
+        key: replace(
+            setting,
+            compute=chosen.compute or setting.compute,
+            optimizer=chosen.optimizer or setting.optimizer,
+            momentum=chosen.momentum or setting.momentum,
+        )
+        for key, setting in known.items()
     }
     from benchmarks.lab.campaign import Campaign, Experiment
     from benchmarks.lab.standing import NoLabError, provenance, standing

@@ -62,7 +62,8 @@ BACKWARD = 2 / 3
 class Setting(Lengths):
     """`rate` in `tc` syntax; the rest says how long steps compute (lengths.py).
 
-    `batch` samples a step of each worker, and SGD's `momentum` and `weight_decay` (an L2 penalty), are everybody's.
+    `batch` samples a step of each worker, and the `optimizer` (`tasks.optimizer_of`) with SGD's `momentum` and
+    `weight_decay` (an L2 penalty), are everybody's.
     `steps` is a multiple of 16 and of 24, so that a cell holds whole periods of the usual schedules; it counts for
     contestants that were never rehearsed. The Prague paper slows a worker by *adding* 2 or 5 step times, which is a
     factor of 3 or 6.
@@ -73,6 +74,7 @@ class Setting(Lengths):
     task: str = "digits"
     steps: int = 48
     batch: int = 16
+    optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
 

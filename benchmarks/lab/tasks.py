@@ -7,6 +7,7 @@ Models are built from layers with gates between them (see gates.py), so that com
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -163,6 +164,13 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
             [nn.Linear(950, letters)],
         ]
     return nn.Sequential(*_gated(layers, clock))
+
+
+def optimizer_of(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """SGD with the job's momentum and weight decay, or AdamW with torch's own."""
+    if job.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=job.learning_rate)
+    return torch.optim.SGD(parameters, lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay)
 
 
 def loss_of(task: str, said: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -20,16 +20,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import partreduce
 from benchmarks.kit import one_thread
-from benchmarks.lab.baselines import KINDS, Alone, use_environment
+from benchmarks.lab.baselines import KINDS, Alone, joined, use_environment
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
-from benchmarks.lab.tasks import Samples, loss_of, make_model
+from benchmarks.lab.tasks import Samples, loss_of, make_model, optimizer_of
 from partreduce.topo.errors import PartreduceError
 
 HEADER = struct.Struct("<dq")
@@ -43,15 +44,26 @@ FINISH_SECONDS = 8.0
 
 
 class Partreduce:
-    """Training through `partreduce.DistributedOptimizer`, with its trace."""
+    """Training through `partreduce.DistributedOptimizer`, with its trace.
+
+    With `replicas` in the options a node's workers are one replica: before each step they average their gradients.
+    """
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert job.schedule is not None
         self.model = model
         options = {**job.options, "timeout": START_SECONDS, "trace": job.path}
+        replicas = options.pop("replicas", False)
+        self._node = joined(job) if replicas else None
         self.optimizer = partreduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
 
     def step(self) -> None:
+        if self._node is not None:
+            gradients = [part.grad for part in self.model.parameters() if part.grad is not None]
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            dist.all_reduce(flat, group=self._node)
+            for gradient, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+                gradient.copy_(mean.view_as(gradient) / self._node.size())
         self.optimizer.step()
 
     def close(self) -> None:
@@ -85,10 +97,8 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     clock = Clock()
     model = make_model(job.task, samples, clock, job.seed)
     plain = model
-    sgd = torch.optim.SGD(
-        model.parameters(), lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay
-    )
-    training: Training = (Partreduce if job.how == "partreduce" else KINDS[job.how])(job, model, sgd)
+    inner = optimizer_of(job, model.parameters())
+    training: Training = (Partreduce if job.how == "partreduce" else KINDS[job.how])(job, model, inner)
     batches = Batches(job, rank, samples)
     protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Partreduce) else ""
     apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
@@ -123,8 +133,8 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                     _snapshot(file, plain, reached)
                 training.model.train()
                 loss = loss_of(job.task, training.model(samples.inputs[batch]), samples.labels[batch])
-                _set_rate(sgd, job, board.all_steps / job.num_workers if job.free_running or apart else reached)
-                sgd.zero_grad()
+                _set_rate(inner, job, board.all_steps / job.num_workers if job.free_running or apart else reached)
+                inner.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 clock.until(1.0)
                 # DDP communicates inside backward: there the timetable alone says how long computing took.

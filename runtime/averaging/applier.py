@@ -16,6 +16,7 @@ import torch
 from partreduce.runtime.averaging.commit import replace_where
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradients import averaged_are_finite
+from partreduce.topo.errors import InputError
 
 
 class Applier:
@@ -31,6 +32,8 @@ class Applier:
         """Whether the script changed the means of this worker's last step before it took them, as clipping does."""
         self.is_stepping = False
         """Whether the wrapped optimizer's own step is wanted, where its `step` drives the schedule (see `attach`)."""
+        self.evaluated: list[Any] = []
+        """The loss of the script's closure, where that has made the gradients that were averaged."""
         self._before: list[torch.Tensor] = []
         self._ok: torch.Tensor | None = None
 
@@ -61,11 +64,39 @@ class Applier:
 
     def plain_step(self, closure: Callable[[], Any] | None = None) -> Any:  # noqa: ANN401 - what the closure returns
         """The wrapped optimizer's own step."""
+        if closure is None and self.evaluated:
+            closure = self._known_loss(*self.evaluated)
         self.is_stepping = True
         try:
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         finally:
             self.is_stepping = False
+
+    def _known_loss(self, loss: Any) -> Callable[[], Any]:  # noqa: ANN401 - what the closure returned
+        """A closure for an optimizer that evaluates it once and first, which has been done."""
+        begun, asked = self._versions(), 0
+
+        def closure() -> Any:  # noqa: ANN401 - as above
+            nonlocal asked
+            asked += 1
+            if asked > 1 or self._versions() != begun:
+                raise InputError(
+                    f"optimizer: {type(self.optimizer).__name__} evaluates its closure several times, or after it has "
+                    "changed the model, and this schedule averages the gradients of one evaluation before the step; "
+                    "average parameters instead (pace > 1)"
+                )
+            return loss
+
+        return closure
+
+    def _versions(self) -> list[tuple[int, int, int]]:
+        """Which gradients and parameters there are, and how often they were changed."""
+        parameters = [slot.parameter for slot in self._flat.slots()]
+        gradients = [parameter.grad for parameter in parameters]
+        return [
+            (parameter._version, id(gradient), 0 if gradient is None else gradient._version)  # noqa: SLF001 - no public way
+            for parameter, gradient in zip(parameters, gradients, strict=True)
+        ]
 
     def remember(self, ok: torch.Tensor | None) -> None:
         """Keep the parameters until the coming step is known to be right, where only the device knows whether it is."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
+from partreduce.runtime.averaging.settings import Settings
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH, Tail
@@ -239,9 +240,10 @@ class Reduction:
         buckets: Sequence[Bucket] = (),
         *,
         since: Reference | None = None,
+        settings: Settings = (),
     ) -> None:
         self.communicator, self.group, self.operation, self.tag = communicator, group, operation, tag
-        self.buckets, self.since = tuple(buckets), since
+        self.buckets, self.since, self.settings = tuple(buckets), since, settings
         self.arrays = [bucket.lend() for bucket in self.buckets]
         """What is summed, one array for each bucket."""
         self.absent: dict[int, frozenset[int]] = {}
@@ -275,6 +277,8 @@ class Reduction:
         what = "its members ran different operations at the same time"
         if self.since is not None:
             what += f", or measure their parameters from another reference than this worker's, {self.since}"
+        if self.settings:
+            what += ", or step with different settings of the optimizer"
         what += " (their tags differ)"
         return f"{what}, or a finite number left the codec's range (use bfloat16)" if self.coded else what
 

@@ -36,7 +36,7 @@ def common_start(
     try:
         with reducer.heartbeat.gathering("a new start", round_, ADVICE):
             # For a digest the host would have to wait for a GPU, whose links are faster anyway.
-            digest = "" if reducer.streams.runs_ahead else _digest(arrays)
+            digest = "" if reducer.streams.runs_ahead else digest_of(arrays)
             said = roll_call(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
             _refuse_other_rounds(said, round_)
             all_equal = len(set(said.values())) == 1 and bool(digest)
@@ -61,7 +61,7 @@ def alike_start(
         InputError: they have not.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
-    if not is_alike(f"start {starts}", round_, _digest(arrays), ADVICE):
+    if not is_alike(f"start {starts}", round_, digest_of(arrays), ADVICE):
         raise InputError(
             f"round {round_}: workers begin with different models, and what is sent is measured from one; load the "
             "same on all, or run it with --survive 0, where worker 0's goes to all"
@@ -69,7 +69,7 @@ def alike_start(
     return Reference([Kept(array, host) for array in arrays], starts)
 
 
-def _digest(arrays: list[torch.Tensor]) -> str:
+def digest_of(arrays: list[torch.Tensor]) -> str:
     """A fingerprint of the arrays' bits."""
     digest = blake2b(digest_size=16)
     for array in arrays:

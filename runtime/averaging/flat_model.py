@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from operator import itemgetter
 from typing import Any
+from weakref import ref
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot, aligned
 from partreduce.runtime.averaging.foreign import wrapped_by
@@ -25,6 +27,10 @@ from partreduce.topo.strategies.fragments import Fragments, assign
 
 AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """What a trainable parameter may be of; a frozen one, of whatever, is only sent at the start."""
+
+
+_newest: Any = WeakTensorKeyDictionary()
+"""For each parameter the flat model that it was put into last, weakly."""
 
 
 class BufferPolicy(StrEnum):
@@ -96,6 +102,7 @@ class FlatModel:
             self._add_state(optimizer)
         for bucket in self.buckets + self.buffer_buckets:
             bucket.length = aligned(bucket.length, bucket.dtype)
+        _newest.update({slot.parameter: ref(self) for bucket in self.buckets for slot in bucket.slots})
         self._slots = [slot for bucket in self.buckets for slot in bucket.slots]
         self._known = {slot.parameter: slot for slot in self._slots}
         # As plain as can be, since every step goes through them. Modules keep their dicts of parameters.
@@ -118,6 +125,10 @@ class FlatModel:
     def fragment(self, number: int) -> list[Bucket]:
         """The buckets of a fragment; buffers ride in the first of their device and dtype."""
         return [bucket for bucket in self.buckets if bucket.fragment == number]
+
+    def arrays(self) -> list[torch.Tensor]:
+        """The live numbers of all buckets."""
+        return [bucket.flat.detach() for bucket in self.buckets]
 
     @property
     def frozen(self) -> list[torch.Tensor]:
@@ -209,6 +220,11 @@ class FlatModel:
                 if slot.values.data_ptr() != base + slot.start * width or slot.values.dtype != bucket.dtype:
                     usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that"
                     who = wrapped_by(slot.owners[0][0])
+                    if _newest[slot.parameter]() is not self:
+                        who = (
+                            "another DistributedOptimizer was made of it; give each its own part of the model, such as "
+                            "model.encoder"
+                        )
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} of worker {rank} was replaced after "
                         f"DistributedOptimizer was made{f'; {who}' if who else f' ({usual}); do it before'}"

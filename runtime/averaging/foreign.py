@@ -47,7 +47,7 @@ FOLLOWS = "follows_a_schedule"
 
 def refuse_foreign_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuse optimizers that write other workers' parameters, also inside a wrapper."""
-    for one in _with_inner(optimizer):
+    for one in with_inner(optimizer):
         if hasattr(one, "skip_synchronize"):  # a class made anew for each optimizer, with the name of the inner one
             name, does = "Horovod's DistributedOptimizer", "averages gradients by itself"
         else:
@@ -104,7 +104,7 @@ def _callers() -> Iterator[str]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _with_inner(optimizer: object) -> Iterator[object]:
+def with_inner(optimizer: object) -> Iterator[object]:
     """An optimizer and those that it keeps, under whatever name, by itself or among others; each once."""
     waiting, seen = [optimizer], set[int]()
     while waiting:

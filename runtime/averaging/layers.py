@@ -22,6 +22,7 @@ from partreduce.runtime.averaging.coded import Given, launch_beside
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.settings import Settings
 from partreduce.runtime.codecs.coding import Coding, Codings
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.torch_api import outside_graphs
@@ -87,6 +88,8 @@ class LayerSender:
         self.codings: Codings | None = None
         self.clock: Callable[[], int] = lambda: 0
         """The step that backward works for."""
+        self.settings: Callable[[], Settings] = tuple
+        """The settings of the optimizer that will take it."""
         self.may_begin: Callable[[], bool] = lambda: True
         """Whether a first segment may leave already."""
         self._of: dict[torch.Tensor, tuple[int, Slot]] = {
@@ -196,7 +199,7 @@ class LayerSender:
     def _opened(self, step: int) -> Reduction:
         """The step's operation, begun now if it was not."""
         if self._reduction is None:
-            self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group)
+            self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group, settings=self.settings())
             self._coded = None if self.codings is None else self.codings.of_buckets
             self._sent, self._given = 0, {}
         return self._reduction

@@ -61,6 +61,24 @@ def own_values_kept(flat: FlatModel) -> Iterator[list[torch.Tensor]]:
                 tensor.copy_(value)
 
 
+SAMPLED = 1 << 16
+"""Numbers of each bucket that are compared."""
+
+
+def sample_of(flat: FlatModel) -> list[torch.Tensor]:
+    """Copies of numbers from all over the model."""
+    return [array[:: max(1, len(array) // SAMPLED)].clone() for array in flat.arrays()]
+
+
+def has_moved(flat: FlatModel, before: list[torch.Tensor]) -> bool:
+    """Whether the model differs from a sample of itself by more than rounding, on whatever machines, explains."""
+    pairs = zip(sample_of(flat), before, strict=True)
+    return any(
+        bool((now - old).double().norm() > torch.finfo(old.dtype).eps ** 0.5 * old.double().norm())
+        for now, old in pairs
+    )
+
+
 def squared_distance(flat: FlatModel, own: list[torch.Tensor]) -> float:
     """Of this worker's `own` parameters to those that the model holds now."""
     buckets = zip(flat.buckets, own, strict=False)  # what follows them is frozen, or buffers

@@ -16,6 +16,7 @@ from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.averaging.settings import Settings
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport.in_thread import InThread
 from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree, tag_of
@@ -106,12 +107,21 @@ class PeerReducer(Reducer):
                 self._combine(reduction, index, bucket.length)
                 if streams.runs_ahead and not checks:  # a worker that only sends has nothing to judge
                     checks.append(streams.upload([1], torch.float32) > 0)
-        self._judge(reduction, agree, checks, lambda: APART)
+        self._judge(reduction, agree, checks)
 
     def _announced(
-        self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0, since: Reference | None = None
+        self,
+        kind: str,
+        step: int,
+        round_: int,
+        group: Group,
+        *,
+        lag: int = 0,
+        since: Reference | None = None,
+        settings: Settings = (),
     ) -> PeerReduction:
         assert since is None, "neighbours send models whole"
+        assert not settings, "and no gradients"
         self._refuse_after_abort()
         near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
@@ -157,6 +167,9 @@ class PeerReduction(Reduction):
     neighbourhood: Neighbourhood
     heard: dict[tuple[int, int], list[torch.Tensor]]
     """By bucket and place of the in-neighbour."""
+
+    def complaint(self) -> str:
+        return APART
 
 
 def _taken(works: list[RunningWork]) -> Iterator[RunningWork]:

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.as_usual import usually
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.commit import commit_mean
 from partreduce.runtime.averaging.reducer import Reducer
@@ -59,6 +60,7 @@ def p_reduce(
         reducer.flush()
 
 
+@usually
 def queue_p_reduce(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     group: Group | Iterable[int],

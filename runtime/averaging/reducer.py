@@ -24,6 +24,7 @@ from partreduce.runtime.averaging.device_checks import DeviceChecks
 from partreduce.runtime.averaging.gradients import load_gradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.averaging.settings import Settings
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Operation, Recorder
@@ -116,18 +117,20 @@ class Reducer:
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
         since: Reference | None = None,
+        settings: Settings = (),
     ) -> Reduction:
         """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
 
         With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. Gradients
         are divided by the number of members, or by `divisor`; everything else by the number of members. With `codings`,
         one for each bucket, parameters (or gradients) travel coded, and what else is in the arrays as it is. With
-        `since` only what parameters have become since that reference is summed; all members must have the same one.
+        `since` only what parameters have become since that reference is summed; all members must have the same one, and
+        the same `settings` of the optimizer that will step with the sums (see `settings_of`).
 
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
         """
-        reduction = self._announced(kind, step, round_, group, lag=lag, since=since)
+        reduction = self._announced(kind, step, round_, group, lag=lag, since=since, settings=settings)
         try:
             self._start(reduction, gradients=gradients, divisor=divisor, codings=codings)
         except (GoneError, UnavailableError) as error:
@@ -152,13 +155,13 @@ class Reducer:
         self.recorder.end(reduction.operation)
         return reduction
 
-    def begin_parts(self, kind: str, step: int, round_: int, group: Group) -> Reduction:
+    def begin_parts(self, kind: str, step: int, round_: int, group: Group, *, settings: Settings = ()) -> Reduction:
         """An operation whose parts the caller starts by `send`, one after the other, the same on all members.
 
         Raises:
             PeerLostError: an earlier operation is found to have failed.
         """
-        reduction = self._announced(kind, step, round_, group)
+        reduction = self._announced(kind, step, round_, group, settings=settings)
         self.send(reduction, lambda: self._look(reduction.operation))
         return reduction
 
@@ -201,7 +204,15 @@ class Reducer:
         return reduction
 
     def _announced(
-        self, kind: str, step: int, round_: int, group: Group, *, lag: int = 0, since: Reference | None = None
+        self,
+        kind: str,
+        step: int,
+        round_: int,
+        group: Group,
+        *,
+        lag: int = 0,
+        since: Reference | None = None,
+        settings: Settings = (),
     ) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
         self._refuse_after_abort()
@@ -211,8 +222,8 @@ class Reducer:
         num_bytes = sum([bucket.num_bytes for bucket in self.buckets])
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.now = operation.entered, ()
-        tag = tag_of(self.key, kind, round_, line.name, "sum", *(() if since is None else (since.version,)))
-        return Reduction(line.communicator, group, operation, tag, self.buckets, since=since)
+        tag = tag_of(self.key, kind, round_, line.name, settings or "sum", *(() if since is None else (since.version,)))
+        return Reduction(line.communicator, group, operation, tag, self.buckets, since=since, settings=settings)
 
     def _start(
         self,
@@ -337,7 +348,7 @@ class Reducer:
                 checks.append(agreement(tags, reduction.tag, reduction.num_members, streams.upload))
                 if index in reduction.coded:
                     checks.append(reduction.coded[index].stays_in_range())
-        self._judge(reduction, agree, checks, reduction.complaint)
+        self._judge(reduction, agree, checks)
 
     @staticmethod
     def _tags(reduction: Reduction, index: int) -> torch.Tensor | Tail:
@@ -358,6 +369,14 @@ class Reducer:
             reduction.release()
             raise
 
+    def _refuse_unlike(self, reduction: Reduction) -> None:
+        """Where the sums are no use because members step with different settings: say so, on all members alike."""
+        operation = reduction.operation
+        if reduction.settings and (why := self.heartbeat.unlike(operation.members, operation.step, reduction.settings)):
+            self.recorder.end(operation, f"failed: {why}")
+            reduction.release()
+            raise InputError(f"step {operation.step}: {why}")
+
     def commit(self, reduction: Reduction, action: Committing) -> None:
         """Let `action` make the sums of each bucket, by its index, what is live; then the arrays are given back."""
         with torch.no_grad():
@@ -367,20 +386,20 @@ class Reducer:
         self.rejoin()
         reduction.release()
 
-    def _judge(
-        self, reduction: Reduction, agree: bool, checks: list[torch.Tensor], complaint: Callable[[], str]
-    ) -> None:
+    def _judge(self, reduction: Reduction, agree: bool, checks: list[torch.Tensor]) -> None:
         """Go on where the tags `agree`, or leave that to the device, which has `checks`."""
         if self.streams.runs_ahead:
             with self.streams.side():
-                reduction.ok = self.checks.add(reduction.operation, checks, self.streams, complaint())
+                reduction.ok = self.checks.add(reduction.operation, checks, self.streams, reduction.complaint())
         elif agree:
             if reduction.coded:
                 self._refuse_beyond_range(reduction)
             self.recorder.end(reduction.operation)
         else:
             operation = reduction.operation
-            raise GoneError(self.heartbeat.apart(operation.members, operation.rounds_before) or complaint())
+            if (why := self.heartbeat.apart(operation.members, operation.rounds_before)) is None:
+                self._refuse_unlike(reduction)
+            raise GoneError(why or reduction.complaint())
         self.heartbeat.now = reduction.operation.finished, ()
 
     def refuse_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:

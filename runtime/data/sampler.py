@@ -34,7 +34,8 @@ def by_pace(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[
 
 def sampler_of(loader: object) -> RoundSampler | None:
     """The RoundSampler that deals a loader's samples, if one does."""
-    sampler = getattr(getattr(loader, "batch_sampler", None) or loader, "sampler", None)
+    batches = getattr(loader, "batch_sampler", None)  # which may have no length, and so no truth value
+    sampler = getattr(loader if batches is None else batches, "sampler", None)
     return sampler if isinstance(sampler, RoundSampler) else None
 
 

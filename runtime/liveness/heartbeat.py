@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from partreduce.runtime.averaging.settings import Settings, difference
 from partreduce.runtime.liveness.lifelines import Lifelines, closed_notes
 from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
 from partreduce.runtime.transport.background import Background
@@ -30,6 +31,10 @@ ALL_CALL = "all workers call {}, so take it out of any `if rank == 0`; or {}"
 TOGETHER = (
     "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
     "== 0`; or " + UNEQUAL
+)
+ALIKE = (
+    "with averaged gradients models stay equal only where all step alike, so let schedulers see the same numbers on "
+    "all workers (ReduceLROnPlateau the mean loss, say)"
 )
 MET = (
     "with a quorum all come to mean_model(), a checkpoint or a load after the same number of step() calls, and load a "
@@ -288,6 +293,25 @@ class Heartbeat:
             return self.elsewhere(members, round_)
         reached, what, advice = self._gathered
         return f"this worker {self.rank} is in {what} after {reached} rounds, {listed(others)} not: {advice}"
+
+    def unlike(self, members: Iterable[int], step: int, settings: Settings) -> str | None:
+        """Which member takes a step with other `settings` of the optimizer than this worker, as a clause.
+
+        Called where the members' sums of that step did not fit together, which all of them notice at once; None if all
+        are alike, or did not say theirs in time.
+        """
+        text = json.dumps(settings)
+        self._try(lambda: self._notes.write(f"settings/{step}/{self.rank}", text))
+        waiting, end = [rank for rank in members if rank != self.rank], time.monotonic() + REASON_SECONDS
+        while waiting and time.monotonic() < end and self._notes.problem is None:
+            for rank in list(waiting):
+                if (theirs := self.read(f"settings/{step}", rank)) is not None:
+                    waiting.remove(rank)
+                    if (found := difference(json.loads(text), json.loads(theirs))) is not None:
+                        name, own, other = found
+                        return f"worker {rank} has {name} {other} and worker {self.rank} {own}; {ALIKE}"
+            time.sleep(0.02)
+        return None
 
     def elsewhere(self, members: Iterable[int], round_: int, way_out: str | None = None) -> str | None:
         """Which member waits for all at a place that this worker, still in `round_`, has not come to, as a clause.

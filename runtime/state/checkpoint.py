@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partreduce.runtime.as_usual import usually
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state import checkpoint_directory, sharded_checkpoint
 from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
@@ -41,6 +42,7 @@ class Resumed:
     extra: Any
 
 
+@usually
 def save_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, extra: object = None, keep: int = 2
 ) -> Path:
@@ -176,6 +178,7 @@ def _assembled(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[in
         yield optimizer.ending.guard(lambda: optimizer.runner.others.gathered(place))
 
 
+@usually
 def load_checkpoint(
     optimizer: DistributedOptimizer, directory: str | Path, *, other_run: bool = False
 ) -> Resumed | None:

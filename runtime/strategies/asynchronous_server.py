@@ -51,6 +51,8 @@ class AsynchronousServer(OneSided):
         InputError: a policy that asks for optimizer state to travel.
     """
 
+    measures_from_start = True
+
     def __init__(self, server: Server, run: Run) -> None:
         super().__init__(server, run, "an asynchronous server", self._deliver)
         self.server = server

@@ -90,6 +90,9 @@ class Runner(ABC):
     carries_state: bool = False
     """Whether the optimizer's state dict holds `state()`, too, as it holds the wrapped optimizer's own momentum."""
 
+    measures_from_start: bool = False
+    """Whether rounds depend on the model that the first step finds, which has to be everybody's then."""
+
     saves_inside_rounds: bool = False
     """Whether a checkpoint may lie inside a round, because `state()` says all that the rest of the round needs."""
 
@@ -178,6 +181,9 @@ class GradientRunner(Runner):
     """Averages gradients in each step: `average`, then the wrapped optimizer's step, then `end_step`."""
 
     carries_state = True
+
+    keeps_equal: bool = True
+    """Whether all workers step with the same means, so that their models are equal wherever all meet."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)

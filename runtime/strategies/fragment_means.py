@@ -19,6 +19,8 @@ from partreduce.topo.strategies.fragments import Move, moves
 class FragmentMeans(ParameterRunner):
     """Group means, or outer steps, of one fragment after the other, by a runner of each one's own."""
 
+    measures_from_start = True
+
     carries_state = True
 
     def __init__(self, run: Run, parts: Sequence[GroupMeans]) -> None:

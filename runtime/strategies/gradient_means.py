@@ -9,6 +9,7 @@ from partreduce.runtime.averaging.gradients import commit_gradients
 from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.settings import settings_of
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.topo.errors import InputError
@@ -39,6 +40,7 @@ class GradientMeans(GradientRunner):
             self.watch = None  # what is changed after it has left is refused and not warned of
             self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, group, divisor=divisor)
             self.layers.clock = lambda: run.progress.step
+            self.layers.settings = lambda: settings_of(run.applier.optimizer)
         num_parts = len(run.flat.buckets) if self.layers is None else len(self.layers.segments)
         self._codings = Codings.of(how, num_parts)
         if self.layers is not None:
@@ -57,7 +59,14 @@ class GradientMeans(GradientRunner):
         # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part unnoticed.
         kind = f"{KIND} after a changed mean" if self.run.applier.changes_means else KIND
         return self.run.reducer.begin(
-            kind, step, step, group or self.group, gradients=True, divisor=self._divisor, codings=codings
+            kind,
+            step,
+            step,
+            group or self.group,
+            gradients=True,
+            divisor=self._divisor,
+            codings=codings,
+            settings=settings_of(self.run.applier.optimizer),
         )
 
     def average(self, step: int) -> Arrived:

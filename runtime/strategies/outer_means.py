@@ -27,6 +27,8 @@ class OuterMeans(ProgressMeans):
     Keeps two arrays of the parameters' size more than `GroupMeans`, the anchor and, unless it is 0, the momentum.
     """
 
+    measures_from_start = True
+
     carries_state = True
 
     def __init__(self, outer: Outer, run: Run, *, averaging: Averaging) -> None:
@@ -62,6 +64,8 @@ class OwnAnchors(GroupMeans):
 
     Keeps as many arrays as `OuterMeans`, and sends whole models, as `GroupMeans` does.
     """
+
+    measures_from_start = True
 
     carries_state = True
 

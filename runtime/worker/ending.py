@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.averaging.mean_model import average_everywhere, has_moved, sample_of
 from partreduce.runtime.launcher.last_line import explain_by
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
@@ -49,6 +49,7 @@ class Ending:
         self.run, self.engine = run, engine
         self.state = RUNNING
         self._own_process = own_process
+        self._has_warned = False
         self._refused = (-1, "")
         """The step in which a call was refused, and why: a script may catch it and end, and the others wait.
 
@@ -95,12 +96,33 @@ class Ending:
         """Inside, no step may be taken."""
         self.state = EVALUATING
         self.engine.model_use.detach()
+        loads = self.run.flat.loads.count
         try:
             yield
         finally:
             self.engine.model_use.attach()
+            if undone := self.run.flat.loads.count - loads:
+                self.engine.loads_were_undone(undone)
+                warn_user(
+                    "partreduce: model.load_state_dict() inside mean_model() lasts until its end, where each worker "
+                    "gets its own model back; to go on from what is loaded, call it after that"
+                )
             if self.state == EVALUATING:
                 self.state = RUNNING
+
+    @contextlib.contextmanager
+    def looking_for_differences(self) -> Iterator[None]:
+        """Around a mean over all: where models should be equal, say once that this worker's was not."""
+        flat, expected = self.run.flat, isinstance(self.engine, GradientEngine) and not self.engine.differs
+        before = sample_of(flat) if expected and not self._has_warned else []
+        yield
+        if before and has_moved(flat, before):
+            self._has_warned = True
+            warn_user(
+                f"partreduce: step {self.engine.steps}: worker {self.run.rank}'s model is not the mean of all, though "
+                "this schedule averages gradients, which keeps models equal: something changed it, its gradients or "
+                "its optimizer on some workers only; do that alike on all, or average parameters (pace > 1)"
+            )
 
     def finish(self) -> None:
         """Meet all others after the same round, make the model their mean, and close everything.
@@ -125,9 +147,11 @@ class Ending:
             run.epochs.leave()
         else:
             runner.others.connect(members, "finish")
-            average_everywhere(run.mean_reducers, members, self.engine.steps, round_ - 1)
+            with self.looking_for_differences():
+                average_everywhere(run.mean_reducers, members, self.engine.steps, round_ - 1)
         self.state = FINISHED
         self.engine.model_use.detach()
+        self.engine.other_steps.detach()
         self._warn_if_apart(round_)
         runner.close()
         run.reducer.heartbeat.stop()
@@ -156,6 +180,7 @@ class Ending:
             return
         self.state = BROKEN
         self.engine.model_use.detach()
+        self.engine.other_steps.detach()
         world, heartbeat = self.run.reducer.world, self.run.reducer.heartbeat
         world.abandon()
         self.engine.runner.abandon()

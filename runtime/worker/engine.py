@@ -19,6 +19,7 @@ from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.worker.alike_data import AlikeData
 from partreduce.runtime.worker.model_use import ModelUse
+from partreduce.runtime.worker.other_steps import OtherSteps
 from partreduce.topo.errors import InputError
 
 AnyRunner = TypeVar("AnyRunner", bound=Runner)
@@ -44,6 +45,7 @@ class Engine(ABC, Generic[AnyRunner]):
         self._loads = run.flat.loads.count
         self._joining = False
         self.model_use = ModelUse(run, self)
+        self.other_steps = OtherSteps(run, self, optimizer)
         self.alike_data: AlikeData | None = None
         """Where workers are processes: looks at the first gradients."""
 
@@ -66,6 +68,10 @@ class Engine(ABC, Generic[AnyRunner]):
         self._count(steps)
         self._batches_to_drop = 0
         self._loads = self.run.flat.loads.count
+
+    def loads_were_undone(self, number: int) -> None:
+        """As many loads of the model have left it as it was."""
+        self._loads += number
 
     def catch_up(self) -> None:
         """The script begins anew and the run does not: the batches of the steps that others have taken are left out."""

@@ -19,7 +19,9 @@ from partreduce.topo.errors import InputError
 class GradientEngine(Engine[GradientRunner]):
     """Averages gradients in `step`, or before it in `average_gradients`; a round is a step."""
 
-    differs = False
+    @property
+    def differs(self) -> bool:
+        return not self.runner.keeps_equal
 
     def __init__(
         self, run: Run, runner: GradientRunner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs
@@ -29,6 +31,8 @@ class GradientEngine(Engine[GradientRunner]):
         self._in_place = False
         """Whether the gradients are means already."""
         self._arrived = Arrived()
+        self.compare_starts: Callable[[], None] | None = None
+        """Before the first step, where workers kept models of their own: refuses those that differ."""
 
     def go_on_from(self, steps: int) -> None:
         super().go_on_from(steps)
@@ -58,6 +62,7 @@ class GradientEngine(Engine[GradientRunner]):
             with torch.enable_grad():
                 loss = closure()
             self.model_use.refuse()
+            applier.evaluated = [loss]
         if self._in_place:
             self.runner.refuse_late()
             self._means.refuse()
@@ -79,6 +84,7 @@ class GradientEngine(Engine[GradientRunner]):
             applier.changes_means = False
         self._in_place = False
         self._take()
+        applier.evaluated.clear()
         return loss
 
     @property
@@ -115,6 +121,7 @@ class GradientEngine(Engine[GradientRunner]):
 
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
+        self._compare_starts()
         if self._has_tables:
             self.run.tables.close_step()
         own_gradients(self.run.flat.slots())
@@ -129,6 +136,11 @@ class GradientEngine(Engine[GradientRunner]):
         if self._arrived.more:
             self._count(self._progress.step + self._arrived.more)
 
+    def _compare_starts(self) -> None:
+        compare, self.compare_starts = self.compare_starts, None
+        if compare is not None:
+            compare()
+
     def _take(self) -> None:
         """Step with the means that are in place."""
         step = self._progress.step
@@ -140,9 +152,11 @@ class GradientEngine(Engine[GradientRunner]):
         if self._has_tables:
             self.run.tables.stepped()
         self.runner.end_step(step)
+        self.other_steps.stepped()
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
         """A step with a gradient of zero."""
+        self._compare_starts()
         own_gradients(self.run.flat.slots())
         self.optimizer.zero_grad(set_to_none=False)
         if not self._serves_tables(after_averaging):

@@ -7,13 +7,20 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.strategies.base import ParameterRunner
+from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
+from partreduce.runtime.strategies.base import ParameterRunner, Run
 from partreduce.runtime.worker.engine import Engine
 from partreduce.topo.errors import InputError
 
 
 class ParameterEngine(Engine[ParameterRunner]):
     """The wrapped optimizer steps first; after the last of the `pace` steps of a round the runner averages models."""
+
+    def __init__(
+        self, run: Run, runner: ParameterRunner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs
+    ) -> None:
+        super().__init__(run, runner, optimizer, uneven_inputs)
+        self._is_torchs = type(optimizer).__module__.startswith("torch.optim.")
 
     @property
     def differs(self) -> bool:
@@ -54,6 +61,8 @@ class ParameterEngine(Engine[ParameterRunner]):
             self.run.tables.stepped()
         self.runner.end_step(step)
         if self._progress.step % pace == 0:
+            if not self._is_torchs:
+                self.run.flat.check(self.run.rank)  # again: the step may have given a parameter other memory
             self._end_round(step, round_)
         return loss
 

@@ -9,20 +9,28 @@ import pytest
 import torch
 
 from benchmarks import kit
+from benchmarks.lab.batches import Batches
+from benchmarks.lab.gates import Clock
+from benchmarks.lab.job import Job
 from benchmarks.lab.rehearse import by_schedule
+from benchmarks.lab.tasks import make_model, samples_of
 from benchmarks.long_runs.__main__ import SHORT, best, parts, wanted
 from benchmarks.long_runs.learner import Learner
+from benchmarks.long_runs.one_process import Learner as OneProcess
+from benchmarks.long_runs.one_process import Together, Workers
 from benchmarks.long_runs.page import table
 from benchmarks.long_runs.virtual import Virtual
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.strategies.gap import Gap
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.static import GroupPhases, Static
 
 CLUSTER = Cluster.parse("2x2")
 FREE = Hardware(model_bytes=12)
@@ -141,3 +149,44 @@ def test_the_table_says_what_the_runs_say():
     assert "0.300 [0.200-0.400]" in line
     assert kit.reached(curve, 0.15) == pytest.approx((750.0,))
     assert kit.reached(curve, 0.05) is None
+
+
+def test_one_process_trains_what_workers_and_replicas_do():
+    """Means of models after each step, of replicas' models too, are one model's steps with all gradients, under SGD."""
+    samples, job = samples_of("deep text"), Job(num_nodes=2, workers_per_node=2, task="deep text", momentum=0.9)
+    together = Together(job, samples)
+    learners: list[OneProcess] = [together]
+    for shape in ("2x2", "2x1"):
+        count = Cluster.parse(shape).num_workers
+        all_of_them = Static(phases=GroupPhases((Phase.from_groups(count, [range(count)]),)))
+        learners.append(Workers(job, samples, Schedule("all", Cluster.parse(shape), all_of_them)))
+    for step in range(3):
+        for learner in learners:
+            learner.step(step)
+    found = [torch.cat([part.detach().flatten() for part in one.mean().parameters()]) for one in learners]
+    for other in found[1:]:
+        assert torch.allclose(found[0], other, atol=1e-6)
+    start = make_model("deep text", samples, Clock(), 0)
+    assert (found[0] - torch.cat([part.detach().flatten() for part in start.parameters()])).abs().max() > 1e-3
+
+
+def test_each_worker_of_one_process_has_an_adamw_of_its_own():
+    samples, job = (
+        samples_of("deep text"),
+        Job(num_nodes=2, workers_per_node=1, task="deep text", optimizer="adamw", learning_rate=1e-3),
+    )
+    both = Workers(job, samples, build("local-sgd", Cluster.parse("2x1"), every=3))
+    start = both.models[0].clone()
+    for step in range(2):
+        both.step(step)
+    for rank in range(2):
+        model, batches = make_model("deep text", samples, Clock(), 0).eval(), Batches(job, rank, samples)
+        adamw = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
+        for _ in range(2):
+            batch, _ = batches.draw()
+            adamw.zero_grad()
+            torch.nn.functional.cross_entropy(model(samples.inputs[batch]), samples.labels[batch]).backward()
+            adamw.step()
+        own = torch.cat([part.detach().flatten() for part in model.parameters()])
+        # Where a gradient is next to nothing its sign is the order of additions', and a step goes by it.
+        assert (both.models[rank] - own).norm() < 0.01 * (own - start).norm()

@@ -69,7 +69,10 @@ def make_case(seed: int) -> Case:
     draw = (lambda *shape: numbers.integers(-8, 9, shape) / 4.0) if exact else (lambda *s: numbers.normal(size=s))
     decay = numbers.choice([0.0, 0.5], n) if exact else numbers.uniform(0, 0.5, n)
     dtype = torch.float64 if exact else rng.choice([torch.float64, torch.float32])
-    return Case(schedule, rounds, exact, dtype, draw(n, WIDTH), decay, draw(n, steps, WIDTH))
+    start = draw(n, WIDTH)
+    if strategy.averages_gradients:
+        start[:] = start[0]
+    return Case(schedule, rounds, exact, dtype, start, decay, draw(n, steps, WIDTH))
 
 
 def random_phase(rng: random.Random, n: int, *, exact: bool) -> Phase:

@@ -2,13 +2,14 @@
 
 `Warm.start("partreduce", "run", ...)` is `python -m partreduce run ...` without the seconds of its imports, and
 `Warm.start("-c", code, ...)` is `python -c code ...`: a process of its own with its own variables, folder, standard
-streams and, if wanted, session, whose end is an ordinary end of the interpreter. What /proc says of its command line
-and first variables is the warm process's.
+streams and, if wanted, session, which ends as Python does. What /proc says of its command line and first variables is
+the warm process's.
 """
 
 import atexit
 import contextlib
 import gc
+import importlib
 import json
 import os
 import random
@@ -23,7 +24,11 @@ import threading
 import types
 
 from helpers import children
+from partreduce.runtime.launcher import orphans
+from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything
 
+FOR_MOST = ("numpy.ma", "partreduce.runtime.profile", "scipy.sparse.csgraph", "torch.profiler", "yaml", "zmq")
+"""Imported once for all commands and workers, beside what the launcher imports for its own."""
 LIMIT = 250
 """Seconds in which a command ends, and the warm process has imported."""
 
@@ -62,7 +67,7 @@ class Started:
 
 
 class Warm:
-    """The warm process of this process of tests, started when it is first needed."""
+    """The warm process of this process of tests, started when it is first needed; it and its commands end with this."""
 
     def __init__(self):
         self._process, self._lock = None, threading.Lock()
@@ -76,7 +81,7 @@ class Warm:
                 with socket.socket(socket.AF_UNIX) as listener:
                     listener.bind(self._address)
                     listener.listen(20)
-                    command = [*children.module("helpers.warm"), str(listener.fileno())]
+                    command = [*children.module("helpers.warm"), str(os.getpid()), str(listener.fileno())]
                     environment = children.environment()
                     self._process = subprocess.Popen(command, env=environment, pass_fds=[listener.fileno()])
                     atexit.register(self.close)
@@ -135,18 +140,21 @@ WARM = Warm()
 def _serve(listener):
     """Fork a keeper for each connection; returns in the forked command, with (module, arguments)."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for keepers
+    warm = os.getpid()
     while True:
         connection, _ = listener.accept()
         if os.fork():
             connection.close()
             continue
         listener.close()
+        _die_with(warm)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         head, descriptors, _, _ = socket.recv_fds(connection, 4, 3)
         with connection.makefile("rb") as file:
             module, arguments, cwd, environment, session = json.loads(file.read(int.from_bytes(head, "big")))
-        pid = os.fork()
+        keeper, pid = os.getpid(), os.fork()
         if not pid:
+            _die_with(keeper)
             connection.close()
             _settle(descriptors, cwd, environment, session)
             return module, arguments
@@ -157,6 +165,12 @@ def _serve(listener):
         with contextlib.suppress(OSError):
             connection.sendall(status.to_bytes(4, "big"))
         os._exit(0)
+
+
+def _die_with(parent):
+    """End when process `parent` does, which may have been killed and so can tell nobody."""
+    if not orphans.die_with_parent(parent):
+        os._exit(1)
 
 
 def _settle(descriptors, cwd, environment, session):
@@ -183,22 +197,34 @@ def _settle(descriptors, cwd, environment, session):
 
 
 def main():
+    _die_with(int(sys.argv.pop(1)))
     from partreduce.commands import build_app
-    from partreduce.runtime.launcher import launch, orphans
+    from partreduce.runtime.launcher import launch
 
-    orphans.die_with_parent(os.getppid())
     with contextlib.suppress(ImportError):
         launch.import_once()
+        for name in FOR_MOST:
+            importlib.import_module(name)
     build_app()
     gc.freeze()  # so that no command collects, and copies, what all of them share
     with socket.socket(fileno=int(sys.argv[1])) as listener:
         module, sys.argv[1:] = _serve(listener)
-    if module == "-c":
-        sys.argv[:2], code = ["-c"], sys.argv[1]
-        sys.modules["__main__"] = types.ModuleType("__main__")
-        exec(code, vars(sys.modules["__main__"]))
-    else:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    try:
+        if module == "-c":
+            sys.argv[:2], code = ["-c"], sys.argv[1]
+            sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(code, vars(sys.modules["__main__"]))
+        else:
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        status = 0
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    # The interpreter would take down what all share, module by module, which takes longer than most commands.
+    end_as_python_does()
+    flush_everything()
+    os._exit(status & 0xFF)
 
 
 if __name__ == "__main__":

@@ -322,6 +322,27 @@ def test_an_asynchronous_server_refuses_several_models(ranks):
     ranks.run(2, work)
 
 
+def test_averaged_gradients_refuse_models_that_begin_apart(ranks):
+    """They would stay apart: once no word was said."""
+
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce(), model=Scalar(float(world.rank // 2)), initial="keep")
+        model.backward(1.0)
+        optimizer.step()
+
+    for error in ranks.run(3, work, catch=InputError):
+        assert "initial='keep': worker 2 starts from another model than worker 0" in str(error)
+
+    def alike(world):
+        model, optimizer = wrapped(world, AllReduce(), model=Scalar(3.0), initial="keep")
+        model.backward(float(world.rank))
+        optimizer.step()
+        optimizer.finish()
+        return model.weight.item()
+
+    assert ranks.run(3, alike) == [2.0] * 3
+
+
 def test_a_model_loaded_before_the_first_step_or_under_plain_means_is_trained(ranks):
     def work(world):
         model, optimizer = wrapped(world, AllReduce(pace=2))

@@ -12,6 +12,7 @@ from functools import partial
 import torch
 
 from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.averaging.settings import settings_of
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.runtime.strategies.gradient_means import TAKEN_ELSEWHERE
 from partreduce.runtime.strategies.quorum.driver import Taken
@@ -40,17 +41,7 @@ class Settings:
 
     def applied(self) -> None:
         """A result was applied with the settings as they are. O(parameter groups)."""
-        text = repr([self._numbers(group) for group in self._optimizer.param_groups])
-        self.number = zlib.crc32(text.encode(), self.number)
-
-    @staticmethod
-    def _numbers(group: dict[str, object]) -> list[tuple[str, object]]:
-        values = ((name, value) for name, value in group.items() if name != "params" and not name.startswith("initial"))
-        return sorted(
-            (name, float(value) if isinstance(value, torch.Tensor) else value)
-            for name, value in values
-            if isinstance(value, int | float | tuple | torch.Tensor)
-        )
+        self.number = zlib.crc32(repr(settings_of(self._optimizer)).encode(), self.number)
 
 
 class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
@@ -71,6 +62,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         self.sums = GradientSums(run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone))
         super().__init__(when, run, Partial(when, len(everyone)), self.sums, {everyone})
         self._settings, self._has_warned = Settings(run.applier.optimizer), False
+        self.keeps_equal = when.keeps_equal
         self._met = 0
         """The round of this segment in which models were averaged last."""
         self.start()

@@ -67,6 +67,12 @@ def test_a_fragment_sent_in_the_round_before_is_merged_in_the_next():
     assert torch.allclose(moved(schedule, 6).mean(0)[0], torch.tensor(3 * 1.5))
 
 
+def test_regions_average_without_a_codec_between_outer_steps():
+    contestant = {one.name: one for one in contestants(lambda *_: None)}["regions, all every 15 by outer steps, int4"]
+    schedule = contestant.make(CLUSTER, settings(4)["10mbit regions"])
+    assert moved(schedule, 1)[:, 0].tolist() == [0.5, 0.5, 2.5, 2.5]
+
+
 def test_every_contestant_by_outer_steps_can_be_rehearsed():
     setting = settings(4)["10mbit regions"]
     outer = [one for one in contestants(lambda *_: None) if one.family == "outer"]

@@ -394,6 +394,199 @@ def several(cell):
 
 
 @idiom(
+    "one model, two optimizers",
+    "each wrapped, with the whole model",
+    all=(KINDS, Outcome("refused", "another DistributedOptimizer was made of it", "give each its part of the model")),
+    generated=(
+        ["generated"],
+        Outcome("refused", "hands out groups for one optimizer", "give each its part of the model"),
+    ),
+)
+def wrapped_twice(cell):
+    model = network()
+    optimizers = [cell.wrap(torch.optim.SGD(part.parameters(), lr=0.05), model) for part in (model[0], model[2])]
+    yield
+    step(cell, optimizers[0], model, 0)
+
+
+@idiom(
+    "plain optimizer kept",
+    "`step()` of the optimizer that was wrapped, as SAM's `second_step()` and `scaler.step(plain)` do",
+    all=(KINDS, Outcome("refused", "was stepped by itself", "the schedule would not see it")),
+)
+def plain_kept(cell):
+    model = network()
+    plain = sgd(model)
+    cell.wrap(plain, model)
+    yield
+    step(cell, plain, model, 0)
+
+
+@idiom(
+    "another optimizer first",
+    "a part of the model stepped by an optimizer of its own, before `step()`, as from hooks in `backward()`",
+    averaged=(GRADIENTS, Outcome("refused", "which is still to be averaged", "call `average_gradients()` before it")),
+    opens=(
+        [name for name, kind in KINDS.items() if kind.outer or kind.free == "server"],
+        Outcome("refused", "measures from the model with which all begin", "the first time, step it after `step()`"),
+    ),
+)
+def another_first(cell):
+    model = network()
+    optimizer = cell.wrap(torch.optim.SGD(model[0].parameters(), lr=0.05), model)
+    other = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    yield from run(cell, optimizer, model, lambda number: step(cell, optimizer, model, number, before=other.step))
+
+
+@idiom("another optimizer after", "the same after `step()`, where its gradients are means already")
+def another_after(cell):
+    model = network()
+    optimizer = cell.wrap(torch.optim.SGD(model[0].parameters(), lr=0.05), model)
+    other = torch.optim.SGD(model[2].parameters(), lr=0.1)
+
+    def act(number):
+        step(cell, optimizer, model, number)
+        other.step()
+        cell.note(model)
+
+    yield from run(cell, optimizer, model, act)
+
+
+class Sharpness(torch.optim.SGD):
+    """SAM, after Foret et al. 2021: evaluates its closure at perturbed weights."""
+
+    @torch.no_grad()
+    def step(self, closure):
+        held = [p for group in self.param_groups for p in group["params"]]
+        before = [p.clone() for p in held]
+        for p in held:
+            p.add_(p.grad, alpha=0.1)
+        with torch.enable_grad():
+            self.zero_grad()
+            loss = closure()
+        for p, value in zip(held, before, strict=True):
+            p.copy_(value)
+        super().step()
+        return loss
+
+
+@idiom(
+    "SAM",
+    "an optimizer that moves the weights before it evaluates its closure",
+    averaged=(
+        WHOLE,
+        Outcome("refused", "or after it has changed the model", "gradients of one evaluation are averaged"),
+    ),
+    early=(EARLY, Outcome("refused", "got a gradient a second time before step()", "the first has left by then")),
+)
+def sharpness(cell):
+    model, optimizer = begun(cell, lambda model: Sharpness(model.parameters(), lr=0.05))
+
+    def act(number):
+        def evaluate():
+            loss = loss_of(model, batch(cell.rank, number))
+            loss.backward()
+            return loss
+
+        optimizer.zero_grad()
+        evaluate()
+        optimizer.step(evaluate)
+        cell.note(model)
+
+    yield from run(cell, optimizer, model, act)
+
+
+@idiom(
+    "rates apart",
+    "a learning rate that one worker alone lowers, as ReduceLROnPlateau does by each worker's own loss",
+    averaged=(
+        [name for name in GRADIENTS if name not in QUORUMS],
+        Outcome("refused", "models stay equal only where all step alike", "they would part"),
+    ),
+    quorum=(QUORUMS, Outcome("warned", "with different settings of the optimizer", "models have parted")),
+)
+def rates_apart(cell):
+    model, optimizer = begun(cell)
+
+    def act(number):
+        if number == 2 and cell.rank == 1:
+            optimizer.param_groups[0]["lr"] = 0.025
+        step(cell, optimizer, model, number)
+
+    yield from run(cell, optimizer, model, act, range(4))
+
+
+@idiom(
+    "weights apart",
+    "weights that each worker changes by numbers of its own, such as noise",
+    averaged=(
+        GRADIENTS,
+        Outcome("warned", "model is not the mean of all", "they stay apart; said where all meet", compared=True),
+    ),
+)
+def weights_apart(cell):
+    model, optimizer = begun(cell)
+
+    def act(number):
+        step(cell, optimizer, model, number)
+        with torch.no_grad():
+            model[0].weight.add_(0.01 * batch(cell.rank, number)[:4])
+
+    yield from run(cell, optimizer, model, act)
+
+
+@idiom("inference mode", "`mean_model()` and `finish()` inside `torch.inference_mode()`, before the first step, too")
+def inference(cell):
+    model, optimizer = begun(cell)
+    for numbers in (range(3), range(3, 6)):
+        yield TOGETHER
+        with torch.inference_mode(), optimizer.mean_model():
+            cell.notes.append(model(batch(0, 0)).clone().reshape(-1))
+        yield from steps(cell, optimizer, model, numbers=numbers)
+    yield TOGETHER
+    with torch.inference_mode():
+        optimizer.finish()
+    cell.note(model)
+
+
+@idiom("default device", "`torch.set_default_device`: one where no number is, around all but the script's own work")
+def default_device(cell):
+    model = network()
+    elsewhere = torch.device("cpu" if cell.world is None else "meta")
+    with elsewhere:
+        optimizer = cell.wrap(sgd(model), model)
+
+    def act(number):
+        optimizer.zero_grad()
+        loss_of(model, batch(cell.rank, number)).backward()
+        with elsewhere:
+            optimizer.step()
+        cell.note(model)
+
+    yield from steps(cell, optimizer, model, act)
+    yield TOGETHER
+    with elsewhere:
+        optimizer.finish()
+    cell.note(model)
+
+
+@idiom(
+    "loaded in mean_model()",
+    "`model.load_state_dict` inside it, as of averaged weights",
+    all=(KINDS, Outcome("warned", "lasts until its end", "the run goes on from before", compared=True)),
+)
+def loaded_inside(cell):
+    model, optimizer = begun(cell)
+    saved = copy.deepcopy(model.state_dict())
+    yield from steps(cell, optimizer, model, numbers=range(4))
+    yield TOGETHER
+    with optimizer.mean_model():
+        model.load_state_dict(saved)
+    cell.note(model)
+    yield from run(cell, optimizer, model, numbers=range(4, STEPS))
+
+
+@idiom(
     "skipped step",
     "one worker's `skip()`, as NaN guards do; before `backward()` where gradients leave during it",
 )

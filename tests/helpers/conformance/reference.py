@@ -89,6 +89,10 @@ class PlainOptimizer:
 
     # What a training loop calls
 
+    @property
+    def param_groups(self):
+        return self.inner.param_groups
+
     def zero_grad(self, set_to_none=True):
         self.inner.zero_grad(set_to_none=set_to_none)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import ThreadRanks
-from partreduce.runtime.data.sampler import RoundSampler
+from partreduce.runtime.data.sampler import RoundSampler, sampler_of
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError
@@ -155,3 +155,15 @@ def test_a_mean_model_that_one_worker_enters_alone_is_named_as_that_beside_the_p
 def test_what_cannot_be_dealt_is_refused(arguments, words):
     with pytest.raises(InputError, match=words):
         RoundSampler(schedule=Schedule("s", Cluster.regular(1, 3), AllReduce()), **{"rank": 0, **arguments})
+
+
+class Endless(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(range(6))
+
+
+def test_a_loader_of_an_iterable_data_set_has_no_length_and_is_taken_whole():
+    """Once `'_InfiniteConstantSampler' has no len()`."""
+    loader = torch.utils.data.DataLoader(Endless(), batch_size=2)
+    assert sampler_of(loader) is None
+    assert len(list(loader)) == 3

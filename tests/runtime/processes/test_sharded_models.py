@@ -39,11 +39,10 @@ def assert_equal_runs(reports):
             assert numbers == pytest.approx(expected_numbers, abs=2e-6), name
 
 
-@pytest.mark.parametrize("mesh", ["2x2", "2x4", "4x2"])
+@pytest.mark.parametrize("mesh", ["2x4", "4x2"])
 def test_sharded_replicas_lose_what_whole_workers_lose(driver, mesh):
-    replicas, shards = map(int, mesh.split("x"))
-    reports = answered(driver, f"same losses, {replicas * shards}", MESH=mesh)
-    assert len(reports) == replicas * shards
+    reports = answered(driver, "same losses", MESH=mesh)
+    assert len(reports) == 8
     assert_equal_runs(reports)
 
 

@@ -1,0 +1,59 @@
+"""AsUsual: torch as it is by default, whatever modes the script has switched on around a call of ours.
+
+Inside `torch.inference_mode()` every new tensor is one that can never be changed outside of it, and under a default
+device every new tensor lies there. What we make and keep must be neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def is_usual() -> bool:
+    """Whether no such mode is on; asked in every step."""
+    return not torch.is_inference_mode_enabled() and torch._C._len_torch_function_stack() == 0  # noqa: SLF001 - torch has no public way
+
+
+@contextlib.contextmanager
+def as_usual() -> Iterator[None]:
+    """Inside, new tensors are ordinary ones in host memory, unless they are made elsewhere on purpose."""
+    with contextlib.ExitStack() as modes:
+        if torch.is_inference_mode_enabled():
+            modes.enter_context(torch.inference_mode(mode=False))
+        if not is_usual():
+            modes.enter_context(torch.device("cpu"))
+        yield
+
+
+def usually(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """A call of ours that does the same inside such a mode."""
+
+    @functools.wraps(call)
+    def called(*arguments: Arguments.args, **named: Arguments.kwargs) -> Result:
+        if is_usual():
+            return call(*arguments, **named)
+        with as_usual():
+            return call(*arguments, **named)
+
+    return called
+
+
+def in_present_modes(closure: Callable[[], Any]) -> Callable[[], Any]:
+    """The script's own function with the default device that is the script's now; called inside `as_usual`."""
+    if is_usual():
+        return closure
+    device = torch.get_default_device()
+
+    def called() -> Any:  # noqa: ANN401 - what the closure returns
+        with device:
+            return closure()
+
+    return called

@@ -1,0 +1,36 @@
+"""Settings: the numbers with which an optimizer steps, which all workers need alike where gradients are averaged."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import torch
+
+Settings: TypeAlias = "tuple[tuple[object, ...], ...]"
+"""The values of `SCHEDULED`, None where there is none, of each parameter group."""
+SCHEDULED = ("lr", "momentum", "betas", "weight_decay")
+"""What schedulers and scripts set, by the names of torch's optimizers."""
+
+
+def settings_of(optimizer: torch.optim.Optimizer) -> Settings:
+    """The settings as they are. O(parameter groups); tensors on a device are not waited for."""
+    return tuple([tuple([_plain(group.get(name)) for name in SCHEDULED]) for group in optimizer.param_groups])
+
+
+def difference(mine: Settings, theirs: Settings) -> tuple[str, object, object] | None:
+    """Where two differ first: a setting and its two values; None where they do not."""
+    if len(mine) != len(theirs):
+        return "number of parameter groups", len(mine), len(theirs)
+    for index, (group, another) in enumerate(zip(mine, theirs, strict=True)):
+        for name, value, differs in zip(SCHEDULED, group, another, strict=True):
+            if value != differs:
+                return f"{name} (group {index})", value, differs
+    return None
+
+
+def _plain(value: Any) -> object:  # noqa: ANN401 - whatever a script has put there
+    if value is None or isinstance(value, int | float):
+        return value
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 and value.device.type == "cpu" else None
+    return tuple(map(_plain, value)) if isinstance(value, tuple | list) else None
