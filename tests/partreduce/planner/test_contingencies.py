@@ -103,9 +103,9 @@ def test_what_the_planner_finds_for_the_cluster_that_is_left_is_taken_where_it_i
     """A search is replaced by its answer: two quick phases for a node less, which are to be measured and proved."""
     rule = RulePhases((2,), ((Block((0, 1)),), (Block((0, 1)),), (Block((0, 1)),), (Block((0, 1), (0,)),)))
     monkeypatch.setattr(
-        contingencies._Rivals,
-        "_search",
-        lambda _, asked: [rule] if asked.cluster.num_workers == 4 and asked.cluster.is_regular else [],
+        contingencies,
+        "groups_for",
+        lambda asked, _: [rule] if asked.cluster.num_workers == 4 and asked.cluster.is_regular else [],
     )
     asked = job(3, 2, 1, replace(HARDWARE, nic=Link(2e-5, 1e-8), compute=0.001))
     bare = Schedule("nodes", asked.cluster, NODES)
