@@ -112,13 +112,12 @@ def decisive_time(option: Option, job: Job) -> float:
 
     All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Lateness
     that nobody asked for is different: what it costs depends on the task, and what waits for its averages does not pay
-    it; what was measured on each task has no such price (`contenders`). Coded sums took longer in the lab than
-    predicted, plain ones did not (`travel.WORTH`). And what a calibrated
+    it. Coded sums took longer in the lab than predicted, plain ones did not (`travel.WORTH`). And what a calibrated
     task was lost under has to win at `LOST_RATIO` times its steps: no time saved makes up for a loss never reached.
     """
     if job.fastest:
         return option.time
-    is_doubtful = (option.late or option.facts) and not option.by_task and not _is_asked_for(option, job)
+    is_doubtful = (option.late or option.facts) and not _is_asked_for(option, job)
     time = option.time_at_worst if is_doubtful else option.time
     return time * (LOST_RATIO if option.may_be_lost else 1.0) / (1 - worth(option.schedule))
 
@@ -155,28 +154,16 @@ def contenders(options: Sequence[Option], job: Job) -> list[Option]:
     """What may be recommended, unless the job asks for the fastest.
 
     What is late, and was not asked for, has to be fastest where lateness costs most; what a calibrated task was lost
-    under, at `LOST_RATIO` times its steps; what is coded, if that takes longer than predicted; and what was measured on
-    each task must be regretted no more than the best of the others, each on the task that suits it least. What lets
-    workers drift apart on data of their own needs a price of that (`Job.bears_drift`), where anything else is allowed.
+    under, at `LOST_RATIO` times its steps; what is coded, if that takes longer than predicted. What lets workers drift
+    apart on data of their own needs a price of that (`Job.bears_drift`), where anything else is allowed.
     """
     if job.fastest:
         return list(options)
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     for is_doubtful in (lambda one: one.may_be_lost, _is_coded, lambda one: one.late or one.facts):
-        sure = [one for one in options if not is_doubtful(one)]
-        best = min(sure, key=lambda one: decisive_time(one, job), default=None)
-        if best is not None:
-            options = [one for one in options if not is_doubtful(one) or _is_surer(one, best, job)]
+        sure = min((decisive_time(one, job) for one in options if not is_doubtful(one)), default=math.inf)
+        options = [one for one in options if not is_doubtful(one) or decisive_time(one, job) <= sure]
     return list(options)
-
-
-def _is_surer(option: Option, best: Option, job: Job) -> bool:
-    """Whether an option wins in spite of a doubt that the best of the others is not under."""
-    if option.by_task:
-        ours, theirs = regrets((option, best), job)
-        if ours > theirs:
-            return False
-    return decisive_time(option, job) <= decisive_time(best, job)
 
 
 def _is_coded(option: Option) -> bool:

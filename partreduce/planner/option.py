@@ -145,11 +145,6 @@ class Option:
         return self.step_seconds * self.steps_ratio
 
     @property
-    def by_task(self) -> tuple[float, ...]:
-        """The steps ratio on each calibrated task, where it was measured there."""
-        return () if self.facts is None else self.facts.by_task
-
-    @property
     def time_at_worst(self) -> float:
         """As `time`, if lateness costs as much as it may; what ran on the job itself is known to cost what it did."""
         if self.surprise is not None:
@@ -184,8 +179,8 @@ class Option:
             return self.time
         if not math.isfinite(self.steps_ratio):
             return math.inf
-        if self.by_task:
-            tasks = dict(zip(usual.cases, self.by_task, strict=True))
+        if self.facts is not None and self.facts.by_task:
+            tasks = dict(zip(usual.cases, self.facts.by_task, strict=True))
             return self.step_seconds * tasks.get(case, self.steps_ratio)
         spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)

@@ -254,7 +254,7 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
             f"{ratio}, but comes late: if that costs as much {most}, it would take {worst:.2f} times as long; --when "
             f"{asked} takes it at its predicted price"
         )
-    rivals = [chosen, fastest] if fastest.by_task else contenders([*allowed, chosen], job)
+    rivals = contenders([*allowed, chosen], job)
     worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
     regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
     if regret > ours * (1 + TIE):
