@@ -18,8 +18,11 @@ Result = TypeVar("Result")
 
 
 def is_usual() -> bool:
-    """Whether no such mode is on; asked in every step."""
-    return not torch.is_inference_mode_enabled() and torch._C._len_torch_function_stack() == 0  # noqa: SLF001 - torch has no public way
+    """Whether no such mode is on; asked in every step, so without a look at the modes where there are none."""
+    if torch.is_inference_mode_enabled():
+        return False
+    no_modes = torch._C._len_torch_function_stack() == 0  # noqa: SLF001 - torch has no public way
+    return no_modes or torch.get_default_device().type == "cpu"
 
 
 @contextlib.contextmanager

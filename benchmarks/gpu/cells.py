@@ -249,6 +249,8 @@ def train(
                 step(model, optimizer, inputs, targets)
             taken += 1
         waits = device.host_waits - waits
+        if local:
+            optimizer.engine.other_steps.detach()  # which refuses steps of the plain optimizer
         for inputs, targets in batches[steps : steps + local]:
             step(model, optimizer.optimizer, inputs, targets)
         if finish:

@@ -26,7 +26,6 @@ from partreduce.topo.document.schedule import parse_schedule
 from partreduce.topo.errors import ScheduleError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
-from partreduce.verify.certificate import confirm
 
 LOST = "a further worker is lost"
 
@@ -130,6 +129,8 @@ class Regrouping:
         planned = parse_schedule(notes.wait_for(f"{PLAN}/{sha256}"))
         if (found := schedule_sha256(planned)) != sha256:
             raise ScheduleError(f"plan {sha256[:12]}: is the schedule {found[:12]}")
+        from partreduce.verify.certificate import confirm  # only here: it loads the checker
+
         confirm(planned)
         return planned
 

@@ -114,7 +114,7 @@ def train(model, optimizer, steps):
 
 def test_no_checkpoint_is_none_and_the_last_two_are_kept(ranks, tmp_path):
     def work(world):
-        model, optimizer = make(world, everyone(2))
+        model, optimizer = make(world, everyone(2), 0)
         assert load_checkpoint(optimizer, tmp_path / "nothing") is None
         for _ in range(4):
             train(model, optimizer, 2)
@@ -322,7 +322,7 @@ def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_goes_on(ranks, t
     monkeypatch.setattr(checkpoint, "write_file", full)
 
     def work(world):
-        model, optimizer = make(world, everyone(2))
+        model, optimizer = make(world, everyone(2), 0)
         train(model, optimizer, 1)
         with pytest.raises(FileProblem, match=r"round 1: worker 1: .* No space left on device"):
             save_checkpoint(optimizer, tmp_path)

@@ -73,7 +73,7 @@ def push(place, *messages, prepare=lambda stranger: None):
 
 @pytest.mark.parametrize(
     ("strategy", "initial"),
-    [(Server(), "keep"), (Server(synchronous=False), "broadcast"), (Pairwise(active=(0,)), "keep")],
+    [(Server(), "broadcast"), (Server(synchronous=False), "broadcast"), (Pairwise(active=(0,)), "keep")],
 )
 def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy, initial):
     plan = Schedule("s", Cluster.regular(1, 2), strategy)
