@@ -21,7 +21,8 @@ from partreduce.runtime.arguments import (
 )
 from partreduce.runtime.as_usual import as_usual, in_present_modes, usually
 from partreduce.runtime.averaging.applier import Applier
-from partreduce.runtime.averaging.common_start import ADVICE, digest_of
+from partreduce.runtime.averaging.common_start import ADVICE
+from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.foreign import FOLLOWS, refuse_foreign_optimizer
 from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept, squared_distance

@@ -20,6 +20,13 @@ from partreduce.topo.strategies.axes import Form
 PLAN_SECONDS = 20.0
 
 
+def optimizer_of(setting: Setting) -> Optimizer:
+    """By whose prices the planner counts."""
+    if setting.optimizer == "adamw":
+        return Optimizer.ADAM
+    return Optimizer.MOMENTUM if setting.momentum else Optimizer.SGD
+
+
 class Planner:
     """Plans once per setting; `profiles` maps a rate to the cluster that was profiled at it."""
 
@@ -60,7 +67,7 @@ class Planner:
             disturbance=setting.disturbance,
             time_limit=PLAN_SECONDS,
             form=Form.HIERARCHICAL,
-            optimizer=Optimizer.MOMENTUM if setting.momentum else Optimizer.SGD,
+            optimizer=optimizer_of(setting),
             **options,
         )
         found = plan(job)

@@ -19,7 +19,7 @@ from partreduce.commands.options import (
 from partreduce.schedulers.entry import hint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.hardware import USUAL, Hardware, Link, Switch
 from partreduce.topo.slurm import read_switches
 from partreduce.topo.timing.compute import ComputeTimes, Disturbance, RandomDelay, RandomSlowdown, ShiftingDelay
 from partreduce.topo.timing.sampling import read_trace
@@ -75,9 +75,7 @@ def hardware_of(
         InputError: a size that is not understood, or hardware out of range.
     """
     stated = cluster.hardware if cluster is not None else None
-    base = stated or Hardware(
-        inside=Link.of_bandwidth(parse_bandwidth(DEFAULT_INSIDE)), nic=Link.of_bandwidth(parse_bandwidth(DEFAULT_NIC))
-    )
+    base = stated or USUAL
 
     def link(old: Link, key: str) -> Link:
         inverse = 1 / given[key] if key in given else old.seconds_per_byte

@@ -194,12 +194,11 @@ class Axes:
         """As `Option.may_be_lost`, or by its drift."""
         if self.job.fastest or self._averages_gradients(setting) or setting.when is Lateness.PIPELINE:
             return False
-        figures, lost = self.at(setting), self.usual.lost
+        figures = self.at(setting)
         if not self.job.bears_drift(figures.drift.value or 0.0):
             return True
-        if setting.when is Lateness.LATE:
-            return figures.late_distance >= lost.late
-        return known(figures.consensus_distance) >= lost.consensus_distance
+        distance, late = known(figures.consensus_distance), setting.when is Lateness.LATE
+        return self.usual.lost.includes(distance, figures.late_distance, late=late)
 
     def extrapolates(self, setting: Setting) -> bool:
         """Whether the steps model was not fitted to such figures."""

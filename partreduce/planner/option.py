@@ -9,7 +9,7 @@ from typing import Any
 from partreduce.planner.job import Data
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.preference import Costs
-from partreduce.planner.steps_model import StepsModel
+from partreduce.planner.steps_model import Lost, StepsModel
 from partreduce.topo.figures.base import Figure
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form, How
@@ -165,10 +165,11 @@ class Option:
         """
         if self.facts is not None or self.surprise is not None or self.schedule.strategy.averages_gradients:
             return False
-        lost = self.model.lost
-        return (
-            self.late_distance >= lost.late if self.late else known(self.consensus_distance) >= lost.consensus_distance
-        )
+        return self.is_among(self.model.lost)
+
+    def is_among(self, lost: Lost) -> bool:
+        """Whether a network that was lost like this was lost with averages as rare, or as late, as these."""
+        return lost.includes(known(self.consensus_distance), self.late_distance, late=self.late)
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, lateness: bool) -> float:
         """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts.

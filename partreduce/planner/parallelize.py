@@ -33,7 +33,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import dump_schedule, schedule_of
 from partreduce.topo.errors import InputError
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.hardware import USUAL, Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import LOCKSTEP, Codec
 from partreduce.topo.strategies.routes import ROW_CODECS, TableWay
@@ -41,8 +41,6 @@ from partreduce.topo.timing.tables import Touched
 
 BATCHES = 4
 """Sample batches that are looked at."""
-UNKNOWN = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9))
-"""Links where nobody said what they are; as `partreduce design` assumes them."""
 PROBE_ROWS, PROBE_COLUMNS = 4096, 64
 PATIENCE = 2.0
 """Seconds beyond the timeout for which the others wait for worker 0, which waits for them first."""
@@ -106,7 +104,7 @@ def parallelize(
             schedule,
             lambda: _seen(model, batches, forward, uses),
             lambda touched: _chosen(
-                model, optimizer, schedule, hardware or links or UNKNOWN, touched, uses=uses, codecs=codecs
+                model, optimizer, schedule, hardware or links or USUAL, touched, uses=uses, codecs=codecs
             ),
         )
         schedule, reasons = schedule_of(decision["schedule"]), tuple(decision["reasons"])

@@ -12,7 +12,7 @@ from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label
 from partreduce.planner.option import Option
 from partreduce.planner.recommend import ms, permitted
-from partreduce.planner.travel import WORTH, WORTH_BESIDE, cheapest_hows, coded_words, travelling
+from partreduce.planner.travel import cheapest_hows, coded_words, travelling, worth_of_codec
 from partreduce.planner.work import work_of
 from partreduce.topo.figures.pipeline import stability_limit
 from partreduce.topo.hardware import CodecSeconds
@@ -52,7 +52,7 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
             "price in steps (benchmarks/results/late_and_small.md)"
         )
         return [said]
-    least = WORTH_BESIDE if schedule.strategy.overlap else WORTH
+    least = worth_of_codec(beside=schedule.strategy.overlap)
     said = (
         f"its sums travel as they are: {_named(how)} would cost {ms(coding)} for coding and save "
         f"{ms(plain.cost.per_step - wire)} of wire per step, which makes no step shorter by more than {least:.0%}, as "

@@ -23,7 +23,7 @@ from partreduce.planner.gain import (
 )
 from partreduce.planner.job import Data, Job
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.option import Option, known
+from partreduce.planner.option import Option
 from partreduce.planner.outer_prices import FRAGMENTS
 from partreduce.planner.preference import preference
 from partreduce.planner.steps_model import BORNE, LOST, LOST_RATIO, MANY, Optimizer
@@ -325,10 +325,9 @@ def _presumed(chosen: Option, job: Job) -> list[str]:
 
 def _lost(option: Option, job: Job) -> str:
     """Under which optimizers a measured network was lost with an option's figures."""
-    figure = option.late_distance if option.late else known(option.consensus_distance)
     is_many = job.cluster.num_workers >= MANY
-    limits = {one: LOST[one][is_many][option.late] for one in Optimizer if job.optimizer in {None, one}}
-    beyond = " and ".join(str(optimizer) for optimizer, limit in limits.items() if figure >= limit)
+    may_be = [one for one in Optimizer if job.optimizer in {None, one}]
+    beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
     how = "as late" if option.late else "as rare"
     return f"under {beyond} one of five networks, at its best rate, did not reach its loss with averages {how}"
 

@@ -27,7 +27,7 @@ from partreduce.topo.contingency import Groups, Survivors, after_loss, with_grou
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, schedule_of
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.hardware import USUAL, Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.timing.cost import group_seconds
@@ -127,10 +127,7 @@ def refreshed(now: Schedule, members: Sequence[int], measured: Measured) -> Clus
         for round_, group, num_bytes, took in measured[member]["averages"]:
             rounds.setdefault((round_, tuple(group)), []).append(took)
             size = max(size, num_bytes)
-    usual = Hardware(
-        inside=Link.of_bandwidth(USUAL_INSIDE), nic=Link.of_bandwidth(USUAL_NIC), compute=base, model_bytes=size,
-        slowdown=slow,
-    )  # fmt: skip
+    usual = replace(USUAL, compute=base, model_bytes=size, slowdown=slow)
     node_of = now.cluster.node_of()
     inside: list[float] = []
     across: list[float] = []
@@ -145,10 +142,6 @@ def refreshed(now: Schedule, members: Sequence[int], measured: Measured) -> Clus
     within, between = (median(one or other) for one, other in ((inside, across), (across, inside)))
     hardware = replace(usual, inside=_scaled(usual.inside, within), nic=_scaled(usual.nic, between))
     return replace(now.cluster, hardware=hardware)
-
-
-USUAL_INSIDE, USUAL_NIC = 10e9, 5e9
-"""Bytes a second inside a node and of a NIC, as `design` assumes them where nobody says."""
 
 
 def _predicted(now: Schedule, round_: int, group: tuple[int, ...], hardware: Hardware) -> float:

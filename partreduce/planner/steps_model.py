@@ -76,6 +76,10 @@ class Lost(NamedTuple):
     consensus_distance: float = math.inf
     late: float = math.inf
 
+    def includes(self, consensus_distance: float, late_distance: float, *, late: bool) -> bool:
+        """Whether such figures are among those under which it was lost; `late`: averages come a round late."""
+        return late_distance >= self.late if late else consensus_distance >= self.consensus_distance
+
 
 NEVER = Lost()
 

@@ -108,7 +108,12 @@ def worth(schedule: Schedule) -> float:
     """The part of what the objective minimises that a codec has to save; nothing where there is none."""
     if schedule.strategy.how.codec is Codec.NONE:
         return 0.0
-    return WORTH_BESIDE if schedule.strategy.overlap else WORTH
+    return worth_of_codec(beside=schedule.strategy.overlap)
+
+
+def worth_of_codec(*, beside: bool) -> float:
+    """The same where there is one, and its sums go `beside` computing or not."""
+    return WORTH_BESIDE if beside else WORTH
 
 
 def paying(known: Sequence[Costs], job: Job, *, beside: bool) -> int:
@@ -120,7 +125,7 @@ def paying(known: Sequence[Costs], job: Job, *, beside: bool) -> int:
     able = [i for i, costs in enumerate(known) if costs.keep(job.limits)] or list(range(len(known)))
     merits = [_merit(costs, job.objective) for costs in known]
     best = min(merits[i] for i in able)
-    part = 1 - (WORTH_BESIDE if beside else WORTH)
+    part = 1 - worth_of_codec(beside=beside)
     return next(i for i in able if all(own * part <= least for own, least in zip(merits[i], best, strict=True)))
 
 

@@ -7,10 +7,8 @@ start of a run, nothing is sent, which over slow links takes as long as many ste
 from __future__ import annotations
 
 from collections.abc import Callable
-from hashlib import blake2b
 
-import torch
-
+from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Kept, Reference
 from partreduce.runtime.averaging.roll_call import roll_call
@@ -67,14 +65,6 @@ def alike_start(
             "same on all, or run it with --survive 0, where worker 0's goes to all"
         )
     return Reference([Kept(array, host) for array in arrays], starts)
-
-
-def digest_of(arrays: list[torch.Tensor]) -> str:
-    """A fingerprint of the arrays' bits."""
-    digest = blake2b(digest_size=16)
-    for array in arrays:
-        digest.update(array.cpu().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _refuse_other_rounds(said: dict[int, str], round_: int) -> None:

@@ -6,7 +6,6 @@ commits it with one pass. BatchNorm buffers and optimizer state, where a policy 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from operator import itemgetter
@@ -17,6 +16,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot, aligned
+from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.foreign import wrapped_by
 from partreduce.runtime.averaging.load_watch import count_loads
 from partreduce.runtime.averaging.memory import refuse_shared_memory, stored
@@ -363,8 +363,7 @@ def _digest_if_sparse(buffer: torch.Tensor) -> str:
     if buffer.layout is torch.strided:
         return ""
     whole: torch.Tensor = buffer.detach().to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
-    parts = (part.cpu().contiguous() for part in (whole.indices(), whole.values()))
-    return " sparse " + hashlib.sha256(b"".join(part.view(torch.uint8).numpy().tobytes() for part in parts)).hexdigest()
+    return f" sparse {digest_of([whole.indices(), whole.values()])}"
 
 
 def _cudnn(slot: Slot) -> str:

@@ -127,8 +127,7 @@ def launch(
             f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
         )
     shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
-    told = {MOST_LOST: most_lost, MAX_RESTARTS: max_restarts, REPLAN: int(replan is not None)}
-    shared |= {name: str(number) for name, number in told.items() if number}
+    shared |= told_of_losses(most_lost, max_restarts, replan=replan is not None)
     processes: list[Child] = []
     try:
         with terminable():
@@ -191,6 +190,12 @@ def _views(
         replan=replan,
         watch=guardian.watch,
     )
+
+
+def told_of_losses(most_lost: int, max_restarts: int, *, replan: bool = False) -> dict[str, str]:
+    """The variables by which workers hear how their run goes on after losses."""
+    told = {MOST_LOST: most_lost, MAX_RESTARTS: max_restarts, REPLAN: int(replan)}
+    return {name: str(number) for name, number in told.items() if number}
 
 
 def check_losses(num_workers: int, most_lost: int, max_restarts: int) -> None:

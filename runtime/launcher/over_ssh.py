@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from partreduce.runtime.launcher.agent import ASK_SECONDS, ASKS, RECORD
-from partreduce.runtime.launcher.launch import GRACE_SECONDS, MAX_RESTARTS, MOST_LOST, serve_store
+from partreduce.runtime.launcher.launch import GRACE_SECONDS, serve_store, told_of_losses
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import held, let_through, raise_unheard
 from partreduce.runtime.launcher.supervision import Line, Worker, complete_lines, supervise
@@ -233,11 +233,8 @@ class Hosts:
             "TORCHELASTIC_RUN_ID": f"partreduce-{os.getpid()}",
             "MASTER_ADDR": self.address,
             **environment,
+            **told_of_losses(most_lost, max_restarts),
         }
-        if most_lost:
-            shared[MOST_LOST] = str(most_lost)
-        if max_restarts:
-            shared[MAX_RESTARTS] = str(max_restarts)
         job = {
             "script": str(script.resolve()),
             "args": list(args),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from typing import Any
 
 import torch
 
+from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, Run
 from partreduce.runtime.strategies.one_sided import OneSided
@@ -135,13 +135,11 @@ class AsynchronousServer(OneSided):
 
     def _refuse_several_models(self) -> None:
         """Compare the parameters of the first step with those of the first host."""
-        digest = hashlib.sha256()
-        for base in self._base:
-            digest.update(base.view(torch.uint8).cpu().numpy().tobytes())
+        digest = digest_of(self._base)
         reducer, host = self.run.reducer, self.server.hosts[0]
         notes = Notes(reducer.world.store, f"first-model/{reducer.key}")
         if self.run.rank == host:
-            notes.write("digest", digest.hexdigest())
+            notes.write("digest", digest)
             return
         operation = reducer.recorder.begin("first model", 0, 0, tuple(sorted((host, self.run.rank))), 0)
         try:
@@ -149,7 +147,7 @@ class AsynchronousServer(OneSided):
         except GoneError as error:
             raise reducer.failure(operation, error) from None
         reducer.recorder.end(operation)
-        if notes.wait_for("digest") != digest.hexdigest():
+        if notes.wait_for("digest") != digest:
             raise InputError(
                 f"model: worker {self.run.rank} starts from other parameters than worker {host}, and an asynchronous "
                 "server trains one model; use initial='broadcast'"

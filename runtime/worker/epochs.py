@@ -80,7 +80,7 @@ class Epochs(Everyone):
         super().__init__(tuple(range(world.size)))
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
         self.voting = Voting(world, heartbeat, self._heard, timeout=timeout, most_lost=most_lost)
-        self.regrouping = Regrouping(world, schedule, key=key, timeout=timeout)
+        self.regrouping = Regrouping(world, schedule, self.voting.notes, key=key, timeout=timeout)
         self._is_measured = bool(os.environ.get(REPLAN))
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key

@@ -15,8 +15,8 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import member_sets
-from partreduce.runtime.transport.notes import MEMBERSHIP, PLAN, Notes
-from partreduce.runtime.transport.store_line import NamedPrefixStore, root_store
+from partreduce.runtime.transport.notes import PLAN, Notes
+from partreduce.runtime.transport.store_line import NamedPrefixStore
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.runtime.worker.voting import name_of
 from partreduce.schedulers.protocols.membership.words import Members, View
@@ -52,12 +52,14 @@ class Regrouping:
     Args:
         world: its communicators.
         schedule: what the run follows.
+        notes: where the launcher leaves what it decides.
         key: of this optimizer.
         timeout: seconds that others may take to come.
     """
 
-    def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
+    def __init__(self, world: GlooWorld, schedule: Schedule, notes: Notes, *, key: str, timeout: float) -> None:
         self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout
+        self._notes = notes
         self.reducers: dict[Reducer, str] = {}
         """Whose operations go by epochs, with the keys that they began with."""
         self.held: State | None = None
@@ -125,8 +127,7 @@ class Regrouping:
         Raises:
             PartreduceError: it is another one, or not proved.
         """
-        notes = Notes(root_store(self.world.store), MEMBERSHIP)
-        planned = parse_schedule(notes.wait_for(f"{PLAN}/{sha256}"))
+        planned = parse_schedule(self._notes.wait_for(f"{PLAN}/{sha256}"))
         if (found := schedule_sha256(planned)) != sha256:
             raise ScheduleError(f"plan {sha256[:12]}: is the schedule {found[:12]}")
         from partreduce.verify.certificate import confirm  # only here: it loads the checker
