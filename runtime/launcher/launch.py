@@ -8,6 +8,7 @@ However the launcher ends, nothing that it started is left (see `orphans`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import itertools
 import json
@@ -357,6 +358,23 @@ interpreter's lock while it waits for a thread, which may need it to let go of t
 """
 
 
+def _keep_destroyed_groups() -> None:
+    """Keep also what the script takes down by `torch.distributed.destroy_process_group`, for the same reason.
+
+    The last to let go of such a group is often a DistributedDataParallel, when the function that made it returns.
+    """
+    import torch.distributed as dist
+
+    destroy = dist.destroy_process_group
+
+    @functools.wraps(destroy)
+    def keep_and_destroy(group: dist.ProcessGroup | None = None) -> None:
+        _left.append(group or dist.group.WORLD)
+        destroy(group)
+
+    dist.destroy_process_group = keep_and_destroy
+
+
 def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str], variables: Mapping[str, str]) -> int:
     """What a forked child does; returns its exit code."""
     import runpy
@@ -367,6 +385,7 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(variables)
     torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    _keep_destroyed_groups()
     code = 0
     try:
         as_in_a_fresh_process()  # from here on Ctrl-C ends it like any other program

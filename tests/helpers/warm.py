@@ -119,6 +119,7 @@ class Warm:
                 code = begun.wait(timeout)
             except BaseException:
                 begun.kill()
+                begun.wait()
                 raise
             for file in files:
                 file.seek(0)

@@ -95,6 +95,25 @@ sys.excepthook = lambda kind, error, where: print("hooked:", kind.__name__, erro
 raise ValueError("a bug")
 """
 
+DESTROYS = """
+import torch
+import torch.distributed as dist
+
+
+def train():
+    group = dist.new_group()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64), process_group=group)
+    for _ in range(3):
+        model(torch.ones(8, 64)).sum().backward()
+    dist.destroy_process_group(group)
+
+
+dist.init_process_group("gloo")
+for _ in range(20):
+    train()
+dist.destroy_process_group()
+"""
+
 
 def run(*arguments, stdin=""):
     return WARM.run("partreduce", "run", *arguments, stdin=stdin, environment=children.environment())
@@ -134,6 +153,13 @@ def test_a_script_may_leave_what_waits_for_a_thread_when_it_is_destroyed(tmp_pat
     script = tmp_path / "script.py"
     script.write_text(WAITS + ends)
     assert run("--workers", "1", script).returncode == 0
+
+
+def test_a_script_may_destroy_its_groups_and_return_from_where_it_trained(tmp_path):
+    """A model of DistributedDataParallel lets go of them last, and hung there once in three runs (torch 2.13)."""
+    script = tmp_path / "script.py"
+    script.write_text(DESTROYS)
+    assert run("--workers", "2", script).returncode == 0
 
 
 def test_a_worker_that_is_interrupted_in_its_last_moment_ends_there_and_harms_nobody(tmp_path):
