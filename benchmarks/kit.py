@@ -12,6 +12,7 @@ import pkgutil
 import platform
 import random
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -67,6 +68,12 @@ def one_thread() -> None:
 
     torch.set_num_threads(1)
     torch.backends.mkldnn.set_flags(False)
+
+
+def end_after(seconds: float) -> None:
+    """Let an alarm end this process if it hangs, whatever it hangs in."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(max(1, int(seconds)))
 
 
 def free_port() -> int:

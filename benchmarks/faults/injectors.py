@@ -69,10 +69,15 @@ def send(running: Running, pid: int, number: signal.Signals) -> Iterator[None]:
         yield
 
 
+def _training(running: Running, seconds: float = 0.9) -> Iterator[None]:
+    """Wait until all train, and then for up to so many seconds."""
+    yield from running.until(running.all_train)
+    yield from running.sleep(running.chance.uniform(0, seconds))
+
+
 def kill_worker(running: Running) -> Iterator[None]:
     """SIGKILL of one worker while all train."""
-    yield from running.until(running.all_train)
-    yield from running.sleep(running.chance.uniform(0, 0.9))
+    yield from _training(running)
     yield from _kill(running, running.chance.randrange(WORKERS), "while it trains")
 
 
@@ -86,8 +91,7 @@ def kill_connecting(running: Running) -> Iterator[None]:
 
 def kill_two(running: Running) -> Iterator[None]:
     """SIGKILL of one worker while all train, and of another one while the rest recovers from that."""
-    yield from running.until(running.all_train)
-    yield from running.sleep(running.chance.uniform(0, 0.9))
+    yield from _training(running)
     first, second = running.chance.sample(range(WORKERS), 2)
     yield from _kill(running, first, "while it trains")
     yield from running.sleep(running.chance.uniform(0, 0.4))
@@ -129,8 +133,7 @@ def kill_parent(running: Running) -> Iterator[None]:
     It fired when the worker is gone, and where nobody ends them, its children are not.
     """
     by_hand = running.cell.launcher == "by hand"
-    yield from running.until(running.all_train)
-    yield from running.sleep(running.chance.uniform(0, 0.9))
+    yield from _training(running)
     victim = 0 if by_hand else running.chance.randrange(WORKERS)
     if running.is_over or len(running.children_of(victim)) < running.task.children:
         return
@@ -154,8 +157,7 @@ def pause(times: float, *, store_host: bool = False) -> Injector:
     """SIGSTOP of one worker for a part of, or several times, the timeout; then SIGCONT."""
 
     def inject(running: Running) -> Iterator[None]:
-        yield from running.until(running.all_train)
-        yield from running.sleep(running.chance.uniform(0, 0.5))
+        yield from _training(running, 0.5)
         victim = 0 if store_host else running.chance.randrange(WORKERS)
         pid = running.pid_of(victim)
         if pid is None or running.is_over or not runs(pid):
@@ -196,8 +198,7 @@ def signal_launcher_twice(number: signal.Signals) -> Injector:
     """The same signal twice within milliseconds, as GNU `timeout` sends it: one request, and time to save."""
 
     def inject(running: Running) -> Iterator[None]:
-        yield from running.until(running.all_train)
-        yield from running.sleep(running.chance.uniform(0, 0.9))
+        yield from _training(running)
         if running.is_over:
             return
         running.must_save = True
@@ -212,8 +213,7 @@ def signal_launcher_twice(number: signal.Signals) -> Injector:
 
 def pause_launcher(running: Running) -> Iterator[None]:
     """SIGSTOP of the launcher, and with it of the store, for three timeouts."""
-    yield from running.until(running.all_train)
-    yield from running.sleep(running.chance.uniform(0, 0.5))
+    yield from _training(running, 0.5)
     if running.is_over:
         return
     running.fires("SIGSTOP of the launcher, which hosts the store", culprit=STORE)
@@ -222,8 +222,7 @@ def pause_launcher(running: Running) -> Iterator[None]:
 
 def kill_generator(running: Running) -> Iterator[None]:
     """SIGKILL of the group generator, which its keeper starts again."""
-    yield from running.until(running.all_train)
-    yield from running.sleep(running.chance.uniform(0, 0.5))
+    yield from _training(running, 0.5)
     pid = running.named("partreduce generator")
     if pid is None:
         return
@@ -234,8 +233,7 @@ def kill_generator(running: Running) -> Iterator[None]:
 
 def pause_generator(running: Running) -> Iterator[None]:
     """SIGSTOP of the group generator for three timeouts."""
-    yield from running.until(running.all_train)
-    yield from running.sleep(running.chance.uniform(0, 0.5))
+    yield from _training(running, 0.5)
     pid = running.named("partreduce generator")
     if pid is None:
         return
@@ -275,8 +273,7 @@ def squat() -> socket.socket:
 
 def full_disk(running: Running) -> Iterator[None]:
     """The disk of traces, or of checkpoints, fills up while all train."""
-    yield from running.until(running.all_train)
-    yield from running.sleep(running.chance.uniform(0, 0.6))
+    yield from _training(running, 0.6)
     if running.is_over:
         return
     running.must_finish = True
@@ -320,8 +317,7 @@ def cut_link(times: float) -> Injector:
     def inject(running: Running) -> Iterator[None]:
         network = running.network
         assert network is not None
-        yield from running.until(running.all_train)
-        yield from running.sleep(running.chance.uniform(0, 0.5))
+        yield from _training(running, 0.5)
         if running.is_over:
             return
         victim = running.chance.randrange(WORKERS)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -277,11 +278,10 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, inputs: torch
 @contextlib.contextmanager
 def late(place: str, seconds: float) -> Iterator[None]:
     """Inside, fills or commits of group operations, or the user's steps, begin late; `Shared` delays sums."""
-    changed: list[tuple[Any, str, Any]] = []
+    changed = contextlib.ExitStack()
 
     def change(owner: Any, name: str, changed_to: Callable[[Any], Any]) -> None:  # noqa: ANN401 - a class or a module
-        changed.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, changed_to(getattr(owner, name)))
+        changed.enter_context(patch.object(owner, name, changed_to(getattr(owner, name))))
 
     def delayed(action: Callable[..., Any]) -> Callable[..., Any]:
         def after_sleep(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the action
@@ -314,22 +314,15 @@ def late(place: str, seconds: float) -> Iterator[None]:
         change(Table, "add", delayed)
     if place in ("step", "all"):
         change(sys.modules[__name__], "of_user", with_late_steps)
-    try:
+    with changed:
         yield
-    finally:
-        for owner, name, action in changed:
-            setattr(owner, name, action)
 
 
 @contextlib.contextmanager
 def in_small_parts() -> Iterator[None]:
     """Inside, sums of several stages go in parts of a few numbers, as large ones do."""
-    before = hierarchical.PART_BYTES, coded_sums.SMALLEST_MESSAGE
-    hierarchical.PART_BYTES, coded_sums.SMALLEST_MESSAGE = 1024, 512
-    try:
+    with patch.object(hierarchical, "PART_BYTES", 1024), patch.object(coded_sums, "SMALLEST_MESSAGE", 512):
         yield
-    finally:
-        hierarchical.PART_BYTES, coded_sums.SMALLEST_MESSAGE = before
 
 
 @contextlib.contextmanager

@@ -87,6 +87,11 @@ def contestants(planned: Make, planned_coded: Make | None = None) -> list[Contes
     return [_contestant(row, recommended) for row in _rows()]
 
 
+def named(name: str, planned: Make) -> Contestant:
+    """The contestant of a name."""
+    return next(one for one in contestants(planned) if one.name == name)
+
+
 def hop_name(graph: str, gap: str) -> str:
     """Of one of Hop's settings over one of the graphs."""
     return f"Hop {graph}, {gap}"

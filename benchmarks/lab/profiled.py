@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 
+from benchmarks import kit
 from benchmarks.lab.baselines import use_environment
 from benchmarks.lab.job import Job
 
@@ -16,8 +16,7 @@ def profile(job: Job, node: int) -> None:
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.document.cluster import write_cluster
 
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(job.limit + 60))
+    kit.end_after(job.limit + 60)
     rank = use_environment(job, node)
     os.environ["OMP_NUM_THREADS"] = "1"
     cluster = Cluster.regular(job.num_nodes, job.workers_per_node)

@@ -10,7 +10,6 @@ import contextlib
 import json
 import math
 import os
-import signal
 import struct
 import threading
 import time
@@ -23,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 import partreduce
+from benchmarks import kit
 from benchmarks.kit import one_thread
 from benchmarks.lab.baselines import KINDS, Alone, joined, use_environment
 from benchmarks.lab.batches import Batches
@@ -78,8 +78,7 @@ Training = Partreduce | Alone
 
 def work(job: Job, node: int, samples: Samples) -> None:
     """Everything a worker does; ends the process by an alarm if a cell hangs, whatever it hangs in."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(START_SECONDS + job.limit + SPARE_SECONDS))
+    kit.end_after(START_SECONDS + job.limit + SPARE_SECONDS)
     rank = use_environment(job, node)
     board = Board(job.path, job.num_workers)
     said: dict[str, object] = {"rank": rank}

@@ -24,7 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import json
 
 from benchmarks import compact, kit
-from benchmarks.lab.contestants import contestants
+from benchmarks.lab.contestants import named
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import Setting
 from benchmarks.long_runs.learner import Learner
@@ -63,7 +63,7 @@ class Part:
 
     def schedule_of(self, name: str) -> tuple[Schedule, Form]:
         """What a contestant runs, and how its groups add up."""
-        contestant = {one.name: one for one in contestants(Planner({}))}[name]
+        contestant = named(name, Planner({}))
         assert contestant.make is not None, f"{name} is one of ours"
         schedule = contestant.make(self.cluster, self.setting)
         assert schedule is not None, f"{name} has something to do in {self.title}"

@@ -28,14 +28,16 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from benchmarks import compact, kit
 from benchmarks.lab.batches import Batches
+from benchmarks.lab.contestants import named
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
+from benchmarks.lab.plan import Planner
 from benchmarks.lab.rehearse import advance_of
 from benchmarks.lab.setting import settings
 from benchmarks.lab.standing import provenance
 from benchmarks.lab.tasks import Samples, accuracy, evaluated, loss_of, make_model, optimizer_of, samples_of
 from benchmarks.lab.worker import rate_after
-from benchmarks.long_runs.regions import BASE, CLUSTER, FREE, RESULT, named, named_under, schedule_of
+from benchmarks.long_runs.regions import BASE, CLUSTER, FREE, RESULT, named_under, schedule_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 
@@ -112,7 +114,7 @@ def learner_of(contestant: str, job: Job, samples: Samples) -> Learner:
     if contestant == BASE:
         return Together(job, samples)
     schedule = schedule_of(contestant, settings(CLUSTER.num_workers)[FREE])
-    if named(contestant).options.get("replicas"):
+    if named(contestant, Planner({})).options.get("replicas"):
         schedule = replace(schedule, cluster=Cluster.regular(CLUSTER.num_nodes, 1))
     return Workers(job, samples, schedule)
 

@@ -19,8 +19,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import compact, kit
-from benchmarks.lab.contestants import Contestant as Entrant
-from benchmarks.lab.contestants import contestants
+from benchmarks.lab.contestants import named
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.plots import LINES, name_ends, pyplot
 from benchmarks.lab.predict import Point, simulated_ms
@@ -107,15 +106,15 @@ def collected(names: list[str]) -> dict[str, Any]:
         about = {"commit": said["head"]["commit"], "command": said["head"]["command"]}
         under = {setting["name"]: (setting["optimizer"], setting["momentum"]) for setting in said["settings"]}
         for cell in said["cells"]:
-            where, measured, named = cell["setting"], cell["measured"], cell["contestant"]
-            who = RECOMMENDED[where] if named == "planner's recommendation" else named_under(named, *under[where])
+            where, measured, raced = cell["setting"], cell["measured"], cell["contestant"]
+            who = RECOMMENDED[where] if raced == "planner's recommendation" else named_under(raced, *under[where])
             sent = {"ms": measured["step_ms"], "mb": measured["nic_mb"]}
             if where != FREE:
                 content["steps"].append({"links": where, "contestant": who, **sent, **about})
                 continue
             if measured["ended"] == "time":
                 continue  # a run cut short has no final loss
-            rate = said["measure"]["rates"][where][named]
+            rate = said["measure"]["rates"][where][raced]
             row = {"contestant": who, "rate": rate, "seed": cell["repetition"], "load": cell["load"], **sent, **about}
             content["runs"].append(
                 row | {"right": measured["accuracies"][-1][1], "curve": [(s, loss) for s, _, loss in measured["curve"]]}
@@ -157,16 +156,11 @@ class Contestant:
         return simulated_ms(point, Planner({}).hardware(setting))
 
 
-def named(name: str) -> Entrant:
-    """The lab's contestant of a name."""
-    return {one.name: one for one in contestants(Planner({}))}[name]
-
-
 def schedule_of(name: str, setting: Setting) -> Any:  # noqa: ANN401 - a Schedule
     """As it runs; torch's hierarchical All-Reduce as ours."""
     from partreduce.topo.strategies.axes import Form, How
 
-    if (make := named(name).make) is not None:
+    if (make := named(name, Planner({})).make) is not None:
         schedule = make(CLUSTER, setting)
         assert schedule is not None
         return schedule.meetings

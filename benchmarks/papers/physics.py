@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.lab.batches import Batches
-from benchmarks.lab.contestants import SERVER, contestants
+from benchmarks.lab.contestants import SERVER, named
 from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.setting import Setting
@@ -45,8 +45,7 @@ def of_run(  # noqa: PLR0917 - one call each, and a cache's
     name: str, setting: Setting, shape: tuple[int, int], steps: int, repetition: int, after: int
 ) -> float | None:
     """Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce."""
-    listed = {contestant.name: contestant for contestant in contestants(lambda *_: None)}
-    make = listed["flat ring" if name == SERVER else name].make
+    make = named("flat ring" if name == SERVER else name, lambda *_: None).make
     schedule = make(Cluster.regular(*shape), setting) if make is not None else None
     if schedule is None or schedule.strategy.kind == "generated":
         return None

@@ -8,7 +8,6 @@ its iteration, so the sum says whose gradients of this iteration are in it: the 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +24,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 from pydantic import TypeAdapter
 
+from benchmarks import kit
 from benchmarks.kit import import_all, on_workers
 from benchmarks.transport import joined
 
@@ -166,8 +166,7 @@ def _work(trial: Trial, seed: int, end: float) -> list[tuple[float, float]]:
 
     import partreduce
 
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(max(1, int(end - time.monotonic() + 5)))
+    kit.end_after(end - time.monotonic() + 5)
     world, meet = joined()
     number = trial.size // 4
     model = torch.nn.Module()

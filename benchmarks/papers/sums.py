@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from benchmarks import kit
 from benchmarks.kit import Way, spans, take_turns
 from benchmarks.papers.rows import Row, value
 from benchmarks.transport import PLAIN, SUMS, joined, sums
@@ -65,8 +65,7 @@ def measure(job: Job, node: int) -> None:
 
     from benchmarks.lab.baselines import use_environment
 
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(LIMIT) + 30)
+    kit.end_after(LIMIT + 30)
     rank = use_environment(job, node)
     torch.manual_seed(rank)
     end = time.monotonic() + job.limit

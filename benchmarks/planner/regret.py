@@ -1,7 +1,6 @@
 """The recommendation's regret on jobs that nobody chose: its true time to a loss over the best trained one's.
 
     python -m benchmarks.planner.regret --number 30 [--first 0] [--seed 0] [--resume] [--pilot]
-    python -m benchmarks.planner.regret --inputs --number 20 [--seed 0]
 
 A job is drawn from (seed, number): the cluster's shape, links, speeds and jitter, how data are spread, and a task, one
 of the five kinds of networks under SGD, momentum or Adam at All-Reduce's best rate. The planner is asked without a
@@ -19,10 +18,8 @@ compared on the other half (`fair`, both ways round, the geometric mean), and th
 there is the noise (`floor`): a planner that knew everything but the draws of the other half would have it. Of every
 two options that were trained the ratio of their times is compared with the interval that the planner states for it.
 
-With --inputs nothing is trained: by how much the time of the recommendation, predicted for the true job, exceeds that
-of what would have been recommended, where one input (link, latency, computing, bytes, slowdown) is known 5 % wrong.
-Writes benchmarks/results/regret.json after every job, and regret.md; with --inputs inputs.json and inputs.md. Steps
-that stand in regret.json are not trained again, also where --resume is not said: to judge a changed rule takes minutes.
+Writes benchmarks/results/regret.json after every job, and regret.md. Steps that stand in regret.json are not trained
+again, also where --resume is not said: to judge a changed rule takes minutes.
 """
 
 from __future__ import annotations
@@ -43,9 +40,8 @@ from benchmarks.steps_to_loss.lateness import RESULT, steps_of
 from benchmarks.steps_to_loss.networks import Network
 from partreduce import Job, plan
 from partreduce.planner.calibration import trained_sha256
-from partreduce.planner.gain import gain, regrets
+from partreduce.planner.gain import gain
 from partreduce.planner.job import Data
-from partreduce.planner.measuring import measure
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.run_off import RunOff
 from partreduce.planner.steps_model import TASKS, Optimizer
@@ -69,8 +65,7 @@ PILOT_STEPS, PILOT_SEEDS, PILOT_EVERY = 60, range(100, 104), 3
 """Of a pilot as `partreduce measure` makes it."""
 FIRST, BEHIND = 2, 1.5
 """Seeds after which a rival is given up that takes so many times as long as the recommendation."""
-EFFORT, BRIEF = 3.0, 0.5
-"""Efforts of a plan that is trained, and of one that is only compared."""
+EFFORT = 3.0
 JUDGED = ("own prices", "probes", "run-off")
 """Recommendations by better prices, the last two there with --pilot only."""
 KEPT = ("median", "90th percentile", "worst")
@@ -301,93 +296,27 @@ def covers(rows: Sequence[Row]) -> tuple[int, int]:
     return sum(row["covered"] for row in rows), sum(row["pairs"] for row in rows)
 
 
-def changes(hardware: Hardware) -> Iterator[tuple[str, Hardware]]:
-    """The hardware with each input 5 % less, and 5 % more."""
-    for wrong in (0.95, 1.05):
-        for name in ("nic", "inside"):
-            link: Link = getattr(hardware, name)
-            slower: dict[str, Any] = {name: replace(link, seconds_per_byte=link.seconds_per_byte / wrong)}
-            yield f"{name} bandwidth", replace(hardware, **slower)
-            if link.latency:
-                later: dict[str, Any] = {name: replace(link, latency=link.latency * wrong)}
-                yield f"{name} latency", replace(hardware, **later)
-        yield "compute", replace(hardware, compute=(hardware.compute or 0.0) * wrong)
-        yield "model bytes", replace(hardware, model_bytes=int((hardware.model_bytes or 0) * wrong))
-        if hardware.slowdown:
-            factors = tuple((worker, max(1.0, factor * wrong)) for worker, factor in hardware.slowdown)
-            yield "slowdown", replace(hardware, slowdown=factors)
-
-
-def misjudged(seed: int, number: int) -> list[Row]:
-    """By how much longer, as predicted for the true job, what is recommended takes if an input is 5 % wrong.
-
-    At shared prices, and in the worst-case regret over the optimizer's tasks, which is what the rule minimises.
-    """
-    job = replace(draw(seed, number)[0], effort=BRIEF)
-    planned, rows = plan(job), []
-    chosen, allowed = planned.recommendation, permitted(planned.options, job)
-    usual = regrets([chosen, *allowed], job)[0]
-    for name, hardware in changes(job.hardware):
-        found = plan(replace(job, cluster=replace(job.cluster, hardware=hardware))).recommendation
-        true = found_again(found, planned.options, job)
-        worse = regrets([true, *allowed], job)[0] / usual
-        row = {"number": number, "input": name, "recommended": found.name}
-        rows.append(row | {"longer": true.time / chosen.time, "regret": worse})
-    return rows
-
-
-def found_again(option: Option, options: Sequence[Option], job: Job) -> Option:
-    """What was planned for a job that is not quite this one, with its seconds on this one."""
-    same = (one for one in options if (one.schedule.strategy, one.form) == (option.schedule.strategy, option.form))
-    if known := next(same, None):
-        return known
-    measured = measure(option.schedule, job, form=option.form)
-    # What has facts has its steps from them, not from figures.
-    return replace(option, step_seconds=measured.step_seconds) if option.facts else measured
-
-
-def inputs_page(rows: Sequence[Row]) -> str:
-    """For each input by how much longer the recommendation takes where it is 5 % wrong."""
-    cells = []
-    for name in sorted({row["input"] for row in rows}):
-        own = [row for row in rows if row["input"] == name]
-        told = [f"{max(row[what] for row in own):.3f}" for what in ("longer", "regret")]
-        within = [f"{sum(row[what] <= 1.02 for row in own)} of {len(own)}" for what in ("longer", "regret")]
-        cells.append([name, told[0], within[0], told[1], within[1]])
-    head = ("input", "longer at most", "by at most 2 %", "worst-case regret more at most", "by at most 2 %")
-    return kit.table(head, cells)
-
-
 def main() -> None:
     arguments = kit.parser(__doc__)
     arguments.add_argument("--number", type=int, default=30)
     arguments.add_argument("--first", type=int, default=0)
     arguments.add_argument("--seed", type=int, default=0)
-    arguments.add_argument("--inputs", action="store_true", help="change the inputs by 5 %% instead of training")
     arguments.add_argument("--pilot", action="store_true", help="recommend by a pilot, too, and after a run-off")
     arguments.add_argument("--resume", action="store_true", help="keep the rows of an earlier run")
     arguments.add_argument("--output", type=Path)
     chosen = arguments.parse_args()
     kit.one_thread()
-    path = chosen.output or kit.RESULTS / ("inputs.json" if chosen.inputs else "regret.json")
+    path = chosen.output or kit.RESULTS / "regret.json"
     stored = json.loads(path.read_text()) if path.exists() else {}
     rows, known = stored["rows"] if chosen.resume and stored else [], stored.get("steps", {})
     for number in range(chosen.first, chosen.first + chosen.number):
         if number in {row["number"] for row in rows}:
             continue
-        rows += (
-            misjudged(chosen.seed, number)
-            if chosen.inputs
-            else [judged(chosen.seed, number, known, pilot=chosen.pilot)]
-        )
+        rows.append(judged(chosen.seed, number, known, pilot=chosen.pilot))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         path.write_text(compact.text({"rows": rows, **({"steps": known} if known else {})}))
-    about = f"`{kit.command('planner.regret')}`; no pilot"
-    if chosen.inputs:
-        kit.write(path, "Inputs that are 5 % wrong", f"{about}, effort {BRIEF:g}.", inputs_page(rows))
-    else:
-        about += f", effort {EFFORT:g}, {SEEDS} seeds."
-        kit.write(path, "Regret on random jobs", about, summary(rows), page(rows))
+    about = f"`{kit.command('planner.regret')}`; no pilot, effort {EFFORT:g}, {SEEDS} seeds."
+    kit.write(path, "Regret on random jobs", about, summary(rows), page(rows))
 
 
 if __name__ == "__main__":

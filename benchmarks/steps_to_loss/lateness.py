@@ -37,7 +37,9 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Late, Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import argparse
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -124,16 +126,14 @@ def measured(task: str, cluster: Cluster, seeds: int, known: list[Row]) -> Itera
             continue
         taken = [steps_of(task, schedule, **aim, most=int(DIVERGED * one), seed=seed) for seed, one in enumerate(base)]
         ratios = [None if t is None else round(t / one, 4) for t, one in zip(taken, base, strict=True)]
-        row = {"task": task, **goal, "schedule": schedule.name, "ratios": ratios}
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        yield row
+        yield {"task": task, **goal, "schedule": schedule.name, "ratios": ratios}
 
 
 def stored() -> list[Row]:
     """Every row with its mean ratio, its number of workers, and its schedule's figures."""
-    shapes = [CLUSTER, *map(Cluster.parse, sorted({row["cluster"] for row in _rows()} - {str(CLUSTER)}))]
+    rows = rows_in(RESULT)
+    shapes = [CLUSTER, *map(Cluster.parse, sorted({row["cluster"] for row in rows} - {str(CLUSTER)}))]
     figures = {(str(one.cluster), one.name): _figures(one) for shape in shapes for one in schedules(shape)}
-    rows = _rows()
     for row in rows:
         row["ratio"] = float(np.exp(np.mean(np.log([ratio or DIVERGED for ratio in row["ratios"]]))))
         row["workers"] = Cluster.parse(row["cluster"]).num_workers
@@ -223,10 +223,29 @@ def _both(rows: list[Row], task: str, schedule: str) -> str:
     return f"{row['predicted']:.2f} / {row['ratio']:.2f}"
 
 
-def main() -> None:
-    arguments = kit.parser(__doc__)
+def parser(words: str) -> argparse.ArgumentParser:
+    """What is done, and for which tasks."""
+    arguments = kit.parser(words)
     arguments.add_argument("what", choices=["measure", "fit"])
     arguments.add_argument("--tasks", nargs="+", default=[f"{kind}/{rule}" for kind in KINDS for rule in OPTIMIZERS])
+    return arguments
+
+
+def rows_in(place: Path) -> list[Row]:
+    rows: list[Row] = json.loads(place.read_text())["rows"] if place.exists() else []
+    return rows
+
+
+def resume(place: Path, tasks: Sequence[str], measured: Callable[[str, list[Row]], Iterable[Row]]) -> None:
+    """Add what is `measured` of each task, which is told the rows that are there, row by row."""
+    for task in tasks:
+        for row in measured(task, [row for row in rows_in(place) if row["task"] == task]):
+            print(json.dumps(row), file=sys.stderr, flush=True)
+            place.write_text(compact.text({"rows": [*rows_in(place), row]}))
+
+
+def main() -> None:
+    arguments = parser(__doc__ or "")
     arguments.add_argument("--seeds", type=int, default=1)
     arguments.add_argument("--cluster", type=Cluster.parse, default=CLUSTER)
     chosen = arguments.parse_args()
@@ -235,15 +254,7 @@ def main() -> None:
         about = f"`{kit.command('steps_to_loss.lateness')}`; {CLUSTER} workers, one seed, and 2x4, two; shuffled data."
         kit.write(RESULT, "What averaging less, and late, costs in steps", about, *answer(stored()))
         return
-    for task in chosen.tasks:
-        known = [row for row in _rows() if row["task"] == task]
-        for row in measured(task, chosen.cluster, chosen.seeds, known):
-            RESULT.write_text(compact.text({"rows": [*_rows(), row]}))
-
-
-def _rows() -> list[Row]:
-    rows: list[Row] = json.loads(RESULT.read_text())["rows"] if RESULT.exists() else []
-    return rows
+    resume(RESULT, chosen.tasks, lambda task, known: measured(task, chosen.cluster, chosen.seeds, known))
 
 
 if __name__ == "__main__":

@@ -11,26 +11,23 @@ better one counts: whoever trains so has to tune it anyway.
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks import compact, kit
+from benchmarks import kit
 from benchmarks.lab.outer_steps import by_turns
 from benchmarks.lab.rehearse import steps_to
-from benchmarks.steps_to_loss.lateness import CLUSTER, best_rate
-from benchmarks.steps_to_loss.networks import KINDS, OPTIMIZERS, Network
+from benchmarks.steps_to_loss.lateness import CLUSTER, best_rate, parser, resume, rows_in
+from benchmarks.steps_to_loss.networks import Network
 from partreduce.schedulers.registry import build
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Lockstep, Merge, Outer, Routes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 Row = dict[str, Any]
 STEPS = {"text/adam": 1000}
@@ -96,9 +93,7 @@ def measured(task: str, known: list[Row], words: str, share: float) -> Iterator[
         taken = steps_to(target, network, by_turns(network, schedule), int(DIVERGED * base), every=EVERY)
         ratio = None if taken is None else round(taken / base, 4)
         row = {"task": task, "rate": rate, "target": target, "steps": base, "schedule": schedule.name, "ratio": ratio}
-        row |= {"share": share} if share != 1 else {}
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        yield row
+        yield row | ({"share": share} if share != 1 else {})
 
 
 def at_best_share(rows: list[Row]) -> list[Row]:
@@ -167,27 +162,17 @@ def answer(rows: list[Row]) -> tuple[str, str]:
     return said, kit.table(("outer step", *tasks), lines)
 
 
-def _rows(place: Path = RESULT) -> list[Row]:
-    rows: list[Row] = json.loads(place.read_text())["rows"] if place.exists() else []
-    return rows
-
-
 def main() -> None:
-    arguments = kit.parser(__doc__)
-    arguments.add_argument("what", choices=["measure", "fit"])
-    arguments.add_argument("--tasks", nargs="+", default=[f"{kind}/{rule}" for kind in KINDS for rule in OPTIMIZERS])
+    arguments = parser(__doc__ or "")
     arguments.add_argument("--schedules", default="", help="only those in whose name this regular expression is found")
     arguments.add_argument("--share", type=float, default=1.0, help="of All-Reduce's best rate")
     chosen = arguments.parse_args()
     kit.one_thread()
     if chosen.what == "fit":
         about = f"`{kit.command('steps_to_loss.outer')}`; {CLUSTER} workers, one seed, shuffled data."
-        kit.write(RESULT, "What outer steps cost in steps", about, *answer(_rows()))
+        kit.write(RESULT, "What outer steps cost in steps", about, *answer(rows_in(RESULT)))
         return
-    for task in chosen.tasks:
-        known = [row for row in _rows() if row["task"] == task]
-        for row in measured(task, known, chosen.schedules, chosen.share):
-            RESULT.write_text(compact.text({"rows": [*_rows(), row]}))
+    resume(RESULT, chosen.tasks, lambda task, known: measured(task, known, chosen.schedules, chosen.share))
 
 
 if __name__ == "__main__":

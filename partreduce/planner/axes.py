@@ -18,7 +18,7 @@ from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.limits import most_pace, within_gap
 from partreduce.planner.measuring import Figures, Label, assembled, figures_of, pushed_by, steps_model
-from partreduce.planner.option import Option, known
+from partreduce.planner.option import Option, added_by_lateness, known
 from partreduce.planner.preference import Costs, preference
 from partreduce.planner.steps_model import StepsModel
 from partreduce.planner.timings import Setting, Timings
@@ -197,8 +197,10 @@ class Axes:
         figures = self.at(setting)
         if not self.job.bears_drift(figures.drift.value or 0.0):
             return True
-        distance, late = known(figures.consensus_distance), setting.when is Lateness.LATE
-        return self.usual.lost.includes(distance, figures.late_distance, late=late)
+        distance = known(figures.consensus_distance)
+        if setting.when is Lateness.LATE:
+            distance -= added_by_lateness(setting.of(self.schedule))
+        return self.usual.lost.includes(distance, figures.late_distance)
 
     def extrapolates(self, setting: Setting) -> bool:
         """Whether the steps model was not fitted to such figures."""

@@ -169,7 +169,13 @@ class Option:
 
     def is_among(self, lost: Lost) -> bool:
         """Whether a network that was lost like this was lost with averages as rare, or as late, as these."""
-        return lost.includes(known(self.consensus_distance), self.late_distance, late=self.late)
+        return lost.includes(self.distance_in_lockstep, self.late_distance)
+
+    @property
+    def distance_in_lockstep(self) -> float:
+        """The consensus distance that it would have if its averages came at once: how rare they are."""
+        distance = known(self.consensus_distance)
+        return distance - added_by_lateness(self.schedule) if self.late else distance
 
     def time_in(self, case: StepsModel, usual: StepsModel, *, lateness: bool) -> float:
         """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts.
@@ -282,6 +288,15 @@ class Option:
             **({"bound_class": self.bound_class} if self.bound_class else {}),
             **({self.facts.kind: self.facts.to_json()} if self.facts else {}),
         }
+
+
+def added_by_lateness(schedule: Schedule) -> float:
+    """What averages that come a round late add to the consensus distance: the steps of one more round, off the mean.
+
+    That is exact where one pace holds for all workers (`topo.figures.retimed`); else it is by their mean pace.
+    """
+    pace, count = schedule.strategy.pace, schedule.num_workers
+    return (1 - 1 / count) * (pace if isinstance(pace, int) else sum(pace) / count)
 
 
 def known(figure: Figure) -> float:

@@ -315,7 +315,7 @@ def _presumed(chosen: Option, job: Job) -> list[str]:
     """That the learning rate is not at its limit, where a measured network lost its way; a pilot tells."""
     if not chosen.may_be_lost:
         return []
-    way = "--when lockstep" if chosen.late else f"--max consensus-distance={BORNE:g}"
+    way = "--when lockstep" if _is_too_late(chosen) else f"--max consensus-distance={BORNE:g}"
     said = (
         f"it presumes that your learning rate is not the largest that your network bears: {_lost(chosen, job)}; {way} "
         "leaves them out, and `partreduce measure FILE.py:NAME` tells (docs/pilot.md)"
@@ -328,8 +328,13 @@ def _lost(option: Option, job: Job) -> str:
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
     beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
-    how = "as late" if option.late else "as rare"
+    how = "as late" if _is_too_late(option) else "as rare"
     return f"under {beyond} one of five networks, at its best rate, did not reach its loss with averages {how}"
+
+
+def _is_too_late(option: Option) -> bool:
+    """Whether a network was lost with averages as late; else it was with averages as rare."""
+    return option.late_distance >= option.model.lost.late
 
 
 def _guessed(chosen: Option) -> str:

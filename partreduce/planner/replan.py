@@ -24,7 +24,6 @@ from partreduce.planner.option import Option
 from partreduce.runtime.worker.measured import LEAST_STEPS
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Groups, Survivors, after_loss, with_groups
-from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, schedule_of
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.hardware import USUAL, Hardware, Link
@@ -54,7 +53,6 @@ class Replanned:
     def to_json(self) -> dict[str, Any]:
         return {
             "schedule": dump_schedule(self.schedule),
-            "sha256": schedule_sha256(self.schedule),
             "before": _told(self.before),
             "after": _told(self.after),
             "gain": self.before.time / self.after.time,

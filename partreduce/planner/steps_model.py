@@ -76,9 +76,12 @@ class Lost(NamedTuple):
     consensus_distance: float = math.inf
     late: float = math.inf
 
-    def includes(self, consensus_distance: float, late_distance: float, *, late: bool) -> bool:
-        """Whether such figures are among those under which it was lost; `late`: averages come a round late."""
-        return late_distance >= self.late if late else consensus_distance >= self.consensus_distance
+    def includes(self, in_lockstep: float, late_distance: float) -> bool:
+        """Whether such figures are among those under which it was lost: averages as rare, or as late.
+
+        A late distance alone does not say how rare they are: it hardly grows with a period of which most rounds rest.
+        """
+        return in_lockstep >= self.consensus_distance or late_distance >= self.late
 
 
 NEVER = Lost()

@@ -3,8 +3,6 @@
 import json
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ import typer.main
 
 from benchmarks.lab import front_picture
 from benchmarks.papers import page, rows
+from helpers.warm import WARM
 from partreduce.__main__ import main
 from partreduce.commands import build_app
 from partreduce.runtime.virtual_time.predict import predict
@@ -93,8 +92,7 @@ def test_the_script_of_the_readme_runs_under_every_schedule_that_design_may_reco
     """Paces and a quorum, in real processes; all workers come to the same end, a quorum's when the last one has."""
     write_schedule(tmp_path / "schedule.json", Schedule("readme", Cluster.regular(1, 3), strategy))
     (tmp_path / "train.py").write_text(script_of_the_readme())
-    command = [sys.executable, "-m", "partreduce", "run", "--workers", "3", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = WARM.run("partreduce", "run", "--workers", "3", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = set(re.findall(r"(\d+ \d+) done", done.stdout))
     assert found == ends if ends else len(found) == 1

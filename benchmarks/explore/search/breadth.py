@@ -50,6 +50,8 @@ class Breadth:
         self.depth, self.complete = 0, False
         self.gaps: npt.NDArray[np.int64] | None = None
         self._seen: list[set[tuple[Any, ...]]] = [set() for _ in properties]
+        self._settled: dict[State, int] = {}
+        """By the processes of a state, the bits of the properties that hold of them whatever is on its way."""
         self._inside: dict[State, bool] = {}
 
     def normal(self, state: State) -> State:
@@ -136,10 +138,9 @@ class Breadth:
             return
         rows = np.array(self.states[first:last], dtype=np.int64)
         self._measure_gaps(rows)
+        self._check_states(first, last)
         distinct: dict[tuple[int, ...], list[tuple[int, State]]] = {}
         for number, prop in enumerate(self.properties):
-            if isinstance(prop, PerState):
-                self._check_states(prop, self._seen[number], first, last)
             for columns in self._columns_of(prop):
                 if columns not in distinct:
                     distinct[columns] = _first_pieces(rows, columns)
@@ -150,20 +151,26 @@ class Breadth:
                             self._violated(prop.name, first + offset, problem)
                             break
 
-    def _check_states(self, prop: PerState, settled: set[tuple[Any, ...]], first: int, last: int) -> None:
+    def _check_states(self, first: int, last: int) -> None:
         """Check whole states; only once where the processes alone gave the answer, which then is that of all such."""
-        size = self.system.size
-        for index in range(first, last):
+        asked = [(1 << number, prop) for number, prop in enumerate(self.properties) if isinstance(prop, PerState)]
+        size, settled, everything = self.system.size, self._settled, sum(bit for bit, _ in asked)
+        for index in range(first, last) if asked else ():
             state = self.states[index]
             processes = state[:size]
-            if processes in settled:
+            answered = settled.get(processes, 0)
+            if answered == everything:
                 continue
             view = View(self.system, state)
-            if problem := prop.check(view):
-                self._violated(prop.name, index, problem)
-                return
-            if not view.decoded:
-                settled.add(processes)
+            for bit, prop in asked:
+                if answered & bit:
+                    continue
+                view.decoded = False
+                if problem := prop.check(view):
+                    self._violated(prop.name, index, problem)
+                elif not view.decoded:
+                    answered |= bit
+            settled[processes] = answered
 
     def _columns_of(self, prop: Property) -> list[tuple[int, ...]]:
         """The parts of a state that a property looks at, once for each process or pair that it speaks of."""

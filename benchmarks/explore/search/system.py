@@ -99,6 +99,12 @@ class System:
         self._channel_of = {pair: self.size + index for index, pair in enumerate(self.channels)}
         self._ends = [(0, 0)] * self.size + list(self.channels)
         self._budget = self.size + len(self.channels)
+        self._places_of = [
+            tuple(
+                (place, self._ends[place]) for place in range(self.size, self._budget) if process in self._ends[place]
+            )
+            for process in range(self.size)
+        ]
         budgets = (network.losses, network.duplicates, network.crashes, network.suspicions, network.cuts)
         self._budgets: State = budgets if any(budgets) else ()
         self._suspects = tuple(machine.suspects) if isinstance(machine, Suspecting) else ()
@@ -275,10 +281,9 @@ class System:
         for process in sorted({suspect for suspect, _ in self._suspects}):
             if state[process] == self.stopped or self.is_cut_off(state, process):
                 continue
-            ends = [(place, pair) for place, pair in enumerate(self._ends) if place >= self.size and process in pair]
             for loses_out, loses_in in product((False, True), repeat=2):
                 after = list(state)
-                for place, (source, target) in ends:
+                for place, (source, target) in self._places_of[process]:
                     queue = self.contents.values[state[place]]
                     if self.severed in queue or state[target] == self.stopped:
                         continue
@@ -288,9 +293,13 @@ class System:
 
     def is_cut_off(self, state: State, process: int) -> bool:
         """Whether a process that runs is on the other side of a cut."""
-        places = [place for place in range(self.size, self._budget) if process in self._ends[place]]
-        living = [place for place in places if self.stopped not in [state[one] for one in self._ends[place]]]
-        return bool(living) and all(self.severed in self.contents.values[state[place]] for place in living)
+        lives = False
+        for place, (source, target) in self._places_of[process]:
+            if state[source] != self.stopped != state[target]:
+                if self.severed not in self.contents.values[state[place]]:
+                    return False
+                lives = True
+        return lives
 
     def _crashes(self, state: State) -> Iterator[tuple[Label, State]]:
         for process in range(self.size):

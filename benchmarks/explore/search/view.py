@@ -27,10 +27,10 @@ class View:
     @property
     def cut_off(self) -> frozenset[int]:
         """The processes that run on the other side of a cut."""
-        self.decoded = True
         system, state = self._system, self._state
         if not system.network.cuts:
             return frozenset()
+        self.decoded = True
         running = [one for one, value in enumerate(self.processes) if value is not None]
         return frozenset(one for one in running if system.is_cut_off(state, one))
 

@@ -7,12 +7,12 @@ turns all workers meet, outside the clock; losses are taken there, too.
 from __future__ import annotations
 
 import json
-import signal
 import time
 
 import numpy as np
 import torch
 
+from benchmarks import kit
 from benchmarks.lab.baselines import use_environment
 from benchmarks.lab.job import Job
 from benchmarks.lab.worker import bytes_out
@@ -29,8 +29,7 @@ START_SECONDS = 90.0
 
 def measure(job: Job, node: int) -> None:
     """Everything a worker does; an alarm ends the process if it hangs, whatever it hangs in."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(int(job.limit))
+    kit.end_after(job.limit)
     rank = use_environment(job, node)
     world, meet = joined()
     group = world.create(tuple(range(world.size)), name="papers")

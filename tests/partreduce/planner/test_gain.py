@@ -28,13 +28,17 @@ from partreduce.planner.gain import (
 )
 from partreduce.planner.job import MOST_DRIFT
 from partreduce.planner.lateness import Lateness
-from partreduce.planner.recommend import reasons, recommend
+from partreduce.planner.measuring import measure
+from partreduce.planner.recommend import cautions, reasons, recommend
 from partreduce.planner.steps_model import LOST_RATIO, NEVER, Optimizer, Prices
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures.base import Figure
 from partreduce.topo.figures.base import Kind as FigureKind
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.axes import Codec, Form
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import LOCKSTEP, Codec, Form, Late
+from partreduce.topo.strategies.static import RulePhases, Static
 
 if TYPE_CHECKING:
     from partreduce.types import Option
@@ -155,6 +159,22 @@ def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_step
     assert recommend([calm, faster(1.5)], replace(asked, fastest=True)).name == rare.name
     assert not replace(rare, surprise=0.0).may_be_lost, "it ran on the job itself"
     assert not replace(rare, model=replace(JOB, optimizer=Optimizer.ADAM).steps_model).may_be_lost
+
+
+def test_rare_averages_are_as_rare_when_they_come_late() -> None:
+    """All meet every 51 steps, late by three of them: the late distance hardly grows with the rounds that rest."""
+    asked = replace(JOB, cluster=replace(Cluster.parse("3x1"), hardware=HARDWARE))
+    rests = RulePhases((3,), ((),) * 16 + ((Block((0,), (0,)),),))
+    at_once, late = (
+        measure(Schedule("rare", asked.cluster, Static(phases=rests, pace=3, when=when)), asked)
+        for when in (LOCKSTEP, Late())
+    )
+    assert late.late_distance < late.model.lost.late
+    assert late.distance_in_lockstep == pytest.approx(at_once.distance_in_lockstep)
+    assert at_once.may_be_lost
+    assert late.may_be_lost
+    said = " ".join(cautions(late, asked))
+    assert "with averages as rare; --max consensus-distance=1.9 leaves them out" in said
 
 
 def test_the_best_of_what_bore_every_task_is_weighed_beside_what_did_not() -> None:

@@ -275,7 +275,7 @@ def test_the_search_looks_for_little_consensus_distance_unless_communication_is_
 
 @pytest.mark.parametrize("cluster", ["1x9", "1x16", "5,3,1", "3,3,2", "2x1"])
 def test_any_shape_of_cluster_is_planned(cluster: str) -> None:
-    answer = plan(job(cluster, effort=1.0))
+    answer = plan(job(cluster, effort=0.3))
     assert all(
         option.consensus_distance.value >= 0 for option in answer.options if option.consensus_distance.value is not None
     )

@@ -37,7 +37,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> list[Cluster]:
 
 def job(cluster: Cluster, **options: object) -> Job:
     limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith("max_")})
-    return Job(cluster=cluster, limits=limits, effort=1.5, time_limit=3600.0, **options)
+    return Job(cluster=cluster, limits=limits, effort=0.5, time_limit=3600.0, **options)
 
 
 def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples: list[Cluster]) -> None:

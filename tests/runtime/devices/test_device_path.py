@@ -25,6 +25,7 @@ from benchmarks.gpu.cells import (
     step,
 )
 from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedBackend, run_ranks
+from helpers.delays import shows_by_delay
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.optimizer import DistributedOptimizer
@@ -105,7 +106,7 @@ def test_stages_in_a_stream_have_the_bits_of_stages_in_a_thread_over_gloo(name):
 
 def test_without_waiting_for_the_last_stage_a_commit_takes_other_numbers(monkeypatch):
     monkeypatch.setattr(staged.QueuedWork, "wait", lambda _: None)
-    assert compare(BY_NAME["static, hierarchical"], "pretended", place="sum", seconds=LATE) > 1e-3
+    assert shows_by_delay(compare, BY_NAME["static, hierarchical"], place="sum")
 
 
 @pytest.mark.parametrize("launch", Launch)
@@ -196,18 +197,18 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
 @pytest.mark.parametrize("name", ["static, overlap", "neighbor, overlap"])
 def test_without_waiting_for_fills_a_late_one_sends_other_numbers(monkeypatch, name):
     monkeypatch.setattr(Reducer, "_fills_first", lambda _: None)
-    assert compare(BY_NAME[name], "pretended", place="fill", seconds=LATE) > 1e-3
+    assert shows_by_delay(compare, BY_NAME[name], place="fill")
 
 
 def test_without_waiting_for_copies_neighbours_get_other_numbers(monkeypatch):
     monkeypatch.setattr(updates, "await_mark", lambda _: None)
-    assert compare(BY_NAME["neighbor, gap"], "pretended", place="fill", seconds=LATE) > 1e-3
+    assert shows_by_delay(compare, BY_NAME["neighbor, gap"], place="fill")
 
 
 def test_without_rejoining_a_late_commit_comes_after_the_next_step(monkeypatch):
     monkeypatch.setattr(Reducer, "rejoin", lambda _: None)
     monkeypatch.setattr(Reducer, "_fills_first", lambda reducer: reducer.streams.rejoin())
-    assert compare(BY_NAME["static"], "pretended", place="commit", seconds=LATE) > 1e-3
+    assert shows_by_delay(compare, BY_NAME["static"], place="commit")
 
 
 @pytest.mark.parametrize("name", ["outer steps", "outer steps of groups", "fragments merged late"])

@@ -11,6 +11,7 @@ from benchmarks.gpu import table_cells
 from benchmarks.gpu.cells import RANKS, run_cell
 from benchmarks.gpu.simulated import Fault, Shared, run_ranks
 from benchmarks.gpu.table_cells import TABLE_CELLS, compare, prepare
+from helpers.delays import shows_by_delay
 from partreduce.runtime.sharding import found, staging, tables
 from partreduce.runtime.sharding.columns import Part
 from partreduce.runtime.sharding.staging import Staging
@@ -34,7 +35,7 @@ def test_a_device_that_is_late_changes_no_bit_of_rows_and_states(cell):
 
 def test_without_waiting_for_copies_other_rows_are_asked_for_and_sent(monkeypatch):
     monkeypatch.setattr(staging, "await_mark", lambda _: None)
-    assert compare(AGGREGATED, "pretended", place="fill", seconds=LATE) > 1e-3
+    assert shows_by_delay(compare, AGGREGATED, place="fill")
 
 
 def test_without_waiting_for_gradients_owners_get_others(monkeypatch):
@@ -43,7 +44,7 @@ def test_without_waiting_for_gradients_owners_get_others(monkeypatch):
         return Part(brought[0][0], brought[0][1].values) if brought else None
 
     monkeypatch.setattr(Table, "taken", taken)
-    assert compare(SPARSE, "pretended", place="fill", seconds=LATE) > 1e-3
+    assert shows_by_delay(compare, SPARSE, place="fill")
 
 
 def test_rows_that_stay_on_the_host_are_refused_as_on_a_gpu(monkeypatch):

@@ -45,10 +45,7 @@ CUT, CUT_TWO, CUT_JOINS = (
     "2 workers, one cut off",
     "1 worker and one that joins, one cut off, at once",
 )
-JOINS, JOINS_TWICE = (
-    "2 workers and one that joins, one death, at once",
-    "2 workers and two that join, one death, at once",
-)
+JOINS = "2 workers and one that joins, one death, at once"
 JOINS_RESTART = "2 workers and one that joins, two deaths, a restart, at once"
 PLAN, PLAN_RESTART = "2 workers, a plan, one death", "2 workers, a plan, one death, a restart"
 PLAN_JOINS = "2 workers and one that joins, a plan, one death, at once"
