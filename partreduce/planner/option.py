@@ -192,12 +192,12 @@ class Option:
         spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
         here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
-        more = here - there
+        more = self.steps_ratio - there  # before `here` is added, which is lost beside a price without end
         if lateness and self.facts is not None:
             more += self.facts.more
         elif lateness and self.lateness is Lateness.PIPELINE:
             more += self.model.delay_more * self.schedule.strategy.when.lag
-        return self.step_seconds * (self.steps_ratio + more)
+        return self.step_seconds * (here + more)
 
     @property
     def averages_more(self) -> float:

@@ -159,8 +159,15 @@ class StepsModel:
 
     @property
     def cases(self) -> tuple[StepsModel, ...]:
-        """The model at the prices of each task that the job may be like; itself alone if there are none."""
-        return tuple(replace(self, tasks=(), **task._asdict()) for task in self.tasks) or (self,)
+        """The model at the prices of each task that the job may be like; itself alone if there are none.
+
+        Where distance costs a task nothing, what nobody tried costs it what it costs all of them.
+        """
+        beyond = self.a_beyond
+        return tuple(
+            replace(self, tasks=(), a_beyond=(task.a or self.a) if beyond is None else beyond, **task._asdict())
+            for task in self.tasks
+        ) or (self,)
 
     def late_more(self, late: float) -> float:
         """What a late distance may cost more than predicted: on the task on which it costs most."""

@@ -334,3 +334,17 @@ def test_the_recommendation_is_least_wrong_whichever_task_the_job_is_like() -> N
         return max(times[0] / min(times) for times in cases)
 
     assert worst(chosen) <= min(map(worst, options)) * (1 + TIE)
+
+
+def test_a_price_without_end_swallows_no_other_and_what_nobody_tried_costs_something_on_every_task() -> None:
+    asked = job("2x4")
+    rare = named(competitors(asked, until=0.0), "allreduce(every=24) hierarchical")
+    endless = replace(asked.steps_model, a=1e17)
+    spread = float(rare.consensus_distance)
+    priced = replace(rare, model=endless, steps_ratio=endless.steps_ratio(spread, 0.0))
+    usual = asked.steps_model
+    assert priced.time_in(usual, endless, lateness=True) == pytest.approx(rare.time)
+    apart = replace(rare, consensus_distance=replace(rare.consensus_distance, value=1e17))
+    apart = replace(apart, steps_ratio=usual.steps_ratio(1e17, 0.0))
+    for case in usual.cases:
+        assert apart.time_in(case, usual, lateness=True) > 0.01 * apart.time, "also where distance has no price"
