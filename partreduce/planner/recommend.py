@@ -14,11 +14,12 @@ from partreduce.planner.gain import (
     Gain,
     best_plain,
     contenders,
-    decisive_time,
+    counted,
     gain,
     least_time,
     regrets,
     simplicity,
+    times_by_case,
     unbeaten,
 )
 from partreduce.planner.job import Data, Job
@@ -232,7 +233,8 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
             f"{ratio}, but {_lost(fastest, job)}; so it has to win at {LOST_RATIO:g} times its steps. A pilot "
             "tells whether your job bears it (partreduce measure FILE.py:NAME)"
         )
-    worst = decisive_time(fastest, job) / decisive_time(chosen, job)
+    of = dict(zip(map(id, both := [*allowed, chosen]), counted(both, job), strict=True))
+    worst = of[id(fastest)] / of[id(chosen)]
     uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))
     if worst > 1 >= uncoded:
         return (
@@ -244,6 +246,12 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
         return f"{ratio}, but comes late, and under what comes late your pilot's loss did not fall or was no number"
     if worst > 1 + TIE:
         most = "as your pilot leaves open" if job.pilot is not None else "as it may on other tasks"
+        if fastest.facts is not None and fastest.facts.by_task:
+            there = float((times_by_case([fastest], job) / times_by_case([chosen], job)).max())
+            return (
+                f"{ratio}, but on the task that suits it least it would take {max(worst, there):.2f} times as long; "
+                "--take takes it all the same"
+            )
         if fastest.facts is not None and not (fastest.quorum or fastest.gap):
             return (
                 f"{ratio}, but if its steps cost as much {most}, it would take {worst:.2f} times as long; "
