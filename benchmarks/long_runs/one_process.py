@@ -39,7 +39,7 @@ from benchmarks.lab.setting import settings
 from benchmarks.lab.standing import provenance
 from benchmarks.lab.tasks import Samples, accuracy, evaluated, loss_of, make_model, optimizer_of, samples_of
 from benchmarks.lab.worker import rate_after
-from benchmarks.long_runs.regions import BASE, CLUSTER, FREE, RESULT, named_under, schedule_of
+from benchmarks.long_runs.regions import BASE, CLUSTER, FREE, RESULT, STEPS, named_under, schedule_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.strategies import load_strategy
@@ -167,7 +167,7 @@ def main() -> int:
     arguments.add_argument("--momentum", type=float, default=0.0, help="of SGD")
     arguments.add_argument("--rates", type=float, nargs="+", required=True)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
-    arguments.add_argument("--steps", type=int, default=1020)
+    arguments.add_argument("--steps", type=int, default=STEPS)
     arguments.add_argument("--every", type=int, default=60)
     arguments.add_argument("--change", type=json.loads, default={}, help="members of the strategy, as a file has them")
     arguments.add_argument("--keep", action="store_true", help="write the runs down")
@@ -181,7 +181,7 @@ def main() -> int:
     fields |= {"optimizer": chosen.optimizer, "momentum": chosen.momentum, "every": chosen.every}
     about = {"commit": provenance("long_runs.one_process")["commit"], "command": kit.command("long_runs.one_process")}
     for contestant in chosen.contestants.split(";"):
-        name = named_under(contestant, chosen.optimizer, chosen.momentum)
+        name = named_under(contestant, chosen.optimizer, chosen.momentum, chosen.steps)
         for rate, seed in [(rate, seed) for rate in chosen.rates for seed in chosen.seeds]:
             begun = time.monotonic()
             job = Job(**fields, name=name, learning_rate=rate, seed=seed)

@@ -13,6 +13,7 @@ over links as fast as the machine; what a step takes comes from runs over shaped
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass, replace
 from statistics import median
@@ -34,13 +35,15 @@ RESULT = kit.RESULTS / "long_regions.json"
 CLUSTER = Cluster.regular(4, 4)
 FREE, LINKS = "10gbit regions", ("40mbit regions", "10mbit regions")
 ADAMW, MOMENTUM = ", AdamW", ", momentum"
+STEPS = 1020
 BASE, REGIONS = "hierarchical", "regions, all every 30 by outer steps, int4"
 PARAMETERS, REPLICAS = "regions, all every 15 by outer steps, int4", "DiLoCo of replicas, every 15, int4"
 
 
-def named_under(name: str, optimizer: str, momentum: float = 0.0) -> str:
-    """What a contestant is called under an optimizer of its workers; its steps and bytes are the same."""
-    return name + (ADAMW if optimizer == "adamw" else f"{MOMENTUM} {momentum:g}" if momentum else "")
+def named_under(name: str, optimizer: str, momentum: float = 0.0, steps: int = STEPS) -> str:
+    """What a contestant is called under an optimizer of its workers and for more steps; what each sends is the same."""
+    name += ADAMW if optimizer == "adamw" else f"{MOMENTUM} {momentum:g}" if momentum else ""
+    return name if steps == STEPS else f"{name}, {steps} steps"
 
 
 WORDS = {
@@ -65,7 +68,14 @@ WORDS = {
     named_under(
         "DiLoCo of replicas, every 30, int4", "adamw"
     ): "regions as replicas, outer steps every 30 in 4 bits, AdamW",
+    named_under(
+        REPLICAS, "adamw", steps=1170
+    ): "regions as replicas, outer steps every 15 in 4 bits, AdamW, 1,170 steps",
+    named_under(
+        "DiLoCo of replicas, every 13, int4", "adamw"
+    ): "regions as replicas, outer steps every 13 in 4 bits, AdamW",
     named_under(PARAMETERS, "adamw"): "regions in each step, outer steps every 15 in 4 bits, AdamW",
+    named_under("DiLoCo, every 15, int4", "adamw"): "DiLoCo, every 15, 4 bits, AdamW",
     named_under("DiLoCo, every 30, int4", "adamw"): "DiLoCo, every 30, 4 bits, AdamW",
     named_under("streaming in four, every 30, int4", "adamw"): "streaming in four, every 30, 4 bits, AdamW",
     named_under("local SGD, every 30", "adamw"): "local AdamW, every 30",
@@ -133,7 +143,13 @@ class Contestant:
     @property
     def steps_as(self) -> str:
         """Whose steps and bytes are its own."""
-        return self.name.partition(MOMENTUM)[0].removesuffix(ADAMW)
+        return re.sub(r", \d+ steps$", "", self.name).partition(MOMENTUM)[0].removesuffix(ADAMW)
+
+    @property
+    def length(self) -> int:
+        """Steps of a run."""
+        length: int = self.runs[0]["curve"][-1][0]
+        return length
 
     @property
     def losses(self) -> list[float]:
@@ -182,17 +198,21 @@ def table(found: list[Contestant]) -> str:
     """A line a contestant."""
     known = settings(CLUSTER.num_workers)
     base = next(one for one in found if one.name == BASE)
-    all_bytes = base.sent(known[LINKS[0]])[0]
+    all_bytes = base.sent(known[LINKS[0]])[0] * base.length
     rows = []
     for one in found:
         sent, peak = one.sent(known[LINKS[0]])
         cells = [WORDS[one.name], f"{one.runs[0]['rate']:g}", kit.middle(one.losses, ".3f"), len(one.runs)]
-        cells += [f"{median(run['right'] for run in one.runs):.3f}", f"{sent:.3g}", f"{all_bytes / sent:.0f}×"]
+        cells += [
+            f"{median(run['right'] for run in one.runs):.3f}",
+            f"{sent:.3g}",
+            f"{all_bytes / sent / one.length:.0f}×",
+        ]
         cells += [f"{peak:.2g}"]
         for links in LINKS:
             ms, predicted = one.ms(links), one.predicted(known[links])
             cells.append(f"{'–' if ms is None else f'{ms:.0f}'} ({predicted:.0f})")
-            seconds = (ms or predicted) * one.runs[0]["curve"][-1][0] / 1e3
+            seconds = (ms or predicted) * one.length / 1e3
             cells.append(f"{seconds:.0f}" if ms else f"({seconds:.0f})")
         rows.append(cells)
     head = [
@@ -202,7 +222,7 @@ def table(found: list[Contestant]) -> str:
         "seeds",
         "told right",
         "MB out of a region and step",
-        "fewer",
+        "fewer in the run",
         "MB at the peak",
     ]
     for links in LINKS:
