@@ -265,12 +265,18 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
     rivals = contenders([*allowed, chosen], job)
     worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
     regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
+    where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"
     if regret > ours * (1 + TIE):
-        where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"
         return (
             f"{ratio}, but {where} it would take {regret:.2f} times as long as the best, and this one {ours:.2f} times"
         )
-    return f"{ratio}; within {TIE:.0%} it is chosen because it is simpler: {_phases(chosen)}, not {_phases(fastest)}"
+    simpler = f"because it is simpler: {_phases(chosen)}, not {_phases(fastest)}"
+    if fastest.time * (1 + TIE) < chosen.time:  # a pessimistic price has decided
+        return (
+            f"{ratio}, but {where} it would take {worst:.2f} times as long; within {TIE:.0%} the other is chosen "
+            f"{simpler}"
+        )
+    return f"{ratio}; within {TIE:.0%} it is chosen {simpler}"
 
 
 def _phases(option: Option) -> str:
