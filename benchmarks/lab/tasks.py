@@ -169,7 +169,7 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
 def optimizer_of(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """SGD with the job's momentum and weight decay, or AdamW with torch's own."""
     if job.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=job.learning_rate)
+        return torch.optim.AdamW(parameters, lr=job.learning_rate, fused=True)  # several times as fast on a CPU
     return torch.optim.SGD(parameters, lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay)
 
 

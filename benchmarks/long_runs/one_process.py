@@ -3,6 +3,8 @@
     python -m benchmarks.long_runs.one_process --momentum 0.9 --rates 0.08 0.16 0.32 --steps 252  # says how they end
     python -m benchmarks.long_runs.one_process --momentum 0.9 --rates 0.16 --seeds 0 1 2 --keep   # also writes it down
     python -m benchmarks.long_runs.one_process --optimizer adamw --rates 0.002 --contestants "DiLoCo, every 30, int4"
+    python -m benchmarks.long_runs.one_process --optimizer adamw --rates 0.002 \\
+        --contestants "DiLoCo of replicas, every 15, int4" --change '{"what": {"outer": {"momentum": "7/10"}}}'
 
 Models, shards, batches, falling rates and what is evaluated are those of the lab's workers (benchmarks/lab/worker.py).
 Under All-Reduce workers' models are equal, so one model takes the mean gradient of all; other contestants, any of the
@@ -37,8 +39,10 @@ from benchmarks.lab.setting import settings
 from benchmarks.lab.standing import provenance
 from benchmarks.lab.tasks import Samples, accuracy, evaluated, loss_of, make_model, optimizer_of, samples_of
 from benchmarks.lab.worker import rate_after
-from benchmarks.long_runs.regions import BASE, CLUSTER, FREE, RESULT, named_under, schedule_of
+from benchmarks.long_runs.regions import BASE, CLUSTER, FREE, RESULT, STEPS, named_under, schedule_of
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.document.strategies import load_strategy
 from partreduce.topo.schedule import Schedule
 
 TASK = "deep text"
@@ -110,10 +114,22 @@ class Workers:
         return self._model
 
 
-def learner_of(contestant: str, job: Job, samples: Samples) -> Learner:
+def changed(schedule: Schedule, members: dict[str, Any]) -> Schedule:
+    """With other values of these members of its strategy, as a file has them."""
+
+    def merged(old: Any, new: Any) -> Any:  # noqa: ANN401 - any JSON value
+        if isinstance(old, dict) and isinstance(new, dict):
+            return old | {key: merged(old.get(key), value) for key, value in new.items()}
+        return new
+
+    document = merged(dump_schedule(schedule)["strategy"], members)
+    return replace(schedule, strategy=load_strategy(document, schedule.cluster, "--change"))
+
+
+def learner_of(contestant: str, job: Job, samples: Samples, change: dict[str, Any]) -> Learner:
     if contestant == BASE:
         return Together(job, samples)
-    schedule = schedule_of(contestant, settings(CLUSTER.num_workers)[FREE])
+    schedule = changed(schedule_of(contestant, settings(CLUSTER.num_workers)[FREE]), change)
     if named(contestant, Planner({})).options.get("replicas"):
         schedule = replace(schedule, cluster=Cluster.regular(CLUSTER.num_nodes, 1))
     return Workers(job, samples, schedule)
@@ -151,10 +167,13 @@ def main() -> int:
     arguments.add_argument("--momentum", type=float, default=0.0, help="of SGD")
     arguments.add_argument("--rates", type=float, nargs="+", required=True)
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0])
-    arguments.add_argument("--steps", type=int, default=1020)
+    arguments.add_argument("--steps", type=int, default=STEPS)
     arguments.add_argument("--every", type=int, default=60)
+    arguments.add_argument("--change", type=json.loads, default={}, help="members of the strategy, as a file has them")
     arguments.add_argument("--keep", action="store_true", help="write the runs down")
     chosen = arguments.parse_args()
+    if chosen.keep and chosen.change:
+        arguments.error("--keep: what is changed is no contestant; give it a name in benchmarks/lab/contestants.toml")
     kit.one_thread()  # as in the lab
     samples = samples_of(TASK)
     fields: dict[str, Any] = {"folder": "", "num_nodes": CLUSTER.num_nodes, "task": TASK, "falling": True}
@@ -162,14 +181,15 @@ def main() -> int:
     fields |= {"optimizer": chosen.optimizer, "momentum": chosen.momentum, "every": chosen.every}
     about = {"commit": provenance("long_runs.one_process")["commit"], "command": kit.command("long_runs.one_process")}
     for contestant in chosen.contestants.split(";"):
-        name = named_under(contestant, chosen.optimizer, chosen.momentum)
+        name = named_under(contestant, chosen.optimizer, chosen.momentum, chosen.steps)
         for rate, seed in [(rate, seed) for rate in chosen.rates for seed in chosen.seeds]:
             begun = time.monotonic()
             job = Job(**fields, name=name, learning_rate=rate, seed=seed)
-            found = list(trained(job, samples, learner_of(contestant, job, samples)))
+            found = list(trained(job, samples, learner_of(contestant, job, samples, chosen.change)))
             (_, loss, right) = found[-1]
             took = time.monotonic() - begun
-            print(f"{name}, rate {rate:g}, seed {seed}: {loss:.4f}, {right:.4f}, {took:.0f} s", flush=True)
+            also = f" {json.dumps(chosen.change)}" if chosen.change else ""
+            print(f"{name}{also}, rate {rate:g}, seed {seed}: {loss:.4f}, {right:.4f}, {took:.0f} s", flush=True)
             if chosen.keep:
                 row = {"contestant": name, "rate": rate, "seed": seed, "load": round(os.getloadavg()[0], 1), **about}
                 keep(row | {"right": right, "curve": [(step, loss) for step, loss, _ in found]})

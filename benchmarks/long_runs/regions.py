@@ -13,6 +13,7 @@ over links as fast as the machine; what a step takes comes from runs over shaped
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import dataclass, replace
 from statistics import median
@@ -34,13 +35,15 @@ RESULT = kit.RESULTS / "long_regions.json"
 CLUSTER = Cluster.regular(4, 4)
 FREE, LINKS = "10gbit regions", ("40mbit regions", "10mbit regions")
 ADAMW, MOMENTUM = ", AdamW", ", momentum"
+STEPS = 1020
 BASE, REGIONS = "hierarchical", "regions, all every 30 by outer steps, int4"
 PARAMETERS, REPLICAS = "regions, all every 15 by outer steps, int4", "DiLoCo of replicas, every 15, int4"
 
 
-def named_under(name: str, optimizer: str, momentum: float = 0.0) -> str:
-    """What a contestant is called under an optimizer of its workers; its steps and bytes are the same."""
-    return name + (ADAMW if optimizer == "adamw" else f"{MOMENTUM} {momentum:g}" if momentum else "")
+def named_under(name: str, optimizer: str, momentum: float = 0.0, steps: int = STEPS) -> str:
+    """What a contestant is called under an optimizer of its workers and for more steps; what each sends is the same."""
+    name += ADAMW if optimizer == "adamw" else f"{MOMENTUM} {momentum:g}" if momentum else ""
+    return name if steps == STEPS else f"{name}, {steps} steps"
 
 
 WORDS = {
@@ -60,12 +63,20 @@ WORDS = {
     "regions, all every 100 by outer steps": "regions in each step, outer steps every 100",
     "regions, all every 15 by outer steps, as published": "recommendation under SGD: regions, all every 15",
     named_under(BASE, "adamw"): "All-Reduce in each step, AdamW",
+    named_under(BASE, "adamw", steps=1170): "All-Reduce in each step, AdamW, 1,170 steps",
     named_under(REPLICAS, "adamw"): "regions as replicas, outer steps every 15 in 4 bits, AdamW",
     named_under(REPLICAS, "sgd", 0.9): "regions as replicas, outer steps every 15 in 4 bits, momentum 0.9",
     named_under(
         "DiLoCo of replicas, every 30, int4", "adamw"
     ): "regions as replicas, outer steps every 30 in 4 bits, AdamW",
+    named_under(
+        REPLICAS, "adamw", steps=1170
+    ): "regions as replicas, outer steps every 15 in 4 bits, AdamW, 1,170 steps",
+    named_under(
+        "DiLoCo of replicas, every 13, int4", "adamw"
+    ): "regions as replicas, outer steps every 13 in 4 bits, AdamW",
     named_under(PARAMETERS, "adamw"): "regions in each step, outer steps every 15 in 4 bits, AdamW",
+    named_under("DiLoCo, every 15, int4", "adamw"): "DiLoCo, every 15, 4 bits, AdamW",
     named_under("DiLoCo, every 30, int4", "adamw"): "DiLoCo, every 30, 4 bits, AdamW",
     named_under("streaming in four, every 30, int4", "adamw"): "streaming in four, every 30, 4 bits, AdamW",
     named_under("local SGD, every 30", "adamw"): "local AdamW, every 30",
@@ -77,23 +88,26 @@ DRAWN = (
     named_under(BASE, "sgd", 0.9),
     named_under(BASE, "adamw"),
     REGIONS,
-    named_under(REPLICAS, "adamw"),
+    named_under(REPLICAS, "adamw", steps=1170),
     named_under(PARAMETERS, "adamw"),
 )
 RECOMMENDED = {"40mbit regions": "nodes every 2, all every 18", "10mbit regions": "nodes every 2, all every 40"}
 CLOSE = 0.15
-ABOUT = """Four regions of four workers, a text model of 2.17 MB in four layers, plain SGD unless a momentum or AdamW is
-named, with batches of 16 a worker, 1,020 steps, rates that fall to nothing along half a cosine from the best of
+ABOUT = """Four regions of four workers, a text model of 2.17 MB in four layers, plain SGD unless a momentum or AdamW
+is named, with batches of 16 a worker, 1,020 steps, rates that fall to nothing along half a cosine from the best of
 0.1, 0.2 and 0.4 (All-Reduce: and 0.8; under momentum: 0.02, 0.04 … 0.64) in runs of 252 steps, of regions under
 momentum the best of 0.02, 0.04, 0.08 and 0.16 in runs as long as these, of replicas of 0.04 and 0.08. Under AdamW
 (torch's betas and weight decay) one seed chose 0.002 in runs as long: All-Reduce ended at 1.70, 1.44, 1.44 and 1.60
-from 0.001, 0.002, 0.003 and 0.004, replicas every 15 at 1.55, 1.49 and 1.57 from 0.0015, 0.002 and 0.003; what
-else is under AdamW was given one rate. Outer steps have rate 1 and momentum 0.5. Regions that average in each step
-average parameters after each worker's own inner step; as replicas they average gradients before it, which under AdamW
-is another training. What a command of `one_process` (once `one_model`) trained had no real workers: of the first seed
-real ones under All-Reduce ended at 1.8785 and one process at 1.8802, and replicas under AdamW at 2.4520 and 2.4518
-after 120 steps at a constant 0.002. Medians [lowest-highest] over seeds; the machine's
-load was {low:.0f} to {high:.0f}. Losses are training losses of the mean model over 2,048 places; told right are next
+from 0.001, 0.002, 0.003 and 0.004, replicas every 15 at 1.55, 1.49 and 1.57 from 0.0015, 0.002 and 0.003; what else is
+under AdamW was given one rate. Of replicas every 15 the first seed ended at 1.55 with outer rate 0.7, at 1.56 with
+outer momentum 0.7, and at 1.53 with momentum 0.3 from 0.0028 (`one_process --change`); as they are at 1.51 with AdamW
+fused, as in these runs, and at 1.49 without, so that 0.02 is rounding. Runs of 1,170 steps have their rates fall over
+these, and are compared in bytes with All-Reduce's 1,020. Outer steps have rate 1 and momentum 0.5. Regions that
+average in each step average parameters after each worker's own inner step; as replicas they average gradients before
+it, which under AdamW is another training. What a command of `one_process` (once `one_model`) trained had no real
+workers: of the first seed real ones under All-Reduce ended at 1.8785 and one process at 1.8802, and replicas under
+AdamW at 2.4520 and 2.4518 after 120 steps at a constant 0.002. Medians [lowest-highest] over seeds; the machine's load
+was {low:.0f} to {high:.0f}. Losses are training losses of the mean model over 2,048 places; told right are next
 letters at 4,096 held-out places. Bytes are those of the schedules, seconds are steps times milliseconds per step, of
 which there is one run each, of 120 or 240 steps; in parentheses they are predicted, without sums inside replicas."""
 
@@ -133,7 +147,13 @@ class Contestant:
     @property
     def steps_as(self) -> str:
         """Whose steps and bytes are its own."""
-        return self.name.partition(MOMENTUM)[0].removesuffix(ADAMW)
+        return re.sub(r", \d+ steps$", "", self.name).partition(MOMENTUM)[0].removesuffix(ADAMW)
+
+    @property
+    def length(self) -> int:
+        """Steps of a run."""
+        length: int = self.runs[0]["curve"][-1][0]
+        return length
 
     @property
     def losses(self) -> list[float]:
@@ -182,17 +202,21 @@ def table(found: list[Contestant]) -> str:
     """A line a contestant."""
     known = settings(CLUSTER.num_workers)
     base = next(one for one in found if one.name == BASE)
-    all_bytes = base.sent(known[LINKS[0]])[0]
+    all_bytes = base.sent(known[LINKS[0]])[0] * base.length
     rows = []
     for one in found:
         sent, peak = one.sent(known[LINKS[0]])
         cells = [WORDS[one.name], f"{one.runs[0]['rate']:g}", kit.middle(one.losses, ".3f"), len(one.runs)]
-        cells += [f"{median(run['right'] for run in one.runs):.3f}", f"{sent:.3g}", f"{all_bytes / sent:.0f}×"]
+        cells += [
+            f"{median(run['right'] for run in one.runs):.3f}",
+            f"{sent:.3g}",
+            f"{all_bytes / sent / one.length:.0f}×",
+        ]
         cells += [f"{peak:.2g}"]
         for links in LINKS:
             ms, predicted = one.ms(links), one.predicted(known[links])
             cells.append(f"{'–' if ms is None else f'{ms:.0f}'} ({predicted:.0f})")
-            seconds = (ms or predicted) * one.runs[0]["curve"][-1][0] / 1e3
+            seconds = (ms or predicted) * one.length / 1e3
             cells.append(f"{seconds:.0f}" if ms else f"({seconds:.0f})")
         rows.append(cells)
     head = [
@@ -202,7 +226,7 @@ def table(found: list[Contestant]) -> str:
         "seeds",
         "told right",
         "MB out of a region and step",
-        "fewer",
+        "fewer in the run",
         "MB at the peak",
     ]
     for links in LINKS:

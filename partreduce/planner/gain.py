@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.planner.job import Data, Job
 from partreduce.planner.option import Option
@@ -122,6 +123,39 @@ def decisive_time(option: Option, job: Job) -> float:
     return time * (LOST_RATIO if option.may_be_lost else 1.0) / (1 - worth(option.schedule))
 
 
+def counted(options: Sequence[Option], job: Job) -> list[float]:
+    """What each option counts among these: its decisive time, but of outer steps what they are predicted to take.
+
+    That is lengthened by what they lose on the task that suits them least, to the best of what is sure. Their steps
+    were measured on every task, and on the task that is dearest to them averages of others are dear, too: what they
+    take there is compared with what others take there, not with what these take on the mean task. Nothing wins by less
+    than it may lose.
+    """
+    times = [decisive_time(option, job) for option in options]
+    outer = [index for index, option in enumerate(options) if option.facts and option.facts.by_task]
+    sure = [option for option in options if not (option.late or option.facts or option.may_be_lost)]
+    if job.fastest or not outer or not sure:
+        return times
+    best = np.min(times_by_case(sure, job), axis=0)  # (cases,)
+    for index, taken in zip(outer, times_by_case([options[index] for index in outer], job), strict=True):
+        option = options[index]
+        worst = max(1.0, float((taken / best).max())) if (best > 0).all() else math.inf
+        times[index] = min(times[index], option.time * worst / (1 - worth(option.schedule)))
+    return times
+
+
+def times_by_case(options: Sequence[Option], job: Job) -> npt.NDArray[np.float64]:
+    """What each option takes in each case (options, cases)."""
+    usual = job.steps_model
+    cases = (usual,) if job.fastest else usual.cases
+    return np.array(
+        [
+            [one.time_in(case, usual, lateness=not (job.fastest or _is_asked_for(one, job))) for case in cases]
+            for one in options
+        ]
+    )
+
+
 def _is_asked_for(option: Option, job: Job) -> bool:
     if option.quorum:
         return bool(job.quorum)
@@ -140,14 +174,15 @@ def least_time(options: Sequence[Option], job: Job) -> Option:
     """
     options = contenders(options, job)
     worst = dict(zip(map(id, options), regrets(options, job), strict=True))
-    soonest = min(decisive_time(option, job) for option in options)
-    sooner = [option for option in options if decisive_time(option, job) <= soonest * (1 + WORTH)]
+    time = dict(zip(map(id, options), counted(options, job), strict=True))
+    soonest = min(time.values())
+    sooner = [option for option in options if time[id(option)] <= soonest * (1 + WORTH)]
     least = min(worst[id(option)] for option in sooner)
     near = [option for option in sooner if worst[id(option)] <= least * (1 + TIE)]
-    soonest = min(decisive_time(option, job) for option in near)
-    near = unbeaten([option for option in near if decisive_time(option, job) <= soonest * (1 + TIE)])
+    soonest = min(time[id(option)] for option in near)
+    near = unbeaten([option for option in near if time[id(option)] <= soonest * (1 + TIE)])
     # Of equally simple ones the fastest; times that differ by rounding are equal.
-    return min(near, key=lambda one: (simplicity(one), float(f"{decisive_time(one, job):.9e}"), one.name))
+    return min(near, key=lambda one: (simplicity(one), float(f"{time[id(one)]:.9e}"), one.name))
 
 
 def contenders(options: Sequence[Option], job: Job) -> list[Option]:
@@ -161,8 +196,9 @@ def contenders(options: Sequence[Option], job: Job) -> list[Option]:
         return list(options)
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
     for is_doubtful in (lambda one: one.may_be_lost, _is_coded, lambda one: one.late or one.facts):
-        sure = min((decisive_time(one, job) for one in options if not is_doubtful(one)), default=math.inf)
-        options = [one for one in options if not is_doubtful(one) or decisive_time(one, job) <= sure]
+        times = counted(options, job)
+        sure = min((time for one, time in zip(options, times, strict=True) if not is_doubtful(one)), default=math.inf)
+        options = [one for one, time in zip(options, times, strict=True) if not is_doubtful(one) or time <= sure]
     return list(options)
 
 
@@ -172,13 +208,6 @@ def _is_coded(option: Option) -> bool:
 
 def regrets(options: Sequence[Option], job: Job) -> list[float]:
     """Each option's time over the best one's, in the case where that is most. O(options · cases)."""
-    usual = job.steps_model
-    cases = (usual,) if job.fastest else usual.cases
-    times = np.array(
-        [
-            [one.time_in(case, usual, lateness=not (job.fastest or _is_asked_for(one, job))) for case in cases]
-            for one in options
-        ]
-    )  # (options, cases)
+    times = times_by_case(options, job)
     best = times.min(axis=0)
     return [float(worst) for worst in np.where(best > 0, times / np.where(best > 0, best, 1.0), 1.0).max(axis=1)]

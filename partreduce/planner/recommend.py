@@ -14,11 +14,12 @@ from partreduce.planner.gain import (
     Gain,
     best_plain,
     contenders,
-    decisive_time,
+    counted,
     gain,
     least_time,
     regrets,
     simplicity,
+    times_by_case,
     unbeaten,
 )
 from partreduce.planner.job import Data, Job
@@ -232,7 +233,8 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
             f"{ratio}, but {_lost(fastest, job)}; so it has to win at {LOST_RATIO:g} times its steps. A pilot "
             "tells whether your job bears it (partreduce measure FILE.py:NAME)"
         )
-    worst = decisive_time(fastest, job) / decisive_time(chosen, job)
+    of = dict(zip(map(id, both := [*allowed, chosen]), counted(both, job), strict=True))
+    worst = of[id(fastest)] / of[id(chosen)]
     uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))
     if worst > 1 >= uncoded:
         return (
@@ -244,6 +246,12 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
         return f"{ratio}, but comes late, and under what comes late your pilot's loss did not fall or was no number"
     if worst > 1 + TIE:
         most = "as your pilot leaves open" if job.pilot is not None else "as it may on other tasks"
+        if fastest.facts is not None and fastest.facts.by_task:
+            there = float((times_by_case([fastest], job) / times_by_case([chosen], job)).max())
+            return (
+                f"{ratio}, but on the task that suits it least it would take {max(worst, there):.2f} times as long; "
+                "--take takes it all the same"
+            )
         if fastest.facts is not None and not (fastest.quorum or fastest.gap):
             return (
                 f"{ratio}, but if its steps cost as much {most}, it would take {worst:.2f} times as long; "
@@ -257,12 +265,18 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
     rivals = contenders([*allowed, chosen], job)
     worst_of = dict(zip(map(id, rivals), regrets(rivals, job), strict=True))
     regret, ours = worst_of.get(id(fastest), 1.0), worst_of.get(id(chosen), 1.0)
+    where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"
     if regret > ours * (1 + TIE):
-        where = "as far as your pilot leaves open" if job.pilot is not None else "on the task that suits it least"
         return (
             f"{ratio}, but {where} it would take {regret:.2f} times as long as the best, and this one {ours:.2f} times"
         )
-    return f"{ratio}; within {TIE:.0%} it is chosen because it is simpler: {_phases(chosen)}, not {_phases(fastest)}"
+    simpler = f"because it is simpler: {_phases(chosen)}, not {_phases(fastest)}"
+    if fastest.time * (1 + TIE) < chosen.time:  # a pessimistic price has decided
+        return (
+            f"{ratio}, but {where} it would take {worst:.2f} times as long; within {TIE:.0%} the other is chosen "
+            f"{simpler}"
+        )
+    return f"{ratio}; within {TIE:.0%} it is chosen {simpler}"
 
 
 def _phases(option: Option) -> str:

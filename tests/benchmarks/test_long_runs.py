@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,18 +11,21 @@ import torch
 
 from benchmarks import kit
 from benchmarks.lab.batches import Batches
+from benchmarks.lab.contestants import contestants
 from benchmarks.lab.gates import Clock
 from benchmarks.lab.job import Job
 from benchmarks.lab.rehearse import by_schedule
+from benchmarks.lab.setting import settings
 from benchmarks.lab.tasks import make_model, samples_of
 from benchmarks.long_runs.__main__ import SHORT, best, parts, wanted
 from benchmarks.long_runs.learner import Learner
 from benchmarks.long_runs.one_process import Learner as OneProcess
-from benchmarks.long_runs.one_process import Together, Workers
+from benchmarks.long_runs.one_process import Together, Workers, changed
 from benchmarks.long_runs.page import table
 from benchmarks.long_runs.virtual import Virtual
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PartreduceError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -168,6 +172,18 @@ def test_one_process_trains_what_workers_and_replicas_do():
         assert torch.allclose(found[0], other, atol=1e-6)
     start = make_model("deep text", samples, Clock(), 0)
     assert (found[0] - torch.cat([part.detach().flatten() for part in start.parameters()])).abs().max() > 1e-3
+
+
+def test_a_contestant_is_changed_in_what_is_named_alone():
+    contestant = next(one for one in contestants(lambda *_: None) if one.name == "DiLoCo of replicas, every 15, int4")
+    plain = contestant.make(Cluster.regular(4, 4), settings(16)["10gbit regions"])
+    other = changed(plain, {"pace": 13, "what": {"outer": {"momentum": "7/10"}}})
+    assert (other.pace_of(0), other.strategy.what.outer.momentum) == (13, Fraction(7, 10))
+    assert other.strategy.what.outer.nesterov
+    assert other.strategy.how == plain.strategy.how
+    assert changed(plain, {}) == plain
+    with pytest.raises(PartreduceError, match=r"--change.*mass"):
+        changed(plain, {"what": {"outer": {"mass": 1}}})
 
 
 def test_each_worker_of_one_process_has_an_adamw_of_its_own():

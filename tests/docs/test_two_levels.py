@@ -33,7 +33,7 @@ def test_every_command_of_the_page_prints_what_it_shows(tmp_path, monkeypatch):
             printed = [" ".join(line.split()) for line in done.stdout.splitlines()]
             assert [line for line in lines if line not in printed] == [], (command, printed)
             seen += len(lines)
-    assert seen == 7
+    assert seen == 8
     assert f"takes {re.search(r'All-Reduce over all (8.9) s', PAGE).group(1)} s a step" in (
         ROOT / "docs/how-to/regions.md"
     ).read_text(encoding="utf-8")

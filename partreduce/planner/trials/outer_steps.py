@@ -69,8 +69,8 @@ class OuterSteps(Kind):
     def cautions(self, chosen: Option, job: Job) -> list[str]:
         assert chosen.facts is not None, "chosen is one of this kind"
         said = (
-            "outer steps were measured on small networks with 16 workers, in runs of 200 to 1,000 steps: tune the "
-            "outer learning rate and momentum of the file on your job"
+            "outer steps were measured on small networks with 16 workers, in runs of 200 to 1,000 steps, and may lose "
+            "in shorter ones: tune the outer learning rate and momentum of the file on your job"
         )
         return [said, *super().cautions(chosen, job)]
 

@@ -137,6 +137,13 @@ def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing: list
     said = " ".join(reasons(calm, [late, calm], JOB))
     assert f"{late.name} is predicted to be {calm.time / late.time:.2f} times as fast as it, but comes late" in said
     assert "--when late takes it at its predicted price" in said
+    level = replace(late, step_seconds=0.99 * late.step_seconds * calm.time / late.time_at_worst)
+    assert level.time * (1 + TIE) < calm.time
+    said = " ".join(reasons(calm, [level, calm], JOB))
+    assert (
+        "on the task that suits it least it would take 0.99 times as long; within 2% the other is chosen because"
+        in said
+    )
     slower = replace(calm, step_seconds=1.1 * late.time_at_worst / calm.steps_ratio)
     assert least_time([late, slower], JOB) is late, "it wins where even that is faster"
 
