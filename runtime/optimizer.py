@@ -58,6 +58,7 @@ from partreduce.runtime.worker.epochs import Epochs, epochs_of
 from partreduce.runtime.worker.goes_on import lives_on_after_losses
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.meeting import Meeting
+from partreduce.runtime.worker.nodes_left import as_started, say_nodes_left
 from partreduce.runtime.worker.paces import refuse_other_paces
 from partreduce.runtime.worker.parameter_engine import ParameterEngine
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
@@ -133,7 +134,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
-        self.schedule = read_schedule(schedule)
+        self.planned = read_schedule(schedule)
+        self.schedule = as_started(self.planned) if world is None else self.planned
         world, trace = checked_world(world), checked_directory("trace", trace)
         policies = Policies.chosen(buffers, optimizer_state, initial, outer_state)
         policies.refuse_combinations(self.optimizer, self.schedule)
@@ -203,6 +205,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if reached.rank == 0 and not alone:
             warn_of_rounded_signs(plan, self.optimizer)
             warn_of_workers_apart(self.schedule)
+            say_nodes_left(self.planned, self.schedule)
         self.engine = _engine(self.run, self.runner, self.optimizer, uneven_inputs)
         if own_process and policies.broadcast:
             self.engine.alike_data = AlikeData(reached.store, agreed.key, reached.size)

@@ -11,7 +11,7 @@ import numpy as np
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice
-from partreduce.topo.losses import Loss, Symmetries
+from partreduce.topo.losses import Loss, Symmetries, losses_of_nodes
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.allreduce import AllReduce
@@ -103,6 +103,25 @@ def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
         raise ScheduleError(f"{len(gone)} of {schedule.num_workers} workers are lost; a schedule needs at least 2")
     groups = _planned(schedule, gone)
     return _continued(schedule, gone, Survivors.ALL if groups is None else groups)
+
+
+def after_loss_of_nodes(schedule: Schedule, count: int) -> Schedule:
+    """The file's contingency for the loss of so many whole nodes, whichever they are.
+
+    Raises:
+        ScheduleError: the nodes are not alike, so that it matters which are lost; or no such loss is planned.
+    """
+    cluster = schedule.cluster
+    if not schedule.contingencies:
+        raise ScheduleError("it plans for no loss (design --survive)")
+    symmetries, paces = Symmetries.of(schedule), schedule.paces().reshape(cluster.num_nodes, -1)
+    are_alike = (paces == paces[0]).all() and len(losses_of_nodes(schedule, symmetries)) == 1
+    if not cluster.is_regular or not are_alike or (count > 1 and len(symmetries.radices) > 1):
+        raise ScheduleError("its nodes are not all alike, and which are lost is not known")
+    lost = frozenset(range(cluster.num_workers - count * len(paces[0]), cluster.num_workers))
+    if _planned(schedule, lost) is None:
+        raise ScheduleError(f"it plans for no loss of {count} nodes" if count > 1 else "it plans for no loss of a node")
+    return after_loss(schedule, lost)
 
 
 def _planned(schedule: Schedule, lost: frozenset[int]) -> Groups | None:

@@ -88,6 +88,13 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "service.py": (("tests/schedulers/protocols/test_generator_service.py",), EXPLORED),
     GENERATOR + "system.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
     GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
+    **{
+        f"schedulers/protocols/membership/{name}.py": (
+            ("tests/schedulers/protocols/test_membership_steps.py",),
+            ("tests/schedulers/protocols/test_membership.py",),
+        )
+        for name in ("authority", "machine", "member", "words")
+    },
     **{f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER)) for name in ("classes", "conflict_free", "consensus")},
     **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
     **{f"verify/{name}.py": ((ORACLE,), PROVER) for name in ("exact_consensus", "stochastic")},

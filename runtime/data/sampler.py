@@ -12,6 +12,7 @@ import torch
 from partreduce.runtime.data.dealing import Views, dealt
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
+from partreduce.runtime.worker.nodes_left import as_started
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
@@ -72,7 +73,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         seed: int = 0,
         rank: int | None = None,
     ) -> None:
-        self.schedule = read_schedule(schedule)
+        self.schedule = as_started(read_schedule(schedule))
         self.size = data if isinstance(data, int) else len(data)
         self.rank = place()[0] if rank is None else rank
         if batch_size < 1 or accumulate < 1:

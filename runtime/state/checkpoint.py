@@ -26,6 +26,7 @@ from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERS
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
 from partreduce.runtime.state.saved_tables import deal_anew, reader
 from partreduce.runtime.user_warning import warn_user
+from partreduce.runtime.worker.nodes_left import is_planned
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import FileProblem, InputError, PartreduceError
@@ -193,7 +194,8 @@ def load_checkpoint(
     with a warning.
 
     Raises:
-        InputError: the checkpoint belongs to another schedule, model or number of workers, or is of a newer format.
+        InputError: the checkpoint belongs to another schedule, model or number of workers, unless this one plans for
+            lost nodes and either is what it plans; or it is of a newer format.
         FileProblem: there are checkpoints, and none that all workers can read; the message names one and says why.
         DocumentError: a file that is damaged in a way that its SHA-256 does not catch.
         PeerLostError: a worker is gone.
@@ -326,15 +328,21 @@ def _model_sha256(optimizer: DistributedOptimizer) -> str:
 
 def _refuse_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, Any], folder: Path) -> None:
     way_out = "pass other_run=True to start from the mean model under this schedule"
-    if manifest["num_workers"] != optimizer.num_workers:
+    num_workers, sha256, mine = (
+        manifest["num_workers"],
+        manifest["schedule_sha256"],
+        schedule_sha256(optimizer.schedule),
+    )
+    is_same = (num_workers, sha256) == (optimizer.num_workers, mine)
+    if not is_same and not optimizer.run.alone:
+        is_same = is_planned(optimizer.planned, num_workers, sha256)
+    if not is_same and num_workers != optimizer.num_workers:
         raise InputError(
-            f"{folder}: was saved by {manifest['num_workers']} workers and this run has {optimizer.num_workers}; "
-            f"{way_out}"
+            f"{folder}: was saved by {num_workers} workers and this run has {optimizer.num_workers}; {way_out}"
         )
-    mine = schedule_sha256(optimizer.schedule)
-    if manifest["schedule_sha256"] != mine:
+    if not is_same:
         raise InputError(
-            f"{folder}: was saved under schedule {manifest['schedule']!r} (sha256 {manifest['schedule_sha256'][:16]}) "
+            f"{folder}: was saved under schedule {manifest['schedule']!r} (sha256 {sha256[:16]}) "
             f"and this run has {optimizer.schedule.name!r} (sha256 {mine[:16]}); {way_out}"
         )
     if manifest["model_sha256"] != _model_sha256(optimizer):

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from partreduce.runtime.transport.attempts import agreed_attempt, may_be_started_again
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.gloo import GlooWorld
@@ -77,7 +78,10 @@ def connect_store(timeout: timedelta) -> Store:
             f"store at {host}:{port}: did not answer within {timeout.total_seconds():g} s; {who} hosts it "
             f"({reason or first_line(error)[:160]})"
         ) from None
-    store = NamedPrefixStore(f"partreduce/attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", bare)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if may_be_started_again():
+        attempt = f"named-{agreed_attempt(bare, *place(), timeout)}"
+    store = NamedPrefixStore(f"partreduce/attempt-{attempt}", bare)
     return _settled(store, rank, timeout)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from partreduce.runtime.launcher.launch import MOST_LOST, REPLAN
 from partreduce.runtime.sharding.tables import Tables
+from partreduce.runtime.transport.attempts import may_be_started_again
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
@@ -25,10 +26,10 @@ def lives_on_after_losses(
         MissingFeatureError: it does, and no run of this kind can yet.
     """
     if not os.environ.get(MOST_LOST):
-        if schedule.contingencies and not world.rank:
+        if schedule.contingencies and not world.rank and not may_be_started_again():
             warn_user(
                 f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only under `partreduce "
-                "run`; here a loss ends it"
+                "run`, or begins again under torchrun with --max-restarts; here a loss ends it"
             )
         return False
     refusals = {

@@ -196,7 +196,7 @@ class Workers(Setting):
         state = replace(state, phase=Phase.REBUILD, view=view, group=(), prepared=False, heard=heard)
         rebuild = *actions, Note(("rebuild", view))
         if worker in view.joined:
-            return replace(state, blank=True), rebuild
+            return state, rebuild
         given = self._to(view.joined, worker, Given(view.epoch, state.held)) if worker == view.donor else ()
         return state, (*rebuild, *given, *self._to(view.members, worker, Here(view.epoch)))
 

@@ -7,31 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.explore.membership import SMALL
-from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
-from partreduce.schedulers.protocols.membership.authority import Authority
+from benchmarks.explore.membership import SMALL, SMALLEST
+from partreduce.schedulers.protocols.base import Crashed, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
 from partreduce.schedulers.protocols.membership.words import (
-    Broken,
     Confirmed,
     Connected,
-    Enter,
-    Expire,
-    Healed,
-    Join,
-    Knock,
-    Leave,
     Left,
-    Open,
     Phase,
-    Propose,
-    Publish,
     Released,
-    Stop,
-    Summed,
     View,
-    Vote,
 )
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
@@ -53,7 +39,7 @@ PLAN_PAIRS = "3 workers in pairs and all, planned all together, one death, at on
 PAIRS, FOUR = "3 workers in pairs and all, two deaths, at once", "4 workers in pairs and all, one death, at once"
 
 
-@pytest.mark.parametrize("configuration", SMALL, ids=lambda one: one.name)
+@pytest.mark.parametrize("configuration", SMALL[len(SMALLEST) :], ids=lambda one: one.name)
 def test_every_property_holds_in_every_interleaving(configuration):
     found = configuration.run()
     assert found.holds, found
@@ -522,245 +508,3 @@ def test_the_explorer_finds_every_seeded_bug_and_the_page_says_how(bug):
     first = min(broken, key=lambda finding: len(finding.trace.steps))
     row = f"| {bug.__doc__} | {first.name} | {bug.dies_in} | {len(first.trace.steps)} |"
     assert row in PAGE.read_text(encoding="utf-8").splitlines()
-
-
-# What each event does, by hand: three workers, of whom worker 2 is lost while 0 has committed what 1 has prepared.
-
-MACHINE = Membership(3, 2)
-FIRST = View(0, (0, 1, 2))
-ALL = (0, 1, 2)
-
-
-def after(state, *events, process=0):
-    """The state after some events, and what the last of them did."""
-    actions = ()
-    for event in events:
-        state, actions = MACHINE.step(process, state, event)
-    return state, actions
-
-
-def test_a_worker_commits_what_another_one_has_and_resumes_where_that_one_stands():
-    authority, _ = MACHINE.start(3)
-    authority, asked = after(authority, Received(2, Crashed()), process=3)
-    assert asked == (Send(0, Open(1)), Send(1, Open(1)))
-    authority, nothing = after(authority, Received(0, Vote(1, (5, 0))), process=3)
-    assert nothing == ()
-    authority, written = after(authority, Received(1, Vote(1, (4, 0), ALL)), process=3)
-    view = View(1, (0, 1), (5, 0), (1,))
-    assert written == (Note(("write", view)),)
-    authority, told = after(authority, Publish(), process=3)
-    assert told == (Send(0, view), Send(1, view), Send(2, view))
-    one, _ = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
-    one, actions = after(one, Received(3, view), process=1)
-    assert actions == (Note(("forward",)), Note(("rebuild", view)))
-    assert (one.phase, one.place, one.group) == (Phase.REBUILD, (5, 0), ())
-    one, _ = after(one, Connected(), process=1)
-    assert one.phase is Phase.RUN
-
-
-def test_what_nobody_committed_is_dropped_and_done_again_at_the_same_place():
-    view = View(1, (0, 1), (4, 0))
-    one, actions = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
-    assert actions == (Note(("unblock",)), Send(3, Vote(1, (4, 0), ALL, stands=True)))
-    one, actions = after(one, Received(3, view), process=1)
-    assert actions == (Note(("dropped",)), Note(("rebuild", view)))
-    one, _ = after(one, Connected(), Enter((4, 0), (0, 1)), process=1)
-    assert (one.group, one.place) == ((0, 1), (4, 0))
-
-
-def test_who_is_behind_goes_to_the_place_of_the_others_alone_and_a_meeting_counts_by_itself():
-    behind = Member(View(1, (0, 1), (4, 0)))
-    alone, _ = after(behind, Enter((3, 0), (0, 1)))
-    assert (alone.place, alone.group, alone.held) == ((4, 0), (), ())
-    met, _ = after(alone, Enter((4, 0), (0, 1), meets=True), Summed(), Confirmed())
-    assert met.place == (4, 1)
-
-
-def test_who_votes_for_what_did_not_happen_hears_that_nobody_goes_on():
-    authority, _ = MACHINE.start(3)
-    votes = [Received(worker, Vote(1, (0, 0))) for worker in ALL]
-    authority, written = after(authority, *votes, process=3)
-    assert written == (Note(("write", View(1, ()))),)
-    ended, _ = after(Member(FIRST), Broken(), Received(3, View(1, ())))
-    assert ended.phase is Phase.ENDED
-
-
-def test_the_silent_are_given_up_and_one_of_them_that_comes_back_is_fenced():
-    authority, _ = MACHINE.start(3)
-    authority, _ = after(authority, *(Received(worker, Vote(1, (0, 0))) for worker in (0, 2)), process=3)
-    authority, actions = after(replace(authority, leases=1), Expire(), process=3)
-    assert actions[0] == Note(("fenced", 1))
-    assert authority.view == View(1, (0, 2))
-    back, _ = after(Member(FIRST), Received(3, authority.view), process=1)
-    assert back.phase is Phase.FENCED
-
-
-def test_who_leaves_waits_for_the_answer_and_hears_the_view_without_it_where_it_was_given_up():
-    leaving, actions = after(Member(FIRST), Leave(), Received(3, Open(1)), Received(2, Crashed()))
-    assert (leaving.phase, actions) == (Phase.LEAVING, ())
-    assert after(leaving, Received(3, Released()))[0].phase is Phase.LEFT
-    assert after(leaving, Received(3, View(1, (1, 2))))[0].phase is Phase.FENCED
-    assert after(leaving, Received(3, Crashed()))[0].phase is Phase.ENDED
-    authority, _ = MACHINE.start(3)
-    authority, _ = after(authority, Received(0, Crashed()), process=3)
-    assert after(authority, Received(0, Left()), process=3) == (authority, ()), "it cannot leave any more"
-
-
-JOINING = Membership(3, 2, outside=1)
-
-
-def joining(state, *events, process=3):
-    """As `after`, of a run in which worker 2 is outside at first."""
-    actions = ()
-    for event in events:
-        state, actions = JOINING.step(process, state, event)
-    return state, actions
-
-
-def asked(*votes):
-    """The authority after worker 2 has asked to join, and workers 0 and 1 have voted so."""
-    authority, _ = JOINING.start(3)
-    authority, actions = joining(authority, Received(2, Join()))
-    assert actions == (Send(0, Open(1)), Send(1, Open(1)))
-    return joining(authority, *(Received(worker, vote) for worker, vote in enumerate(votes)))
-
-
-def test_who_asks_joins_where_the_furthest_stand_in_an_operation_and_has_the_state_of_one_of_them():
-    view = View(1, (0, 1, 2), (5, 0), (0,), joined=(2,), donor=1)
-    authority, written = asked(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0), stands=True))
-    assert written == (Note(("write", view)),)
-    authority, told = joining(authority, Publish())
-    assert told == (Send(0, view), Send(1, view), Send(2, view))
-    assert authority.lost == authority.joining == frozenset()
-    outside, _ = JOINING.start(2)
-    outside, question = joining(outside, Knock(), process=2)
-    assert question == (Send(3, Join()),)
-    blank, actions = joining(outside, Received(3, view), process=2)
-    assert (blank.phase, blank.blank, actions) == (Phase.REBUILD, True, (Note(("rebuild", view)),))
-    healed, _ = joining(blank, Healed(), Connected(), process=2)
-    assert (healed.phase, healed.blank, healed.place, healed.stands) == (Phase.RUN, False, (5, 0), True)
-
-
-def test_where_the_furthest_is_in_no_operation_of_its_rounds_nobody_joins_and_it_may_ask_again():
-    authority, written = asked(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0)))
-    view = View(1, (0, 1), (5, 0), (0,))
-    assert written == (Note(("write", view)),)
-    authority, told = joining(authority, Publish())
-    assert told == (Send(0, view), Send(1, view), Send(2, view))
-    outside, _ = joining(JOINING.start(2)[0], Knock(), Received(3, view), process=2)
-    assert (outside.phase, outside.has_knocked) == (Phase.OUTSIDE, False)
-    _, again = joining(authority, Received(2, Join()))
-    assert again == (Send(0, Open(2)), Send(1, Open(2)))
-
-
-def test_who_has_joined_and_lost_its_donor_gets_the_state_of_another_that_stands_there():
-    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
-    authority, _ = joining(authority, Publish(), Received(0, Crashed()))
-    blank = Vote(2, (0, 0), blank=True)
-    authority, written = joining(authority, Received(2, blank), Received(1, Vote(2, (5, 0), stands=True)))
-    assert written == (Note(("write", View(2, (1, 2), (5, 0), joined=(2,), donor=1))),)
-
-
-def test_who_has_joined_is_outside_again_where_nobody_stands_that_has_a_state():
-    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
-    authority, _ = joining(authority, Publish(), Received(0, Crashed()))
-    authority, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)), Received(1, Vote(2, (5, 0))))
-    view = View(2, (1,), (5, 0))
-    assert written == (Note(("write", view)),)
-    assert authority.lost == {0, 2}
-    joined = View(1, (0, 1, 2), (5, 0), joined=(2,), donor=0)
-    out, _ = joining(JOINING.start(2)[0], Knock(), Received(3, joined), Received(3, Open(2)), process=2)
-    assert out.phase is Phase.VOTE
-    out, _ = joining(out, Received(3, view), process=2)
-    assert (out.phase, out.has_knocked) == (Phase.OUTSIDE, False)
-    assert joining(out, Received(3, joined), process=2)[0] == out, "told again by an authority that was started again"
-
-
-def test_where_nobody_is_left_that_has_a_state_the_run_ends():
-    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
-    authority, _ = joining(authority, Publish(), Received(0, Crashed()), Received(1, Crashed()))
-    _, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)))
-    assert written == (Note(("write", View(2, ()))),)
-
-
-def test_who_asks_and_dies_before_the_view_changes_nothing():
-    authority, _ = JOINING.start(3)
-    votes = [Received(worker, Vote(1, (5, 0), stands=True)) for worker in (0, 1)]
-    _, written = joining(authority, Received(2, Join()), votes[0], Received(2, Crashed()), votes[1])
-    assert written == (Note(("write", View(1, (0, 1), (5, 0)))),)
-
-
-def test_a_member_that_asks_is_no_joiner_and_where_somebody_has_left_nobody_joins():
-    authority, _ = JOINING.start(3)
-    assert joining(authority, Received(1, Join())) == (authority, ())
-    left, _ = joining(authority, Received(0, Left()))
-    _, actions = joining(left, Received(2, Join()))
-    assert actions == ()
-    assert joining(JOINING.start(2)[0], Received(3, Open(1)), process=2) == JOINING.start(2)
-    ended, _ = joining(JOINING.start(2)[0], Received(3, View(1, ())), process=2)
-    assert ended.phase is Phase.ENDED
-
-
-def test_who_is_left_alone_stands_in_operations_of_its_own_so_that_others_may_join():
-    alone = Member(View(1, (0,), (4, 0)))
-    alone, _ = after(alone, Enter((4, 0), (0,)))
-    assert (alone.place, alone.group, alone.stands) == ((4, 0), (0,), True)
-    _, actions = after(alone, Broken())
-    assert actions == (Note(("unblock",)), Send(3, Vote(2, (4, 0), stands=True)))
-
-
-def test_members_follow_a_plan_once_all_have_voted_and_go_back_when_one_is_lost():
-    authority, _ = MACHINE.start(3)
-    authority, asked = after(authority, Propose("p", ALL), process=3)
-    assert asked == tuple(Send(worker, Open(1)) for worker in ALL)
-    votes = [Received(0, Vote(1, (4, 0), (0, 1))), Received(1, Vote(1, (5, 0))), Received(2, Vote(1, (4, 0)))]
-    authority, written = after(authority, *votes, process=3)
-    assert written == (Note(("write", View(1, ALL, (5, 0), (0,), plan="p"))),)
-    authority, _ = after(authority, Publish(), Received(2, Crashed()), process=3)
-    votes = [Received(worker, Vote(2, (7, 0))) for worker in (0, 1)]
-    authority, written = after(authority, *votes, process=3)
-    assert written == (Note(("write", View(2, (0, 1), (7, 0)))),)
-
-
-def test_a_second_plan_takes_the_place_of_the_first_and_none_is_asked_about_where_it_cannot_be_followed():
-    authority, _ = MACHINE.start(3)
-    authority, _ = after(authority, Propose("p", ALL), process=3)
-    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "a vote is under way"
-    authority, _ = after(authority, *(Received(worker, Vote(1, (4, 0))) for worker in ALL), process=3)
-    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "not told yet"
-    authority, _ = after(authority, Publish(), process=3)
-    assert after(authority, Propose("q", (0, 1)), process=3) == (authority, ()), "for others"
-    left, _ = after(authority, Received(1, Left()), process=3)
-    assert after(left, Propose("q", ALL), process=3) == (left, ()), "one has left"
-    authority, _ = after(authority, Propose("q", ALL), process=3)
-    authority, _ = after(authority, *(Received(worker, Vote(2, (9, 0))) for worker in ALL), process=3)
-    assert authority.view == View(2, ALL, (9, 0), plan="q")
-    stopped, _ = after(authority, Publish(), Stop(), Publish(), process=3)
-    assert after(stopped, Propose("p", ()), process=3) == (stopped, ()), "nobody goes on"
-
-
-def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
-    authority, _ = MACHINE.start(3)
-    stopped, _ = after(authority, Stop(), process=3)
-    assert stopped.view == View(1, ())
-    assert after(stopped, Stop(), process=3) == (stopped, ())
-    few, _ = Membership(3, 1).step(3, authority, Received(0, Crashed()))
-    few, _ = Membership(3, 1).step(3, few, Received(1, Crashed()))
-    assert few.view == View(1, ())
-
-
-def test_who_has_left_has_committed_everything_and_is_missed_by_nobody():
-    authority, _ = MACHINE.start(3)
-    authority, actions = after(authority, Received(0, Left()), process=3)
-    assert actions == (Send(0, Released()),)
-    authority, actions = after(authority, Received(0, Crashed()), process=3)
-    assert (authority.lost, actions) == (frozenset(), ())
-    authority, _ = after(authority, Received(1, Vote(1, (7, 0), ALL)), Received(2, Vote(1, (7, 0), ALL)), process=3)
-    assert authority.view == View(1, (1, 2), (7, 0), (1, 2))
-
-
-def test_unknown_events_are_errors_of_the_driver():
-    with pytest.raises(AssertionError, match="not an event of a member"):
-        after(Member(FIRST), "hello")
-    with pytest.raises(AssertionError, match="not an event of the authority"):
-        after(Authority((FIRST,)), "hello", process=3)

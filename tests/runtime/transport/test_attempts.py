@@ -1,0 +1,57 @@
+"""Which attempt of torchrun this is: all workers that were started together say the same, whatever the store holds."""
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from torch.distributed import HashStore
+
+from partreduce.runtime.transport.attempts import AT, agreed_attempt, may_be_started_again
+from partreduce.topo.errors import UnavailableError
+
+PLENTY = timedelta(seconds=60)
+
+
+def named_by_all(store, size):
+    """What each of so many workers takes for the name of the attempt."""
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: agreed_attempt(store, rank, size, PLENTY), range(size)))
+
+
+def test_workers_that_are_started_together_agree_and_the_next_ones_have_another_name():
+    store = HashStore()
+    first, second, fewer = named_by_all(store, 3), named_by_all(store, 3), named_by_all(store, 2)
+    assert [len(set(names)) for names in (first, second, fewer)] == [1, 1, 1]
+    assert len({first[0], second[0], fewer[0]}) == 3
+
+
+def test_a_question_that_a_dead_worker_has_left_is_no_answer_of_who_comes_after_it():
+    store = HashStore()
+    store.set(f"{AT}/asked/1", "of somebody who died")
+    names = named_by_all(store, 2)
+    assert names[0] == names[1]
+
+
+def test_who_does_not_come_is_named():
+    with pytest.raises(UnavailableError, match=r"worker 1 did not come within 0\.2 s"):
+        agreed_attempt(HashStore(), 0, 2, timedelta(seconds=0.2))
+    with pytest.raises(UnavailableError, match=r"worker 0 did not come within 0\.2 s"):
+        agreed_attempt(HashStore(), 1, 2, timedelta(seconds=0.2))
+
+
+@pytest.mark.parametrize(
+    ("variables", "may_be"),
+    [
+        ({}, False),
+        ({"TORCHELASTIC_RUN_ID": "1"}, False),
+        ({"TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_MAX_RESTARTS": "0"}, False),
+        ({"TORCHELASTIC_MAX_RESTARTS": "3"}, False),
+        ({"TORCHELASTIC_RUN_ID": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}, True),
+    ],
+)
+def test_only_an_agent_that_has_restarts_starts_anybody_again(monkeypatch, variables, may_be):
+    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert may_be_started_again() is may_be

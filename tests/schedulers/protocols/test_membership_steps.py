@@ -1,0 +1,533 @@
+"""What each event does to a worker and to the authority, step by step; then the smallest systems explored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.explore.membership import SMALLEST, everybody, pairs_then_all
+from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
+from partreduce.schedulers.protocols.membership.authority import Authority
+from partreduce.schedulers.protocols.membership.machine import Membership
+from partreduce.schedulers.protocols.membership.member import Member
+from partreduce.schedulers.protocols.membership.words import (
+    Broken,
+    Confirm,
+    Confirmed,
+    Connected,
+    Enter,
+    Expire,
+    Given,
+    Healed,
+    Here,
+    Join,
+    Knock,
+    Leave,
+    Left,
+    Open,
+    Phase,
+    Propose,
+    Publish,
+    Released,
+    Restart,
+    Share,
+    Stop,
+    Summed,
+    View,
+    Vote,
+)
+
+# What each event does, by hand: three workers, of whom worker 2 is lost while 0 has committed what 1 has prepared.
+
+MACHINE = Membership(3, 2)
+FIRST = View(0, (0, 1, 2))
+ALL = (0, 1, 2)
+
+
+def after(state, *events, process=0):
+    """The state after some events, and what the last of them did."""
+    actions = ()
+    for event in events:
+        state, actions = MACHINE.step(process, state, event)
+    return state, actions
+
+
+def test_a_worker_commits_what_another_one_has_and_resumes_where_that_one_stands():
+    authority, _ = MACHINE.start(3)
+    authority, asked = after(authority, Received(2, Crashed()), process=3)
+    assert asked == (Send(0, Open(1)), Send(1, Open(1)))
+    authority, nothing = after(authority, Received(0, Vote(1, (5, 0))), process=3)
+    assert nothing == ()
+    authority, written = after(authority, Received(1, Vote(1, (4, 0), ALL)), process=3)
+    view = View(1, (0, 1), (5, 0), (1,))
+    assert written == (Note(("write", view)),)
+    authority, told = after(authority, Publish(), process=3)
+    assert told == (Send(0, view), Send(1, view), Send(2, view))
+    one, _ = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
+    one, actions = after(one, Received(3, view), process=1)
+    assert actions == (Note(("forward",)), Note(("rebuild", view)))
+    assert (one.phase, one.place, one.group) == (Phase.REBUILD, (5, 0), ())
+    one, _ = after(one, Connected(), process=1)
+    assert one.phase is Phase.RUN
+
+
+def test_what_nobody_committed_is_dropped_and_done_again_at_the_same_place():
+    view = View(1, (0, 1), (4, 0))
+    one, actions = after(Member(FIRST), Enter((4, 0), ALL), Summed(), Broken(), process=1)
+    assert actions == (Note(("unblock",)), Send(3, Vote(1, (4, 0), ALL, stands=True)))
+    one, actions = after(one, Received(3, view), process=1)
+    assert actions == (Note(("dropped",)), Note(("rebuild", view)))
+    one, _ = after(one, Connected(), Enter((4, 0), (0, 1)), process=1)
+    assert (one.group, one.place) == ((0, 1), (4, 0))
+
+
+def test_who_is_behind_goes_to_the_place_of_the_others_alone_and_a_meeting_counts_by_itself():
+    behind = Member(View(1, (0, 1), (4, 0)))
+    alone, _ = after(behind, Enter((3, 0), (0, 1)))
+    assert (alone.place, alone.group, alone.held) == ((4, 0), (), ())
+    met, _ = after(alone, Enter((4, 0), (0, 1), meets=True), Summed(), Confirmed())
+    assert met.place == (4, 1)
+
+
+def test_who_votes_for_what_did_not_happen_hears_that_nobody_goes_on():
+    authority, _ = MACHINE.start(3)
+    votes = [Received(worker, Vote(1, (0, 0))) for worker in ALL]
+    authority, written = after(authority, *votes, process=3)
+    assert written == (Note(("write", View(1, ()))),)
+    ended, _ = after(Member(FIRST), Broken(), Received(3, View(1, ())))
+    assert ended.phase is Phase.ENDED
+
+
+def test_the_silent_are_given_up_and_one_of_them_that_comes_back_is_fenced():
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, *(Received(worker, Vote(1, (0, 0))) for worker in (0, 2)), process=3)
+    authority, actions = after(replace(authority, leases=1), Expire(), process=3)
+    assert actions[0] == Note(("fenced", 1))
+    assert authority.view == View(1, (0, 2))
+    back, _ = after(Member(FIRST), Received(3, authority.view), process=1)
+    assert back.phase is Phase.FENCED
+
+
+def test_who_leaves_waits_for_the_answer_and_hears_the_view_without_it_where_it_was_given_up():
+    leaving, actions = after(Member(FIRST), Leave(), Received(3, Open(1)), Received(2, Crashed()))
+    assert (leaving.phase, actions) == (Phase.LEAVING, ())
+    assert after(leaving, Received(3, Released()))[0].phase is Phase.LEFT
+    assert after(leaving, Received(3, View(1, (1, 2))))[0].phase is Phase.FENCED
+    assert after(leaving, Received(3, Crashed()))[0].phase is Phase.ENDED
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, Received(0, Crashed()), process=3)
+    assert after(authority, Received(0, Left()), process=3) == (authority, ()), "it cannot leave any more"
+
+
+JOINING = Membership(3, 2, outside=1)
+
+
+def joining(state, *events, process=3):
+    """As `after`, of a run in which worker 2 is outside at first."""
+    actions = ()
+    for event in events:
+        state, actions = JOINING.step(process, state, event)
+    return state, actions
+
+
+def asked(*votes):
+    """The authority after worker 2 has asked to join, and workers 0 and 1 have voted so."""
+    authority, _ = JOINING.start(3)
+    authority, actions = joining(authority, Received(2, Join()))
+    assert actions == (Send(0, Open(1)), Send(1, Open(1)))
+    return joining(authority, *(Received(worker, vote) for worker, vote in enumerate(votes)))
+
+
+def test_who_asks_joins_where_the_furthest_stand_in_an_operation_and_has_the_state_of_one_of_them():
+    view = View(1, (0, 1, 2), (5, 0), (0,), joined=(2,), donor=1)
+    authority, written = asked(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0), stands=True))
+    assert written == (Note(("write", view)),)
+    authority, told = joining(authority, Publish())
+    assert told == (Send(0, view), Send(1, view), Send(2, view))
+    assert authority.lost == authority.joining == frozenset()
+    outside, _ = JOINING.start(2)
+    outside, question = joining(outside, Knock(), process=2)
+    assert question == (Send(3, Join()),)
+    blank, actions = joining(outside, Received(3, view), process=2)
+    assert (blank.phase, blank.blank, actions) == (Phase.REBUILD, True, (Note(("rebuild", view)),))
+    healed, _ = joining(blank, Healed(), Connected(), process=2)
+    assert (healed.phase, healed.blank, healed.place, healed.stands) == (Phase.RUN, False, (5, 0), True)
+
+
+def test_where_the_furthest_is_in_no_operation_of_its_rounds_nobody_joins_and_it_may_ask_again():
+    authority, written = asked(Vote(1, (4, 0), (0, 1), stands=True), Vote(1, (5, 0)))
+    view = View(1, (0, 1), (5, 0), (0,))
+    assert written == (Note(("write", view)),)
+    authority, told = joining(authority, Publish())
+    assert told == (Send(0, view), Send(1, view), Send(2, view))
+    outside, _ = joining(JOINING.start(2)[0], Knock(), Received(3, view), process=2)
+    assert (outside.phase, outside.has_knocked) == (Phase.OUTSIDE, False)
+    _, again = joining(authority, Received(2, Join()))
+    assert again == (Send(0, Open(2)), Send(1, Open(2)))
+
+
+def test_who_has_joined_and_lost_its_donor_gets_the_state_of_another_that_stands_there():
+    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+    authority, _ = joining(authority, Publish(), Received(0, Crashed()))
+    blank = Vote(2, (0, 0), blank=True)
+    authority, written = joining(authority, Received(2, blank), Received(1, Vote(2, (5, 0), stands=True)))
+    assert written == (Note(("write", View(2, (1, 2), (5, 0), joined=(2,), donor=1))),)
+
+
+def test_who_has_joined_is_outside_again_where_nobody_stands_that_has_a_state():
+    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+    authority, _ = joining(authority, Publish(), Received(0, Crashed()))
+    authority, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)), Received(1, Vote(2, (5, 0))))
+    view = View(2, (1,), (5, 0))
+    assert written == (Note(("write", view)),)
+    assert authority.lost == {0, 2}
+    joined = View(1, (0, 1, 2), (5, 0), joined=(2,), donor=0)
+    out, _ = joining(JOINING.start(2)[0], Knock(), Received(3, joined), Received(3, Open(2)), process=2)
+    assert out.phase is Phase.VOTE
+    out, _ = joining(out, Received(3, view), process=2)
+    assert (out.phase, out.has_knocked) == (Phase.OUTSIDE, False)
+    assert joining(out, Received(3, joined), process=2)[0] == out, "told again by an authority that was started again"
+
+
+def test_where_nobody_is_left_that_has_a_state_the_run_ends():
+    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+    authority, _ = joining(authority, Publish(), Received(0, Crashed()), Received(1, Crashed()))
+    _, written = joining(authority, Received(2, Vote(2, (0, 0), blank=True)))
+    assert written == (Note(("write", View(2, ()))),)
+
+
+def test_who_asks_and_dies_before_the_view_changes_nothing():
+    authority, _ = JOINING.start(3)
+    votes = [Received(worker, Vote(1, (5, 0), stands=True)) for worker in (0, 1)]
+    _, written = joining(authority, Received(2, Join()), votes[0], Received(2, Crashed()), votes[1])
+    assert written == (Note(("write", View(1, (0, 1), (5, 0)))),)
+
+
+def test_a_member_that_asks_is_no_joiner_and_where_somebody_has_left_nobody_joins():
+    authority, _ = JOINING.start(3)
+    assert joining(authority, Received(1, Join())) == (authority, ())
+    left, _ = joining(authority, Received(0, Left()))
+    _, actions = joining(left, Received(2, Join()))
+    assert actions == ()
+    assert joining(JOINING.start(2)[0], Received(3, Open(1)), process=2) == JOINING.start(2)
+    ended, _ = joining(JOINING.start(2)[0], Received(3, View(1, ())), process=2)
+    assert ended.phase is Phase.ENDED
+
+
+def test_who_is_left_alone_stands_in_operations_of_its_own_so_that_others_may_join():
+    alone = Member(View(1, (0,), (4, 0)))
+    alone, _ = after(alone, Enter((4, 0), (0,)))
+    assert (alone.place, alone.group, alone.stands) == ((4, 0), (0,), True)
+    _, actions = after(alone, Broken())
+    assert actions == (Note(("unblock",)), Send(3, Vote(2, (4, 0), stands=True)))
+
+
+def test_members_follow_a_plan_once_all_have_voted_and_go_back_when_one_is_lost():
+    authority, _ = MACHINE.start(3)
+    authority, asked = after(authority, Propose("p", ALL), process=3)
+    assert asked == tuple(Send(worker, Open(1)) for worker in ALL)
+    votes = [Received(0, Vote(1, (4, 0), (0, 1))), Received(1, Vote(1, (5, 0))), Received(2, Vote(1, (4, 0)))]
+    authority, written = after(authority, *votes, process=3)
+    assert written == (Note(("write", View(1, ALL, (5, 0), (0,), plan="p"))),)
+    authority, _ = after(authority, Publish(), Received(2, Crashed()), process=3)
+    votes = [Received(worker, Vote(2, (7, 0))) for worker in (0, 1)]
+    authority, written = after(authority, *votes, process=3)
+    assert written == (Note(("write", View(2, (0, 1), (7, 0)))),)
+
+
+def test_a_second_plan_takes_the_place_of_the_first_and_none_is_asked_about_where_it_cannot_be_followed():
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, Propose("p", ALL), process=3)
+    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "a vote is under way"
+    authority, _ = after(authority, *(Received(worker, Vote(1, (4, 0))) for worker in ALL), process=3)
+    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "not told yet"
+    authority, _ = after(authority, Publish(), process=3)
+    assert after(authority, Propose("q", (0, 1)), process=3) == (authority, ()), "for others"
+    left, _ = after(authority, Received(1, Left()), process=3)
+    assert after(left, Propose("q", ALL), process=3) == (left, ()), "one has left"
+    authority, _ = after(authority, Propose("q", ALL), process=3)
+    authority, _ = after(authority, *(Received(worker, Vote(2, (9, 0))) for worker in ALL), process=3)
+    assert authority.view == View(2, ALL, (9, 0), plan="q")
+    stopped, _ = after(authority, Publish(), Stop(), Publish(), process=3)
+    assert after(stopped, Propose("p", ()), process=3) == (stopped, ()), "nobody goes on"
+
+
+def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
+    authority, _ = MACHINE.start(3)
+    stopped, _ = after(authority, Stop(), process=3)
+    assert stopped.view == View(1, ())
+    assert after(stopped, Stop(), process=3) == (stopped, ())
+    few, _ = Membership(3, 1).step(3, authority, Received(0, Crashed()))
+    few, _ = Membership(3, 1).step(3, few, Received(1, Crashed()))
+    assert few.view == View(1, ())
+
+
+def test_who_has_left_has_committed_everything_and_is_missed_by_nobody():
+    authority, _ = MACHINE.start(3)
+    authority, actions = after(authority, Received(0, Left()), process=3)
+    assert actions == (Send(0, Released()),)
+    authority, actions = after(authority, Received(0, Crashed()), process=3)
+    assert (authority.lost, actions) == (frozenset(), ())
+    authority, _ = after(authority, Received(1, Vote(1, (7, 0), ALL)), Received(2, Vote(1, (7, 0), ALL)), process=3)
+    assert authority.view == View(1, (1, 2), (7, 0), (1, 2))
+
+
+def test_unknown_events_are_errors_of_the_driver():
+    with pytest.raises(AssertionError, match="not an event of a member"):
+        after(Member(FIRST), "hello")
+    with pytest.raises(AssertionError, match="not an event of the authority"):
+        after(Authority((FIRST,)), "hello", process=3)
+
+
+def test_a_vote_of_another_epoch_or_of_who_is_lost_counts_for_nothing():
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, Received(2, Crashed()), process=3)
+    assert after(authority, Received(0, Vote(0, (5, 0))), process=3) == (authority, ())
+    assert after(authority, Received(0, Vote(2, (5, 0))), process=3) == (authority, ())
+    assert after(authority, Received(2, Vote(1, (5, 0))), process=3) == (authority, ())
+
+
+def test_who_leaves_in_a_vote_is_waited_for_no_more_and_the_view_is_decided():
+    authority, _ = MACHINE.start(3)
+    authority, _ = after(authority, Received(2, Crashed()), Received(1, Vote(1, (4, 0), ALL)), process=3)
+    authority, actions = after(authority, Received(0, Left()), process=3)
+    assert actions == (Send(0, Released()), Note(("write", View(1, (1,), (4, 0), (1,)))))
+
+
+def test_news_of_a_death_that_is_known_or_of_who_is_no_member_asks_nobody_again():
+    authority, _ = JOINING.start(3)
+    assert joining(authority, Received(2, Crashed())) == (authority, ())
+    authority, _ = joining(authority, Received(1, Crashed()))
+    assert joining(authority, Received(1, Crashed())) == (authority, ())
+
+
+def test_a_lease_ends_for_the_silent_alone_where_somebody_has_voted():
+    authority = replace(MACHINE.start(3)[0], leases=2)
+    assert MACHINE.ready(3, authority) == []
+    authority, _ = after(authority, Received(2, Crashed()), process=3)
+    assert MACHINE.ready(3, authority) == [], "nobody has voted"
+    authority, _ = after(authority, Received(0, Vote(1, (0, 0))), process=3)
+    assert MACHINE.ready(3, authority) == [Expire()]
+    assert MACHINE.ready(3, replace(authority, leases=0)) == []
+    authority, actions = after(authority, Expire(), process=3)
+    assert actions == (Note(("fenced", 1)), Note(("write", View(1, (0,)))))
+    assert (authority.leases, authority.lost, authority.votes) == (1, {1, 2}, (None,) * 3)
+    assert MACHINE.ready(3, authority) == [Publish()]
+
+
+def test_an_authority_that_is_started_again_tells_all_but_the_first_view_once_more():
+    authority = replace(MACHINE.start(3)[0], restarts=2)
+    assert MACHINE.ready(3, authority) == [Restart()]
+    votes = [Received(worker, Vote(1, (0, 0))) for worker in (0, 1)]
+    authority, _ = after(authority, Received(2, Crashed()), *votes, Publish(), process=3)
+    assert (authority.told, MACHINE.ready(3, authority)) == (2, [Restart()])
+    again, actions = after(authority, Restart(), process=3)
+    assert (again, actions) == (replace(authority, told=1, restarts=1), ())
+    assert MACHINE.ready(3, again) == [Publish(), Restart()]
+    assert MACHINE.ready(3, replace(again, restarts=0)) == [Publish()]
+
+
+def test_plans_are_offered_for_the_members_of_every_view_also_of_those_before():
+    authority = replace(MACHINE.start(3)[0], proposals=2)
+    assert MACHINE.ready(3, authority) == [Propose("for 0,1,2", ALL)]
+    votes = [Received(worker, Vote(1, (0, 0))) for worker in (0, 1)]
+    authority, _ = after(authority, Received(2, Crashed()), *votes, Publish(), process=3)
+    assert MACHINE.ready(3, authority) == [Propose("for 0,1,2", ALL), Propose("for 0,1", (0, 1))]
+    late, _ = after(authority, Propose("for 0,1,2", ALL), process=3)
+    assert late == replace(authority, proposals=1)
+    asked, actions = after(late, Propose("for 0,1", (0, 1)), process=3)
+    assert (asked.proposals, asked.proposed, actions) == (0, "for 0,1", (Send(0, Open(2)), Send(1, Open(2))))
+    assert MACHINE.ready(3, asked) == []
+    assert after(asked, Propose("for 0,1", (0, 1)), process=3) == (asked, ()), "of none that are left none is taken"
+
+
+def test_a_plan_is_offered_beside_what_is_to_be_told_and_for_nobody_where_nobody_goes_on():
+    authority = replace(MACHINE.start(3)[0], proposals=1)
+    stopped, _ = after(authority, Stop(), process=3)
+    assert MACHINE.ready(3, stopped) == [Publish(), Propose("for 0,1,2", ALL)]
+
+
+def test_who_asks_to_join_where_nobody_goes_on_hears_no_more_than_that():
+    ended, _ = joining(JOINING.start(3)[0], Stop(), Publish())
+    assert joining(ended, Received(2, Join())) == (replace(ended, joining=frozenset([2])), ())
+
+
+def test_who_asks_in_a_vote_and_dies_is_no_reason_to_go_on_where_nobody_is_lost():
+    authority, _ = joining(JOINING.start(3)[0], Received(0, Vote(1, (5, 0), stands=True)))
+    authority, actions = joining(authority, Received(2, Join()))
+    assert (authority.admits, actions) == (False, ())
+    _, written = joining(authority, Received(2, Crashed()), Received(1, Vote(1, (5, 0), stands=True)))
+    assert written == (Note(("write", View(1, ()))),)
+
+
+def test_an_authority_that_is_started_again_tells_those_who_have_joined_too():
+    authority, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0), stands=True))
+    authority, told = joining(replace(authority, restarts=1), Publish())
+    assert joining(authority, Restart(), Publish())[1] == told
+    assert [one.to for one in told] == [0, 1, 2]
+
+
+def test_what_a_vote_was_for_is_forgotten_with_its_view_and_the_plan_stays_with_its_members():
+    authority, _ = MACHINE.start(3)
+    assert (authority.proposed, authority.admits, authority.is_open) == ("", False, False)
+    authority, _ = after(authority, Propose("p", ALL), process=3)
+    authority, _ = after(authority, *(Received(worker, Vote(1, (4, 0))) for worker in ALL), process=3)
+    assert (authority.proposed, authority.admits, authority.is_open) == ("", False, False)
+    joined, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0)))
+    assert (joined.proposed, joined.admits, joined.is_open) == ("", False, False)
+    planned = View(1, (0, 1), (4, 0), plan="p")
+    again = replace(JOINING.start(3)[0], log=(FIRST, planned), told=2)
+    again, _ = joining(again, Received(2, Join()), Received(0, Vote(2, (6, 0))), Received(1, Vote(2, (6, 0))))
+    assert again.view == View(2, (0, 1), (6, 0), plan="p"), "nobody could join, so that members are the same"
+
+
+def test_a_worker_outside_asks_as_often_as_it_may_and_once_at_a_time():
+    outside, actions = JOINING.start(2)
+    assert (outside, actions) == (Member(View(-1, ()), Phase.OUTSIDE, blank=True, knocks=1), ())
+    twice = replace(outside, knocks=2)
+    after_one, _ = joining(twice, Knock(), process=2)
+    assert after_one == replace(twice, has_knocked=True, knocks=1)
+
+
+@pytest.mark.parametrize("phase", [Phase.RUN, Phase.VOTE, Phase.REBUILD, Phase.LEFT, Phase.FENCED])
+def test_a_release_is_for_who_leaves(phase):
+    state = Member(FIRST, phase)
+    assert after(state, Received(3, Released())) == (state, ())
+
+
+def test_what_is_of_an_old_epoch_or_comes_to_who_is_done_is_not_kept():
+    view = View(2, ALL, (4, 0))
+    old, now, later = Here(1), Here(2), Here(3)
+    kept, _ = after(Member(view, Phase.REBUILD), *(Received(1, said) for said in (old, now, later)))
+    assert kept.heard == {(1, now), (1, later)}
+    for phase in (Phase.FENCED, Phase.ENDED, Phase.LEFT, Phase.LEAVING):
+        assert after(Member(view, phase), Received(1, now))[0].heard == frozenset()
+
+
+# Members that meet by messages, as the explorer lets them: three, in pairs and all together.
+
+MEETING = Membership(3, 2, pairs_then_all, rounds=3)
+PLANNED = Membership(3, 2, pairs_then_all, rounds=3, planned=everybody)
+
+
+def meeting(state, *events, process=0):
+    """As `after`, where members meet by messages."""
+    actions = ()
+    for event in events:
+        state, actions = MEETING.step(process, state, event)
+    return state, actions
+
+
+def test_an_operation_goes_from_share_to_share_and_from_confirm_to_confirm_of_all_its_members():
+    one, at = Member(FIRST, place=(2, 0)), (2, 0)
+    assert MEETING.ready(0, one) == (Enter(at, ALL),)
+    one, actions = meeting(one, Enter(at, ALL))
+    assert actions == (Send(1, Share(0, at)), Send(2, Share(0, at)))
+    assert (one.place, one.group, one.stands, one.prepared, one.held) == (at, ALL, True, False, ())
+    one, _ = meeting(one, Received(1, Share(0, at)), Received(1, Confirm(0, at)), Received(2, Confirm(0, at)))
+    assert MEETING.ready(0, one) == (), "the share of worker 2 is not there"
+    one, _ = meeting(one, Received(2, Share(0, at)))
+    assert MEETING.ready(0, one) == (Summed(),)
+    late = replace(one, heard=one.heard - {(2, Confirm(0, at))})
+    one, actions = meeting(one, Summed())
+    assert (one.prepared, actions) == (True, (Send(1, Confirm(0, at)), Send(2, Confirm(0, at))))
+    assert MEETING.ready(0, one) == (Confirmed(),)
+    assert MEETING.ready(0, meeting(late, Summed())[0]) == (), "worker 2 has not said that it has the sum"
+    one, actions = meeting(one, Confirmed())
+    assert (one.place, one.group, one.stands, one.prepared, actions) == ((3, 0), (), False, False, ())
+    assert one.held == ((at, 0, ALL),)
+    assert MEETING.ready(0, one) == (Leave(),)
+    one, actions = meeting(one, Leave())
+    assert (one.phase, actions, MEETING.ready(0, one)) == (Phase.LEAVING, (Send(3, Left()),), ())
+
+
+def test_who_is_in_no_group_of_a_round_goes_on_alone_and_a_plan_has_groups_of_its_own():
+    first, _ = MEETING.start(2)
+    assert first == Member(FIRST, Phase.RUN, (0, 0), (), prepared=False, blank=False, has_knocked=False)
+    assert MEETING.ready(2, first) == (Enter((0, 0), ()),)
+    moved, actions = meeting(first, Enter((0, 0), ()), process=2)
+    assert (moved.place, moved.group, actions) == ((1, 0), (), ())
+    assert MEETING.ready(2, moved) == (Enter((1, 0), (1, 2)),)
+    planned = Member(View(1, ALL, plan="p"))
+    assert PLANNED.ready(2, planned) == (Enter((0, 0), ALL),)
+    assert PLANNED.ready(2, first) == (Enter((0, 0), ()),)
+    assert MEETING.ready(2, planned) == (Enter((0, 0), ()),), "no groups are planned"
+    assert MACHINE.ready(2, first) == (), "a driver enters"
+
+
+def test_members_connect_once_all_are_there_and_a_joiner_once_it_has_the_donor_s_state():
+    view, held = View(1, ALL, (2, 0), joined=(2,), donor=1), (((1, 0), 0, (0, 1)),)
+    member, donor = (
+        Member(View(0, (0, 1)), Phase.VOTE, (2, 0), held=held),
+        Member(View(0, (0, 1)), Phase.VOTE, (2, 0), held=held),
+    )
+    member, actions = meeting(member, Received(3, view))
+    assert actions == (Note(("rebuild", view)), Send(1, Here(1)), Send(2, Here(1)))
+    donor, actions = meeting(donor, Received(3, view), process=1)
+    assert actions == (Note(("rebuild", view)), Send(2, Given(1, held)), Send(0, Here(1)), Send(2, Here(1)))
+    joiner, actions = meeting(replace(MEETING.joiner(), has_knocked=True), Received(3, view), process=2)
+    assert (joiner.phase, joiner.blank, actions) == (Phase.REBUILD, True, (Note(("rebuild", view)),))
+    assert MEETING.ready(2, meeting(joiner, Received(0, Here(1)), Received(1, Here(1)), process=2)[0]) == ()
+    assert MEETING.ready(2, meeting(joiner, Received(0, Given(1, held)), process=2)[0]) == (), "of who is no donor"
+    assert MEETING.ready(2, meeting(joiner, Received(1, Given(2, held)), process=2)[0]) == (), "of another epoch"
+    joiner, _ = meeting(joiner, Received(1, Given(1, held)), process=2)
+    assert MEETING.ready(2, joiner) == (Healed(),)
+    joiner, actions = meeting(joiner, Healed(), process=2)
+    assert actions == (Send(0, Here(1)), Send(1, Here(1)))
+    assert (joiner.blank, joiner.place, joiner.stands, joiner.held) == (False, (2, 0), True, held)
+    assert MEETING.ready(2, meeting(joiner, Received(0, Here(1)), process=2)[0]) == ()
+    joiner, _ = meeting(joiner, Received(0, Here(1)), Received(1, Here(1)), process=2)
+    assert MEETING.ready(2, joiner) == (Connected(),)
+    member, _ = meeting(member, Received(1, Here(1)), Received(2, Here(0)))
+    assert MEETING.ready(0, member) == (), "worker 2 is not there"
+    member, _ = meeting(member, Received(2, Here(1)))
+    assert MEETING.ready(0, member) == (Connected(),)
+    member, _ = meeting(member, Connected())
+    assert (member.phase, member.view, member.group, member.prepared) == (Phase.RUN, view, (), False)
+
+
+def test_a_vote_says_where_a_worker_stands_once_it_has_let_go_of_its_groups():
+    at = (2, 0)
+    one, _ = meeting(Member(FIRST, place=at), Enter(at, ALL))
+    voted, actions = meeting(one, Broken())
+    assert (voted.phase, actions) == (Phase.VOTE, (Note(("unblock",)), Send(3, Vote(1, at, (), stands=True))))
+    assert meeting(voted, Received(3, Open(1))) == (voted, (Send(3, Vote(1, at, (), stands=True)),))
+    assert meeting(voted, Received(3, Open(2))) == (voted, ())
+    prepared, _ = meeting(replace(one, prepared=True), Received(1, Crashed()))
+    again, _ = meeting(prepared, Received(3, View(1, (0, 2), at)))
+    assert (again.group, again.prepared, again.place) == ((), False, at)
+    blank = Member(View(1, ALL), Phase.REBUILD, blank=True)
+    assert meeting(blank, Broken())[1][1] == Send(3, Vote(2, (0, 0), blank=True))
+    stranger = Member(View(1, (0, 1)))
+    assert meeting(stranger, Received(2, Crashed())) == (stranger, ()), "a loss that is behind it"
+    assert meeting(stranger, Received(3, Crashed()))[0].phase is Phase.ENDED
+    for phase in (Phase.FENCED, Phase.LEFT):
+        assert meeting(replace(stranger, phase=phase), Received(3, Crashed()))[0].phase is phase
+
+
+def test_who_is_outside_asks_while_it_may():
+    outside = MEETING.joiner()
+    assert MEETING.ready(2, outside) == (Knock(),)
+    assert MEETING.ready(2, replace(outside, knocks=0)) == MEETING.ready(2, replace(outside, has_knocked=True)) == ()
+
+
+def test_the_machine_starts_with_what_it_is_set_to():
+    machine = Membership(3, 2, everybody, 2, leases=1, restarts=2, outside=1, knocks=4, proposals=3)
+    first = View(0, (0, 1))
+    assert machine.start(3) == (Authority((first,), votes=(None,) * 3, leases=1, restarts=2, proposals=3), ())
+    assert machine.start(1) == (Member(first), ())
+    assert machine.start(2) == (Member(View(-1, ()), Phase.OUTSIDE, blank=True, knocks=4), ())
+    assert (machine.num_processes, machine.authority) == (4, 3)
+    assert set(machine.channels) == {(u, v) for u in range(4) for v in range(4) if u != v}
+    assert set(machine.suspects) == {(u, v) for u in range(3) for v in range(4) if u != v}
+    for phase in Phase:
+        is_over = phase in (Phase.FENCED, Phase.ENDED, Phase.LEFT, Phase.OUTSIDE)
+        assert machine.finished(0, Member(first, phase)) is is_over
+    assert machine.finished(3, machine.start(3)[0])
+
+
+@pytest.mark.parametrize("configuration", SMALLEST, ids=lambda one: one.name)
+def test_every_property_holds_in_every_interleaving_of_a_smallest_system(configuration):
+    found = configuration.run()
+    assert found.holds, found
