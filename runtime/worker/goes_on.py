@@ -28,7 +28,7 @@ def lives_on_after_losses(
         if schedule.contingencies and not world.rank:
             warn_user(
                 f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only under `partreduce "
-                "run`; here a loss ends it"
+                "run --survive K`, or `run --schedule FILE` with this file; here a loss ends it"
             )
         return False
     refusals = {
