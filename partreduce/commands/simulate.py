@@ -263,7 +263,7 @@ def _print(
 ) -> None:
     out = console()
     out.print(
-        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds "
+        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} round{'s' * (facts['rounds'] > 1)} "
         f"{'of the slowest ' * timeline.free_running}in {seconds(facts['makespan_seconds'])}, "
         f"[bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
