@@ -80,7 +80,7 @@ def search(
 
 def _how_long(job: Job) -> str:
     """What the planner was given, in words."""
-    return f"this takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
+    return f"the search takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
 
 
 @contextmanager

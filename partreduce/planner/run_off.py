@@ -60,8 +60,7 @@ def finalists(chosen: Option, options: Sequence[Option], job: Job) -> list[Optio
     """The recommendation, and of every other kind the best by the pilot's prices, if it could be faster at all.
 
     Kinds are parameters in lockstep, parameters late, and a pipeline; All-Reduce in each step is always there. What a
-    protocol decides while the job runs, has workers of unequal paces, or connects all workers only after more steps
-    than a run has, is not run.
+    protocol decides while the job runs, or what connects all workers only after more steps than a run has, is not run.
     """
     assert job.pilot is not None, "its prices made them finalists"
     kinds: dict[object, Option] = {}
@@ -74,8 +73,9 @@ def finalists(chosen: Option, options: Sequence[Option], job: Job) -> list[Optio
 
 def _can_run(option: Option, steps: int) -> bool:
     strategy = option.schedule.strategy
-    if option.facts is not None or not isinstance(option.pace, int):
+    if option.facts is not None:
         return False
     if strategy.averages_gradients:
         return option.late  # All-Reduce in each step is there already
-    return not isinstance(strategy, Phased) or option.schedule.rounds_to_connect() * option.pace <= steps
+    longest = int(option.schedule.paces().max())
+    return not isinstance(strategy, Phased) or option.schedule.rounds_to_connect() * longest <= steps

@@ -26,7 +26,10 @@ from partreduce.topo.errors import StoreLostError
 BEAT_SECONDS = 0.5
 REASON_SECONDS = 2.0
 """A worker that gave up says why within this time, which is a little longer than it takes to find out."""
-UNEQUAL = "the workers' data lengths differ; put the training loop into `with optimizer.join():`"
+UNEQUAL = (
+    "the workers' data lengths differ, so put the training loop into `with optimizer.join():`; or one left its loop "
+    "early, so have all stop at the same step"
+)
 ALL_CALL = "all workers call {}, so take it out of any `if rank == 0`; or {}"
 TOGETHER = (
     "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "

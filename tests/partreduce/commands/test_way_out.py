@@ -88,7 +88,7 @@ def test_a_narrow_pipe_gets_one_line_before_the_answer_and_keeps_the_columns_tha
     assert said.err == ""
     first, second, *rest = said.out.splitlines()
     assert first == "4 is one node of 4 workers; 4x1 would be 4 nodes of one."
-    assert second == "Planning; this takes 3600 s at most; --time-limit and --effort change it."
+    assert second == "Planning; the search takes 3600 s at most; --time-limit and --effort change it."
     assert not any("Planning" in line for line in rest)
     (header,) = (line.split() for line in rest if line.startswith("schedule "))
     assert {"comm.", "steps", "time"} <= set(header)

@@ -98,9 +98,22 @@ def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist() -> None:
     assert len({one.lateness for one in found}) == len(found)
     for one in found:
         assert one is chosen or one.step_seconds < chosen.time
-        assert one.schedule.strategy.averages_gradients or one.schedule.rounds_to_connect() * one.pace <= STEPS
+        longest = one.schedule.paces().max()
+        assert one.schedule.strategy.averages_gradients or one.schedule.rounds_to_connect() * longest <= STEPS
     brief = replace(job, pilot=calibrated(curves, data="shuffled", steps=2))
-    assert all(one.schedule.rounds_to_connect() * one.pace <= 2 for one in finalists(chosen, planned.options, brief))
+    for one in finalists(chosen, planned.options, brief):
+        assert one.schedule.rounds_to_connect() * one.schedule.paces().max() <= 2
+
+
+def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too() -> None:
+    curves = train([reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")], by_distance)
+    hardware = replace(SLOW, slowdown=((3, 4.0),))
+    pilot = calibrated(curves, data="shuffled", steps=STEPS)
+    job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot)
+    planned = plan(job)
+    found = finalists(planned.recommendation, planned.options, job)
+    assert not isinstance(planned.recommendation.pace, int), "else this shows nothing"
+    assert planned.recommendation in found
 
 
 def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses() -> None:

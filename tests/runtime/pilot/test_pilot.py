@@ -90,19 +90,20 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Late, Pipeline
 
 shape, asked = Cluster.parse("2"), []
-every, piped = AllReduce(pace=4), AllReduce(when=Pipeline())
+every, piped, paced = AllReduce(pace=4), AllReduce(when=Pipeline()), AllReduce(pace=(4, 2))
 
 def then(curves):
     assert rank == 0, "only worker 0 is asked"
     asked.append(len(curves))
     if os.environ.get("REFUSE"):
         raise partreduce.errors.UnknownError("nothing keeps the limits")
-    return [Schedule("piped", shape, piped)] * (len(asked) == 1)
+    return [Schedule("piped", shape, piped), Schedule("paced", shape, paced)] * (len(asked) == 1)
 
 curves = run_pilot(pilot, steps=24, seeds=[0, 1], schedules=[Schedule("every", shape, every)], then=then)
 names = [curve.schedule.name for curve in curves]
-assert names == ["allreduce", "every"] * 2 + ["piped"] * 2, names
-assert asked == ([4, 6] if rank == 0 else []), asked
+assert names == ["allreduce", "every"] * 2 + ["piped", "paced"] * 2, names
+assert asked == ([4, 8] if rank == 0 else []), asked
+assert next(steps) == 2 * (3 * 24 + (24 if rank == 0 else 12)), "worker 1 takes half of the steps under `paced`"
 assert len({curve.losses[0] for curve in curves if curve.seed == 1}) == 1
 print("losses", [round(curve.losses[-1], 4) for curve in curves])
 """
