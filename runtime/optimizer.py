@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -210,6 +211,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if own_process and policies.broadcast:
             self.engine.alike_data = AlikeData(reached.store, agreed.key, reached.size)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
+        self._one_step = threading.Lock()
         self.meeting = Meeting(self.run, self.ending)
         self._handover = Handover(self.run, self, self.runner, self.engine, self.meeting)
         self._start(model, broadcast=policies.broadcast)
@@ -338,6 +340,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
         scale: torch.Tensor | None = self.__dict__.get("grad_scale")
+        if not self._one_step.acquire(blocking=False):
+            raise InputError(
+                "step: another step of this optimizer has not ended, in another thread or around this one; all workers "
+                "take their steps one after the other, so step from one thread"
+            )
         try:  # as in `Ending.guarded`, with nothing between in each step
             if self.ending.state is not RUNNING:
                 self.ending.refuse_unless_running("step")
@@ -348,6 +355,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except PartreduceError as error:
             self.ending.after(error)
             raise
+        finally:
+            self._one_step.release()
 
     @outside_graphs
     @usually
