@@ -135,9 +135,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
-        self.planned = read_schedule(schedule)
+        self.planned, world, trace = read_schedule(schedule), checked_world(world), checked_directory("trace", trace)
         self.schedule = as_started(self.planned) if world is None else self.planned
-        world, trace = checked_world(world), checked_directory("trace", trace)
         policies = Policies.chosen(buffers, optimizer_state, initial, outer_state)
         policies.refuse_combinations(self.optimizer, self.schedule)
         replica = replica_of(model, checked_mesh(mesh, world), self.schedule, drift_correction)
