@@ -11,6 +11,7 @@ import json
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from partreduce.runtime.launcher.replanning import Replanning
@@ -229,7 +230,7 @@ class Views:
         moved = (
             "their models are equal, so the mean did not move"
             if self._facts()["are_equal"]
-            else f"the mean moved by {len(lost)}/{m} of how far {model} from it"
+            else f"the mean moved {_share(len(lost), m)} {model} from it"
         )
         return f"partreduce: without {names} {on} from round {view.resume[0]}; {moved}\n"
 
@@ -238,7 +239,7 @@ class Views:
         moved = (
             "their models are equal, so the mean did not move"
             if self._facts()["are_equal"]
-            else f"the mean moved by {k}/{m} of how far that state's model was from it"
+            else f"the mean moved {_share(k, m)} that state's model was from it"
         )
         with_ = f"with the state of worker {view.donor}"
         return f"partreduce: {names} joined in round {view.resume[0]} {with_}, and all {m} go on together; {moved}\n"
@@ -247,3 +248,9 @@ class Views:
         """What a worker said of the run when it joined."""
         facts: dict[str, Any] = json.loads(self._notes.wait_for(f"{JOINED}/{self._state.view.members[0]}"))
         return facts
+
+
+def _share(part: int, whole: int) -> str:
+    """Of a distance, in words."""
+    share = Fraction(part, whole)
+    return "as far as" if share == 1 else f"{share} times as far as" if share > 1 else f"by {share} of how far"

@@ -10,7 +10,7 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 from partreduce.topo import units
@@ -78,6 +78,14 @@ class LinkModel(Model):
     bandwidth: Bandwidth | None = None
     seconds_per_byte: Seconds | None = None
     latency: Time = 0.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_no_rate_alone(cls, data: object) -> object:
+        if isinstance(data, str):
+            rule = 'a link is an object, such as {"bandwidth": "10GB/s", "latency": "10us"}'
+            raise _problem(f"is {shown(data)}; {rule}")
+        return data
 
 
 class SwitchModel(LinkModel):

@@ -168,6 +168,7 @@ BROKEN = [
     (BASE + "format: partreduce.schedule", "format", 'must be "partreduce.cluster"'),
     (BASE + "hardwear: {}", "document", 'did you mean "hardware"?'),
     (BASE + "hardware: fast", "hardware", "must be an object"),
+    (BASE + "hardware: {nic: 1GB/s}", "hardware.nic", 'is "1GB/s"; a link is an object, such as {'),
     (BASE + "hardware: {nic: {bandwith: 1GB/s}}", "hardware.nic", 'did you mean "bandwidth"?'),
     (BASE + "hardware: {nic: {bandwidth: 10Gb/s}}", "hardware.nic.bandwidth", "could mean bits or bytes"),
     (BASE + "hardware: {nic: {bandwidth: fast}}", "hardware.nic.bandwidth", "is not a bandwidth"),
