@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -134,9 +135,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
-        self.planned = read_schedule(schedule)
+        self.planned, world, trace = read_schedule(schedule), checked_world(world), checked_directory("trace", trace)
         self.schedule = as_started(self.planned) if world is None else self.planned
-        world, trace = checked_world(world), checked_directory("trace", trace)
         policies = Policies.chosen(buffers, optimizer_state, initial, outer_state)
         policies.refuse_combinations(self.optimizer, self.schedule)
         replica = replica_of(model, checked_mesh(mesh, world), self.schedule, drift_correction)
@@ -210,6 +210,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if own_process and policies.broadcast:
             self.engine.alike_data = AlikeData(reached.store, agreed.key, reached.size)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
+        self._one_step = threading.Lock()
         self.meeting = Meeting(self.run, self.ending)
         self._handover = Handover(self.run, self, self.runner, self.engine, self.meeting)
         self._start(model, broadcast=policies.broadcast)
@@ -338,6 +339,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
         scale: torch.Tensor | None = self.__dict__.get("grad_scale")
+        if not self._one_step.acquire(blocking=False):
+            raise InputError(
+                "step: another step of this optimizer has not ended, in another thread or around this one; all workers "
+                "take their steps one after the other, so step from one thread"
+            )
         try:  # as in `Ending.guarded`, with nothing between in each step
             if self.ending.state is not RUNNING:
                 self.ending.refuse_unless_running("step")
@@ -348,6 +354,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except PartreduceError as error:
             self.ending.after(error)
             raise
+        finally:
+            self._one_step.release()
 
     @outside_graphs
     @usually

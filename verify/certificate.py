@@ -44,7 +44,10 @@ def confirm(schedule: Schedule) -> list[str]:
     try:
         return list(checker.check(certificate, checker.read_schedule(document)))
     except checker.Refusal as refusal:
-        raise RefutedError(f"schedule {schedule.name!r}: certificate: {refusal.sentence}") from None
+        raise RefutedError(
+            f'schedule {schedule.name!r}: certificate: {refusal.sentence}; take the member "certificate" out of the '
+            "file, or have partreduce design write it again"
+        ) from None
 
 
 def certificate_bytes(certificate: Mapping[str, Any]) -> bytes:

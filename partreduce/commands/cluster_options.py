@@ -115,12 +115,25 @@ def _switches(cluster: Cluster | None, given: Mapping[str, Any]) -> tuple[Switch
 def assumed(cluster: Cluster, given: Mapping[str, Any], *, model_bytes: str | None) -> dict[str, str]:
     """What `hardware_of` takes from its defaults, by the option that would say it."""
     stated = cluster.hardware
-    links = {"nic": DEFAULT_NIC, "inside": DEFAULT_INSIDE} if stated is None else {}
+    links = {"nic": DEFAULT_NIC, "inside": DEFAULT_INSIDE} if stated is None else _free_links(cluster, stated)
     found = {f"--set {key}": value for key, value in links.items() if key not in given}
     if model_bytes is None and (stated is None or stated.model_bytes is None):
         found["--model-bytes"] = DEFAULT_MODEL
     if "compute" not in given and (stated is None or stated.compute is None):
         found["--set compute"] = DEFAULT_COMPUTE
+    return found
+
+
+def _free_links(cluster: Cluster, stated: Hardware) -> dict[str, str]:
+    """The links that a job uses and a cluster's hardware gives no rate for: they count as free, which few mean."""
+    nodes = range(cluster.num_nodes)
+    shared = [node for node, size in enumerate(cluster.node_sizes()) if size > 1]
+    used = {"nic": (stated.nic_of, nodes if len(nodes) > 1 else ()), "inside": (stated.inside_of, shared)}
+    found = {}
+    for name, (link_of, where) in used.items():
+        free = [node for node in where if not link_of(node).seconds_per_byte]
+        if free:
+            found[name] = "free" if len(free) == len(where) else f"free on {len(free)} of {len(where)} nodes"
     return found
 
 

@@ -52,7 +52,9 @@ def command(
     ] = None,
     survive: Annotated[
         int | None,
-        typer.Option(help="How many workers may be lost: the others go on (default: what the schedule plans).", min=0),
+        typer.Option(
+            help="How many workers may be lost: the others go on (default: what --schedule plans for, else 0).", min=0
+        ),
     ] = None,
     max_restarts: Annotated[
         int,

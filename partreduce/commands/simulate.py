@@ -263,8 +263,9 @@ def _print(
 ) -> None:
     out = console()
     out.print(
-        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, {facts['rounds']} rounds "
-        f"{'of the slowest ' * timeline.free_running}in {seconds(facts['makespan_seconds'])}, "
+        f"[bold]{escape(schedule.name)}[/]: {facts['num_workers']} workers, "
+        f"{facts['rounds']} round{'s' * (facts['rounds'] != 1)} {'of the slowest ' * timeline.free_running}"
+        f"in {seconds(facts['makespan_seconds'])}, "
         f"[bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
     strategy = schedule.strategy

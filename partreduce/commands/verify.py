@@ -22,6 +22,7 @@ from partreduce.topo.strategies.axes import WIDER
 from partreduce.topo.units import parse_size
 from partreduce.verify import checker
 from partreduce.verify.base import Claim, Proof
+from partreduce.verify.certificate import confirm
 from partreduce.verify.functions import prove_function_file
 from partreduce.verify.prove import prove
 from partreduce.verify.runs import in_bytes
@@ -69,7 +70,16 @@ def command(
             print_sent(sent["sent_bytes"], loaded)
         if certificate is not None:
             _print_how_to_check(certificate, schedule)
-    return {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
+    code = {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
+    if not code and loaded is not None and loaded.certificate and not _is_its_own(loaded, proof):
+        confirm(loaded)  # whatever is proved of the file here, a run refuses one whose own certificate does not hold
+    return code
+
+
+def _is_its_own(loaded: Schedule, proof: Proof) -> bool:
+    """Whether the certificate that a file carries is the one that has just been proved, and so was checked."""
+    carried, proved = (json.dumps(dict(one or {}), sort_keys=True) for one in (loaded.certificate, proof.certificate))
+    return carried == proved
 
 
 def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
@@ -209,7 +219,9 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> str:
     bound = _bound_of(held["contraction"]) if "contraction" in held else ""
     if (alike := held.get("equal-replicas")) and alike.numbers and "rounds" in alike.numbers:
         said.append(f"all workers hold the same model every {_steps(schedule)}")
-    elif bound:
+    elif bound == "≤ 0":
+        said.append(f"nothing of the models' differences but rounding is left after every {_steps(schedule)}")
+    elif bound and bound != "≤ 1":
         said.append(f"at most {bound[2:]} of the models' differences is left after every {_steps(schedule)}")
     elif "outer-consensus" in held:
         agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]}"

@@ -200,7 +200,16 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]
     best = min(every, key=lambda option: option.time, default=None)
     is_said = against is not None and not chosen.is_plain and against.alternative is best
-    if best is not None and chosen.time > 0 and not (is_said and best.is_usual):
+    if chosen.time <= 0:
+        return said
+    if chosen.is_plain and chosen.pace == 1:  # what is recommended is All-Reduce in every step, at its best
+        said += [
+            f"All-Reduce in every step as it is usually run would take {one.time / chosen.time:.2f} times as long "
+            f"({one.name}, {ms(one.step_seconds)} per step)"
+            for one in every
+            if one.is_usual
+        ]
+    elif best is not None and not (is_said and best.is_usual):
         said.append(
             f"All-Reduce in every step would take {best.time / chosen.time:.2f} times as long at its best "
             f"({best.name}, {ms(best.step_seconds)} per step){_beside_usual(best, chosen, options)}"

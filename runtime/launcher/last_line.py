@@ -7,6 +7,7 @@ the death is then said in their place.
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 
@@ -36,6 +37,8 @@ def end_in_one_line(*, own_process: bool = True) -> None:
     is_typed = hasattr(sys, "ps1") or sys.flags.interactive
     if own_process and not is_typed and sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
+        if threading.excepthook is threading.__excepthook__:
+            threading.excepthook = _show_of_thread
 
 
 def _show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -44,3 +47,11 @@ def _show(kind: type[BaseException], error: BaseException, traceback: TracebackT
         sys.__excepthook__(kind, error, traceback)
         return
     raise SystemExit(tell(known))
+
+
+def _show_of_thread(ended: threading.ExceptHookArgs) -> None:
+    """A thread's error is a line, too; it ends that thread alone."""
+    if isinstance(ended.exc_value, PartreduceError):
+        tell(ended.exc_value)
+    else:
+        threading.__excepthook__(ended)

@@ -29,7 +29,8 @@ def lives_on_after_losses(
         if schedule.contingencies and not world.rank and not may_be_started_again():
             warn_user(
                 f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only under `partreduce "
-                "run`, or begins again under torchrun with --max-restarts; here a loss ends it"
+                "run --survive K` or `run --schedule FILE` with this file, or begins again under torchrun with "
+                "--max-restarts; here a loss ends it"
             )
         return False
     refusals = {

@@ -147,5 +147,7 @@ def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Sch
     count = rounds[0].num_workers
     chosen = Cluster.regular(count, 1) if cluster is None else cluster
     if chosen.num_workers != count:
-        raise ScheduleError(f"{name}: is for {count} workers, cluster {chosen} has {chosen.num_workers}")
+        raise ScheduleError(
+            f"{name}: is for {count} workers, cluster {chosen} has {chosen.num_workers}; name a cluster of {count}"
+        )
     return Schedule(name, chosen, Neighbor(rounds=tuple(rounds)))

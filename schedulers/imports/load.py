@@ -124,14 +124,18 @@ def _sniff(data: bytes, name: str) -> str:
     if data.startswith(b"\x93NUMPY"):
         return "npy"
     text = data.lstrip()
+    if not text:
+        raise ScheduleError(f"{name}: is empty; the file may be cut off, so write it again")
     if suffix == ".json" or text[:1] in (b"{", b"["):
         return _sniff_json(data, name)
     if text[:1] == b"<":
         return "graphml"
-    first = next((words for _, words in edge_lists.lines_of(data, name)), []) if text else []
+    first = next((words for _, words in edge_lists.lines_of(data, name)), [])
     if len(first) in (2, 3):
         return "edge-list"
-    raise ScheduleError(f"{name}: its format is not recognised; give format=, one of {', '.join(formats())}")
+    raise ScheduleError(
+        f"{name}: its format is not recognised; name it as --format (in Python: format=), one of {', '.join(formats())}"
+    )
 
 
 def _sniff_json(data: bytes, name: str) -> str:

@@ -312,7 +312,7 @@ READ_EDGES = [
     reads(TABLES, "a parameter has a name", table(parameter="x"), table(parameter=""),
         f"{TABLE}.parameter: has 1 to 1000"),
     reads(TABLES, "a table has a parameter", table(), table(parameter=None),
-        f"{TABLE}: has unknown keys [] or lacks ['p"),
+        f"{TABLE}: lacks ['p"),
     reads(TABLES, "a parameter is a text", table(parameter="7"), table(parameter=7), f"{TABLE}.parameter: must be a"),
     reads(TABLES, "a list", tables("a"), over_all(3, what={"tables": {}}), "strategy.what.tables: must be a list"),
     reads(TABLES, "a way of three", table(way="gather"), table(way="all"),
@@ -544,7 +544,7 @@ READ_EDGES = [
     *(reads(SCHEDULE, f"a round has {what}", weights("1/2", "1/3"),
         document(2, 1, kind="neighbor", rounds=[{"weights": "1/2", **members}]), f"strategy.rounds[0]{says}")
       for what, members, says in (
-        ("edges", {}, ": has unknown keys [] or lacks ['edges']"),
+        ("edges", {}, ": lacks ['edges']"),
         ("a list of them", {"edges": {}}, ".edges: must be a list"),
         ("nothing else", {"edges": [], "relax": 1}, ": has unknown keys ['relax']"),
     )),

@@ -1,5 +1,7 @@
 """A script that runs alone, as in a debugger or a notebook: everything works and nothing is averaged."""
 
+import threading
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from partreduce.runtime.data.sharding import shard
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
@@ -51,6 +54,33 @@ def network():
 def loss_of(model, step):
     x = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
     return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+
+def test_a_step_while_another_is_taken_is_refused_and_the_first_one_counts():
+    model = network()
+    optimizer = DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.05), model, Schedule("alone", Cluster.regular(1, N), AllReduce())
+    )
+    said = []
+
+    def beside():
+        with pytest.raises(InputError, match="another step of this optimizer has not ended"):
+            optimizer.step()
+        said.append("refused")
+
+    def closure():
+        thread = threading.Thread(target=beside)
+        thread.start()
+        thread.join()
+        loss = loss_of(model, 0)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert said == ["refused"]
+    optimizer.step()
+    assert optimizer.steps == 2
+    optimizer.finish()
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.model import Listed, Model, Name
+from partreduce.topo.document.place import shown
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
 from partreduce.topo.hardware import Hardware
@@ -16,14 +18,35 @@ from partreduce.topo.hardware import Hardware
 _PLACED = re.compile(r"([A-Za-z_]+(?:\[[0-9]+\]|\.[A-Za-z_]+)*): (.*)", re.DOTALL)
 
 
-class RegularShape(Model):
+class _Shape(Model):
+    @model_validator(mode="before")
+    @classmethod
+    def _in_one_way(cls, data: object) -> object:
+        """Who writes a cluster in both ways, or in a way of other tools, is told of both."""
+        if not isinstance(data, dict):
+            return data
+        counts = [key for key in RegularShape.model_fields if key in data]
+        problem = ""
+        if "nodes" in data and counts:
+            problem = f'has both "nodes" and {shown(counts[0])}; keep nodes, or num_nodes and workers_per_node'
+        elif isinstance(sizes := data.get("workers_per_node"), list):
+            problem = (
+                f"has workers_per_node {shown(sizes)}, which is one number for all nodes; "
+                "for unequal nodes write nodes alone, the ranks of each, such as nodes: [[0], [1, 2]]"
+            )
+        if problem:
+            raise PydanticCustomError("shape", "{problem}", {"problem": problem})
+        return data
+
+
+class RegularShape(_Shape):
     """`num_nodes` nodes of `workers_per_node` workers; worker w runs on node w // workers_per_node."""
 
     num_nodes: Count
     workers_per_node: Count
 
 
-class ListedShape(Model):
+class ListedShape(_Shape):
     """One list of ranks per node, in the order of their local ranks."""
 
     nodes: Annotated[Listed[Annotated[Listed[Index], Field(min_length=1)]], Field(min_length=1)]

@@ -44,6 +44,8 @@ def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = ""
         place = f"{mark.line + 1}:{mark.column + 1}" if mark else "document"
         problem = " ".join((error.problem or "cannot be parsed").split())
         way_out = "check the indentation and quotes"
+        if mark and any("\t" in line for line in text.split("\n")[mark.line : mark.line + 1]):
+            way_out = "YAML indents by spaces, and this line holds a tab"
         if source.endswith(".py"):
             way_out = f"it looks like a script; partreduce design CLUSTER --model {source}:NAME reads its model"
         raise DocumentError(place, f"is not YAML: {problem}; {way_out}", source) from None

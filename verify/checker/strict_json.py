@@ -49,8 +49,8 @@ def as_object(value: object, place: str, members: Iterable[str], optional: Itera
     known = {*needed, *optional}
     unknown = [key for key in value if key not in known]
     missing = [key for key in needed if key not in value]
-    problem = f"has unknown keys {unknown[:3]} or lacks {missing[:3]}"[:200]
-    require(not unknown and not missing, place, problem)
+    require(not unknown, place, f"has unknown keys {unknown[:3]}"[:200])
+    require(not missing, place, f"lacks {missing[:3]}")
     return value
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import partreduce.verify.prove
 from partreduce.__main__ import main
+from partreduce.commands.cluster_options import assumed
 from partreduce.planner.job import Job
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
@@ -396,11 +397,23 @@ def test_design_says_in_one_line_what_nobody_stated(capsys, tmp_path):
     place = tmp_path / "cluster.yaml"
     place.write_text("num_nodes: 2\nworkers_per_node: 2\nhardware: {nic: {bandwidth: 1GB/s}, model_bytes: 8MB}\n")
     assert answer(capsys, "design", place, "--effort", "0.1", "--json")["assumed"] == {
+        "--set inside": "free",
         "--set compute": "50ms",
         "--optimizer": "any",
     }
-    assert main(["design", str(place), "--effort", "0.1", "--set", "compute=1ms", "--optimizer", "sgd"]) == 0
+    options = ["--set", "compute=1ms", "--set", "inside=10GB/s", "--optimizer", "sgd"]
+    assert main(["design", str(place), "--effort", "0.1", *options]) == 0
     assert "Assumed" not in capsys.readouterr().out, "everything is stated"
+
+
+def test_links_without_a_rate_are_said_to_count_as_free():
+    links = {"inside": Link(seconds_per_byte=1e-10), "node_nic": ((2, Link(latency=1e-6)),)}
+    stated = Hardware(nic=Link(seconds_per_byte=1e-9), **links)
+    cluster = Cluster.regular(3, 2, hardware=stated)
+    assert assumed(cluster, {"compute": 1.0}, model_bytes="1MB") == {"--set nic": "free on 1 of 3 nodes"}
+    assert assumed(cluster, {"compute": 1.0, "nic": 1e9}, model_bytes="1MB") == {}
+    alone = Cluster.regular(1, 2, hardware=Hardware(inside=links["inside"]))
+    assert assumed(alone, {"compute": 1.0}, model_bytes="1MB") == {}, "nothing leaves the node"
 
 
 def test_design_lists_and_explains_the_catalogue(capsys):

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from partreduce.__main__ import main
+from partreduce.commands.verify import in_plain_words
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import RefutedError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, Static
 from partreduce.verify.prove import prove
 
 if TYPE_CHECKING:
@@ -69,3 +74,30 @@ def test_the_runtime_checks_the_certificate_that_a_file_carries(tmp_path: Path) 
     write_schedule(bad, schedule.with_certificate(certificate))
     with pytest.raises(RefutedError, match="contraction"):
         read_schedule(bad)
+
+
+def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair, ring = (registry.build(name, Cluster.regular(2, 2)) for name in ("node-then-all", "allreduce"))
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    write_schedule(good, pair.with_certificate(prove(pair).certificate))
+    write_schedule(bad, pair.with_certificate(prove(ring).certificate))
+    assert main(["verify", str(good)]) == 0
+    assert capsys.readouterr().err == ""
+    assert main(["verify", str(bad)]) == 1
+    out, err = capsys.readouterr()
+    assert "proved" in out, "of the schedule itself"
+    assert "the certificate is of another schedule; take the member" in err
+
+
+def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together() -> None:
+    cluster = Cluster.regular(2, 2)
+    apart, pairs = (
+        Schedule("drawn", cluster, Static(phases=GroupPhases(tuple(Phase.from_groups(4, one) for one in phases))))
+        for phases in ([[(0, 1)], [(0, 2)]], [[(0, 1), (2, 3)], [(0, 2), (1, 3)]])
+    )
+    assert in_plain_words(apart, prove(apart)) == "No conflict, no deadlock."
+    assert "nothing of the models' differences but rounding is left after every 2 steps" in in_plain_words(
+        pairs, prove(pairs)
+    )

@@ -164,7 +164,7 @@ def test_what_cannot_go_on_yet_is_refused_in_a_line(strategy, words):
 def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():
     code, said, text = run({}, contingencies=(Contingency((2,)),), most_lost=0)
     assert (code, sorted(said)) == (0, list(ALL)), text
-    assert text.count("here a loss ends it") == 1
+    assert text.count("`run --schedule FILE` with this file, or begins again under torchrun with --max-restarts") == 1
 
 
 def test_as_many_workers_may_be_lost_as_leave_one():

@@ -439,6 +439,17 @@ def test_only_errors_of_ours_are_shown_in_one_line(ends):
         assert (done.returncode, done.stderr) == (75, "StoreLostError: ours\n")
 
 
+@pytest.mark.parametrize("error", ["ValueError('theirs')", "StoreLostError('ours')"])
+def test_errors_of_ours_are_one_line_in_a_thread_of_the_script_too(error):
+    code = "import threading\nfrom partreduce.runtime.launcher.last_line import end_in_one_line\n"
+    code += "from partreduce.topo.errors import StoreLostError\nend_in_one_line()\n"
+    code += f"def work():\n    raise {error}\nthread = threading.Thread(target=work)\nthread.start()\nthread.join()"
+    done = WARM.run("-c", code, timeout=60)
+    assert done.returncode == 0, "a thread ends alone"
+    assert ("Traceback" in done.stderr) == ("theirs" in error)
+    assert done.stderr.endswith("ValueError: theirs\n" if "theirs" in error else "StoreLostError: ours\n")
+
+
 def test_ctrl_c_ends_the_launcher_and_all_its_workers(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -78,7 +78,7 @@ def test_cluster_and_weights_are_options(tmp_path):
     schedule = import_schedule(path, cluster=Cluster.parse("2x2"), weights="best-constant")
     assert schedule.cluster == Cluster.parse("2x2")
     assert schedule.strategy.rounds[0].weights == (Fraction(1, 2),)
-    with pytest.raises(ScheduleError, match="is for 4 workers, cluster 3x2 has 6"):
+    with pytest.raises(ScheduleError, match="is for 4 workers, cluster 3x2 has 6; name a cluster of 4"):
         import_schedule(path, cluster=Cluster.parse("3x2"))
 
 
@@ -141,7 +141,7 @@ BAD = [
     ("mixed.txt", "0 1\n1 2 0.5\n", "line 2: give all edges a weight"),
     ("rank.txt", "0 b\n", "line 1: 'b' is not a rank"),
     ("four.txt", "0 1 2 3\n", "format is not recognised"),
-    ("empty.txt", "", "format is not recognised"),
+    ("empty.txt", "", "empty.txt: is empty; the file may be cut off"),
     ("a.npy", "hello", "is not a NumPy array file"),
     ("a.graphml", "<graphml", "is not GraphML"),
     ("b.graphml", '<!DOCTYPE x [<!ENTITY a "b">]><graphml/>', "declares a document type"),

@@ -169,7 +169,7 @@ BROKEN = [
     (changed(RULE, ["cluster", "num_nodes"], 4.0), "cluster.num_nodes", "is 4.0; it must be an integer"),
     (changed(RULE, ["cluster", "num_nodes"]), "cluster", 'the key "num_nodes" is missing'),
     (changed(RULE, ["cluster", "num_node"], 4), "cluster", 'did you mean "num_nodes"'),
-    (changed(RULE, ["cluster", "nodes"], [[0, 1]]), "cluster", 'has the unknown key "num_nodes"'),
+    (changed(RULE, ["cluster", "nodes"], [[0, 1]]), "cluster", 'has both "nodes" and "num_nodes"; keep nodes, or'),
     (changed(RULE, ["cluster"], {"num_nodes": 1, "workers_per_node": 1}), "cluster", "at least 2 workers"),
     (changed(GROUPS, ["cluster", "nodes"], []), "cluster.nodes", "too short"),
     (changed(GROUPS, ["cluster", "nodes", 1], []), "cluster.nodes[1]", "too short"),
