@@ -1,5 +1,6 @@
 """Parameter servers: synchronous sums equal all-reduce; asynchronous ones apply every push once, within a bound."""
 
+import contextlib
 import socket
 import threading
 import time
@@ -226,16 +227,20 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
         optimizer.step()
         mailbox = optimizer.runner.mailboxes[0]
         address = f"{mailbox._place}:{mailbox._port}"
-        with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
-            stranger.setsockopt(zmq.LINGER, 200)  # what is refused would be waited for without end
-            stranger.connect(address)
+        with zmq.Context() as context:
             for frames in (
                 [b"\xff\x00"],
                 [b"[1,2]"],
                 [b"[]", b"x" * 10],
                 [b'["token", 0, "push", [0, 1, 1]]', b"12345678"],
             ):
-                stranger.send_multipart(frames)
+                # One socket each: libzmq takes its connection from a socket that is refused, and a second letter would
+                # be waited for without end.
+                with context.socket(zmq.PUSH) as stranger, contextlib.suppress(zmq.Again):
+                    stranger.setsockopt(zmq.LINGER, 200)
+                    stranger.setsockopt(zmq.SNDTIMEO, 2000)
+                    stranger.connect(address)
+                    stranger.send_multipart(frames)
         host, port = address.removeprefix("tcp://").rsplit(":", 1)
         with socket.create_connection((host, int(port)), 2) as raw:
             raw.sendall(b"GET / HTTP/1.0\r\n\r\n" * 10)
