@@ -179,6 +179,16 @@ class Schedule:
         pace = self.strategy.pace
         return pace if isinstance(pace, int) else pace[worker]
 
+    def stepping_at(self, step: int) -> npt.NDArray[np.int64]:
+        """Who takes a step beside this one of the workers with the largest pace: 1 or 0, shape (num_workers,).
+
+        A smaller pace is spread evenly over a round, as it is where all rounds take equally long.
+        """
+        paces = self.paces()
+        longest = int(paces.max())
+        at = step % longest
+        return (at + 1) * paces // longest - at * paces // longest
+
     def num_distinct_phases(self) -> int:
         """Distinct partitions in a period: the communicator splits that a run needs; empty phases cost none.
 

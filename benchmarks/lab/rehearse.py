@@ -147,10 +147,9 @@ def by_schedule(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  #
     begun = rehearsal.models.clone()  # the models when the round began
 
     def advance(step: int) -> None:
-        place = step % longest
-        rehearsal.take([int((place + 1) * pace // longest - place * pace // longest) for pace in paces])
+        rehearsal.take(schedule.stepping_at(step).tolist())
         models = rehearsal.models
-        if place + 1 < longest:
+        if (step + 1) % longest:
             return
         matrix = matrices[step // longest % len(matrices)]
         if normalised:

@@ -1,6 +1,5 @@
 """`partreduce verify`: prove or refute a schedule's claims, with figures and a certificate."""
 
-import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,7 +21,7 @@ from partreduce.topo.strategies.axes import WIDER
 from partreduce.topo.units import parse_size
 from partreduce.verify import checker
 from partreduce.verify.base import Claim, Proof
-from partreduce.verify.certificate import confirm
+from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.functions import prove_function_file
 from partreduce.verify.prove import prove
 from partreduce.verify.runs import in_bytes
@@ -78,8 +77,7 @@ def command(
 
 def _is_its_own(loaded: Schedule, proof: Proof) -> bool:
     """Whether the certificate that a file carries is the one that has just been proved, and so was checked."""
-    carried, proved = (json.dumps(dict(one or {}), sort_keys=True) for one in (loaded.certificate, proof.certificate))
-    return carried == proved
+    return certificate_bytes(loaded.certificate or {}) == certificate_bytes(proof.certificate or {})
 
 
 def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
@@ -133,7 +131,7 @@ def _write(
             "--certificate"
         )
     if certificate is not None:
-        write_text(certificate, json.dumps(dict(proof.certificate), sort_keys=True, separators=(",", ":")) + "\n")
+        write_text(certificate, certificate_bytes(proof.certificate).decode())
 
 
 def _emit(proof: Proof, figures: dict[str, Any], *, explain: bool) -> None:

@@ -227,30 +227,23 @@ class Views:
         m, names = len(view.members), " and ".join(f"worker {rank}" for rank in lost)
         on = f"the other {m} go on together" if m > 1 else f"worker {view.members[0]} goes on alone"
         model = "that model was" if len(lost) == 1 else "the mean of those models was"
-        moved = (
-            "their models are equal, so the mean did not move"
-            if self._facts()["are_equal"]
-            else f"the mean moved {_share(len(lost), m)} {model} from it"
-        )
+        moved = self._moved(len(lost), m, model)
         return f"partreduce: without {names} {on} from round {view.resume[0]}; {moved}\n"
 
     def _line_of_joined(self, view: View) -> str:
         m, k, names = len(view.members), len(view.joined), " and ".join(f"worker {rank}" for rank in view.joined)
-        moved = (
-            "their models are equal, so the mean did not move"
-            if self._facts()["are_equal"]
-            else f"the mean moved {_share(k, m)} that state's model was from it"
-        )
-        with_ = f"with the state of worker {view.donor}"
+        with_, moved = f"with the state of worker {view.donor}", self._moved(k, m, "that state's model was")
         return f"partreduce: {names} joined in round {view.resume[0]} {with_}, and all {m} go on together; {moved}\n"
+
+    def _moved(self, part: int, whole: int, model: str) -> str:
+        """How far the mean moved: by this part of the distance between it and a model."""
+        if self._facts()["are_equal"]:
+            return "their models are equal, so the mean did not move"
+        share = Fraction(part, whole)
+        how_far = "as far as" if share == 1 else f"{share} times as far as" if share > 1 else f"by {share} of how far"
+        return f"the mean moved {how_far} {model} from it"
 
     def _facts(self) -> dict[str, Any]:
         """What a worker said of the run when it joined."""
         facts: dict[str, Any] = json.loads(self._notes.wait_for(f"{JOINED}/{self._state.view.members[0]}"))
         return facts
-
-
-def _share(part: int, whole: int) -> str:
-    """Of a distance, in words."""
-    share = Fraction(part, whole)
-    return "as far as" if share == 1 else f"{share} times as far as" if share > 1 else f"by {share} of how far"

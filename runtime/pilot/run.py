@@ -147,15 +147,13 @@ def _run(job: PilotJob, schedule: Schedule, seed: int, *, steps: int, warm_up: i
             _step(job, together, batch)
         together.finish()
     optimizer = DistributedOptimizer(job.optimizer, job.model, schedule, timeout=timeout)
-    every, pace, longest = max(1, steps // POINTS), schedule.pace_of(place()[0]), int(schedule.paces().max())
+    every, rank = max(1, steps // POINTS), place()[0]
     losses = []
     for step in range(steps + 1):
         if step % every == 0:
             with optimizer.mean_model():
                 losses.append(_evaluated(job, kept))
-        # One of a slower pace takes its steps spread over a round's, as it would beside the others on a cluster.
-        at = step % longest
-        if step < steps and (at + 1) * pace // longest > at * pace // longest:
+        if step < steps and schedule.stepping_at(step)[rank]:
             _step(job, optimizer, next(batches))
     curve = torch.tensor(losses, dtype=torch.float32, device=next(job.model.parameters()).device)
     with optimizer.mean_model():  # nothing else is on its way there, so the workers may add up their losses

@@ -217,3 +217,11 @@ def test_rounds_to_connect_are_those_after_which_all_have_averaged_if_by_way_of_
     made = GroupPhases(tuple(Phase.from_groups(4, groups) for groups in phases))
     assert Schedule("x", Cluster.regular(1, 4), Static(phases=made)).rounds_to_connect() == rounds
     assert Schedule("x", Cluster.regular(1, 4), Static(phases=made, prologue=2)).rounds_to_connect() == 1
+
+
+def test_a_smaller_pace_is_spread_evenly_over_every_round():
+    paced = Schedule("x", Cluster.regular(1, 4), AllReduce(pace=(5, 3, 1, 5)))
+    steps = [paced.stepping_at(step).tolist() for step in range(5)]
+    assert steps == [[1, 0, 0, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1]]
+    assert [paced.stepping_at(step).tolist() for step in range(5, 10)] == steps
+    assert Schedule("x", Cluster.regular(1, 4), AllReduce(pace=3)).stepping_at(1).all()

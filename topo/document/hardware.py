@@ -11,10 +11,9 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
-from pydantic_core import PydanticCustomError
 
 from partreduce.topo import units
-from partreduce.topo.document.model import Model, dumped
+from partreduce.topo.document.model import Model, dumped, refused
 from partreduce.topo.document.place import child, shown
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
@@ -45,23 +44,19 @@ def _quantity(
     def check(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             rule = "a number or a text with its unit" if bare else "a text with its unit"
-            raise _problem(f"is {shown(value)}; it must be {rule}")
+            raise refused(f"is {shown(value)}; it must be {rule}")
         try:
             result = parse(value if isinstance(value, str) else repr(value))
         except InputError as error:
-            raise _problem(str(error)) from None
+            raise refused(str(error)) from None
         if not least <= result <= most:
             rule = f"at least {least:g}" if result < least else f"at most {most:g}"
-            raise _problem(f"is {result:g}; it must be {rule} in {base}")
+            raise refused(f"is {result:g}; it must be {rule} in {base}")
         return result
 
     text = {"type": "string", "description": "number and unit"}
     schema = {"anyOf": [text, {"type": "number", "exclusiveMinimum": 0}]} if bare else text
     return BeforeValidator(check), WithJsonSchema(schema)
-
-
-def _problem(text: str) -> PydanticCustomError:
-    return PydanticCustomError("quantity", "{problem}", {"problem": text})
 
 
 Bandwidth = Annotated[float, *_quantity(units.parse_bandwidth, "bytes per second", least=1 / LONGEST_SECONDS)]
@@ -84,7 +79,7 @@ class LinkModel(Model):
     def _is_no_rate_alone(cls, data: object) -> object:
         if isinstance(data, str):
             rule = 'a link is an object, such as {"bandwidth": "10GB/s", "latency": "10us"}'
-            raise _problem(f"is {shown(data)}; {rule}")
+            raise refused(f"is {shown(data)}; {rule}")
         return data
 
 

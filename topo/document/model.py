@@ -28,6 +28,11 @@ from partreduce.topo.document.place import child, shown
 from partreduce.topo.errors import DocumentError
 
 
+def refused(problem: str) -> PydanticCustomError:
+    """What a validator raises so that the document is refused with this sentence."""
+    return PydanticCustomError("refused", "{problem}", {"problem": problem})
+
+
 class Model(BaseModel):
     """A closed object: no coercion, no unknown keys."""
 
@@ -58,14 +63,12 @@ def _exact(value: object) -> Fraction:
     try:
         return parse_fraction(value)
     except ValueError as error:
-        raise PydanticCustomError("fraction", "{problem}", {"problem": str(error)}) from None
+        raise refused(str(error)) from None
 
 
 def _printable(value: str) -> str:
     if not value.isprintable():
-        raise PydanticCustomError(
-            "text", "{problem}", {"problem": f"is {shown(value)}; a name is 1 line of printable text"}
-        )
+        raise refused(f"is {shown(value)}; a name is 1 line of printable text")
     return value
 
 

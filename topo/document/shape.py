@@ -6,10 +6,9 @@ import re
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.model import Listed, Model, Name
+from partreduce.topo.document.model import Listed, Model, Name, refused
 from partreduce.topo.document.place import shown
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
@@ -35,7 +34,7 @@ class _Shape(Model):
                 "for unequal nodes write nodes alone, the ranks of each, such as nodes: [[0], [1, 2]]"
             )
         if problem:
-            raise PydanticCustomError("shape", "{problem}", {"problem": problem})
+            raise refused(problem)
         return data
 
 

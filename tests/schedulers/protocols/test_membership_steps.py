@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -45,11 +46,11 @@ FIRST = View(0, (0, 1, 2))
 ALL = (0, 1, 2)
 
 
-def after(state, *events, process=0):
+def after(state, *events, process=0, machine=MACHINE):
     """The state after some events, and what the last of them did."""
     actions = ()
     for event in events:
-        state, actions = MACHINE.step(process, state, event)
+        state, actions = machine.step(process, state, event)
     return state, actions
 
 
@@ -409,14 +410,7 @@ def test_what_is_of_an_old_epoch_or_comes_to_who_is_done_is_not_kept():
 
 MEETING = Membership(3, 2, pairs_then_all, rounds=3)
 PLANNED = Membership(3, 2, pairs_then_all, rounds=3, planned=everybody)
-
-
-def meeting(state, *events, process=0):
-    """As `after`, where members meet by messages."""
-    actions = ()
-    for event in events:
-        state, actions = MEETING.step(process, state, event)
-    return state, actions
+meeting = partial(after, machine=MEETING)
 
 
 def test_an_operation_goes_from_share_to_share_and_from_confirm_to_confirm_of_all_its_members():
