@@ -14,19 +14,11 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
-
-import torch
-from torch import nn
-
-from partreduce.runtime.launcher.orphans import die_with_parent
-from partreduce.runtime.transport.torch_api import TCPStore
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Any, NoReturn
 
 LOOPBACK = "127.0.0.1"
 
@@ -50,7 +42,7 @@ class Settings:
         return (
             f"lighthouse `join_timeout_ms` {self.join}, `quorum_tick_ms` {self.tick}, `heartbeat_timeout_ms` "
             f"{self.silence}; manager `timeout` {self.manager} ms, `heartbeat_interval` {self.heartbeat} ms; "
-            f"group's `timeout` {self.collective} ms"
+            f"group's `timeout` {self.collective} ms, `init_sync` {self.init_sync}"
         )
 
     def text(self) -> str:
@@ -63,8 +55,13 @@ def _milliseconds(number: int) -> timedelta:
 
 def train(folder: Path, rank: int, pause: float, settings: Settings, lighthouse: str) -> None:
     """Train as the benchmark's other script does, with the network and the optimizer in torchft's wrappers."""
+    import torch
+    from torch import nn
+
     # torchft is not among the dependencies
     from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGloo  # type: ignore[import-not-found]
+
+    from partreduce.runtime.transport.torch_api import TCPStore
 
     store = TCPStore(LOOPBACK, 0, None, True, wait_for_workers=False)
     torch.manual_seed(0)
@@ -133,6 +130,8 @@ def _forked(action: Callable[[], None]) -> int:
 
 
 def _run(action: Callable[[], None], parent: int) -> NoReturn:
+    from partreduce.runtime.launcher.orphans import die_with_parent
+
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -152,6 +151,8 @@ def main() -> None:
     settings = Settings(**json.loads(sys.argv[5]))
     import torch._dynamo
     import torchft  # noqa: F401 - once, before the forks
+
+    import partreduce.runtime.transport.torch_api  # noqa: F401 - as said
 
     torch.set_num_threads(1)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -49,6 +49,7 @@ class Running:
     undo: list[Callable[[], None]] = field(default_factory=list)
     _read: dict[int, tuple[int, list[Record]]] = field(default_factory=dict)
     """Of each worker's file, up to which byte it was read, and what it held."""
+    _pids: dict[int, list[int]] = field(default_factory=dict)
     _delays: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
     """By process and thread: for how long it had got no processor when it was seen first after the fault, and last."""
     _looked: float = 0.0
@@ -59,11 +60,13 @@ class Running:
         more, place = records_after(self.folder, rank, place)
         known += more
         self._read[rank] = place, known
+        self._pids.setdefault(rank, []).extend(int(record.more) for record in more if record.what == "begins")
         return known
 
     def pids_of(self, rank: int) -> list[int]:
         """The processes that a worker was, the present one last."""
-        return [int(record.more) for record in self.records(rank) if record.what == "begins"]
+        self.records(rank)
+        return self._pids[rank]
 
     def pid_of(self, rank: int) -> int | None:
         pids = self.pids_of(rank)

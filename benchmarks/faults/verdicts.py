@@ -178,6 +178,7 @@ def _torn(rank: int, records: list[Record]) -> list[str]:
 def _by_reference(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
     last = max((record.step for listed in records.values() for record in listed), default=0)
     states = kind.states(last + 1 + kind.lag)
+    means = states.mean(axis=1)
     problems = []
     for rank, listed in records.items():
         own = np.eye(WORKERS)[rank]
@@ -187,8 +188,8 @@ def _by_reference(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
                 "enters": [before],
                 "leaves": [after],
                 "finishes": [before],
-                "finished": [states[s + kind.lag].mean(axis=0)],  # what is late is applied at the end
-            }.get(record.what, [before, after, states[s].mean(axis=0)] + ([] if kind.gradients else [before + own]))
+                "finished": [means[s + kind.lag]],  # what is late is applied at the end
+            }.get(record.what, [before, after, means[s]] + ([] if kind.gradients else [before + own]))
             if not any(same(values_of(record), allowed) for allowed in may):
                 problems.append(f"worker {rank} {record.what} step {s} with {values_of(record)}, not {may}")
     return problems
