@@ -230,7 +230,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.engine.model_use.attach()
         self.engine.other_steps.attach()
         if (epochs := run.epochs) is not None:
-            self.ending.guard(lambda: epochs.begin(run.mean_reducers, self._handover))
+            reducers = (*run.mean_reducers, *self.runner.reducers)
+            self.ending.guard(lambda: epochs.begin(reducers, self._handover))
 
     def _refuse_different_starts(self) -> None:
         """Refuse models that begin apart and, with equal gradients, would stay so."""
@@ -247,10 +248,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """What averages as the schedule says, with the strength of drift correction if there is one."""
         if self.run.alone:
             return ParameterRunner(self.run)
-        runner = build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
-        if self.run.epochs is not None:
-            runner.others = self.run.epochs
-        return runner
+        return build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
 
     @property
     def round(self) -> int:
@@ -298,10 +296,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         is_over = False
         while not is_over:
             views = list(epochs.views)
-            sampler.follow(views, engine.data_epoch[1], engine.steps)
+            sampler.follow(views, engine.data_epoch[1], engine.steps, turns=epochs.turns)
             for batch in loader:
                 yield batch
-                if len(epochs.views) > len(views) and engine.round > epochs.views[-1][0]:
+                if len(epochs.views) > len(views) and engine.round > epochs.views[-1][0] // epochs.turns:
                     break
             is_over = len(epochs.views) == len(views)
 

@@ -90,6 +90,17 @@ class Kind:
         planned = tuple(Contingency(tuple(range(lost + 1))) for lost in range(self.most_lost))
         return Schedule("under-faults", cluster, self.strategy, contingencies=planned)
 
+    def is_due(self, step: int) -> npt.NDArray[np.bool_]:
+        """(rows,): which have their turn after a step, when their fragment's share of the round's steps is done."""
+        of_row = np.repeat(np.arange(self.fragments), rows_of(self.fragments))[:WORKERS]
+        return (of_row + 1) * self.steps_a_round // self.fragments == step % self.steps_a_round + 1
+
+    def turn_of(self, step: int) -> int:
+        """The turn that is next when a step is taken."""
+        round_, before = divmod(step, self.steps_a_round)
+        ends = ((part + 1) * self.steps_a_round // self.fragments for part in range(self.fragments))
+        return round_ * self.fragments + sum(end <= before for end in ends)
+
     def states(self, steps: int) -> npt.NDArray[np.float64]:
         """(steps + 1, workers, rows): what each worker holds after so many steps of a run without faults."""
         assert self.rounds is not None
@@ -112,13 +123,11 @@ class Kind:
         lr, momentum, pace = float(self.outer.lr), float(self.outer.momentum), self.steps_a_round
         x = np.zeros((steps + 1, WORKERS, WORKERS))
         anchor, b = np.zeros((WORKERS, WORKERS)), np.zeros((WORKERS, WORKERS))
-        of_row = np.repeat(np.arange(self.fragments), rows_of(self.fragments))[:WORKERS]
         assert self.rounds is not None, "asked before"
         for step in range(steps):
             x[step + 1] = x[step] + np.eye(WORKERS)
             w = self.rounds[step // pace % len(self.rounds)]
-            is_due = (of_row + 1) * pace // self.fragments == step % pace + 1
-            for row in np.flatnonzero(is_due & (step + 1 > self.late_steps)):
+            for row in np.flatnonzero(self.is_due(step) & (step + 1 > self.late_steps)):
                 movement = w @ x[step + 1 - self.late_steps, :, row] - anchor[:, row]
                 b[:, row] = momentum * b[:, row] + movement
                 ahead = movement + momentum * b[:, row] if self.outer.nesterov else b[:, row]
@@ -174,6 +183,12 @@ def _outer_steps(*, fragments: int = 1, late_steps: int = 0, kept: float = 0.0) 
     return Kind(strategy, (ALL,), "reference", steps_a_round=3, outer=DILOCO, **turns)
 
 
+def _in_turns(fragments: int, pace: int) -> AllReduce:
+    """DiLoCo of fragments that go on."""
+    patterns = tuple((f"rows{part}",) for part in range(fragments))
+    return AllReduce(pace=pace, what=Routes(outer=DILOCO, fragments=patterns))
+
+
 def _goes_on(strategy: Strategy, **options: object) -> Kind:
     """All average, and who is left goes on."""
     return Kind(strategy, (ALL,), "views", most_lost=2, **options)  # type: ignore[arg-type] - of many types
@@ -203,6 +218,7 @@ KINDS = {
     "codec that goes on": _goes_on(AllReduce(how=How(codec=Codec.BFLOAT16)), gradients=True),
     "stages that go on": _goes_on(AllReduce(how=How(form=Form.HIERARCHICAL)), gradients=True, num_nodes=2),
     "outer that goes on": _goes_on(AllReduce(pace=3, what=Routes(outer=DILOCO)), steps_a_round=3, outer=DILOCO),
+    "fragments that go on": _goes_on(_in_turns(2, 3), steps_a_round=3, outer=DILOCO, fragments=2),
     "allreduce pipeline": Kind(AllReduce(when=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
     "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
     "outer": _outer_steps(),

@@ -1,6 +1,7 @@
-"""What workers of a run that goes on must hold: the means over whoever was a member, round by round, and nothing else.
+"""What workers of a run that goes on must hold: the means over whoever was a member, turn by turn, and nothing else.
 
-Each worker writes down the views that it knows: who is a member from which round on. All must know the same, as far as
+Each worker writes down the views that it knows: who is a member from which turn on (a round, or one of its
+fragments' turns). All must know the same, as far as
 they know any: two views that average at one time would differ there. From them alone the run is computed again.
 """
 
@@ -63,27 +64,29 @@ class Replay:
     anchor: Values = field(default_factory=lambda: np.zeros(WORKERS))
     momentum: Values = field(default_factory=lambda: np.zeros(WORKERS))
 
-    def members(self, round_: int) -> tuple[int, ...]:
-        return next(members for after, members in reversed(self.views) if after <= round_)
+    def members(self, step: int) -> tuple[int, ...]:
+        """Who takes part in what comes next when a step is taken."""
+        return _members(self.views, self.kind.turn_of(step))
 
     def step(self, step: int, joined: dict[int, Values]) -> None:
         """One step of all members; who has `joined` in it began it with these values."""
-        pace = self.kind.steps_a_round
-        members = list(self.members(step // pace))
+        members = list(self.members(step))
         if self.kind.gradients:
             self.x += _share(self.kind, len(members)) * np.isin(np.arange(WORKERS), members)
             return
         self.x[members] += np.eye(WORKERS)[members]
         for worker, begun in joined.items():
             self.x[worker] = begun + np.eye(WORKERS)[worker]
-        if (step + 1) % pace:
-            return
-        movement = self.x[members].mean(axis=0) - self.anchor
-        outer = self.kind.outer
-        self.momentum = float(outer.momentum) * self.momentum + movement
-        ahead = movement + float(outer.momentum) * self.momentum if outer.nesterov else self.momentum
-        self.anchor = self.anchor + float(outer.lr) * ahead
-        self.x[members] = self.anchor
+        rows, outer = self.kind.is_due(step), self.kind.outer
+        movement = self.x[members].mean(axis=0)[rows] - self.anchor[rows]
+        self.momentum[rows] = float(outer.momentum) * self.momentum[rows] + movement
+        ahead = movement + float(outer.momentum) * self.momentum[rows] if outer.nesterov else self.momentum[rows]
+        self.anchor[rows] += float(outer.lr) * ahead
+        self.x[np.ix_(members, rows)] = self.anchor[rows]
+
+
+def _members(views: Views, turn: int) -> tuple[int, ...]:
+    return next(members for after, members in reversed(views) if after <= turn)
 
 
 def _share(kind: Kind, members: int) -> float:
@@ -99,18 +102,18 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
     views, problems = views_of(records)
     processes = [(rank, part) for rank, listed in records.items() for part in _processes(listed)]
     begun = _begun(kind, views, processes)
-    replay, pace = Replay(kind, views), kind.steps_a_round
+    replay = Replay(kind, views)
     last = max((record.step for listed in records.values() for record in listed), default=0)
     for step in range(last + 1):
         before = replay.x.copy()
         donors = {rank: values for (rank, at), values in begun.items() if at == step}
         replay.step(step, donors)
         states = {"enters": before, "finishes": before, "leaves": replay.x}
-        mean = before[list(replay.members(step // pace))].mean(axis=0)
+        mean = before[list(replay.members(step))].mean(axis=0)
         for rank, listed in processes:
             first = _first_entered(listed)
             for record in (record for record in listed if record.step == step):
-                if _is_behind(views, pace, rank, record):
+                if _is_behind(kind, views, rank, record):
                     continue
                 if record.what == "finished":
                     expected = mean
@@ -145,7 +148,7 @@ def _begun(kind: Kind, views: Views, processes: list[tuple[int, list[Record]]]) 
     found: dict[tuple[int, int], Values] = {}
     for rank, listed in processes:
         first = _first_entered(listed)
-        if first is not None and first.step and not _is_behind(views, kind.steps_a_round, rank, first):
+        if first is not None and first.step and not _is_behind(kind, views, rank, first):
             found[rank, first.step] = values_of(first)
     return found
 
@@ -154,6 +157,6 @@ def _first_entered(process: list[Record]) -> Record | None:
     return next((record for record in process if record.what == "enters"), None)
 
 
-def _is_behind(views: Views, pace: int, rank: int, record: Record) -> bool:
-    """Whether a record is of a round in which its worker was no member: nobody goes on from what it did alone."""
-    return rank not in next(members for after, members in reversed(views) if after <= record.step // pace)
+def _is_behind(kind: Kind, views: Views, rank: int, record: Record) -> bool:
+    """Whether a record is of a turn in which its worker was no member: nobody goes on from what it did alone."""
+    return rank not in _members(views, kind.turn_of(record.step))

@@ -49,7 +49,13 @@ def common_start(
 
 
 def alike_start(
-    reducer: Reducer, is_alike: Callable[[str, int, str, str], bool], starts: int, round_: int, *, host: Streams | None
+    reducer: Reducer,
+    is_alike: Callable[[str, int, str, str], bool],
+    place: str,
+    starts: int,
+    round_: int,
+    *,
+    host: Streams | None,
 ) -> Reference:
     """The same where the run goes on after losses: nothing is sent that a loss could cut off.
 
@@ -59,7 +65,7 @@ def alike_start(
         InputError: they have not.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
-    if not is_alike(f"start {starts}", round_, digest_of(arrays), ADVICE):
+    if not is_alike(place, round_, digest_of(arrays), ADVICE):
         raise InputError(
             f"round {round_}: workers begin with different models, and what is sent is measured from one; load the "
             "same on all, or run it with --survive 0, where worker 0's goes to all"

@@ -92,6 +92,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
             )
         self._epoch, self._skip = 0, 0
         self._views: Views = ()
+        self._turns = 1
         self._from = self._steps = 0
 
     @property
@@ -118,8 +119,9 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         """The epoch that was chosen last."""
         return self._epoch
 
-    def follow(self, views: Views, start: int, steps: int) -> None:
+    def follow(self, views: Views, start: int, steps: int, *, turns: int = 1) -> None:
         """Deal to the members of the run's views, in an epoch that began with round `start`, from step `steps` on."""
+        self._turns = turns
         self._views, self._from, self._steps = views, start, steps
 
     def resume(self, steps: int) -> int:
@@ -150,9 +152,9 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         yield from mine[self._skip * self.per_step :].tolist()
 
     def _dealt(self, order: list[int]) -> Iterator[int]:
-        """This worker's indices from where it is; of a round in which it joins, it has those of the last step only."""
+        """This worker's indices from where it is; of a round in which it joins, it has those of its steps only."""
         pace = self._paces[self.rank]
-        for round_, hands in dealt(order, self._views, self._paces, self.per_step, self._from):
+        for round_, hands in dealt(order, self._views, self._paces, self.per_step, self._from, turns=self._turns):
             left = min(pace, (round_ + 1) * pace - self._steps)
             if left > 0:
                 yield from hands.get(self.rank, [])[-left * self.per_step :]

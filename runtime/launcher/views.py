@@ -228,12 +228,17 @@ class Views:
         on = f"the other {m} go on together" if m > 1 else f"worker {view.members[0]} goes on alone"
         model = "that model was" if len(lost) == 1 else "the mean of those models was"
         moved = self._moved(len(lost), m, model)
-        return f"partreduce: without {names} {on} from round {view.resume[0]}; {moved}\n"
+        return f"partreduce: without {names} {on} from {self._place(view)}; {moved}\n"
 
     def _line_of_joined(self, view: View) -> str:
         m, k, names = len(view.members), len(view.joined), " and ".join(f"worker {rank}" for rank in view.joined)
         with_, moved = f"with the state of worker {view.donor}", self._moved(k, m, "that state's model was")
-        return f"partreduce: {names} joined in round {view.resume[0]} {with_}, and all {m} go on together; {moved}\n"
+        return f"partreduce: {names} joined in {self._place(view)} {with_}, and all {m} go on together; {moved}\n"
+
+    def _place(self, view: View) -> str:
+        """Where the members of a view average again."""
+        round_, fragment = divmod(view.resume[0], int(self._facts()["turns"]))
+        return f"round {round_}" if self._facts()["turns"] == 1 else f"round {round_} (fragment {fragment})"
 
     def _moved(self, part: int, whole: int, model: str) -> str:
         """How far the mean moved: by this part of the distance between it and a model."""

@@ -101,8 +101,8 @@ class Handover:
         }
         return pack(self._file(), extra, self.meeting.lineage)
 
-    def take(self, data: bytes, round_: int) -> None:
-        """Put in place what another gave, and go on with the last step of a round.
+    def take(self, data: bytes, turn: int) -> None:
+        """Put in place what another gave, and go on with the step before the operation of a turn.
 
         Raises:
             InputError: what another handed over cannot be read here.
@@ -121,11 +121,11 @@ class Handover:
         if (epochs := self.run.epochs) is not None:
             epochs.views = [(after, tuple(members)) for after, members in views]
         self._taken = torch.load(io.BytesIO(base64.b64decode(extra["objects"])), weights_only=True)
-        steps = (round_ + 1) * self.run.pace - 1
+        steps = self.runner.step_of(turn)
         self.engine.go_on_from(steps)
         self.engine.catch_up()
         self.run.applier.changes_means = extra["changes_means"]
-        self.runner.resume(steps, round_)
+        self.runner.resume(steps, self.engine.round)
 
     def _file(self) -> StateFile:
         return StateFile(self.run, self.optimizer, self.runner, self.engine.steps)

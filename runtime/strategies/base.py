@@ -98,8 +98,10 @@ class Runner(ABC):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.others = Everyone(run.everyone)
+        self.others: Everyone = run.epochs or Everyone(run.everyone)
         """Who else is there still."""
+        self.reducers: tuple[Reducer, ...] = ()
+        """What it averages by beside the run's own reducers."""
         self.mailboxes: list[Mailbox] = []
         """Closed together with this runner."""
 
@@ -151,6 +153,10 @@ class Runner(ABC):
             f"load_checkpoint: the file holds {', '.join(sorted(state))}, which this run does not keep; "
             "was it saved with drift_correction, or with a codec?"
         )
+
+    def step_of(self, turn: int) -> int:
+        """The step after which the operation of a turn is due, where a run goes on after losses (see `Epochs`)."""
+        return (turn + 1) * self.run.pace - 1
 
     def resume(self, step: int, round_: int) -> None:
         """Called after a checkpoint was loaded, before the first step; all workers are there."""

@@ -13,7 +13,7 @@ import torch
 
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, ParameterRunner, Run
 from partreduce.runtime.strategies.group_means import GroupMeans
-from partreduce.topo.strategies.fragments import Move, moves
+from partreduce.topo.strategies.fragments import Move, moves, round_ends
 
 
 class FragmentMeans(ParameterRunner):
@@ -25,12 +25,15 @@ class FragmentMeans(ParameterRunner):
 
     def __init__(self, run: Run, parts: Sequence[GroupMeans]) -> None:
         super().__init__(run)
+        self.reducers = tuple(part.run.reducer for part in parts)
         self._parts, self._late = parts, run.schedule.strategy.when.late_steps
         # At unequal paces a worker may have had turns in a round that others still lack.
         self.saves_inside_rounds = len(set(run.schedule.paces().tolist())) == 1
         self._moves: dict[int, list[Move]] = {}
         for move in moves(len(parts), run.pace, self._late):
             self._moves.setdefault(move.taken, []).append(move)
+
+        self._ends = round_ends(len(parts), run.pace)
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - a run may be loaded inside a round
         for part in self._parts:
@@ -45,7 +48,18 @@ class FragmentMeans(ParameterRunner):
                 part.merge()
                 continue
             self.begin(step, round_, first=True)  # all at once, as with the workers that take steps
-            part.send(step, round_, early=self._late > 0)
+            if (epochs := self.run.epochs) is not None:
+                part.carry_out(epochs, step, round_, round_ * len(self._parts) + move.fragment)
+            else:
+                part.send(step, round_, early=self._late > 0)
+
+    def step_of(self, turn: int) -> int:
+        round_, fragment = divmod(turn, len(self._parts))
+        return round_ * self.run.pace + self._ends[fragment] - 1
+
+    def members_changed(self) -> None:
+        for part in self._parts:
+            part.members_changed()
 
     def settle(self) -> None:
         for part in self._parts:

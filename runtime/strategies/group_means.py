@@ -9,6 +9,7 @@ from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, res
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
+from partreduce.runtime.worker.epochs import Epochs
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 
@@ -59,17 +60,21 @@ class GroupMeans(ParameterRunner):
             self._commit_delayed(group)
             self._begin_round(step, round_ + 1)
         elif (epochs := self.run.epochs) is not None:
-            epochs.carry_out(
-                round_,
-                lambda group: [(self.run.reducer, self._start_sum(step, round_, group))],
-                lambda _, reduction: self._commit(reduction),
-                lambda: self._average_alone(round_),
-            )
+            self.carry_out(epochs, step, round_, round_)
         elif group is not None:
             self.send(step, round_)
             self.merge()
             self.are_equal = self._makes_equal(group)
         return NO_FURTHER
+
+    def carry_out(self, epochs: Epochs, step: int, round_: int, turn: int) -> None:
+        """The operation of a turn in lockstep, with those who are left."""
+        epochs.carry_out(
+            turn,
+            lambda group: [(self.run.reducer, self._start_sum(step, round_, group))],
+            lambda _, reduction: self._commit(reduction),
+            lambda: self._average_alone(round_),
+        )
 
     def send(self, step: int, round_: int, *, early: bool = False) -> None:
         """Start the operation of a round in lockstep; where that is `early`, steps are taken until it is merged."""

@@ -79,13 +79,15 @@ class Epochs(Everyone):
     ) -> None:
         super().__init__(tuple(range(world.size)))
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
+        self.turns = schedule.strategy.what.num_fragments
+        """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
         self.voting = Voting(world, heartbeat, self._heard, timeout=timeout, most_lost=most_lost)
         self.regrouping = Regrouping(world, schedule, self.voting.notes, key=key, timeout=timeout)
         self._is_measured = bool(os.environ.get(REPLAN))
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
         self.views: list[tuple[int, Members]] = [(-1, tuple(range(world.size)))]
-        """Who is a member from which round on, as data is dealt (see `data.dealing`)."""
+        """Who is a member from which turn on, as data is dealt (see `data.dealing`)."""
 
     def begin(self, reducers: Sequence[Reducer], state: State) -> None:
         """The run's operations go by these; wait until the launcher knows of all workers that they are connected.
@@ -101,7 +103,8 @@ class Epochs(Everyone):
             self._go_on(None)
             return
         notes = self.voting.notes
-        facts: dict[str, object] = {"timeout": self.timeout, "are_equal": self.schedule.strategy.averages_gradients}
+        are_equal = self.schedule.strategy.averages_gradients
+        facts: dict[str, object] = {"timeout": self.timeout, "are_equal": are_equal, "turns": self.turns}
         if self._is_measured:
             facts["schedule"] = dump_schedule(self.schedule)
         notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
@@ -118,7 +121,7 @@ class Epochs(Everyone):
         """Now and then, beside the training."""
         self.voting.look()
         if self._is_measured:
-            self.voting.answer_measure(lambda: measured(self._first.recorder.last(), self.views[-1][0]))
+            self.voting.answer_measure(lambda: measured(self._first.recorder.last(), self.views[-1][0] // self.turns))
 
     @property
     def members(self) -> Members:
@@ -130,11 +133,11 @@ class Epochs(Everyone):
 
     # What the run asks of it.
 
-    def carry_out(self, round_: int, begin: Begin, commit: Commit, alone: Callable[[], object] = lambda: None) -> None:
-        """A round's group operation: by all its members or by none, and with those who are left if one is lost.
+    def carry_out(self, turn: int, begin: Begin, commit: Commit, alone: Callable[[], object] = lambda: None) -> None:
+        """A turn's group operation: by all its members or by none, and with those who are left if one is lost.
 
         Args:
-            round_: of this worker.
+            turn: of this worker.
             begin: starts the sums of a group.
             commit: makes a sum live.
             alone: called in place of both where this worker is the only one left.
@@ -143,11 +146,11 @@ class Epochs(Everyone):
             PeerLostError: the run ends; nobody went on.
             FencedError: the others went on without this worker.
         """
-        place = round_, self.voting.state.place[1]
+        place = turn, self.voting.state.place[1]
         if self.regrouping.held is not None and not self._is_fit:
             self._is_fit = True
             self.regrouping.held.refuse_unfit()
-        self._carry_out(Enter(place, ()), lambda: self.regrouping.group_of(round_), begin, commit, alone)
+        self._carry_out(Enter(place, ()), lambda: self.regrouping.group_of(turn // self.turns), begin, commit, alone)
 
     def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
         """Replace parameters and floating-point buffers by their means over all who are left, who all call this.
@@ -229,7 +232,7 @@ class Epochs(Everyone):
             sums: Sums = []
             try:
                 if self.voting.is_called and not entry.meets:
-                    operation = self._first.recorder.begin("vote", 0, entry.place[0], group.members, 0)
+                    operation = self._first.recorder.begin("vote", 0, entry.place[0] // self.turns, group.members, 0)
                     raise self.broke(operation, RuntimeError("a vote is under way"))
                 if len(group.members) == 1:
                     self.voting.feed(Summed())
@@ -262,7 +265,8 @@ class Epochs(Everyone):
             for reducer, reduction in sums:
                 reducer.wait(reduction)
             self.voting.feed(Summed())
-            self._first.agree("confirm", self.voting.state.place[0], group, *self.voting.state.place)
+            place = self.voting.state.place
+            self._first.agree("confirm", place[0] // self.turns, group, *place)
             self.voting.feed(Confirmed())
         finally:
             for reducer in self.regrouping.reducers:

@@ -39,8 +39,8 @@ class State(Protocol):
     def give(self) -> bytes:
         """All of it, where a round ends."""
 
-    def take(self, data: bytes, round_: int) -> None:
-        """Put in place what another gave, to go on with the last step of a round."""
+    def take(self, data: bytes, turn: int) -> None:
+        """Put in place what another gave, to go on with the step before the operation of a turn."""
 
     def refuse_unfit(self) -> None:
         """Refuse a script of which one that joins would know too little."""

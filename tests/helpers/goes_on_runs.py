@@ -12,6 +12,7 @@ import sys
 import time
 import warnings
 
+import numpy as np
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
@@ -111,11 +112,26 @@ def wait_for(optimizer, back):
         time.sleep(0.01)
 
 
+def is_turn(turn, kind, in_round):
+    """Whether an operation is of this round, or of (round, fragment)."""
+    round_, fragment = turn if isinstance(turn, tuple) else (turn, None)
+    return in_round == round_ and (fragment is None or kind.endswith(f"fragment {fragment}"))
+
+
+def is_confirm(turn, in_round, number):
+    """The same of its confirm, which tells its number of all operations of rounds; there are two fragments."""
+    return number == 2 * turn[0] + turn[1] if isinstance(turn, tuple) else in_round == turn
+
+
+def is_of(turn, reduction):
+    return is_turn(turn, reduction.operation.kind, reduction.operation.round)
+
+
 INSTANTS = {
-    "before the sum": lambda r: at(Reducer, "begin", lambda _, kind, step, in_round, *a, **n: in_round == r),
-    "in the sum": lambda r: at(Reducer, "wait", lambda _, reduction: reduction.operation.round == r),
-    "prepared": lambda r: at(Reducer, "agree", lambda _, kind, in_round, *a, **n: in_round == r),
-    "confirmed": lambda r: at(Reducer, "commit", lambda _, reduction, action: reduction.operation.round == r),
+    "before the sum": lambda t: at(Reducer, "begin", lambda _, kind, step, round_, *a, **n: is_turn(t, kind, round_)),
+    "in the sum": lambda t: at(Reducer, "wait", lambda _, reduction: is_of(t, reduction)),
+    "prepared": lambda t: at(Reducer, "agree", lambda _, kind, round_, _g, number, *a: is_confirm(t, round_, number)),
+    "confirmed": lambda t: at(Reducer, "commit", lambda _, reduction, action: is_of(t, reduction)),
     "voting": lambda _: at(Voting, "await_view", lambda *_: True),
     "asking": lambda _: at(Voting, "_answer", lambda *_: True),
     "asking late": ask_late,
@@ -131,7 +147,7 @@ INSTANTS = {
 
 def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0, strategy=None, contingencies=(),
         restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
-        dtype=torch.float64, replan=None, pause=lambda _rank, _step: 0.0):  # fmt: skip
+        dtype=torch.float64, replan=None, parameters=1, pause=lambda _rank, _step: 0.0):  # fmt: skip
     """(exit code, what each worker said at its end, all that was written) of a run.
 
     Args:
@@ -154,6 +170,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         dtype: of the model.
         replan: how a better schedule is planned, if it is.
         pause: seconds that a worker computes in a step, beside what that takes anyway.
+        parameters: into how many the numbers of the model are cut, `weight0` and so on.
         samples: of a data set that a RoundSampler deals, one a step, in order, over one epoch; 0 for all steps alike.
     """
 
@@ -168,8 +185,9 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
             INSTANTS[instant](round_)
         if started and back:
             ask_when_awaited()
-        model = torch.nn.Module()
-        model.weight = torch.nn.Parameter(torch.tensor(start_of(size), dtype=dtype))
+        numbers = torch.tensor(start_of(size), dtype=dtype).tensor_split(parameters)
+        model = torch.nn.ParameterDict({f"weight{place}": part.clone() for place, part in enumerate(numbers)})
+        weights = lambda: torch.cat([part.detach() for part in model.values()]).tolist()  # noqa: E731
         kind = strategy or AllReduce(pace=pace)
         schedule = Schedule("goes on", Cluster.regular(nodes, workers // nodes), kind, contingencies=contingencies)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=timeout)
@@ -191,18 +209,19 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
                 wait_for(optimizer, back)
             time.sleep(pause(rank, step))
             optimizer.zero_grad()
-            (model.weight * torch.tensor(gradient(rank, step, size), dtype=dtype)).sum().backward()
+            moves = torch.tensor(gradient(rank, step, size), dtype=dtype).tensor_split(parameters)
+            sum((part * move).sum() for part, move in zip(model.values(), moves, strict=True)).backward()
             optimizer.step()
             if scheduler is not None:
                 scheduler.step()
             if step in evaluate:
-                with optimizer.mean_model() as mean:
-                    means.append(mean.weight.tolist())
-        own = model.weight.tolist()
+                with optimizer.mean_model():
+                    means.append(weights())
+        own = weights()
         said = {"in_stages": _sums_in_stages(optimizer)}
         said |= {"reference": getattr(getattr(optimizer.runner, "reference", None), "round", None)}
         optimizer.finish()
-        said |= {"rank": rank, "own": own, "end": model.weight.tolist(), "means": means, **optimizer.stats()}
+        said |= {"rank": rank, "own": own, "end": weights(), "means": means, **optimizer.stats()}
         said |= {"seen": seen, "views": [] if optimizer.run.epochs is None else optimizer.run.epochs.views}
         sys.stdout.write(f"REPORT {json.dumps(said)}\n")
 
@@ -257,3 +276,32 @@ def replayed(groups_in, survivors, *, pace=1, steps=9, workers=4, gradients=None
                 anchor = mean = [a + float(outer.lr) * d for a, d in zip(anchor, moved, strict=True)]
             models = {rank: list(mean) if rank in members else model for rank, model in models.items()}
     return {rank: models[rank] for rank in survivors}
+
+
+def replayed_in_turns(members_of, survivors, *, pace, steps, fragments, outer, joins=None, workers=4, size=3):
+    """What survivors hold before `finish()`, by rank, where fragments of the model make outer steps in turn.
+
+    `members_of(turn)` are who averages in it; fragment p has turn `round * fragments + p`, after (p + 1) / fragments of
+    the round's steps. `joins` says by rank in which turn a worker joins, and with whose state.
+    """
+    models = {rank: np.array(start_of(size)) for rank in range(workers)}
+    anchor, momentum = np.array(start_of(size)), np.zeros(size)
+    parts = np.array_split(np.arange(size), fragments)
+    for step in range(steps):
+        round_, taken = step // pace, step % pace + 1
+        moves = {rank: -RATE * np.array(gradient(rank, step, size)) for rank in models}
+        models = {rank: model + moves[rank] for rank, model in models.items()}
+        for number, part in enumerate(parts):
+            if (number + 1) * pace // fragments != taken:
+                continue
+            turn = round_ * fragments + number
+            for rank, (joined, donor) in (joins or {}).items():
+                if joined == turn:
+                    models[rank] = models[donor] + moves[rank]
+            moved = np.mean([models[rank][part] for rank in members_of(turn)], axis=0) - anchor[part]
+            momentum[part] = float(outer.momentum) * momentum[part] + moved
+            ahead = moved + float(outer.momentum) * momentum[part] if outer.nesterov else momentum[part]
+            anchor[part] += float(outer.lr) * ahead
+            for rank in members_of(turn):
+                models[rank][part] = anchor[part]
+    return {rank: models[rank].tolist() for rank in survivors}

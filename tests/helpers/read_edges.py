@@ -668,15 +668,14 @@ READ_EDGES = [
     *(
         reads(
             LOST,
-            f"of whole models in lockstep, from one anchor: {name}",
+            f"in lockstep, without tables, from one anchor: {name}",
             over_all(3, 1, pace=4) | {"contingencies": [{"lost": [0]}]},
             of | {"contingencies": [{"lost": [0]}]},
-            "contingencies: are for static and allreduce of whole models in lockstep",
+            "contingencies: are for static and allreduce in lockstep, without tables",
         )
         for name, of in (
             ("late", over_all(3, 1, pace=4, when={"late": 1})),
             ("merged", turns(4, 1, steps=1)),
-            ("fragments", over_all(3, 1, pace=4, what={"fragments": 2})),
             ("own anchors", groups(3, [[0, 1, 2]], what={"outer": {"lr": "1/2", "anchor": "own"}})),
             ("tables", table()),
             ("a pipeline", over_all(3, 1, when={"pipeline": {}})),

@@ -189,19 +189,24 @@ def test_a_quorum_counts_every_gradient_once(judged):
 EVERYBODY, REST = [-1, [0, 1, 2, 3]], [3, [0, 1, 2]]
 
 
+def step_of(kind, turn):
+    """The step after which a turn comes."""
+    return next(step for step in range((turn + 1) * kind.steps_a_round, -1, -1) if kind.turn_of(step) == turn)
+
+
 def gone_on(kind, views=(EVERYBODY, REST, [5, [0, 1, 2, 3]])):
-    """What workers write that lose worker 3 in round 3, which joins again in round 5, with the state of worker 0."""
+    """What workers write that lose worker 3 in turn 3, which joins again in turn 5, with the state of worker 0."""
     kind, steps = KINDS[kind], STEPS * KINDS[kind].steps_a_round
     replay, diaries = Replay(kind, [(after, tuple(members)) for after, members in views]), [[] for _ in range(WORKERS)]
-    joins = 6 * kind.steps_a_round - 1
+    joins = step_of(kind, 5)
     for step in range(steps):
-        before, members = replay.x.copy(), replay.members(step // kind.steps_a_round)
+        before, members = replay.x.copy(), replay.members(step)
         given = before[0] + np.eye(WORKERS)[0] * (not kind.gradients)
         if step == joins:
             diaries[3].append(line("begins", step, 0, np.zeros(WORKERS), 7))
         replay.step(step, {3: given} if step == joins else {})
-        known = [view for view in views if view[0] <= step // kind.steps_a_round]
-        for rank in (rank for rank in members if rank != 3 or step < 3 * kind.steps_a_round or step >= joins):
+        known = [view for view in views if view[0] <= kind.turn_of(step)]
+        for rank in (rank for rank in members if rank != 3 or kind.turn_of(step) < 3 or step >= joins):
             begun = given if (rank, step) == (3, joins) else before[rank]
             diaries[rank].append(line("enters", step, step, begun))
             diaries[rank].append(line("leaves", step + 0.5, step, replay.x[rank], known))
@@ -246,7 +251,7 @@ def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_befor
     """Both of its processes enter that step, with different values, and each is judged by what it was."""
     for amount in (0, 0.3):
         found = gone_on(kind, views=(EVERYBODY, [5, EVERYBODY[1]]))
-        replay, joins = Replay(KINDS[kind], [(-1, tuple(EVERYBODY[1]))]), 6 * KINDS[kind].steps_a_round - 1
+        replay, joins = Replay(KINDS[kind], [(-1, tuple(EVERYBODY[1]))]), step_of(KINDS[kind], 5)
         for step in range(joins):
             replay.step(step, {})
         again = next(place for place, entry in enumerate(found[3]) if place and entry[0] == "begins")

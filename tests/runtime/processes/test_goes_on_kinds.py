@@ -222,4 +222,4 @@ def test_anchors_of_each_worker_s_own_are_refused_in_a_line():
     strategy = Static(phases=PAIRS_THEN_ALL, what=Routes(outer=Outer(lr=0.75, anchor=Anchor.OWN)))
     code, said, text = run({}, strategy=strategy, most_lost=1)
     assert (code, said) == (MissingFeatureError.exit_code, {}), text
-    assert "strategy.what: contingencies are for whole models in lockstep" in text
+    assert "strategy.what: contingencies are for what is averaged in lockstep" in text

@@ -154,7 +154,7 @@ BROKEN = [
     (
         text_of(RULE | {"strategy": RULE["strategy"] | {"when": {"late": 1}}, "contingencies": [{"lost": [0]}]}),
         "strategy.when",
-        "contingencies are for whole models in lockstep",
+        "contingencies are for what is averaged in lockstep",
     ),
     (
         text_of(RULE | {"strategy": {"kind": "allreduce"}, "contingencies": [{"lost": [0], "groups": "all"}]}),
