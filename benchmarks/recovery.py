@@ -1,15 +1,17 @@
 """Kill to next step: how long a run that goes on stands still when a worker dies, and until that one is back.
 
 python -m benchmarks.recovery      # four minutes on two quiet cores; writes results/recovery.md
+PYTHONPATH=SITE python -m benchmarks.recovery --beside torchft      # the same with torchft, in turns; SITE holds it
 
 Local workers average gradients of a small network in each step, which takes them 20 ms otherwise. Again and again one
 of them is killed from outside, at a random instant, and started again by the launcher. Measured is the time until all
 others have finished a step that the dead one can have had no part in: two steps after its last. That is one ordinary
-step more than the recovery itself takes.
+step more than the recovery itself takes. A batch is lost if its gradients were computed and entered no step.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -22,11 +24,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks import kit
+from benchmarks.recovery_torchft import Settings
 
-SIZES, KILLS, SEED = (8, 16), 20, 0
+SIZES, KILLS, SEED = (4, 8, 16), 20, 0
+KILLS_A_TURN = 5
+"""Then another contestant has its turn."""
 STEP_SECONDS = 0.02
 SETTLING = (0.3, 0.8)
 """Seconds from when all are back to the next kill."""
@@ -51,9 +57,10 @@ with open(folder / f"{optimizer.rank}.jsonl", "a", buffering=1) as file:
         optimizer.zero_grad()
         model(torch.randn(8, 64, generator=draw)).square().mean().backward()
         time.sleep(pause)
-        step = optimizer.steps
+        before = optimizer.steps
         optimizer.step()
-        print(json.dumps([optimizer.steps - 1, time.monotonic()]), file=file)
+        after = optimizer.steps
+        print(json.dumps([after - 1 if after > before else "discarded", time.monotonic()]), file=file)
 optimizer.finish()
 """
 
@@ -66,6 +73,8 @@ class Diary:
     pids: list[int] = field(default_factory=list)
     steps: list[tuple[int, float]] = field(default_factory=list)
     """Of the present process: each step, and when it was done."""
+    discarded: list[float] = field(default_factory=list)
+    """When a batch was computed and entered no step."""
     _place: int = 0
 
     def read(self) -> Diary:
@@ -78,6 +87,8 @@ class Diary:
                 if what == "pid":
                     self.pids.append(value)
                     self.steps = []
+                elif what == "discarded":
+                    self.discarded.append(value)
                 else:
                     self.steps.append((what, value))
         return self
@@ -93,42 +104,64 @@ def until(found: Callable[[], bool], what: str, run: subprocess.Popen[bytes]) ->
 
 @dataclass
 class Found:
-    """Seconds of every kill, in order; and between ordinary steps."""
+    """Of every kill, in order: seconds, and the batches that the others lost; seconds between ordinary steps."""
 
     stood: list[float] = field(default_factory=list)
     back: list[float] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
+    fallen: int = 0
+    """How many workers ended that nobody had killed."""
 
 
-def measure(workers: int, kills: int, chance: random.Random) -> Found:
+Command = Callable[[Path, int, int], list[str]]
+"""What starts so many workers, and as many again in the place of those that are killed, and ends with them."""
+
+
+def ours(folder: Path, workers: int, kills: int) -> list[str]:
+    """Workers of `partreduce run`."""
+    script, schedule = folder / "train.py", folder / "schedule.json"
+    script.write_text(SCRIPT)
+    cli = [sys.executable, "-m", "partreduce"]
+    made = [*cli, "design", f"1x{workers}", "--using", "allreduce", "-o", str(schedule)]
+    subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
+    options = ["--threads", "1", "--survive", "1", "--max-restarts", str(kills)]
+    command = [*cli, "run", "--schedule", str(schedule), *options, str(script), str(schedule), str(folder)]
+    return [*command, str(STEP_SECONDS)]
+
+
+def torchft(settings: Settings) -> Command:
+    """torchft's managers and lighthouse."""
+    module = [sys.executable, "-m", "benchmarks.recovery_torchft"]
+    return lambda folder, workers, kills: [
+        *module, str(folder), str(workers), str(kills), str(STEP_SECONDS), settings.text()
+    ]  # fmt: skip
+
+
+def measure(command: Command, workers: int, kills: int, chance: random.Random, found: Found) -> None:
     """Kill and wait, so many times in one run."""
-    found = Found()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        script, schedule = folder / "train.py", folder / "schedule.json"
-        script.write_text(SCRIPT)
-        cli = [sys.executable, "-m", "partreduce"]
-        made = [*cli, "design", f"1x{workers}", "--using", "allreduce", "-o", str(schedule)]
-        subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
-        options = ["--threads", "1", "--survive", "1", "--max-restarts", str(kills)]
-        command = [*cli, "run", "--schedule", str(schedule), *options, str(script), str(schedule), str(folder)]
         with (folder / "said.txt").open("wb") as said, subprocess.Popen(
-            [*command, str(STEP_SECONDS)], stdout=said, stderr=said
+            command(folder, workers, kills), stdout=said, stderr=said
         ) as run:  # fmt: skip
             try:
                 diaries = [Diary(folder / f"{rank}.jsonl") for rank in range(workers)]
                 for _ in range(kills):
                     _kill_one(diaries, found, chance, run)
+                found.fallen += sum(len(diary.pids) - 1 for diary in diaries) - kills
             except SystemExit:
                 print((folder / "said.txt").read_text()[-4000:], flush=True)
                 raise
             finally:
                 run.send_signal(signal.SIGTERM)
-    return found
 
 
 def _kill_one(diaries: list[Diary], found: Found, chance: random.Random, run: subprocess.Popen[bytes]) -> None:
-    until(lambda: all(len(diary.read().steps) > 10 for diary in diaries), "all train", run)
+    def all_train() -> bool:
+        return all(len(diary.read().steps) > 10 for diary in diaries)
+
+    until(all_train, "all train", run)
     time.sleep(chance.uniform(*SETTLING))
     victim = chance.randrange(len(diaries))
     times = [instant for _, instant in diaries[victim - 1].read().steps[-10:]]
@@ -147,32 +180,80 @@ def _kill_one(diaries: list[Diary], found: Found, chance: random.Random, run: su
     before = len(diaries[victim].pids)
     until(lambda: len(diaries[victim].read().pids) > before and bool(diaries[victim].steps), "it is back", run)
     found.back.append(diaries[victim].steps[0][1] - died)
+    until(all_train, "all train again", run)
+    found.lost.append(sum(instant > died for diary in others for instant in diary.read().discarded))
+
+
+TUNED = Settings(join=1_000, tick=10, silence=300, heartbeat=50, collective=300, manager=10_000, init_sync=False)
+"""The quickest of those tried with 16 workers. With 200 ms of silence, and for the group, it discarded steps of the
+living. For `join` the lighthouse waits for one that was started again: it beats before it asks for its first quorum."""
+
+HEAD = (
+    "workers", "who", "kills", "a step", "kill → next step, p50", "worst", "kill → all are back, p50", "worst",
+    "batches lost a kill", "fell besides",
+)  # fmt: skip
+WORDS = (
+    "The next step is the first that all others have done and the dead one can have had no part in; one ordinary step "
+    "is in it. All are back when who was started again has done a step with the others. Batches lost are those of the "
+    "others whose gradients entered no step; the dead one's own is lost besides. Fell besides: workers that nobody had "
+    "killed, and that ended nevertheless."
+)
+
+
+def _figures(found: Found) -> tuple[object, ...]:
+    def worst(seconds: list[float]) -> tuple[str, str]:
+        return f"{statistics.median(seconds):.2f}", f"{max(seconds):.2f}"
+
+    step = f"{statistics.median(found.steps):.3f}"
+    return (
+        len(found.stood),
+        step,
+        *worst(found.stood),
+        *worst(found.back),
+        f"{statistics.mean(found.lost):.1f}",
+        found.fallen,
+    )
+
+
+def _torchft() -> str:
+    """Which one it is."""
+    for name in ("torchft", "torchft-nightly"):
+        with contextlib.suppress(PackageNotFoundError):
+            return f"{name} {version(name)}"
+    raise SystemExit(
+        "recovery: --beside torchft: torchft is not installed; name the folder that holds it in PYTHONPATH"
+    )
+
+
+def contestants(beside: str | None) -> dict[str, Command]:
+    """Who has a turn."""
+    if beside is None:
+        return {"partreduce": ours}
+    return {
+        "partreduce": ours,
+        "torchft, as its README": torchft(Settings()),
+        "torchft, tuned": torchft(TUNED),
+    }
 
 
 def main() -> None:
     options = kit.parser(__doc__ or "")
     options.add_argument("--kills", type=int, default=KILLS)
-    kills = options.parse_args().kills
+    options.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="workers")
+    options.add_argument("--beside", choices=["torchft"], help="measure it, too")
+    chosen = options.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    rows = []
-    for workers in SIZES:
-        found = measure(workers, kills, random.Random(SEED))
-        step, stood, back = (statistics.median(one) for one in (found.steps, found.stood, found.back))
-        rows.append(
-            (workers, len(found.stood), f"{step:.3f}", f"{stood:.2f}", f"{max(found.stood):.2f}", f"{back:.2f}",
-             f"{max(found.back):.2f}")
-        )  # fmt: skip
-        print(rows[-1], flush=True)
-    kit.write(
-        kit.RESULTS / "recovery.md",
-        "Kill to next step",
-        f"`{kit.command('recovery')}`, {kit.machine()}. Seconds, of one run of each size; gradients, over gloo.",
-        kit.table(
-            ("workers", "kills", "a step", "kill → next step, p50", "worst", "kill → all are back, p50", "worst"), rows
-        ),
-        "The next step is the first that all others have done and the dead one can have had no part in; one ordinary "
-        "step is in it. All are back when who was started again has done a step with the others.",
-    )
+    beside = [f"{_torchft()}. As its README: {Settings().words}. Tuned: {TUNED.words}."] if chosen.beside else []
+    ways, chance, rows = contestants(chosen.beside), random.Random(SEED), []
+    for workers in chosen.sizes:
+        found = {name: Found() for name in ways}
+        for turn in range(0, chosen.kills, KILLS_A_TURN):
+            for name in chance.sample(list(ways), len(ways)):
+                measure(ways[name], workers, min(KILLS_A_TURN, chosen.kills - turn), chance, found[name])
+                print(workers, name, found[name], os.getloadavg()[0], flush=True)
+        rows += [(workers, name, *_figures(one)) for name, one in found.items()]
+    about = f"`{kit.command('recovery')}`, {kit.machine()}. Seconds; gradients, over gloo."
+    kit.write(kit.RESULTS / "recovery.md", "Kill to next step", about, kit.table(HEAD, rows), WORDS, *beside)
 
 
 if __name__ == "__main__":

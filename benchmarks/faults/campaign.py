@@ -1,9 +1,10 @@
-"""Runs cells, two at a time, each from its start to its verdict; one thread, so that forking stays safe."""
+"""Runs cells side by side, each from its start to its verdict; one thread, so that forking stays safe."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import shutil
@@ -23,6 +24,10 @@ from benchmarks.lab.network import Network, why_not
 from partreduce.topo.document.writer import write_schedule
 
 POLL_SECONDS = 0.03
+AT_LEAST = 2
+"""So many cells run at once whatever the machine does; each more begins when a processor was idle."""
+ASK_SECONDS = 0.5
+"""How long that one is given to need a processor itself, before the next."""
 THEIRS = ("torchelastic_", "pytorch-errorfile-")
 """What torchrun's agent leaves: a folder for logs by intention, files of its forked workers when it is killed."""
 LINGER_SECONDS = 2.0
@@ -35,7 +40,7 @@ def import_once() -> None:
     """Import here what every cell would import for itself after the fork."""
     import torch._dynamo
     import torch.distributed.elastic.multiprocessing.errors
-    import torch.distributed.launcher.api  # noqa: F401 - as said
+    import torch.distributed.launcher.api
 
     import partreduce.__main__
     import partreduce.commands
@@ -44,6 +49,9 @@ def import_once() -> None:
     from benchmarks.faults import launchers  # noqa: F401 - as said
 
     import_all(partreduce.runtime, partreduce.commands)
+    torch.set_num_threads(1)  # several would wait for one another in each of a cell's processes
+    gc.collect()
+    gc.freeze()  # a collection in a forked process would copy every page of this one
 
 
 def combinations() -> list[tuple[str, str, str]]:
@@ -67,14 +75,36 @@ def what_is_left_out() -> list[str]:
     return reasons + ([] if os.geteuid() == 0 else ["disks are not filled: mounting a small one needs root"])
 
 
-def run_cells(cells: Iterable[Cell], on_outcome: Callable[[Outcome], None], *, at_once: int = 2) -> None:
-    """Run them all; the verdict of each is handed on as it comes."""
-    waiting = iter(cells)
+class Idle:
+    """Whether this machine has left a processor idle, most of which is what cells do that wait for a timeout."""
+
+    def __init__(self) -> None:
+        self._asked, self._spent = time.monotonic(), self._seconds()
+
+    @staticmethod
+    def _seconds() -> float:
+        with Path("/proc/stat").open() as file:
+            return int(file.readline().split()[4]) / os.sysconf("SC_CLK_TCK")
+
+    def now(self) -> bool:
+        """Whether it was so for half of the time since this was last answered; not asked for so soon again."""
+        passed = time.monotonic() - self._asked
+        if passed < ASK_SECONDS:
+            return False
+        spent = self._seconds()
+        was_idle = spent - self._spent > passed / 2
+        self._asked, self._spent = time.monotonic(), spent
+        return was_idle
+
+
+def run_cells(cells: Iterable[Cell], on_outcome: Callable[[Outcome], None], *, at_once: int = AT_LEAST) -> None:
+    """Run them all, at most `at_once` side by side; the verdict of each is handed on as it comes."""
+    waiting, idle = iter(cells), Idle()
     lanes: dict[int, Generator[Outcome | None]] = {}
     """By a number that no other cell has meanwhile: networks are named after it."""
     exhausted = False
     while lanes or not exhausted:
-        while len(lanes) < at_once and not exhausted:
+        while not exhausted and len(lanes) < at_once and (len(lanes) < AT_LEAST or idle.now()):
             cell = next(waiting, None)
             exhausted = cell is None
             if cell is not None:

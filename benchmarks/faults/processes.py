@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-PROC = Path("/proc")
+PROC = "/proc"
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,33 @@ class Seen:
     session: int
 
 
+def _content(path: str) -> bytes:
+    """What a file of /proc holds, nothing if it is gone; asked so often that `Path` would take most of the time."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            pieces = []
+            while piece := os.read(descriptor, 1 << 16):
+                pieces.append(piece)
+            return b"".join(pieces)
+        finally:
+            os.close(descriptor)
+    except OSError:
+        return b""
+
+
+def _names(path: str) -> list[str]:
+    """What a folder of /proc holds that are numbers."""
+    try:
+        return [name for name in os.listdir(path) if name.isdigit()]  # noqa: PTH208 - names are numbers here
+    except OSError:
+        return []
+
+
 def look_at(pid: int) -> Seen | None:
     """A process, None if it is gone."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text()
-    except OSError:
+    text = _content(f"{PROC}/{pid}/stat").decode(errors="replace")
+    if not text:
         return None
     state, parent, _, session = text.rsplit(")", 1)[1].split()[:4]
     return Seen(pid, int(parent), state, int(session))
@@ -45,59 +67,41 @@ def runs(pid: int) -> bool:
 
 def is_pending(pid: int, number: int) -> bool:
     """Whether a signal that was sent to a process has not come to it yet."""
-    with contextlib.suppress(OSError):
-        for line in (PROC / str(pid) / "status").read_text().splitlines():
-            if line.startswith("ShdPnd:"):
-                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    for line in _content(f"{PROC}/{pid}/status").splitlines():
+        if line.startswith(b"ShdPnd:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
     return False
 
 
 def delays_of(pid: int) -> dict[int, float]:
     """Of each thread of a process, for how many seconds so far it was ready to run and got no processor."""
-    delays = {}
-    with contextlib.suppress(OSError):
-        for thread in (PROC / str(pid) / "task").iterdir():
-            with contextlib.suppress(OSError):
-                delays[int(thread.name)] = int((thread / "schedstat").read_text().split()[1]) / 1e9
-    return delays
+    said = {int(thread): _content(f"{PROC}/{pid}/task/{thread}/schedstat") for thread in _names(f"{PROC}/{pid}/task")}
+    return {thread: int(text.split()[1]) / 1e9 for thread, text in said.items() if text}
 
 
 def children_of(pid: int) -> list[int]:
     """The processes that a process has started, by whichever thread, and not yet waited for."""
-    children: list[int] = []
-    with contextlib.suppress(OSError):
-        for thread in (PROC / str(pid) / "task").iterdir():
-            with contextlib.suppress(OSError):
-                children += map(int, (thread / "children").read_text().split())
-    return children
+    threads = _names(f"{PROC}/{pid}/task")
+    return [int(child) for thread in threads for child in _content(f"{PROC}/{pid}/task/{thread}/children").split()]
 
 
 def belonging(session: int, mark: str) -> list[int]:
     """Running processes of a session, and those that were started with `mark` in their environment."""
     mine = os.getpid()
     found = []
-    for entry in PROC.iterdir():
-        if not entry.name.isdigit() or int(entry.name) == mine:
+    for name in _names(PROC):
+        if int(name) == mine:
             continue
-        seen = look_at(int(entry.name))
+        seen = look_at(int(name))
         if seen is None or seen.state in "ZX":
             continue
-        if seen.session == session or mark.encode() in _environment(seen.pid):
+        if seen.session == session or mark.encode() in _content(f"{PROC}/{name}/environ"):
             found.append(seen.pid)
     return found
 
 
-def _environment(pid: int) -> bytes:
-    try:
-        return (PROC / str(pid) / "environ").read_bytes()
-    except OSError:
-        return b""
-
-
 def command_of(pid: int) -> str:
-    with contextlib.suppress(OSError):
-        return (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    return ""
+    return _content(f"{PROC}/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def fork_session(action: Callable[[], int | None], output: Path, variables: Mapping[str, str]) -> int:

@@ -10,6 +10,7 @@ gives. `--write` adds what was run to benchmarks/results/faults.json and writes 
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import sys
 import time
@@ -41,7 +42,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", default="", help="a part of kind/fault/launcher")
     parser.add_argument("--cell", action="append", default=[], help="run these and nothing else")
-    parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--at-once", type=int, default=8, help="cells side by side, as far as processors are idle")
     parser.add_argument("--timeout", type=float, default=Cell.timeout, help="of the runs, in seconds")
     parser.add_argument("--slack", type=float, help="seconds beyond the timeout within which a run has to end")
     parser.add_argument("--write", action="store_true")
@@ -56,6 +57,7 @@ def main() -> int:
     if not options.cell:
         print(f"seed {seed}", flush=True)
     import_once()
+    begun = time.monotonic()
     outcomes: list[Outcome] = []
 
     def note(outcome: Outcome) -> None:
@@ -68,6 +70,7 @@ def main() -> int:
         run_cells(cells, note, at_once=options.at_once)
     fired = [outcome for outcome in outcomes if outcome.fired]
     bad = [outcome for outcome in fired if outcome.violations]
+    print(f"{len(outcomes)} cells in {(time.monotonic() - begun) / 60:.1f} minutes, load {os.getloadavg()[0]:.1f}")
     print(f"{len(fired)} faults ({len(outcomes) - len(fired)} cells in which none fired), {len(bad)} with a violation")
     if options.write:
         add_results(fired, seed)

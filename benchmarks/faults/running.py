@@ -49,8 +49,11 @@ class Running:
     undo: list[Callable[[], None]] = field(default_factory=list)
     _read: dict[int, tuple[int, list[Record]]] = field(default_factory=dict)
     """Of each worker's file, up to which byte it was read, and what it held."""
+    _pids: dict[int, list[int]] = field(default_factory=dict)
     _delays: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
     """By process and thread: for how long it had got no processor when it was seen first after the fault, and last."""
+    _lacked: list[tuple[float, float]] = field(default_factory=list)
+    """When somebody looked, and `held_up` then."""
     _looked: float = 0.0
 
     def records(self, rank: int) -> list[Record]:
@@ -59,11 +62,13 @@ class Running:
         more, place = records_after(self.folder, rank, place)
         known += more
         self._read[rank] = place, known
+        self._pids.setdefault(rank, []).extend(int(record.more) for record in more if record.what == "begins")
         return known
 
     def pids_of(self, rank: int) -> list[int]:
         """The processes that a worker was, the present one last."""
-        return [int(record.more) for record in self.records(rank) if record.what == "begins"]
+        self.records(rank)
+        return self._pids[rank]
 
     def pid_of(self, rank: int) -> int | None:
         pids = self.pids_of(rank)
@@ -92,6 +97,7 @@ class Running:
                 known = self._delays.setdefault(pid, {})
                 for thread, seconds in delays_of(pid).items():
                     known[thread] = known.get(thread, (seconds,))[0], seconds
+            self._lacked.append((self._looked, self.held_up))
 
     @property
     def held_up(self) -> float:
@@ -101,6 +107,17 @@ class Running:
         """
         threads = (known.values() for known in self._delays.values())
         return self.overdue + sum(max((last - first for first, last in each), default=0.0) for each in threads)
+
+    @property
+    def starved(self) -> bool:
+        """Whether the machine alone may have used up a timeout: in some stretch of it, processes lacked one as long."""
+        before = 0
+        for instant, lacked in self._lacked:
+            while self._lacked[before][0] < instant - self.cell.timeout:
+                before += 1
+            if lacked - self._lacked[before][1] >= self.cell.timeout:
+                return True
+        return False
 
     @property
     def is_over(self) -> bool:

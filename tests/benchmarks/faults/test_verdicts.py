@@ -265,6 +265,25 @@ def test_survivors_that_do_not_go_on_where_they_can_are_seen(judged):
     assert text == "did not go on: workers [0, 2] did not finish"
 
 
+@pytest.mark.parametrize(
+    ("lacked", "what", "violations"),
+    [
+        ([(10.0, 0.0), (12.0, 1.0), (12.9, 3.1)], "failed", 0),
+        ([(10.0, 0.0), (12.0, 1.0), (12.9, 3.1)], "raised", 1),
+        ([(10.0, 0.0), (12.0, 1.0), (12.9, 2.9)], "failed", 1),
+        ([(10.0, 0.0), (13.5, 1.6), (17.0, 3.2)], "failed", 1),
+    ],
+    ids=["a timeout within a timeout", "an error of the script", "less", "in a longer stretch"],
+)
+def test_survivors_may_end_if_processes_lacked_a_processor_for_a_timeout_within_one(judged, lacked, what, violations):
+    def killed(running):
+        running.cell = replace(running.cell, fault="kill worker")
+        verdicts.judge_ends(running)
+
+    diaries = [ending(12.0), ending(12.0, what="finished"), ending(12.0, what=what)]
+    assert len(judged(killed, diaries, "allreduce that goes on", **FAULT, _lacked=lacked)) == violations
+
+
 def ending(seconds, text="worker 3 was killed", what="failed"):
     return [line("begins", 0.0, 0, np.zeros(WORKERS), os.getpid()), line(what, seconds, 0, np.zeros(WORKERS), text)]
 
