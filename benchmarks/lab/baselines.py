@@ -154,7 +154,7 @@ KINDS: dict[str, type[Alone]] = {
 
 def use_environment(job: Job, node: int) -> int:
     """Turn the launcher's place on its node into the place in the run; returns the rank."""
-    rank = node * job.workers_per_node + int(os.environ["LOCAL_RANK"])
+    rank = job.first_of(node) + int(os.environ["LOCAL_RANK"])
     os.environ.update(
         RANK=str(rank),
         WORLD_SIZE=str(job.num_workers),

@@ -42,7 +42,7 @@ SIMULATED = ("static", "allreduce", "neighbor")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """Contestants side by side in some settings, on (nodes, workers per node).
+    """Contestants side by side in some settings, on (nodes, workers per node), or on nodes of `sizes`.
 
     Contestants run in the order of their names; without names the core ones do, or `everybody`. `steps` of each worker
     in a cell; without it as many as reach the loss, `target` or the task's own. `rate` is the learning rate of all;
@@ -54,6 +54,7 @@ class Experiment:
 
     settings: tuple[Setting, ...]
     shape: tuple[int, int]
+    sizes: tuple[int, ...] = ()
     contestants: tuple[str, ...] = ()
     everybody: bool = False
     steps: int | None = None
@@ -71,6 +72,10 @@ class Experiment:
     def setting(self) -> Setting:
         (setting,) = self.settings
         return setting
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster.parse(",".join(map(str, self.sizes))) if self.sizes else Cluster.regular(*self.shape)
 
     @property
     def is_timed(self) -> bool:
@@ -94,7 +99,7 @@ class Campaign:
 
     def __init__(self, experiment: Experiment, lab: Lab, end: float) -> None:
         self.experiment, self.settings, self.lab, self.end = experiment, experiment.settings, lab, end
-        self.cluster = Cluster.regular(*experiment.shape)
+        self.cluster = experiment.cluster
         self.cells: list[Cell] = []
         self.notes: list[str] = []
         self.schedules: dict[tuple[str, str], Schedule] = {}
@@ -187,6 +192,7 @@ class Campaign:
             "data_file": str(self._data(setting.task)),
             "every": self.experiment.every,
             "limit": PROFILE_LIMIT,
+            "sizes": self.experiment.sizes,
         }
         return self.lab.job(name, how, self.experiment.shape[1], **{**fields, **more})
 
@@ -355,7 +361,7 @@ class Campaign:
         rate = f"the best of the grid {grid} in the rehearsal (benchmarks/lab/rates.json)"
         loads = [cell.load for cell in self.cells] or [0.0]
         return {
-            "cluster": f"{asked.shape[0]}x{asked.shape[1]}, one namespace per node, links shaped by tbf both ways",
+            "cluster": f"{asked.cluster}, one namespace per node, links shaped by tbf both ways",
             "task": "digits CNN, 548,074 parameters (2.19 MB), or where said a character model, 0.5 M parameters",
             "a step": "plain SGD, batch 16 per worker, computing padded by sleep: "
             + ", ".join(f"{s.name}: {1e3 * s.compute:g} ms" for s in self.settings),

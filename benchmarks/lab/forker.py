@@ -40,7 +40,7 @@ def serve_workers(node: int) -> None:
         else:
             target = partial(work, job, node, samples[job.data_file])
         with (job.path / f"node-{node}.log").open("w") as log:
-            code = launch(target, num_workers=job.workers_per_node, threads=1, output=log)
+            code = launch(target, num_workers=job.workers_of_nodes[node], threads=1, output=log)
         _say(f"done {code}")
 
 

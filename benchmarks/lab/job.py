@@ -21,11 +21,12 @@ class Job(Lengths):
     workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
     A `falling` rate ends at nothing, along half a cosine. `optimizer`, `momentum` and `weight_decay` are for
     `tasks.optimizer_of`.
-    The crew fills in `address` and `port`.
+    Nodes hold `workers_per_node` workers each, or as many as `sizes` lists. The crew fills in `address` and `port`.
     """
 
     num_nodes: int
     workers_per_node: int
+    sizes: tuple[int, ...] = ()
     name: str = ""
     folder: str = ""
     how: str = ""
@@ -51,7 +52,16 @@ class Job(Lengths):
 
     @property
     def num_workers(self) -> int:
-        return self.num_nodes * self.workers_per_node
+        return sum(self.workers_of_nodes)
+
+    @property
+    def workers_of_nodes(self) -> tuple[int, ...]:
+        """How many each node holds."""
+        return self.sizes or self.num_nodes * (self.workers_per_node,)
+
+    def first_of(self, node: int) -> int:
+        """The lowest rank on a node."""
+        return sum(self.workers_of_nodes[:node])
 
     @property
     def path(self) -> Path:

@@ -71,7 +71,7 @@ def read_cell(job: Job, samples: Samples) -> Measured:
     speeds = [at / (t[-1, 2] - started) for at, t in zip(reached, times, strict=True)]
     all_steps = sum(reached)
     busy = [worker["busy"] / len(worker["times"]) for worker in said if "busy" in worker]
-    sent = [said[node * job.workers_per_node]["sent"] for node in range(job.num_nodes)]
+    sent = [said[job.first_of(node)]["sent"] for node in range(job.num_nodes)]
     rounds = [worker["rounds"] for worker in said if "rounds" in worker]
     curve, accuracies, own = _curve(job, samples, started, apart=apart or bool(rounds))
     return Measured(

@@ -110,9 +110,10 @@ def case_of(task: str, num_workers: int) -> str:
 
 
 SLOW_RANK = 6
-RATES = {"40mbit": 0.16, "80mbit": 0.08, "200mbit": 0.08, "1gbit": 0.08}
-"""Links, and the seconds that a step computes over them. 40 Mbit/s and 0.16 s are 80 Mbit/s and 0.08 s at half speed:
-what workers take of the cores that they share then weighs half as much."""
+RATES = {"40mbit": 0.16, "80mbit": 0.08, "200mbit": 0.08, "250mbit": 0.32, "1gbit": 0.08}
+"""Links, and the seconds that a step computes over them. 40 Mbit/s and 0.16 s are 80 Mbit/s and 0.08 s at half speed,
+250 Mbit/s and 0.32 s are 1 Gbit/s and 0.08 s at a quarter: what workers take of the cores that they share then weighs
+half as much, and a quarter."""
 
 REGIONS = {"40mbit": 0.16, "10mbit": 0.16, "10gbit": 0.0}
 """Links between regions, and the seconds that a step computes; the last is as fast as the machine is, to see losses."""

@@ -1,7 +1,8 @@
 """Long runs: a thousand steps of every system on the same task, to a final loss and a share told right.
 
     python -m benchmarks.long_runs measure           # resumes what is there
-    python -m benchmarks.long_runs write                                      # tables and pictures
+    python -m benchmarks.long_runs theorem           # eager-SGD's Theorem 5.2 beside its runs of what is convex
+    python -m benchmarks.long_runs write             # tables and pictures
 
 All workers of a run train in one process: fixed phases in their order, everything else by its protocol in virtual time
 (virtual.py). What a step takes is measured in the lab, by the same contestants under the same setting; a curve over
@@ -32,6 +33,7 @@ from benchmarks.long_runs.virtual import Virtual
 from benchmarks.papers.physics import step_seconds
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.quorum import Quorum
 
 if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
@@ -154,9 +156,21 @@ def measure(name: str, part: Part, seeds: list[int], only: list[str]) -> None:
             keep(name, row)
 
 
+def _theorem() -> None:
+    """For every quorum of the convex part, seed by seed, at the rate of its long runs."""
+    from benchmarks.long_runs.page import of_contestant
+    from benchmarks.long_runs.theorem import CONVEX, evaluated
+
+    part, content = parts()[CONVEX], stored()
+    quorums = [name for name in part.contestants if isinstance(part.schedule_of(name)[0].strategy.when, Quorum)]
+    runs = [run for name in quorums for run in of_contestant(part, content[CONVEX], name)]
+    content["theorem"] = [evaluated(part, run["contestant"], run["rate"], run["seed"]) for run in runs]
+    RESULT.write_text(compact.text(content, digits=5))
+
+
 def main() -> int:
     arguments = kit.parser(__doc__)
-    arguments.add_argument("what", choices=["measure", "write"])
+    arguments.add_argument("what", choices=["measure", "theorem", "write"])
     arguments.add_argument("--parts", nargs="+", default=list(parts()))
     arguments.add_argument("--contestants", default="", help="names separated by semicolons")
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -166,6 +180,9 @@ def main() -> int:
         from benchmarks.long_runs import page
 
         page.write(parts(), stored())
+        return 0
+    if chosen.what == "theorem":
+        _theorem()
         return 0
     for name in chosen.parts:
         measure(name, parts()[name], chosen.seeds, [one for one in chosen.contestants.split(";") if one])

@@ -32,13 +32,24 @@ class Learner(Network):
     def rate(self, highest: float) -> None:
         self.highest = highest
 
+    @property
+    def inputs(self) -> torch.Tensor:
+        """What is trained with, (samples, …)."""
+        return self._samples.inputs
+
     def gradient(self, rank: int, at: torch.Tensor) -> torch.Tensor:
         """A worker's next gradient, at any parameters."""
         picks = self._picks(rank)
+        return self._slope(at, self._samples.inputs[picks], self._samples.labels[picks])
+
+    def slope(self, at: torch.Tensor) -> torch.Tensor:
+        """The gradient of the loss over all that is trained with."""
+        return self._slope(at, self._samples.inputs, self._samples.labels)
+
+    def _slope(self, at: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():
             model = at.detach().requires_grad_()
-            loss = self._loss(model, self._samples.inputs[picks], self._samples.labels[picks])
-            return torch.autograd.grad(loss, model)[0]
+            return torch.autograd.grad(self._loss(model, inputs, labels), model)[0]
 
     def gradients(self) -> torch.Tensor:
         """Each worker's next one, at its own model."""

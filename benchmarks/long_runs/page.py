@@ -29,8 +29,9 @@ WORDS = {
     "eager majority": "eager-SGD, majority",
     "eager solo": "eager-SGD, solo",
     "pipeline, int8": "Pipe-SGD, 8 bit",
+    "pipeline, int8, warm-up": "Pipe-SGD, 8 bit, 8 steps of warm-up",
 }
-DRAWN = [name for name in WORDS if name != "eager solo"]
+DRAWN = [name for name in WORDS if name not in ("eager solo", "pipeline, int8, warm-up")]
 
 
 def of_contestant(part: Part, rows: list[Row], name: str) -> list[Row]:
@@ -93,6 +94,25 @@ def table(part: Part, rows: list[Row]) -> str:
     return kit.table(head, lines)
 
 
+def theorem(found: list[Row]) -> str:
+    """A line a quorum: what Theorem 5.2 allows and asks for, beside what ran; medians over seeds."""
+    lines = []
+    for name in dict.fromkeys(run["contestant"] for run in found):
+        runs = [run for run in found if run["contestant"] == name]
+        said = {key: median(run[key] for run in runs) for key in runs[0] if key not in ("contestant", "seed")}
+        cells = [
+            WORDS[name],
+            f"{said['in a sum']:.1f}, {said['fewest']:.0f}",
+            f"{said['late']:.2f}, {said['latest']:.0f}",
+        ]
+        cells += [f"{said['epsilon']:.2g}", f"{said['rate']:g}", f"{said['allowed']:.1e}"]
+        lines.append([*cells, f"{said['rounds']:,.0f}", f"{said['asked']:.1e}"])
+    head = ("contestant", "workers in a sum: mean, fewest", "rounds late: mean, most", "mean squared gradient norm")
+    return kit.table(
+        (*head, "rate that ran", "rate allowed", "rounds that ran", "rounds of the theorem's order"), lines
+    )
+
+
 def draw(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
     """A row a part: loss over steps, and over seconds; seed 0 of six."""
     plt = pyplot()
@@ -130,11 +150,18 @@ where the lab has none, seconds are virtual time's. Medians [lowest-highest] ove
 counts, and a step of eager-SGD is a gradient of each worker, on average. Parallax's hybrid sums the same gradients as
 All-Reduce."""
 
+THEOREM = """`python -m benchmarks.long_runs theorem`. The theorem bounds the mean squared gradient norm over a run,
+for a rate that is small enough. Here what ran is put into it: quorum, staleness, the largest second moment of a
+gradient, and the smoothness, which is known for one layer. Its constants are left out where it gives an order."""
+
 
 def write(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
     blocks = [
         f"## {part.title[0].upper()}{part.title[1:]}\n\n{table(part, content.get(name, []))}"
         for name, part in parts.items()
     ]
+    if "theorem" in content:
+        told = THEOREM.replace("\n", " ")
+        blocks.append(f"## eager-SGD's Theorem 5.2, on the convex task\n\n{told}\n\n{theorem(content['theorem'])}")
     kit.write(RESULT, "Long runs", ABOUT.replace("\n", " "), *blocks, "![losses](long_runs.png)")
     draw(parts, content)

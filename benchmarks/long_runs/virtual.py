@@ -57,6 +57,7 @@ class Virtual:
         self.learner, self.schedule, self.hardware, self.form = learner, schedule, hardware, form
         self.lengths = np.tile(seconds, (MORE * learner.count, 1))
         self.machine: VirtualMachine | None = None
+        self.summing: Summing | None = None
         self._advance = self._made()
 
     @property
@@ -118,7 +119,7 @@ class Virtual:
         timing = Summing(
             self.learner, self.lengths, links.latency, lambda *_: takes, machine.members, mean_seconds=takes
         )
-        self.machine = VirtualMachine(machine, timing, keep_notes=False)
+        self.machine, self.summing = VirtualMachine(machine, timing, keep_notes=False), timing
         return self._until(lambda steps: timing.summed_gradients >= steps * count)
 
     def _by_generator(self) -> Callable[[int], None]:

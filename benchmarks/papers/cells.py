@@ -232,7 +232,7 @@ def _experiments(paper: dict[str, Any], row: dict[str, Any]) -> Iterator[Experim
     fields = {**paper.get("common", {}), **row}
     names, listed = fields.pop("settings"), fields["contestants"]
     fields["contestants"] = tuple(paper["lists"][listed] if isinstance(listed, str) else listed)
-    fields["shape"] = tuple(fields["shape"])
+    fields["shape"], fields["sizes"] = tuple(fields["shape"]), tuple(fields.get("sizes", ()))
     rates = fields.pop("rates", [fields.pop("rate", None)])
     for name in names:
         own = paper.get("settings", {}).get(name)

@@ -227,7 +227,11 @@ def parser(words: str) -> argparse.ArgumentParser:
     """What is done, and for which tasks."""
     arguments = kit.parser(words)
     arguments.add_argument("what", choices=["measure", "fit"])
-    arguments.add_argument("--tasks", nargs="+", default=[f"{kind}/{rule}" for kind in KINDS for rule in OPTIMIZERS])
+    arguments.add_argument(
+        "--tasks",
+        nargs="+",
+        default=[f"{name}/{rule}" for name, kind in KINDS.items() if kind.priced for rule in OPTIMIZERS],
+    )
     return arguments
 
 

@@ -1,8 +1,8 @@
-"""Five small networks of different kinds, and three optimizers, for sixteen workers in one process.
+"""Small networks of different kinds, and three optimizers, for sixteen workers in one process.
 
-What they learn is the lab's: digits by convolution or by two plain layers, the next letter of English text from the
-letters before it at once or one after another, and whose documentation a paragraph comes from by an embedding of its
-words. All are small, so that a step of all workers takes milliseconds.
+What they learn is the lab's: digits by convolution, by two plain layers or by one, which is convex, the next letter of
+English text from the letters before it at once or one after another, and whose documentation a paragraph comes from by
+an embedding of its words. All are small, so that a step of all workers takes milliseconds.
 """
 
 from __future__ import annotations
@@ -96,15 +96,20 @@ def _text(letters: int) -> nn.Module:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A network by the number of letters, if it reads letters, and the lab's task whose samples it learns."""
+    """A network by the number of letters, if it reads letters, and the lab's task whose samples it learns.
+
+    The planner's prices come from those that are `priced`.
+    """
 
     data: str
     make: Callable[[int], nn.Module]
+    priced: bool = True
 
 
 KINDS = {
     "convolution": Kind("digits", lambda _: Convolution()),
     "perceptron": Kind("digits", lambda _: _perceptron()),
+    "linear": Kind("digits", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), priced=False),
     "recurrent": Kind("text", Recurrent),
     "text": Kind("text", _text),
     "embedding": Kind("svm", lambda _: Bag()),

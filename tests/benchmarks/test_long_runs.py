@@ -22,6 +22,7 @@ from benchmarks.long_runs.learner import Learner
 from benchmarks.long_runs.one_process import Learner as OneProcess
 from benchmarks.long_runs.one_process import Together, Workers, changed
 from benchmarks.long_runs.page import table
+from benchmarks.long_runs.theorem import Bounds, smoothness
 from benchmarks.long_runs.virtual import Virtual
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
@@ -89,6 +90,33 @@ def test_a_late_gradient_joins_a_later_sum_and_everybody_applies_each_once(quoru
     assert 10.0 < virtual.seconds < 20.0
     made = RATE / 4 * sum((rank + 1) * taken for rank, taken in enumerate(learner.taken))
     assert made - 2 * RATE / 4 * (1 + 2 + 3 + 4) <= -learner.models.min() <= made + 1e-5
+
+
+def test_how_late_gradients_are_is_counted_with_the_sums_that_they_join():
+    """Of a worker five times as slow more are late."""
+    _, alike = trained(AllReduce(when=Quorum(quorum="solo", staleness=16)), 10)
+    learner, apart = trained(AllReduce(when=Quorum(quorum="solo", staleness=16)), 10, slow=5.0)
+    assert max(alike.summing.ages) < max(apart.summing.ages) <= 16
+    assert len(apart.summing.ages) == apart.summing.summed_gradients <= sum(learner.taken)
+
+
+def test_theorem_5_2_with_numbers_put_in():
+    """Against the formulas by hand; nothing is late in a sum of all, and then the usual rate of SGD remains."""
+    fields = {"workers": 4, "late": 2, "smooth": 3.0, "moment": 4.0, "gap": 6.0, "epsilon": 0.5}
+    some, everybody = Bounds(quorum=1, **fields), Bounds(quorum=4, **fields)
+    by_hand = ((0.5 * 4) ** 0.5 / (12 * 3 * 2 * 2 * 3) ** 0.5, 0.5 * 4 / (4 * 27 * 2 * 2 * 3), 0.5 / (12 * 4 * 3))
+    assert some.rate == pytest.approx(min(by_hand))
+    assert some.rounds == pytest.approx(6 * 2 * 3 / (4 * 0.25))
+    assert (everybody.rate, everybody.rounds) == (pytest.approx(by_hand[2]), 0)
+
+
+def test_one_layer_is_as_smooth_as_the_theorem_is_told():
+    """Gradients at random models never differ by more than the constant times their distance."""
+    learner = Learner(kind="linear", held_out=360, cluster=CLUSTER, highest=0.4, most=100, seed=0)
+    constant, draw = smoothness(learner.inputs.flatten(1).numpy()), torch.Generator().manual_seed(0)
+    for scale in (1e-3, 1e-1, 10.0):
+        one, other = (learner.models[0] + scale * torch.randn(650, generator=draw) for _ in range(2))
+        assert (learner.slope(one) - learner.slope(other)).norm() <= constant * (one - other).norm() * (1 + 1e-4)
 
 
 def test_neighbours_in_serial_order_are_the_graphs_matrix():

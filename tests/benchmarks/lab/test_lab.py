@@ -13,6 +13,7 @@ from benchmarks import compact
 from benchmarks.lab import rehearse as rehearse_module
 from benchmarks.lab.campaign import Campaign, Experiment
 from benchmarks.lab.contestants import contestants
+from benchmarks.lab.job import Job
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import why_not
 from benchmarks.lab.predict import Point, predicted
@@ -34,6 +35,14 @@ FOUR = Cluster.regular(4, 4)
 
 def measured(step_ms, curve=(), nic=1.0):
     return Measured(step_ms=step_ms, nic_mb=nic, shares={}, curve=list(curve))
+
+
+def test_nodes_may_hold_different_numbers_of_workers():
+    job = Job(num_nodes=3, workers_per_node=4, sizes=(4, 2, 2))
+    assert (job.num_workers, [job.first_of(node) for node in range(3)]) == (8, [0, 4, 6])
+    assert Job.of_line(job.to_line()) == job
+    assert Job(num_nodes=2, workers_per_node=3).workers_of_nodes == (3, 3)
+    assert str(Experiment(settings=(), shape=(3, 4), sizes=job.sizes).cluster) == "4,2,2"
 
 
 def test_the_target_is_interpolated_between_evaluations():

@@ -202,6 +202,22 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
     assert not any("40 Mbit/s" in kept.setting for kept in found.values()), "nobody knows its steps to the loss"
 
 
+def test_a_step_goes_into_computing_its_sum_and_a_rest_that_is_negative_where_they_overlap():
+    alone = pipe_sgd.sums.figures(pipe_sgd.sums.BARE, 1)[0]
+    made = (
+        row(pipe_sgd.STEP, "digits, 4x1, 200 Mbit/s: D-Sync", 210.0, unit="milliseconds", runs=3),
+        row(pipe_sgd.STEP, "digits, 4x1, 200 Mbit/s: Pipe", 150.0, unit="milliseconds", runs=3),
+        row(alone, "200 Mbit/s: flat ring, fp32", 140.0, low=130.0, high=145.0, unit="milliseconds", runs=12),
+    )
+    found = {
+        one.setting: one for one in pipe_sgd.derived(Results(paper="p", rows=made)) if one.figure == pipe_sgd.PIECES
+    }
+    waits, hidden = (found[f"digits, 4x1, 200 Mbit/s: {name}: the rest"] for name in ("D-Sync", "Pipe"))
+    assert (waits.measured, waits.low, waits.high, waits.runs) == (10.0, 5.0, 20.0, 3)
+    assert hidden.measured == -50.0
+    assert not any("8 bit" in setting for setting in found), "nobody measured its step"
+
+
 def hops_cells(**runs):
     """Cells of the SVM by (kind, contestant): milliseconds per step and steps to the loss, of each run."""
     contents = []
