@@ -83,7 +83,6 @@ SMALL = (
     generator("inter/intra 4 on 2 nodes, 3 rounds, at once", GroupSystem(smart((0, 0, 1, 1)), rounds=3, ways=2),
               AT_ONCE),
     generator("divided 4, 3 rounds, 3 draws, at once", GroupSystem(divided((0, 0, 1, 1)), rounds=3, ways=3), AT_ONCE),
-    generator("random pairs of 4, 6 draws, at once", GroupSystem(random((0, 0, 1, 1)), ways=6), AT_ONCE),
     generator("node-then-all 3, meeting every 2 rounds, endless",
               GroupSystem(meeting(ONE_NODE, all_every=2), rounds=None)),
     generator("node-then-all 4 on 2 nodes, 1 round", GroupSystem(meeting((0, 0, 1, 1)), rounds=1)),
@@ -191,6 +190,7 @@ TWO_VOIDS = FACTORS.configuration(FACTORS.row(nodes=(0, 0, 0), breakers=(1,), su
 """Four circumstances at once: word that two groups are void, of two epochs, overtaking one another. 190,426 states."""
 
 LARGE = (
+    generator("random pairs of 4, 6 draws, at once", GroupSystem(random((0, 0, 1, 1)), ways=6), AT_ONCE),
     generator("random pairs of 4, 1 round, every draw", GroupSystem(random((0, 0, 1, 1)), rounds=1, ways=3)),
     generator("random pairs of 3, 3 rounds, both draws", GroupSystem(random(TWO_NODES), rounds=3, ways=2)),
     generator("inter/intra 3 on 2 nodes, both draws", GroupSystem(smart(TWO_NODES), ways=2)),

@@ -258,11 +258,8 @@ SMALL = (
     membership("2 workers and one that joins, two deaths, a restart, at once", 2, 2, joining=1, restarts=1,
                network=at_once(2)),
     membership("1 worker and two that join, one death, at once", 1, 2, joining=2, network=at_once(1)),
-    membership("2 workers, one round, and two that join, one death, at once", 2, 1, joining=2, network=at_once(1)),
     membership("2 workers and one that joins, one taken for dead, a lease, at once", 2, 2, joining=1, leases=1,
                network=at_once(0, 1)),
-    membership("3 workers in pairs and all and one that joins, one death, at once", 3, 3, pairs_then_all, joining=1,
-               network=at_once(1)),
     membership("2 workers, a plan, one death", 2, 2, proposals=1, network=mishaps(1)),
     membership("2 workers and one that joins, a plan, one death, at once", 2, 1, joining=1, proposals=1,
                network=at_once(1)),
@@ -271,6 +268,15 @@ SMALL = (
 )  # fmt: skip
 
 LARGE = (
+    membership("2 workers, one round, and two that join, one death, at once", 2, 1, joining=2, network=at_once(1)),
+    membership(
+        "3 workers in pairs and all and one that joins, one death, at once",
+        3,
+        3,
+        pairs_then_all,
+        joining=1,
+        network=at_once(1),
+    ),
     membership("2 workers and two that join, one death, at once", 2, 2, joining=2, network=at_once(1)),
     membership("3 workers, one cut off, at once", 3, 2, network=at_once(cuts=1)),
     membership("3 workers, one round, one cut off, one death, at once", 3, 1, network=at_once(1, cuts=1)),

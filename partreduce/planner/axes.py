@@ -50,7 +50,7 @@ class Axes:
     figures: Retimed | None
     usual: StepsModel
     _chosen: dict[Setting, Timings] = field(default_factory=dict)
-    _unequal: dict[Lateness, Figures] = field(default_factory=dict)
+    _figures: dict[tuple[Lateness, int], Figures] = field(default_factory=dict)
 
     @classmethod
     def of(cls, schedule: Schedule, job: Job) -> Axes:
@@ -180,10 +180,14 @@ class Axes:
 
     def at(self, setting: Setting) -> Figures:
         """The figures of a setting; gradients that come late to all alike keep the workers together."""
+        place = setting.when, setting.pace
+        if place not in self._figures:
+            self._figures[place] = self._figures_at(setting)
+        return self._figures[place]
+
+    def _figures_at(self, setting: Setting) -> Figures:
         if self.figures is None:
-            if setting.when not in self._unequal:
-                self._unequal[setting.when] = figures_of(setting.of(self.schedule), self.job)
-            return self._unequal[setting.when]
+            return figures_of(setting.of(self.schedule), self.job)
         late = setting.when is Lateness.LATE
         spread = self.figures.consensus_distance_at(setting.pace, late=late)
         pushed = self.figures.drift_at(setting.pace, late=late)

@@ -6,7 +6,7 @@ costs are budgets at which the search is asked for more.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -60,17 +60,15 @@ def group_rounds(hint: Schedule) -> tuple[Phase, ...] | None:
         return None
 
 
-def indices_of(alphabet: Alphabet, hint: Schedule) -> Indices | None:
-    """The hint's rounds as phase indices; None if the alphabet lacks one and has no full average to stand in for it."""
-    rounds: Sequence[RulePhase | Phase] | None
-    rounds = group_rounds(hint) if alphabet.radices is None else rule_rounds(hint, alphabet.radices)
-    if rounds is None:
-        return None
+def indices_of(alphabet: Alphabet, hints: Iterable[Schedule]) -> Iterator[Indices | None]:
+    """Each hint's rounds as phase indices; None where the alphabet lacks one, and a full average to stand in for it."""
     place = {_key(phase): index for index, phase in enumerate(alphabet.phases)}
     full = alphabet.full_average()  # pruned phases cost at least as much as it
-    spelled = [place.get(_key(phase), full) for phase in rounds]
-    indices = tuple(index for index in spelled if index is not None)
-    return indices if len(indices) == len(spelled) else None
+    rounds: Sequence[RulePhase | Phase] | None
+    for hint in hints:
+        rounds = group_rounds(hint) if alphabet.radices is None else rule_rounds(hint, alphabet.radices)
+        spelled = None if rounds is None else [place.get(_key(phase), full) for phase in rounds]
+        yield None if spelled is None or None in spelled else tuple(index for index in spelled if index is not None)
 
 
 def _spaced(rounds: tuple[Round, ...], pace: Pace, silent: Round) -> tuple[Round, ...]:

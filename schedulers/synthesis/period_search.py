@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
@@ -119,10 +120,8 @@ class Search:
     def start(self, until: float) -> None:
         """Hints and compositions, until the clock's position `until`; random periods where nothing can be composed."""
         limits, alphabet = self.problem.limits, self.alphabet
-        for hint in self.problem.hints:
-            if self.clock.passed(until):
-                break
-            indices = indices_of(alphabet, hint)
+        hints = takewhile(lambda _: not self.clock.passed(until), self.problem.hints)
+        for indices in indices_of(alphabet, hints):
             self.clock.charge(PER_HINT * len(alphabet))
             if indices is not None and limits.min_period <= len(indices) <= limits.max_period:
                 self.score([indices])

@@ -2,11 +2,11 @@
 
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from helpers.warm import WARM
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how-to/two-levels.md").read_text(encoding="utf-8")
@@ -27,8 +27,7 @@ def test_every_command_of_the_page_prints_what_it_shows(tmp_path, monkeypatch):
             command, *lines = piece.strip().splitlines()
             if NAMES_OTHER_MACHINES in command:
                 continue
-            words = [sys.executable, "-m", *shlex.split(command)]
-            done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+            done = WARM.run(*shlex.split(command), cwd=tmp_path)
             assert done.returncode == 0, (command, done.stderr)
             printed = [" ".join(line.split()) for line in done.stdout.splitlines()]
             assert [line for line in lines if line not in printed] == [], (command, printed)

@@ -32,8 +32,11 @@ from partreduce.commands import build_app
 build_app()  # once, for all commands
 for number, arguments in enumerate(json.loads(sys.argv[1])):
     if os.fork() == 0:
-        os.dup2(os.open(f"said-{number}", os.O_WRONLY | os.O_CREAT), 2)
+        said = os.open(f"said-{number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
         code = main(arguments)
+        sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     print(os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
@@ -106,8 +109,8 @@ class Environment:
     def command(self, *arguments, cwd):
         return self._output("-m", "partreduce", *arguments, cwd=cwd)
 
-    def refusals(self, commands, cwd):
-        """What each of some commands that cannot be done says, and its exit code."""
+    def each(self, commands, cwd):
+        """What each of some commands says, and its exit code."""
         codes = self._output("-c", EACH, json.dumps(commands), cwd=cwd).split()
         return [((cwd / f"said-{number}").read_text(), int(code)) for number, code in enumerate(codes)]
 
@@ -246,13 +249,18 @@ def test_every_extra_is_declared_and_brings_what_is_asked_for():
 
 
 def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
-    run = base_install.command
-    run("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
-    for arguments in (["show"], ["simulate"], ["simulate", "schedule.json"]):
-        run(*arguments, "schedule.json", cwd=tmp_path)
-    run("simulate", "schedule.json", "-o", "trace.json", cwd=tmp_path)
-    run("design", "2x4", "--effort", "1", cwd=tmp_path)
-    run("design", "--list", cwd=tmp_path)
+    lines = [
+        "design 2x4 --using prague-figure-10 -o schedule.json",
+        "show schedule.json",
+        "simulate schedule.json",
+        "simulate schedule.json schedule.json",
+        "simulate schedule.json -o trace.json",
+        "design 2x4 --effort 0.3",
+        "design --list",
+    ]
+    answers = base_install.each([line.split() for line in lines], tmp_path)
+    assert [code for _, code in answers] == [0] * len(lines), answers
+    assert (tmp_path / "trace.json").exists()
 
 
 def test_a_base_install_proves_figure_10(base_install, tmp_path):
@@ -285,7 +293,7 @@ def refusals(installed, tmp_path_factory):
         folder / "generated.json", partreduce.Schedule("g", cluster, partreduce.strategies.Generated())
     )
     with installed.without(*EXTRAS):
-        return installed.refusals([arguments for _, arguments in NEEDING], folder)
+        return installed.each([arguments for _, arguments in NEEDING], folder)
 
 
 @pytest.mark.parametrize(("number", "extras"), list(enumerate(extras for extras, _ in NEEDING)))

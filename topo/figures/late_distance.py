@@ -80,16 +80,20 @@ def _traces(
     added = np.concatenate([[0.0], np.cumsum(kept[:-1])])  # variance that s steps add
     period, noise = len(mixing), added[pace] * off_mean
     matrices = mixing - (1 - (1 - curvature) ** pace) * off_mean
+    adjoints = adjoint(matrices)
     product, covariance = np.broadcast_to(np.eye(mixing.shape[-1]), noise.shape), np.zeros_like(noise)
-    for matrix in matrices:
-        covariance, product = matrix @ covariance @ adjoint(matrix) + noise, matrix @ product
+    for matrix, turned in zip(matrices, adjoints, strict=True):
+        covariance, product = matrix @ covariance @ turned + noise, matrix @ product
     doublings = ceil(log2(max(1.0, HORIZON / (pace * period))))
     covariance = lyapunov.steady_state(product, covariance, negligible=0.0, max_doublings=doublings).covariance
-    total = np.zeros(len(noise))
-    for matrix in matrices:
-        total += kept[1:pace].sum() * _trace(covariance) + added[1:pace].sum() * _trace(off_mean)
-        covariance = matrix @ covariance @ adjoint(matrix) + noise
-        total += _trace(covariance)
+    total, left, inside = np.zeros(len(noise)), kept[1:pace].sum(), added[1:pace].sum() * _trace(off_mean)
+    before = _trace(covariance)
+    for matrix, turned in zip(matrices, adjoints, strict=True):
+        covariance = matrix @ covariance @ turned + noise
+        after = _trace(covariance)
+        total += left * before + inside
+        total += after
+        before = after
     return total / (period * pace)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import prod
 
 import numpy as np
@@ -17,8 +18,11 @@ from partreduce.topo.timing.coding import PLAIN, Coding
 from partreduce.topo.timing.links import Links, check_node
 from partreduce.topo.timing.traffic import Shape, Traffic, all_to_all, of_sum
 
+KEPT = 4096
+"""Loads of rule phases that are kept: a planner costs the same few hundred again in every schedule that has them."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Loads:
     """Groups and their crossings: one entry for each (group, node) pair where the group uses that node's NICs.
 
@@ -47,7 +51,11 @@ class Loads:
         return cls(np.zeros(len(seconds)), seconds, whole, whole, none, none, none, 1, busiest)
 
     def seconds(self) -> npt.NDArray[np.float64]:
-        """Seconds of each group when all start together, shape (groups,). O(crossings log crossings)."""
+        """Seconds of each group when all start together, shape (groups,). O(crossings log crossings), once."""
+        return self._seconds.copy()
+
+    @cached_property
+    def _seconds(self) -> npt.NDArray[np.float64]:
         result = self.inside.copy()
         np.maximum.at(result, self.group, self._shared())
         result += self.latency
@@ -205,8 +213,23 @@ def of_rule(
         check_node(node, cluster.num_nodes)
     if hardware.shared_switches(cluster.num_nodes):
         shape, pairs, links = *_everywhere(phase, radices, cluster), Links.of(cluster, hardware)
-    else:
-        shape, pairs, links = _with_stand_ins(phase, radices, cluster, hardware)
+        traffic = of_sum(shape, form, coding)
+        return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
+    return _shown(phase, tuple(radices), cluster, hardware, model_bytes=model_bytes, form=form, coding=coding)
+
+
+@lru_cache(maxsize=KEPT)
+def _shown(
+    phase: RulePhase,
+    radices: tuple[int, ...],
+    cluster: Cluster,
+    hardware: Hardware,
+    *,
+    model_bytes: float,
+    form: str,
+    coding: Coding,
+) -> Loads:
+    shape, pairs, links = _with_stand_ins(phase, radices, cluster, hardware)
     traffic = of_sum(shape, form, coding)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
 

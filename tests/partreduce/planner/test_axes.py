@@ -76,7 +76,8 @@ def test_every_option_is_what_its_file_says() -> None:
 def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
     rings = competitors(job(form=Form.RING, when=Lateness.LOCKSTEP), until=0.0)
     assert {(option.form, option.late) for option in rings} == {(Form.RING, False)}
-    late = plan(job(when=Lateness.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000)))
+    asked = job(when=Lateness.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000))
+    late = plan(replace(asked, effort=0.3))
     assert late.recommendation.late
     assert "allreduce" in {option.name for option in late.baselines}, "what torch does, though it is not late"
 
@@ -123,7 +124,7 @@ def test_the_bound_of_a_late_schedule_holds_for_every_schedule_of_its_class() ->
 
 
 def test_command_line_says_which_forms_and_which_lateness_may_be(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["design", "2x2", "--effort", "1", "--json"]
+    asked = ["design", "2x2", "--effort", "0.3", "--json"]
     assert main([*asked, "--form", "ring", "--when", "lockstep"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert {(row["form"], row["when"]) for row in answer["front"]} == {("ring", "lockstep")}

@@ -186,7 +186,7 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pyte
     row, _ = json.loads(capsys.readouterr().out)["schedules"]
     assert (row["when"], row["runs"]) == ("gap", gap.in_words)
     assert row["memory_bytes"] == answer["recommendation"]["gap"]["memory_bytes"]
-    assert main([*asked, "--max", "queues=1kB"]) == 3
+    assert main([*asked, "--effort", "0.5", "--max", "queues=1kB"]) == 3
     assert "max-queues" in capsys.readouterr().err
 
 

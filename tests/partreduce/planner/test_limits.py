@@ -119,7 +119,7 @@ def test_a_clock_says_what_ended_it():
 
 
 def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
-    base = ["design", "4x4", "--model-bytes", "552MB", "--form", "ring", "--effort", "0.5", "--json"]
+    base = ["design", "4x4", "--model-bytes", "552MB", "--form", "ring", "--effort", "0.2", "--json"]
     asked = {
         "feasible": (0, []),
         "optimal": (0, ["--objective", "consensus-distance", "--max", "communication=207ms"]),

@@ -50,8 +50,7 @@ def test_hints_spelled_in_phases_keep_their_figures(shape):
     alphabet = alphabet_of(asked)
     maps = alphabet.covariance_maps()
     assert len(asked.hints) >= 3
-    for hint in asked.hints:
-        indices = indices_of(alphabet, hint)
+    for hint, indices in zip(asked.hints, indices_of(alphabet, asked.hints), strict=True):
         assert indices is not None
         value = scoring.consensus_distance(
             alphabet.space, scoring.compose_all(alphabet.space, [maps[i] for i in indices])
@@ -69,7 +68,7 @@ def test_radices_that_do_not_refine_are_no_hint():
 
 def test_phases_of_hints_join_an_incomplete_alphabet():
     asked = problem("3,3,3", [("pairs-pairs-all", {"pair_rounds": 2})])
-    spelled = indices_of(alphabet_of(asked), asked.hints[0])
+    (spelled,) = indices_of(alphabet_of(asked), asked.hints)
     assert spelled is not None
     assert len(set(spelled)) == asked.hints[0].num_distinct_phases()
 

@@ -15,6 +15,7 @@ from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
 from partreduce.topo.strategies.axes import Form
+from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication, group_seconds, round_seconds
 from partreduce.topo.timing.event_graph import cycle_time
 
@@ -213,3 +214,15 @@ def test_a_schedule_costs_what_its_own_form_costs():
     assert communication(formed, hardware) == asked != communication(ring, hardware)
     assert communication(formed, hardware, form=Form.RING) == communication(ring, hardware)
     assert cycle_time(formed, hardware).per_step == cycle_time(ring, hardware, form=Form.HIERARCHICAL).per_step
+
+
+def test_what_a_caller_does_to_the_seconds_that_it_got_changes_no_later_answer():
+    """Loads of a rule's phases are kept, and all who ask get the same."""
+
+    def seconds():
+        return loads.of_rule(NODE, (2, 2), CLUSTER, HARDWARE, model_bytes=8, form="ring").seconds()
+
+    first = seconds()
+    before = first.tolist()
+    first *= 0
+    assert seconds().tolist() == before != first.tolist()
