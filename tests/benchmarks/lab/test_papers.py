@@ -66,7 +66,7 @@ def test_what_is_kept_is_short_and_holds_the_headlines(paper):
     keys = [kept.key for kept in found.rows]
     assert len(set(keys)) == len(keys)
     assert not found.rows or set(paper.headlines) <= set(keys)
-    assert not found.rows or len(found.to_text().splitlines()) < 400
+    assert not found.rows or len(found.to_text().splitlines()) < 500
     assert set(found.why) <= {kept.figure for kept in found.rows}
     assert Results.of_text(found.to_text()) == found
 
