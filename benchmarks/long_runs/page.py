@@ -106,7 +106,7 @@ def theorem(found: list[Row]) -> str:
             f"{said['late']:.2f}, {said['latest']:.0f}",
         ]
         cells += [f"{said['epsilon']:.2g}", f"{said['rate']:g}", f"{said['allowed']:.1e}"]
-        lines.append([*cells, f"{said['rounds']:,.0f}", f"{said['asked']:.1e}"])
+        lines.append([*cells, f"{said['rounds']:,.0f}", f"{said['asked']:,.0f}"])
     head = ("contestant", "workers in a sum: mean, fewest", "rounds late: mean, most", "mean squared gradient norm")
     return kit.table(
         (*head, "rate that ran", "rate allowed", "rounds that ran", "rounds of the theorem's order"), lines
@@ -152,7 +152,8 @@ All-Reduce."""
 
 THEOREM = """`python -m benchmarks.long_runs theorem`. The theorem bounds the mean squared gradient norm over a run,
 for a rate that is small enough. Here what ran is put into it: quorum, staleness, the largest second moment of a
-gradient, and the smoothness, which is known for one layer. Its constants are left out where it gives an order."""
+gradient, and the smoothness, which is known for one layer. Its constants are left out where it gives an order. It is no guide to a
+rate: what it allows is a millionth of what ran."""
 
 
 def write(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
