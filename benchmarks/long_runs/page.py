@@ -152,8 +152,8 @@ All-Reduce."""
 
 THEOREM = """`python -m benchmarks.long_runs theorem`. The theorem bounds the mean squared gradient norm over a run,
 for a rate that is small enough. Here what ran is put into it: quorum, staleness, the largest second moment of a
-gradient, and the smoothness, which is known for one layer. Its constants are left out where it gives an order. It is no guide to a
-rate: what it allows is a millionth of what ran."""
+gradient, and the smoothness, which is known for one layer. Its constants are left out where it gives an order. It is
+no guide to a rate: what it allows is a millionth of what ran."""
 
 
 def write(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
