@@ -46,13 +46,25 @@ CELLS = (
 
 @pytest.mark.processes
 @pytest.mark.lab
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_faults_end_in_time_named_right_and_leave_nothing_behind():
+    """On a busy machine a run may be over before its fault's instant comes; it is run again then."""
     possible = {"/".join(combination) for combination in combinations()}
-    cells = [name for name in CELLS if name.rsplit("/", 1)[0] in possible]
+    waiting = [name for name in CELLS if name.rsplit("/", 1)[0] in possible]
+    for _ in range(3):
+        said = verdicts_of(waiting)
+        assert set(said) == set(waiting)
+        waiting = [name for name, words in said.items() if ": not fired (" in words]
+        if not waiting:
+            break
+    assert not waiting
+
+
+def verdicts_of(cells):
+    """What a campaign of these says of each; none may be a violation."""
     arguments = [part for name in cells for part in ("--cell", name)]
     done = subprocess.run(
-        [*children.module("benchmarks.faults.run"), "--timeout", "20", "--slack", "40", *arguments],
+        [*children.module("benchmarks.faults.run"), "--at-once", "2", "--timeout", "20", "--slack", "40", *arguments],
         env=children.environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -61,7 +73,9 @@ def test_faults_end_in_time_named_right_and_leave_nothing_behind():
         check=False,
     )
     assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1] == f"{len(cells)} faults (0 cells in which none fired), 0 with a violation"
+    *_, total = lines = done.stdout.splitlines()
+    assert total.endswith(" 0 with a violation"), done.stdout
+    return {name: line.removeprefix(f"{name}: ") for name in cells for line in lines if line.startswith(f"{name}: ")}
 
 
 def test_every_strategy_kind_is_put_under_faults():
