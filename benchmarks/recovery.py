@@ -201,18 +201,11 @@ WORDS = (
 
 
 def _figures(found: Found) -> tuple[object, ...]:
-    def worst(seconds: list[float]) -> tuple[str, str]:
-        return f"{statistics.median(seconds):.2f}", f"{max(seconds):.2f}"
+    def seconds(each: list[float]) -> tuple[str, str]:
+        return f"{statistics.median(each):.2f}", f"{max(each):.2f}"
 
-    step = f"{statistics.median(found.steps):.3f}"
-    return (
-        len(found.stood),
-        step,
-        *worst(found.stood),
-        *worst(found.back),
-        f"{statistics.mean(found.lost):.1f}",
-        found.fallen,
-    )
+    step, lost = f"{statistics.median(found.steps):.3f}", f"{statistics.mean(found.lost):.1f}"
+    return len(found.stood), step, *seconds(found.stood), *seconds(found.back), lost, found.fallen
 
 
 def _torchft() -> str:
@@ -227,13 +220,8 @@ def _torchft() -> str:
 
 def contestants(beside: str | None) -> dict[str, Command]:
     """Who has a turn."""
-    if beside is None:
-        return {"partreduce": ours}
-    return {
-        "partreduce": ours,
-        "torchft, as its README": torchft(Settings()),
-        "torchft, tuned": torchft(TUNED),
-    }
+    others = {"torchft, as its README": torchft(Settings()), "torchft, tuned": torchft(TUNED)}
+    return {"partreduce": ours} | (others if beside else {})
 
 
 def main() -> None:

@@ -90,16 +90,19 @@ class Kind:
         planned = tuple(Contingency(tuple(range(lost + 1))) for lost in range(self.most_lost))
         return Schedule("under-faults", cluster, self.strategy, contingencies=planned)
 
+    @property
+    def ends(self) -> npt.NDArray[np.int64]:
+        """(fragments,): after how many of a round's steps each has its turn, when its share of them is done."""
+        return np.arange(1, self.fragments + 1) * self.steps_a_round // self.fragments
+
     def is_due(self, step: int) -> npt.NDArray[np.bool_]:
-        """(rows,): which have their turn after a step, when their fragment's share of the round's steps is done."""
-        of_row = np.repeat(np.arange(self.fragments), rows_of(self.fragments))[:WORKERS]
-        return (of_row + 1) * self.steps_a_round // self.fragments == step % self.steps_a_round + 1
+        """(rows,): which have their turn after a step."""
+        return np.repeat(self.ends, rows_of(self.fragments))[:WORKERS] == step % self.steps_a_round + 1
 
     def turn_of(self, step: int) -> int:
         """The turn that is next when a step is taken."""
         round_, before = divmod(step, self.steps_a_round)
-        ends = ((part + 1) * self.steps_a_round // self.fragments for part in range(self.fragments))
-        return round_ * self.fragments + sum(end <= before for end in ends)
+        return round_ * self.fragments + int((self.ends <= before).sum())
 
     def states(self, steps: int) -> npt.NDArray[np.float64]:
         """(steps + 1, workers, rows): what each worker holds after so many steps of a run without faults."""

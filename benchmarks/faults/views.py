@@ -1,8 +1,8 @@
 """What workers of a run that goes on must hold: the means over whoever was a member, turn by turn, and nothing else.
 
-Each worker writes down the views that it knows: who is a member from which turn on (a round, or one of its
-fragments' turns). All must know the same, as far as
-they know any: two views that average at one time would differ there. From them alone the run is computed again.
+Each worker writes down the views that it knows: who is a member from which turn on (a round, or one of its fragments'
+turns). All must know the same, as far as they know any: two views that average at one time would differ there. From
+them alone the run is computed again.
 """
 
 from __future__ import annotations

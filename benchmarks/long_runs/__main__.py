@@ -71,6 +71,14 @@ class Part:
         assert schedule is not None, f"{name} has something to do in {self.title}"
         return schedule, Form(contestant.form)
 
+    def begun(self, name: str, steps: int, rate: float, seed: int) -> tuple[Learner, Virtual]:
+        """A contestant at its start, and what advances it."""
+        schedule, form = self.schedule_of(name)
+        fields = {"kind": self.kind, "held_out": self.held_out, "cluster": self.cluster}
+        learner = Learner(**fields, highest=rate, most=steps, seed=seed)
+        lengths = step_seconds(self.setting, self.shape, steps, seed)
+        return learner, Virtual(learner, schedule, Planner({}).hardware(self.setting), lengths, form)
+
 
 def parts() -> dict[str, Part]:
     listed = tomllib.loads(CASES.read_text(encoding="utf-8"))
@@ -83,10 +91,7 @@ def parts() -> dict[str, Part]:
 def run(part: Part, name: str, steps: int, rate: float, seed: int) -> Row:
     """One run: held-out loss, share told right, and training loss in the end, with the curve of the training loss."""
     begun = time.monotonic()
-    schedule, form = part.schedule_of(name)
-    learner = Learner(kind=part.kind, held_out=part.held_out, cluster=part.cluster, highest=rate, most=steps, seed=seed)
-    lengths = step_seconds(part.setting, part.shape, steps, seed)
-    virtual = Virtual(learner, schedule, Planner({}).hardware(part.setting), lengths, form)
+    learner, virtual = part.begun(name, steps, rate, seed)
     curve = [(0, learner.loss(learner.models.mean(0)))]
     for step in range(steps):
         virtual.advance(step)

@@ -12,11 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.lab.plan import Planner
-from benchmarks.long_runs.learner import Learner
-from benchmarks.long_runs.virtual import Virtual
-from benchmarks.papers.physics import step_seconds
-
 if TYPE_CHECKING:
     from benchmarks.long_runs.__main__ import Part
 
@@ -58,12 +53,7 @@ class Bounds:
 
 def evaluated(part: Part, name: str, rate: float, seed: int) -> dict[str, Any]:
     """A long run of a quorum, and what the theorem says of it."""
-    schedule, form = part.schedule_of(name)
-    learner = Learner(
-        kind=part.kind, held_out=part.held_out, cluster=part.cluster, highest=rate, most=part.steps, seed=seed
-    )
-    lengths = step_seconds(part.setting, part.shape, part.steps, seed)
-    virtual = Virtual(learner, schedule, Planner({}).hardware(part.setting), lengths, form)
+    learner, virtual = part.begun(name, part.steps, rate, seed)
     first, moments, norms = learner.loss(learner.models[0]), [], []
     for step in range(part.steps):
         virtual.advance(step)

@@ -237,8 +237,9 @@ class Views:
 
     def _place(self, view: View) -> str:
         """Where the members of a view average again."""
-        round_, fragment = divmod(view.resume[0], int(self._facts()["turns"]))
-        return f"round {round_}" if self._facts()["turns"] == 1 else f"round {round_} (fragment {fragment})"
+        turns = int(self._facts()["turns"])
+        round_, fragment = divmod(view.resume[0], turns)
+        return f"round {round_}" if turns == 1 else f"round {round_} (fragment {fragment})"
 
     def _moved(self, part: int, whole: int, model: str) -> str:
         """How far the mean moved: by this part of the distance between it and a model."""

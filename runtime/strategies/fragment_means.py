@@ -32,7 +32,6 @@ class FragmentMeans(ParameterRunner):
         self._moves: dict[int, list[Move]] = {}
         for move in moves(len(parts), run.pace, self._late):
             self._moves.setdefault(move.taken, []).append(move)
-
         self._ends = round_ends(len(parts), run.pace)
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - a run may be loaded inside a round

@@ -242,6 +242,17 @@ def _sums_in_stages(optimizer):
     return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)
 
 
+def own(said):
+    """What each worker that said something held before `finish()`, by rank."""
+    return {rank: one["own"] for rank, one in said.items()}
+
+
+def views_of(said):
+    """Who is a member in a turn, as the workers have heard."""
+    views = [(after, tuple(members)) for after, members in next(iter(said.values()))["views"]]
+    return lambda turn: next(members for after, members in reversed(views) if after <= turn)
+
+
 def replayed(groups_in, survivors, *, pace=1, steps=9, workers=4, gradients=None, joins=None, decays=False,
              begun=0, models=None, size=3, outer=None, present=None):  # fmt: skip
     """What survivors hold before `finish()`, by rank; `groups_in(round)` are those whose means are taken.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.goes_on_runs import replayed, run
+from helpers.goes_on_runs import own, replayed, run
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, after_loss
 from partreduce.topo.errors import FencedError, InputError, MissingFeatureError
@@ -21,10 +21,6 @@ ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
 def until(round_, before, after):
     """Members of each round: `before` up to, and not in, a round."""
     return lambda this: [before if this < round_ else after]
-
-
-def own(said):
-    return {rank: one["own"] for rank, one in said.items()}
 
 
 @pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared"])

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from helpers.goes_on_runs import replayed_in_turns, run
+from helpers.goes_on_runs import own, replayed_in_turns, run, views_of
 from partreduce.runtime.data.dealing import dealt
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies import AllReduce, GroupPhases, Outer, Routes, Static
@@ -18,18 +18,8 @@ IN_TURN = Routes(outer=DILOCO, fragments=HALVES)
 PACE = 4
 
 
-def own(said):
-    return {rank: one["own"] for rank, one in said.items()}
-
-
 def near(models):
     return {rank: pytest.approx(model, rel=1e-12, abs=1e-12) for rank, model in models.items()}
-
-
-def views_of(said):
-    """Who is a member in a turn, as the workers have heard."""
-    views = [(after, tuple(members)) for after, members in next(iter(said.values()))["views"]]
-    return lambda turn: next(members for after, members in reversed(views) if after <= turn)
 
 
 def replay(said, text, *, steps, survivors=ALL, outer=DILOCO):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers import coded_sums
-from helpers.goes_on_runs import RATE, gradient, replayed, run, start_of
+from helpers.goes_on_runs import RATE, gradient, own, replayed, run, start_of, views_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, after_loss
 from partreduce.topo.errors import MissingFeatureError
@@ -26,18 +26,8 @@ DILOCO = Outer(lr=0.75, momentum=0.5, nesterov=True)
 PAIRS_THEN_ALL = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [ALL])))
 
 
-def own(said):
-    return {rank: one["own"] for rank, one in said.items()}
-
-
 def near(models):
     return {rank: pytest.approx(model, rel=1e-12, abs=1e-12) for rank, model in models.items()}
-
-
-def views_of(said):
-    """Who is a member in a round, as the workers have heard."""
-    views = [(after, tuple(members)) for after, members in next(iter(said.values()))["views"]]
-    return lambda round_: next(members for after, members in reversed(views) if after <= round_)
 
 
 def joined(text, worker):

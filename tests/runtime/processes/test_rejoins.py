@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.goes_on_runs import replayed, run
+from helpers.goes_on_runs import own, replayed, run
 from partreduce.runtime.data.dealing import dealt
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
@@ -28,10 +28,6 @@ def joined_in(text, worker=2):
     found = re.findall(rf"worker {worker} joined in round (\d+) with the state of worker (\d), and all", text)
     assert found, text
     return int(found[-1][0]), int(found[-1][1])
-
-
-def own(said):
-    return {rank: one["own"] for rank, one in said.items()}
 
 
 def without(lost, again, *, whole=ALL, rest=THREE):

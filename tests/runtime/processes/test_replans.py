@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from helpers.goes_on_runs import replayed, run
+from helpers.goes_on_runs import own, replayed, run
 from partreduce.runtime.launcher.launch import Replan
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
@@ -45,10 +45,6 @@ def answering(folder, schedule, *, quiet=600.0):
 
 def near(models):
     return {rank: pytest.approx(model, rel=1e-11, abs=1e-11) for rank, model in models.items()}
-
-
-def own(said):
-    return {rank: one["own"] for rank, one in said.items()}
 
 
 def switched(text):
