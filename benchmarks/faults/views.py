@@ -103,7 +103,7 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
     processes = [(rank, part) for rank, listed in records.items() for part in _processes(listed)]
     begun = _begun(kind, views, processes)
     replay = Replay(kind, views)
-    last = max((record.step for listed in records.values() for record in listed), default=0)
+    last, own = max((record.step for listed in records.values() for record in listed), default=0), np.eye(WORKERS)
     for step in range(last + 1):
         before = replay.x.copy()
         donors = {rank: values for (rank, at), values in begun.items() if at == step}
@@ -122,8 +122,10 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
                 else:
                     continue
                 if record is first and rank in donors and not kind.gradients:
-                    # It has the state of one that had taken this step, and waited for the mean.
-                    if not any(same(values_of(record), one) for one in before + np.eye(WORKERS)):
+                    # It has the state of one that had taken this step, and waited for the mean; who gave it may have
+                    # joined in this step itself.
+                    may = [*before + own, *(values + own[w] for w, values in donors.items() if w != rank)]
+                    if not any(same(values_of(record), one) for one in may):
                         problems.append(f"worker {rank} joined step {step} with {values_of(record)}, which nobody had")
                 elif not same(values_of(record), expected):
                     problems.append(
