@@ -219,7 +219,7 @@ def gone_on(kind, views=(EVERYBODY, REST, [5, [0, 1, 2, 3]]), lost=(3,)):
     for rank, lines in enumerate(diaries):
         lines.insert(0, line("begins", 0.0, 0, np.zeros(WORKERS), 1))
         lines.append(line("finishes", steps, steps, replay.x[rank]))
-        lines.append(line("finished", steps, steps, replay.x.mean(axis=0)))
+        lines.append(line("finished", steps, steps, replay.ends(steps)[-1]))
     return diaries
 
 
