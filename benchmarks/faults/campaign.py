@@ -200,7 +200,8 @@ def _checkpoints(cell: Cell, folder: Path) -> str | None:
     """Where workers save now and then, if they do."""
     if cell.fault == "full disk for checkpoints":
         return str(folder / "disk")
-    return str(folder / "saved") if begins_again(cell.kind, FAULTS[cell.fault].restarts) and cell.kind in IN_STEP else None
+    saves = cell.kind in IN_STEP and begins_again(cell.kind, FAULTS[cell.fault].restarts)
+    return str(folder / "saved") if saves else None
 
 
 def _with_fresh_tempdir(action: Callable[[], int | None]) -> int | None:
