@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -22,7 +21,7 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import JOINED, POLL_SECONDS, Notes
+from partreduce.runtime.transport.notes import JOINED, Notes, Pauses
 from partreduce.runtime.transport.waiting import GoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.worker.measured import measured
@@ -109,13 +108,13 @@ class Epochs(Everyone):
             facts["schedule"] = dump_schedule(self.schedule)
         notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
         notes.count(JOINED, 1)
-        wait = Wait(self.heartbeat, range(self.world.size), self.timeout)
+        wait, pauses = Wait(self.heartbeat, range(self.world.size), self.timeout), Pauses()
         while notes.count(JOINED) < self.world.size:
             try:
                 wait.look()
             except GoneError as gone:
                 raise PeerLostError(f"before the first step: {gone}") from None
-            time.sleep(POLL_SECONDS)
+            pauses.sleep()
 
     def _look(self) -> None:
         """Now and then, beside the training."""
@@ -201,7 +200,7 @@ class Epochs(Everyone):
         return frozenset(range(self.world.size)) - frozenset(self.members)
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        wait = Wait(self.heartbeat, self.members, self.timeout)
+        wait, pauses = Wait(self.heartbeat, self.members, self.timeout), Pauses()
         while True:
             self.heartbeat.refuse_without_store()
             self._lost()
@@ -212,7 +211,7 @@ class Epochs(Everyone):
             wait.only_for(missing)
             if wait.is_over():
                 raise UnavailableError(f"{place}: {self.heartbeat.waits_for(missing, self.timeout)}")
-            time.sleep(POLL_SECONDS)
+            pauses.sleep()
 
     # An operation.
 
