@@ -152,11 +152,11 @@ def check_covered(schedule: Schedule) -> None:
         raise ScheduleError(f"strategy.kind: is {strategy.kind}; contingencies are for static and allreduce")
     what = strategy.what
     has_one_anchor = replace(what, outer=PLAIN, fragments=1) == ALIKE and not what.outer.has_own_anchors
-    for name, is_covered in (("when", strategy.when.word == "lockstep"), ("what", has_one_anchor)):
+    for name, is_covered in (("when", strategy.when.word in ("lockstep", "pipeline")), ("what", has_one_anchor)):
         if not is_covered:
             raise ScheduleError(
-                f"strategy.{name}: contingencies are for what is averaged in lockstep, without tables or "
-                f"anchors of each worker's own; leave {name} out"
+                f"strategy.{name}: contingencies are for what is averaged in lockstep or in a pipeline of gradients, "
+                f"without tables or anchors of each worker's own; leave {name} out"
             )
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.faults import verdicts
 from benchmarks.faults.cell import Cell, Outcome, Task
-from benchmarks.faults.injectors import FAULTS, LONG, NEEDS_GENERATOR, SHORT, squat, tiny_disk
+from benchmarks.faults.injectors import FAULTS, IN_STEP, LONG, NEEDS_GENERATOR, SHORT, begins_again, squat, tiny_disk
 from benchmarks.faults.kinds import KINDS, WORKERS
 from benchmarks.faults.processes import command_of, end, fork_session, show_stacks
 from benchmarks.faults.running import Running
@@ -162,7 +162,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
         columns=chance.choice([64, 20_000] if cell.launcher != "nodes" else [64]),
         meets=KINDS[cell.kind].law in ("convex", "counts"),
         trace=str(folder / "disk") if cell.fault == "full disk for traces" else None,
-        checkpoints=str(folder / "disk") if cell.fault == "full disk for checkpoints" else None,
+        checkpoints=_checkpoints(cell, folder),
         raising=chance.randrange(WORKERS) if cell.fault == "exception" else None,
         raising_step=chance.randrange(60),
         children=fault.children,
@@ -194,6 +194,14 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
     running.started = time.monotonic()
     running.pid = fork_session(functools.partial(_with_fresh_tempdir, action), folder / "output.txt", variables)
     return running
+
+
+def _checkpoints(cell: Cell, folder: Path) -> str | None:
+    """Where workers save now and then, if they do."""
+    if cell.fault == "full disk for checkpoints":
+        return str(folder / "disk")
+    saves = cell.kind in IN_STEP and begins_again(cell.kind, FAULTS[cell.fault].restarts)
+    return str(folder / "saved") if saves else None
 
 
 def _with_fresh_tempdir(action: Callable[[], int | None]) -> int | None:

@@ -43,7 +43,7 @@ class Fault:
     saves: bool = False
     """Whether workers save when they are asked to end."""
     restarts: int = 0
-    """How often a lost worker is started again."""
+    """How often a lost worker, or all, are started again."""
     weight: int = 1
     """How often a campaign draws it, against the others."""
 
@@ -120,6 +120,20 @@ def kill_beside_joiner(running: Running) -> Iterator[None]:
     yield from running.sleep(running.chance.uniform(0, 0.8))
     others = [rank for rank in range(WORKERS) if rank not in running.victims]
     yield from _kill(running, running.chance.choice(others), "while another one joins")
+
+
+def kill_and_begin_again(*, twice: bool = False) -> Injector:
+    """SIGKILL of one worker while all train, after which all begin again; `twice`: also one of those."""
+
+    def inject(running: Running) -> Iterator[None]:
+        running.must_finish = True
+        yield from kill_worker(running)
+        yield from _back(running)
+        if twice and running.outcome.fired:
+            yield from running.sleep(running.chance.uniform(0, 2.0))
+            yield from _kill(running, running.chance.randrange(WORKERS), "as all begin again")
+
+    return inject
 
 
 def _back(running: Running) -> Iterator[None]:
@@ -335,6 +349,9 @@ def cut_link(times: float) -> Injector:
 
 LASTING = tuple(name for name, kind in KINDS.items() if kind.most_lost)
 """What goes on after losses."""
+NEEDS_GENERATOR = ("generated",)
+ENDING = tuple(name for name, kind in KINDS.items() if not kind.most_lost and name not in NEEDS_GENERATOR)
+"""What a loss ends, and all begin again."""
 IN_STEP = tuple(name for name, kind in KINDS.items() if not kind.takes_several)
 """Where workers may save when their step is a multiple of a number."""
 EVERYWHERE = ("run", "torchrun", "by hand")
@@ -346,6 +363,8 @@ FAULTS = {
     "kill and join": Fault(kill_and_join, kinds=LASTING, steps=LONGER, restarts=1, weight=4),
     "kill joiner": Fault(kill_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
     "kill beside joiner": Fault(kill_beside_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
+    "kill, all again": Fault(kill_and_begin_again(), kinds=ENDING, steps=SHORT, restarts=1),
+    "kill twice, all again": Fault(kill_and_begin_again(twice=True), kinds=ENDING, steps=SHORT, restarts=2),
     "kill parent of children": Fault(kill_parent, EVERYWHERE, children=2, weight=2),
     "pause for half": Fault(pause(0.5), AGENTS, steps=SHORT),
     "pause for three": Fault(pause(3), EVERYWHERE),
@@ -365,4 +384,8 @@ FAULTS = {
     "cut link": Fault(cut_link(3), ("nodes",)),
     "cut link, healed": Fault(cut_link(0.25), ("nodes",), steps=SHORT),
 }
-NEEDS_GENERATOR = ("generated",)
+
+
+def begins_again(kind: str, restarts: int) -> bool:
+    """Whether all workers of a run are started anew after a loss."""
+    return restarts > 0 and kind in ENDING

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from benchmarks.faults import views
 from benchmarks.faults.cell import Record
-from benchmarks.faults.injectors import STORE
+from benchmarks.faults.injectors import STORE, begins_again
 from benchmarks.faults.kinds import KINDS, WORKERS, Kind
 from benchmarks.faults.running import Running
 from benchmarks.faults.views import TOLERANCE, same, values_of
@@ -155,7 +155,9 @@ def judge_values(running: Running) -> None:
         "sums": _by_sums,
         "views": views.judge,
     }
-    problems += laws[kind.law](kind, records)
+    is_anew = begins_again(running.cell.kind, running.task.restarts)
+    for attempt in _attempts(records) if is_anew else [records]:
+        problems += laws[kind.law](kind, attempt)
     finals = [(rank, values_of(r[-1])) for rank, r in records.items() if r and r[-1].what == "finished"]
     problems += [
         f"worker {rank} finished with {values}, worker {finals[0][0]} with {finals[0][1]}"
@@ -165,6 +167,16 @@ def judge_values(running: Running) -> None:
     running.outcome.violations += [f"wrong: {problem}" for problem in problems[:4]]
     if kind.law == "views" and (joined := views.joins_in(views.views_of(records)[0])):
         running.outcome.note += f"; {joined} joined"
+
+
+def _attempts(records: dict[int, list[Record]]) -> list[dict[int, list[Record]]]:
+    """What workers wrote in each of their lives, in which nothing is left of the one before but what they saved."""
+    lives: dict[int, list[list[Record]]] = {}
+    for rank, listed in records.items():
+        begun = [place for place, record in enumerate(listed) if record.what == "begins"]
+        lives[rank] = [listed[first:last] for first, last in zip(begun, [*begun[1:], None], strict=True)]
+    most = max(map(len, lives.values()))
+    return [{rank: lived[number] for rank, lived in lives.items() if number < len(lived)} for number in range(most)]
 
 
 def _torn(rank: int, records: list[Record]) -> list[str]:

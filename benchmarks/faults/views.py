@@ -61,6 +61,8 @@ class Replay:
     kind: Kind
     views: Views
     x: Values = field(default_factory=lambda: np.zeros((WORKERS, WORKERS)))
+    since: dict[int, int] = field(default_factory=dict)
+    """With which step a member began that has joined."""
     anchor: Values = field(default_factory=lambda: np.zeros(WORKERS))
     momentum: Values = field(default_factory=lambda: np.zeros(WORKERS))
 
@@ -72,7 +74,8 @@ class Replay:
         """One step of all members; who has `joined` in it began it with these values."""
         members = list(self.members(step))
         if self.kind.gradients:
-            self.x += _share(self.kind, len(members)) * np.isin(np.arange(WORKERS), members)
+            self.since.update(dict.fromkeys(joined, step))
+            self.x += self._mean(step - self.kind.lag, self.members(step))
             return
         self.x[members] += np.eye(WORKERS)[members]
         for worker, begun in joined.items():
@@ -83,6 +86,22 @@ class Replay:
         ahead = movement + float(outer.momentum) * self.momentum[rows] if outer.nesterov else self.momentum[rows]
         self.anchor[rows] += float(outer.lr) * ahead
         self.x[np.ix_(members, rows)] = self.anchor[rows]
+
+    def ends(self, step: int) -> list[Values]:
+        """What all may finish with after so many steps: what is late then is applied by those who were left by then."""
+        last = [members for after, members in self.views if after == self.kind.turn_of(step)]
+        mean = self.x[list(self.members(step))].mean(axis=0)
+        if not self.kind.lag:
+            return [mean]
+        late = range(step - self.kind.lag, step)
+        return [mean + sum(self._mean(one, members) for one in late) for members in (self.members(step - 1), *last)]
+
+    def _mean(self, step: int, members: tuple[int, ...]) -> Values:
+        """What these add by the mean gradient of a step: those of them who took it; nothing where nobody had begun."""
+        givers = [member for member in members if self.since.get(member, 0) <= step]
+        if step < 0 or not givers:
+            return np.zeros(WORKERS)
+        return _share(self.kind, len(givers)) * np.isin(np.arange(WORKERS), givers)
 
 
 def _members(views: Views, turn: int) -> tuple[int, ...]:
@@ -103,27 +122,28 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
     processes = [(rank, part) for rank, listed in records.items() for part in _processes(listed)]
     begun = _begun(kind, views, processes)
     replay = Replay(kind, views)
-    last = max((record.step for listed in records.values() for record in listed), default=0)
+    last, own = max((record.step for listed in records.values() for record in listed), default=0), np.eye(WORKERS)
     for step in range(last + 1):
-        before = replay.x.copy()
+        before, ends = replay.x.copy(), replay.ends(step)
         donors = {rank: values for (rank, at), values in begun.items() if at == step}
         replay.step(step, donors)
         states = {"enters": before, "finishes": before, "leaves": replay.x}
-        mean = before[list(replay.members(step))].mean(axis=0)
         for rank, listed in processes:
             first = _first_entered(listed)
             for record in (record for record in listed if record.step == step):
                 if _is_behind(kind, views, rank, record):
                     continue
                 if record.what == "finished":
-                    expected = mean
+                    expected = next((end for end in ends if same(values_of(record), end)), ends[-1])
                 elif record.what in states:
                     expected = states[record.what][rank]
                 else:
                     continue
                 if record is first and rank in donors and not kind.gradients:
-                    # It has the state of one that had taken this step, and waited for the mean.
-                    if not any(same(values_of(record), one) for one in before + np.eye(WORKERS)):
+                    # It has the state of one that had taken this step, and waited for the mean; who gave it may have
+                    # joined in this step itself.
+                    may = [*before + own, *(values + own[w] for w, values in donors.items() if w != rank)]
+                    if not any(same(values_of(record), one) for one in may):
                         problems.append(f"worker {rank} joined step {step} with {values_of(record)}, which nobody had")
                 elif not same(values_of(record), expected):
                     problems.append(

@@ -21,12 +21,14 @@ from benchmarks.faults.cell import Task, records_of
 from benchmarks.faults.kinds import rows_of
 from benchmarks.faults.processes import runs
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import save_checkpoint
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import FileProblem, PartreduceError
 
 TASK = "FAULTS_TASK"
 CHECKPOINT_STEPS = 60
+AGAIN_STEPS = 20
+"""The same where all may begin again from there."""
 STEP_SECONDS = 0.012
 MEET_SECONDS = 15.0
 SAVE_SECONDS = 0.3
@@ -62,9 +64,11 @@ def work() -> None:
     try:
         sgd = torch.optim.SGD(model.parameters(), lr=1.0)
         optimizer = DistributedOptimizer(sgd, model, schedule, timeout=task.timeout, trace=task.trace)
-        diary.note("ready", 0)
+        if task.restarts and task.checkpoints is not None:
+            load_checkpoint(optimizer, task.checkpoints)
+        diary.note("ready", begun := optimizer.steps)
         children = _forked(task)
-        diary.note("forked", 0, children)
+        diary.note("forked", begun, children)
         if task.saves:
             signal.signal(signal.SIGTERM, lambda *_: _save(task, rank))
         gradient = torch.zeros_like(start)
@@ -74,7 +78,7 @@ def work() -> None:
             _step(task, step, optimizer, gradient, diary)
             # By the clock, so that one that was held up catches up: nobody waits for the others in between under some
             # kinds, and `finish` waits for one timeout only.
-            due = start_time + STEP_SECONDS * (step + chance.random())
+            due = start_time + STEP_SECONDS * (step - begun + chance.random())
             time.sleep(max(0.0, due - time.monotonic()))
         step = task.steps
         if task.meets:
@@ -124,10 +128,11 @@ def _save(task: Task, rank: int) -> None:
 def _meet(folder: Path, rank: int, size: int) -> None:
     """Wait for slower workers, as an evaluation of the user's would: `finish` itself waits for one timeout only."""
     (folder / f"done-{rank}").touch()
+    began = [next(r for r in reversed(records_of(folder, other)) if r.what == "begins") for other in range(size)]
     deadline = time.monotonic() + MEET_SECONDS
     for other in range(size):
         while not (folder / f"done-{other}").exists() and time.monotonic() < deadline:
-            if not runs(int(records_of(folder, other)[0].more)):
+            if not runs(int(began[other].more)):
                 return
             time.sleep(0.02)
 
@@ -150,7 +155,8 @@ def _step(
     optimizer.step()
     epochs = optimizer.run.epochs
     diary.note("leaves", step, list(executed[before:]) if epochs is None else list(epochs.views))
-    if task.checkpoints is not None and optimizer.steps % CHECKPOINT_STEPS == 0:
+    every = AGAIN_STEPS if task.restarts else CHECKPOINT_STEPS
+    if task.checkpoints is not None and optimizer.steps % every == 0:
         try:
             save_checkpoint(optimizer, task.checkpoints)
             diary.note("saved", step)

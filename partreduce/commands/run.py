@@ -3,7 +3,8 @@
 import contextlib
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,7 @@ import typer
 
 from partreduce.console import console
 from partreduce.runtime.generator.beside import generator_beside
+from partreduce.runtime.launcher.beginning_again import attempts
 from partreduce.runtime.launcher.hosts import placed, read_hosts
 from partreduce.runtime.launcher.launch import LOOPBACK, Replan, check_losses, launch
 from partreduce.runtime.launcher.orphans import orphans_ended
@@ -34,6 +36,8 @@ SETTINGS = {
 }
 
 
+HOST_PAUSE = 2.0
+"""Seconds that hosts get before all workers begin again there, at first."""
 MAX_PROVED_WORKERS = 64
 """More than this run on no single machine for long; up to here a proof takes well under a second."""
 
@@ -58,7 +62,11 @@ def command(
     ] = None,
     max_restarts: Annotated[
         int,
-        typer.Option(help="How often, in all, a lost worker is started again and joins the others.", min=0),
+        typer.Option(
+            help="How often, in all, a lost worker is started again: it joins the others, or without --survive "
+            "all begin again from their last checkpoint.",
+            min=0,
+        ),
     ] = 0,
     replan: Annotated[
         bool,
@@ -98,46 +106,78 @@ def command(
         raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
     planned = 0 if loaded is None else max((len(one.lost) for one in loaded.contingencies), default=0)
     most_lost = planned if survive is None else survive
+    joiners = max_restarts if most_lost else 0
     if placed is not None:
-        check_losses(sum(map(len, placed.values())), most_lost, max_restarts)
+        check_losses(sum(map(len, placed.values())), most_lost, joiners)
     require("torch", purpose="running workers")
     if max_restarts:
-        require("safetensors", purpose="giving one worker's state to another")
+        require("safetensors", purpose="saving a worker's state for when it is started again")
 
-    needs_generator = loaded is not None and loaded.strategy.needs_generator
-    patient = loaded is not None and loaded.strategy.goes_on_without
-    try:
+    with contextlib.nullcontext() if schedule is None or loaded is None else _lasting(schedule, loaded) as path:
+        run = _Run(
+            script, context.args, workers, nodes, threads, placed, ssh, address, loaded, path,
+            most_lost=most_lost, max_restarts=joiners, replan=replan,
+        )  # fmt: skip
+        try:
+            if max_restarts and not most_lost:
+                return attempts(run.attempt, max_restarts, pause=HOST_PAUSE if placed else 0.0)
+            return run.attempt({})
+        except Terminated as ended:
+            return ended.exit_code
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What is run, as `command` says; `path` is where workers of this machine read the schedule."""
+
+    script: Path
+    args: list[str]
+    workers: int | None
+    nodes: int
+    threads: int | None
+    placed: dict[str, tuple[int, ...]] | None
+    ssh: str
+    address: str | None
+    schedule: Schedule | None
+    path: Path | None
+    most_lost: int
+    max_restarts: int
+    replan: bool
+
+    def attempt(self, told: Mapping[str, str]) -> int:
+        """Run it once, with a generator and hosts of its own; its workers are told these variables."""
         with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
-            there = None if placed is None else stack.enter_context(reached(placed, ssh=ssh, address=address))
-            environment, path = {}, None
-            if loaded is not None and schedule is not None:
-                path = stack.enter_context(_lasting(schedule, loaded))
-                environment["PARTREDUCE_SCHEDULE"] = str(path)
-                if needs_generator:
-                    host = LOOPBACK if there is None else there.address
-                    environment |= stack.enter_context(generator_beside(path, host))
+            there = None
+            if self.placed is not None:
+                there = stack.enter_context(reached(self.placed, ssh=self.ssh, address=self.address))
+            environment = dict(told)
+            if self.path is not None:
+                environment["PARTREDUCE_SCHEDULE"] = str(self.path)
+            needs_generator = self.schedule is not None and self.schedule.strategy.needs_generator
+            if needs_generator and self.path is not None:
+                host = LOOPBACK if there is None else there.address
+                environment |= stack.enter_context(generator_beside(self.path, host))
+            patient = self.schedule is not None and self.schedule.strategy.goes_on_without
             if there is not None:
-                text = None if path is None else path.read_text(encoding="utf-8")
+                text = None if self.path is None else self.path.read_text(encoding="utf-8")
                 return there.launch(
-                    script, context.args, threads=threads, environment=environment, schedule=text,
-                    survive=needs_generator, patient=patient, most_lost=most_lost, max_restarts=max_restarts,
+                    self.script, self.args, threads=self.threads, environment=environment, schedule=text,
+                    survive=needs_generator, patient=patient, most_lost=self.most_lost, max_restarts=self.max_restarts,
                 )  # fmt: skip
-            assert workers is not None, "else they are placed"
+            assert self.workers is not None, "else they are placed"
             return launch(
-                script,
-                context.args,
-                num_workers=workers,
-                num_nodes=nodes,
-                threads=threads,
+                self.script,
+                self.args,
+                num_workers=self.workers,
+                num_nodes=self.nodes,
+                threads=self.threads,
                 environment=environment,
                 survive=needs_generator,
                 patient=patient,
-                most_lost=most_lost,
-                max_restarts=max_restarts,
-                replan=Replan((sys.executable, "-m", "partreduce.planner.replan")) if replan else None,
+                most_lost=self.most_lost,
+                max_restarts=self.max_restarts,
+                replan=Replan((sys.executable, "-m", "partreduce.planner.replan")) if self.replan else None,
             )
-    except Terminated as ended:
-        return ended.exit_code
 
 
 def _placed(hosts: Path, workers: int | None, nodes: int, schedule: Schedule | None) -> dict[str, tuple[int, ...]]:

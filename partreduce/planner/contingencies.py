@@ -98,7 +98,7 @@ def survival(
 def _words(schedule: Schedule, planned: list[Contingency], workers: int) -> str:
     lost = f"after the loss of {'up to ' * (workers > 1)}{workers} worker{'s' * (workers > 1)} or of one node survivors"
     if not isinstance(schedule.strategy, Static):
-        return f"{lost} go on with All-Reduce"
+        return f"{lost} go on with All-Reduce" + " in a pipeline" * schedule.strategy.when.delays_gradients
     kept = Counter(one.groups.value if isinstance(one.groups, Survivors) else "own" for one in planned)
     said = {"remaining": "keep their groups", "all": "average all together", "own": "have groups of their own"}
     each = ", ".join(f"in {kept[key]} they {words}" for key, words in said.items() if kept[key])

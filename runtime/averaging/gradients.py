@@ -8,6 +8,7 @@ correction changes gradients in place before a step; it never moves them.)
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -26,15 +27,56 @@ def sparse_gradient(name: str) -> InputError:
     )
 
 
-def load_gradients(bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None) -> frozenset[int]:
+@dataclass(frozen=True, slots=True)
+class KeptGradients:
+    """The gradients of a bucket as they were in one step; no array where this worker did not take that step.
+
+    `absent` are the slots without one.
+    """
+
+    array: torch.Tensor | None
+    absent: frozenset[int]
+
+    @classmethod
+    def of(cls, bucket: Bucket) -> KeptGradients:
+        """Those that are in place, in an array that the bucket lends.
+
+        Raises:
+            InputError: a gradient is sparse.
+        """
+        array = bucket.lend()
+        with torch.no_grad():
+            return cls(array, load_some(bucket.slots, bucket.windows(array), 1))
+
+    @classmethod
+    def none(cls, bucket: Bucket) -> KeptGradients:
+        """Of a step that others took."""
+        return cls(None, frozenset(range(len(bucket.slots))))
+
+    def release(self, bucket: Bucket) -> None:
+        if self.array is not None:
+            bucket.give_back(self.array)
+
+
+def load_gradients(
+    bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: KeptGradients | None = None
+) -> frozenset[int]:
     """Fill the scratch array: each gradient's share, zeros for a parameter without one, and who has one.
 
-    `tail` is that of an array in host memory. Returns the slots whose parameters have none here.
+    `tail` is that of an array in host memory; `kept` takes the place of the gradients as they are. Returns the slots
+    whose parameters have none here.
 
     Raises:
         InputError: a gradient is sparse.
     """
-    absent = load_some(bucket.slots, bucket.windows(scratch), divisor)
+    if kept is None:
+        absent = load_some(bucket.slots, bucket.windows(scratch), divisor)
+    else:
+        absent, share = kept.absent, scratch[: bucket.size]
+        if kept.array is None:
+            share.zero_()
+        else:
+            torch.div(kept.array[: bucket.size], divisor, out=share)
     load_presence(bucket, scratch, absent, tail)
     return absent
 

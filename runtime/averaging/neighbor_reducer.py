@@ -13,6 +13,7 @@ from fractions import Fraction
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Reduction
+from partreduce.runtime.averaging.gradients import KeptGradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
@@ -55,7 +56,7 @@ class PeerReducer(Reducer):
         self,
         reduction: Reduction,
         *,
-        gradients: bool = False,
+        gradients: bool | Sequence[KeptGradients] = False,
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
         watched: bool = True,

@@ -21,7 +21,7 @@ import torch
 from partreduce.runtime.averaging.bucket import Bucket, Reduction
 from partreduce.runtime.averaging.coded import launch_coded
 from partreduce.runtime.averaging.device_checks import DeviceChecks
-from partreduce.runtime.averaging.gradients import load_gradients
+from partreduce.runtime.averaging.gradients import KeptGradients, load_gradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.averaging.settings import Settings
@@ -112,7 +112,7 @@ class Reducer:
         round_: int,
         group: Group,
         *,
-        gradients: bool = False,
+        gradients: bool | Sequence[KeptGradients] = False,
         lag: int = 0,
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
@@ -121,11 +121,12 @@ class Reducer:
     ) -> Reduction:
         """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
 
-        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. Gradients
-        are divided by the number of members, or by `divisor`; everything else by the number of members. With `codings`,
-        one for each bucket, parameters (or gradients) travel coded, and what else is in the arrays as it is. With
-        `since` only what parameters have become since that reference is summed; all members must have the same one, and
-        the same `settings` of the optimizer that will step with the sums (see `settings_of`).
+        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. Gradients,
+        those in place or for each bucket some that were kept, are divided by the number of members, or by `divisor`;
+        everything else by the number of members. With `codings`, one for each bucket, parameters (or gradients) travel
+        coded, and what else is in the arrays as it is. With `since` only what parameters have become since that
+        reference is summed; all members must have the same one, and the same `settings` of the optimizer that will step
+        with the sums (see `settings_of`).
 
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
@@ -229,7 +230,7 @@ class Reducer:
         self,
         reduction: Reduction,
         *,
-        gradients: bool = False,
+        gradients: bool | Sequence[KeptGradients] = False,
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
         watched: bool = True,
@@ -452,7 +453,7 @@ class Reducer:
         index: int,
         bucket: Bucket,
         *,
-        gradients: bool,
+        gradients: bool | Sequence[KeptGradients],
         divisor: int | None,
         coding: Coding | None,
     ) -> None:
@@ -470,7 +471,8 @@ class Reducer:
         tail = None if beside else bucket.tail_of(scratch)
         with torch.no_grad():
             if gradients:
-                reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares, tail)
+                kept = None if isinstance(gradients, bool) else gradients[index]
+                reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares, tail, kept)
             else:
                 if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
                     first = bucket.size // 8

@@ -202,6 +202,7 @@ def load_checkpoint(
     """
     directory = _checked_arguments("load_checkpoint", optimizer, directory)
     optimizer.ending.refuse_unless_running("save or load a checkpoint")
+    optimizer.engine.model_use.asks_for_checkpoint = True
     if optimizer.engine.is_behind:
         return None
     optimizer.ending.guard(optimizer.engine.gather)

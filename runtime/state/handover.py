@@ -87,6 +87,10 @@ class Handover:
         """Workers are lost, or have joined."""
         self.runner.members_changed()
 
+    def connected(self) -> None:
+        """All who go on are connected, and nobody has begun an operation yet."""
+        self.runner.connected()
+
     def give(self) -> bytes:
         """All of it, as it is between two averages."""
         states = io.BytesIO()
@@ -94,6 +98,7 @@ class Handover:
         extra = {
             "counts": self.run.reducer.heartbeat.counts,
             "data": [self.engine.data_epoch, [] if self.run.epochs is None else self.run.epochs.views],
+            "since": [] if self.run.epochs is None else list(self.run.epochs.since.items()),
             "changes_means": self.run.applier.changes_means,
             "generation": self.engine.uneven_inputs.generation,
             "lineage": [self.meeting.lineage, self.meeting.earlier],
@@ -120,6 +125,7 @@ class Handover:
         self.engine.data_epoch = epoch[0], epoch[1]
         if (epochs := self.run.epochs) is not None:
             epochs.views = [(after, tuple(members)) for after, members in views]
+            epochs.since = dict(extra["since"])
         self._taken = torch.load(io.BytesIO(base64.b64decode(extra["objects"])), weights_only=True)
         steps = self.runner.step_of(turn)
         self.engine.go_on_from(steps)

@@ -17,6 +17,7 @@ from partreduce.runtime.strategies.gap.means import GapMeans
 from partreduce.runtime.strategies.generated import GeneratedMeans
 from partreduce.runtime.strategies.gradient_means import GradientMeans
 from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.runtime.strategies.lasting_pipeline import LastingPipeline
 from partreduce.runtime.strategies.neighbor import NeighborMeans
 from partreduce.runtime.strategies.outer_means import OuterMeans, OwnAnchors
 from partreduce.runtime.strategies.pairwise import PairMeans
@@ -45,7 +46,7 @@ def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
     if isinstance(strategy.when, Quorum):
         return QuorumGradients(strategy.when, run)
     if isinstance(strategy.when, Pipeline):
-        return GradientPipeline(strategy.when, run)
+        return GradientPipeline(strategy.when, run) if run.epochs is None else LastingPipeline(strategy.when, run)
     if strategy.averages_gradients:
         return GradientMeans(run, divisor=None if strategy.what.average_dense else 1)
     return _means_of_groups(strategy, run)

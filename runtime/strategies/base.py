@@ -135,6 +135,9 @@ class Runner(ABC):
     def members_changed(self) -> None:
         """Called where workers were lost or join, when all who go on connect, and before one gives its state."""
 
+    def connected(self) -> None:
+        """Called when they are connected, and all have a state: begin anew what was in flight between them."""
+
     def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - for runners that compare
         """The harm of a model that was loaded by itself before this step (`first` of its round), if any."""
         return ""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Reduction
-from partreduce.runtime.averaging.gradients import commit_gradients
+from partreduce.runtime.averaging.gradients import KeptGradients, commit_gradients
 from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.settings import settings_of
+from partreduce.runtime.averaging.settings import Settings, settings_of
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.topo.errors import InputError
@@ -19,6 +21,18 @@ from partreduce.topo.strategies.axes import Sending
 KIND = "gradient average"
 ON_TIME = Arrived()
 TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other parameters"
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What this worker adds to the sum of a step, with what all members must have alike: the kind, and settings."""
+
+    kind: str
+    settings: Settings
+    gradients: list[KeptGradients] | None = None
+    """Kept, where the sum may have to be begun anew; else those that are in place."""
+    divisor: int | None = None
+    """Of these gradients, where it is not the number of members."""
 
 
 class GradientMeans(GradientRunner):
@@ -46,8 +60,14 @@ class GradientMeans(GradientRunner):
         if self.layers is not None:
             self.layers.codings = self._codings
 
-    def send(self, step: int, group: Group | None = None) -> Reduction:
-        """Start the sum of the gradients as they are, or what is left to start of it.
+    def contribution(self) -> Contribution:
+        """The gradients in place, as they are to be sent now."""
+        # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part unnoticed.
+        kind = f"{KIND} after a changed mean" if self.run.applier.changes_means else KIND
+        return Contribution(kind, settings_of(self.run.applier.optimizer), divisor=self._divisor)
+
+    def send(self, step: int, group: Group | None = None, contribution: Contribution | None = None) -> Reduction:
+        """Start the sum of the gradients as they are, or what is left to start of it; or of those of a contribution.
 
         Raises:
             PeerLostError: a worker is gone.
@@ -56,17 +76,16 @@ class GradientMeans(GradientRunner):
         if self.layers is not None:
             return self.layers.finish(step)
         codings = None if self._codings is None else self._codings.of_buckets
-        # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part unnoticed.
-        kind = f"{KIND} after a changed mean" if self.run.applier.changes_means else KIND
+        given = contribution or self.contribution()
         return self.run.reducer.begin(
-            kind,
+            given.kind,
             step,
             step,
             group or self.group,
-            gradients=True,
-            divisor=self._divisor,
+            gradients=given.gradients or True,
+            divisor=given.divisor,
             codings=codings,
-            settings=settings_of(self.run.applier.optimizer),
+            settings=given.settings,
         )
 
     def average(self, step: int) -> Arrived:

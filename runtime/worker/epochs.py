@@ -8,9 +8,10 @@ began with, in groups and in messages.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from partreduce.runtime.averaging.bucket import Reduction
@@ -26,6 +27,7 @@ from partreduce.runtime.transport.waiting import GoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.worker.measured import measured
 from partreduce.runtime.worker.regrouping import Regrouping, State
+from partreduce.runtime.worker.sums_ahead import Sums, SumsAhead, lose
 from partreduce.runtime.worker.voting import Voting
 from partreduce.schedulers.protocols.membership.words import (
     Broken,
@@ -43,7 +45,6 @@ from partreduce.topo.errors import FencedError, PeerLostError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 
-Sums = list[tuple[Reducer, Reduction]]
 Begin = Callable[[Group], Sums]
 Commit = Callable[[Reducer, Reduction], None]
 
@@ -80,13 +81,19 @@ class Epochs(Everyone):
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
         self.turns = schedule.strategy.what.num_fragments
         """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
-        self.voting = Voting(world, heartbeat, self._heard, timeout=timeout, most_lost=most_lost)
+        self._ahead = SumsAhead()
+        self._entered: int | None = None
+        """The key of the sums ahead that the present operation commits."""
+        parted = lambda: self._ahead.lose("a worker is lost, or joins")  # noqa: E731
+        self.voting = Voting(world, heartbeat, self._heard, parted, timeout=timeout, most_lost=most_lost)
         self.regrouping = Regrouping(world, schedule, self.voting.notes, key=key, timeout=timeout)
         self._is_measured = bool(os.environ.get(REPLAN))
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
         self.views: list[tuple[int, Members]] = [(-1, tuple(range(world.size)))]
         """Who is a member from which turn on, as data is dealt (see `data.dealing`)."""
+        self.since: dict[int, int] = {}
+        """From which turn on a member that has joined is there; the others are from the first."""
 
     def begin(self, reducers: Sequence[Reducer], state: State) -> None:
         """The run's operations go by these; wait until the launcher knows of all workers that they are connected.
@@ -129,10 +136,19 @@ class Epochs(Everyone):
 
     def _heard(self, view: View) -> None:
         self.views.append((view.resume[0], view.members))
+        self.since.update(dict.fromkeys(view.joined, view.resume[0]))
 
     # What the run asks of it.
 
-    def carry_out(self, turn: int, begin: Begin, commit: Commit, alone: Callable[[], object] = lambda: None) -> None:
+    def carry_out(
+        self,
+        turn: int,
+        begin: Begin,
+        commit: Commit,
+        alone: Callable[[], object] = lambda: None,
+        *,
+        ahead: int | None = None,
+    ) -> None:
         """A turn's group operation: by all its members or by none, and with those who are left if one is lost.
 
         Args:
@@ -140,6 +156,7 @@ class Epochs(Everyone):
             begin: starts the sums of a group.
             commit: makes a sum live.
             alone: called in place of both where this worker is the only one left.
+            ahead: the key of the sums, where `begin_ahead` may have begun them.
 
         Raises:
             PeerLostError: the run ends; nobody went on.
@@ -149,7 +166,64 @@ class Epochs(Everyone):
         if self.regrouping.held is not None and not self._is_fit:
             self._is_fit = True
             self.regrouping.held.refuse_unfit()
-        self._carry_out(Enter(place, ()), lambda: self.regrouping.group_of(turn // self.turns), begin, commit, alone)
+        group_now = lambda: self.regrouping.group_of(turn // self.turns)  # noqa: E731
+        self._carry_out(Enter(place, ()), group_now, begin, commit, alone, ahead=ahead)
+
+    def meet(self, begin: Begin, commit: Commit, alone: Callable[[], object], *, ahead: int | None = None) -> None:
+        """An operation of all who are left that is no turn's, as `carry_out` does one."""
+        entry = Enter(self.voting.state.place, (), meets=True)
+        self._carry_out(entry, lambda: Group(self.members), begin, commit, alone, ahead=ahead)
+
+    def begin_ahead(self, key: int, turn: int, begin: Begin) -> None:
+        """Begin the sums of a later turn's operation; if they are lost, its own operation finds that out.
+
+        Called in one order by all members of an epoch: after an operation in which all were, and when they connect.
+        """
+        try:
+            self._begin_ahead(key, turn, begin)
+        except _BrokenError as broke:
+            broke.note()
+
+    def arrived_ahead(self, key: int, turn: int, begin: Begin) -> Sums:
+        """The sums of a later turn's operation, which stay ahead; none where this worker is alone.
+
+        Raises:
+            PeerLostError: as above.
+            FencedError: as above.
+        """
+        while True:
+            try:
+                self._begin_ahead(key, turn, begin)
+                if key not in self._ahead:
+                    return []
+                with self._outliving():
+                    return self._ahead.wait(key)
+            except _BrokenError as broke:
+                self.voting.forwarded = False
+                self.voting.feed(Broken())
+                self._go_on(broke)
+                broke.note()
+
+    def _begin_ahead(self, key: int, turn: int, begin: Begin) -> None:
+        is_committed = self.voting.forwarded and key == self._entered
+        group = self.regrouping.group_of(turn // self.turns)
+        if key in self._ahead or is_committed or group is None or len(group.members) == 1:
+            return
+        with self._outliving():
+            self._ahead.put(key, begin(group))
+
+    def drop_ahead(self) -> None:
+        """Give up all sums ahead: all members do, at one place."""
+        self._ahead.lose("dropped")
+
+    @property
+    def is_between(self) -> bool:
+        """Whether it is on its way from one epoch to the next, and gives or takes a state."""
+        return self.voting.state.phase is not Phase.RUN
+
+    def givers(self, step: int) -> int:
+        """How many of those who are left have taken a step, at pace 1: all but who has joined since."""
+        return sum(self.since.get(member, 0) <= step for member in self.members)
 
     def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
         """Replace parameters and floating-point buffers by their means over all who are left, who all call this.
@@ -165,7 +239,7 @@ class Epochs(Everyone):
         def commit(reducer: Reducer, reduction: Reduction) -> None:
             reducer.commit(reduction, commit_plain_mean)
 
-        self._carry_out(Enter(self.voting.state.place, (), meets=True), lambda: Group(self.members), begin, commit)
+        self.meet(begin, commit, lambda: None)
 
     def is_alike(self, place: str, round_: int, mine: str, advice: str) -> bool:
         """Whether all who are left say the same at a place, to which all come before a round."""
@@ -221,13 +295,27 @@ class Epochs(Everyone):
         group_now: Callable[[], Group | None],
         begin: Begin,
         commit: Commit,
-        alone: Callable[[], object] = lambda: None,
+        alone: Callable[[], object],
+        *,
+        ahead: int | None,
     ) -> None:
+        self._entered = ahead
+        try:
+            sums = self._carried_out(entry, group_now, begin, alone)
+        finally:
+            self._entered = None
+        for reducer, reduction in sums:
+            commit(reducer, reduction)
+
+    def _carried_out(
+        self, entry: Enter, group_now: Callable[[], Group | None], begin: Begin, alone: Callable[[], object]
+    ) -> Sums:
+        """What is to be committed."""
         while True:
             group = group_now()
             self.voting.feed(replace(entry, group=() if group is None else group.members))
             if group is None or not self.voting.state.group:
-                return
+                return []
             sums: Sums = []
             try:
                 if self.voting.is_called and not entry.meets:
@@ -237,7 +325,7 @@ class Epochs(Everyone):
                     self.voting.feed(Summed())
                     self.voting.feed(Confirmed())
                     alone()
-                    return
+                    return []
                 self._sum(group, begin, sums)
             except _BrokenError as broke:
                 self.voting.forwarded = False
@@ -245,11 +333,9 @@ class Epochs(Everyone):
                 self._go_on(broke)
                 broke.note()
                 if not self.voting.forwarded:
-                    _lose(sums)
+                    lose(sums)
                     continue
-            for reducer, reduction in sums:
-                commit(reducer, reduction)
-            return
+            return sums
 
     def _sum(self, group: Group, begin: Begin, sums: Sums) -> None:
         """Sum into scratch arrays, then hear that all members have done so.
@@ -257,16 +343,26 @@ class Epochs(Everyone):
         Raises:
             _BrokenError: some member may not have.
         """
-        for reducer in self.regrouping.reducers:
-            reducer.outlives = self
-        try:
-            sums += begin(group)
-            for reducer, reduction in sums:
-                reducer.wait(reduction)
+        with self._outliving():
+            if self._entered is not None and self._entered in self._ahead:
+                self._ahead.wait(self._entered)
+                sums += self._ahead.take(self._entered)
+            else:
+                sums += begin(group)
+                for reducer, reduction in sums:
+                    reducer.wait(reduction)
             self.voting.feed(Summed())
             place = self.voting.state.place
             self._first.agree("confirm", place[0] // self.turns, group, *place)
             self.voting.feed(Confirmed())
+
+    @contextlib.contextmanager
+    def _outliving(self) -> Iterator[None]:
+        """Inside, what fails is a `_BrokenError`."""
+        for reducer in self.regrouping.reducers:
+            reducer.outlives = self
+        try:
+            yield
         finally:
             for reducer in self.regrouping.reducers:
                 reducer.outlives = None
@@ -316,6 +412,8 @@ class Epochs(Everyone):
                     )
                 case _:
                     raise self._end(broke)
+        if regrouping.held is not None:
+            regrouping.held.connected()
 
     def _end(self, broke: _BrokenError | None) -> Exception:
         """Why the run ends here, as if nobody ever went on."""
@@ -323,13 +421,6 @@ class Epochs(Everyone):
             lost = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
             return PeerLostError(f"epoch {self.voting.state.view.epoch}: {lost}")
         return self._first.failure(broke.operation, broke.why)
-
-
-def _lose(sums: Sums) -> None:
-    """Something may still arrive in the arrays of a broken operation."""
-    for _, reduction in sums:
-        for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
-            bucket.lose(array)
 
 
 def epochs_of(world: World, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float) -> Epochs:

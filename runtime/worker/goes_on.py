@@ -42,7 +42,8 @@ def lives_on_after_losses(
     }
     if refusal := refusal_of(schedule) or next((why for why, holds in refusals.items() if holds), ""):
         raise MissingFeatureError(
-            f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with --survive 0"
+            f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with "
+            "--survive 0, and with --max-restarts R all begin again from their last checkpoint"
         )
     if os.environ.get(REPLAN) and (refusal := refusal_to_replan(schedule)):
         raise MissingFeatureError(

@@ -1,11 +1,13 @@
 """ModelUse: what a script does with the model between steps that a schedule cannot bear, or that it may not mean.
 
 A forward pass inside DistributedDataParallel ends in gradients that are averaged already, so that the schedule does
-nothing. Evaluating or saving the live model gives one worker's own, where the schedule averages parameters.
+nothing. Evaluating or saving the live model gives one worker's own, where the schedule averages parameters. A script
+that is started again, and loads nothing, trains from the beginning.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
@@ -29,6 +31,8 @@ class ModelUse:
         self.run, self.engine = run, engine
         self.is_due = True
         """Whether step() is to call `refuse`: in the first steps, and once a wrapper has averaged its gradients."""
+        self.asks_for_checkpoint = False
+        """Whether the script has asked for one to go on from."""
         self._averaged_elsewhere = self._warned = False
         self._hooks: list[RemovableHandle] = []
         self._part_hooks: list[RemovableHandle] = []
@@ -80,10 +84,22 @@ class ModelUse:
         """
         if self._averaged_elsewhere:
             refuse_averaged_gradients()
+        if not self._looks:
+            self._say_if_begun_anew()
         self._looks += 1
         if self._looks >= WATCHED_STEPS:
             self._leave_parts()
             self.is_due = False
+
+    def _say_if_begun_anew(self) -> None:
+        """Say once that all workers were started again, and have nothing of what they had learned."""
+        has_loaded = self.asks_for_checkpoint or self.engine.steps or self.run.flat.loads.count
+        if has_loaded or self.run.rank or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+            return
+        warn_user(
+            "partreduce: the workers were started again, and begin at step 0: this script loads nothing; call "
+            "partreduce.load_checkpoint(optimizer, FOLDER) before the first step, and save_checkpoint now and then"
+        )
 
     def gradients_of(self, module: torch.nn.Module) -> None:
         """The forward pass of the model, or of a part of it, begins, and a backward pass may follow."""

@@ -36,6 +36,9 @@ class State(Protocol):
     def members_changed(self) -> None:
         """Workers are lost, or have joined."""
 
+    def connected(self) -> None:
+        """All members of a new epoch are connected, and have a state."""
+
     def give(self) -> bytes:
         """All of it, where a round ends."""
 

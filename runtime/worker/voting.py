@@ -60,13 +60,21 @@ class Voting:
         timeout: seconds that an operation may wait for its members, and the launcher for votes.
         most_lost: how many workers may be lost.
         heard: called with each view of which this worker is a member.
+        parted: called before its groups are destroyed.
     """
 
     def __init__(
-        self, world: GlooWorld, heartbeat: Heartbeat, heard: Callable[[View], None], *, timeout: float, most_lost: int
+        self,
+        world: GlooWorld,
+        heartbeat: Heartbeat,
+        heard: Callable[[View], None],
+        parted: Callable[[], None],
+        *,
+        timeout: float,
+        most_lost: int,
     ) -> None:
         self.world, self.heartbeat, self.timeout = world, heartbeat, timeout
-        self._heard = heard
+        self._heard, self._parted = heard, parted
         self._machine = Membership(world.size, most_lost)
         started, _ = self._machine.start(world.rank)
         assert isinstance(started, Member), "a worker"
@@ -124,6 +132,7 @@ class Voting:
                     self.notes.count(LEFT, 1)
                     self.notes.count(NEWS, 1)
                 case Note(("unblock",)):
+                    self._parted()
                     self.world.begin_anew(name_of(state.view.epoch + 1))
                 case Note(("forward",)):
                     self.forwarded = True

@@ -7,6 +7,7 @@ replay, which knows nothing but who was in which sum, has the same bits.
 import io
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ from partreduce.runtime.data.sampler import RoundSampler
 from partreduce.runtime.launcher.launch import RESTARTED, launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.handover import Handover
+from partreduce.runtime.strategies.lasting_pipeline import LastingPipeline
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.runtime.worker.epochs import Epochs
 from partreduce.runtime.worker.regrouping import Regrouping
@@ -132,6 +134,9 @@ INSTANTS = {
     "in the sum": lambda t: at(Reducer, "wait", lambda _, reduction: is_of(t, reduction)),
     "prepared": lambda t: at(Reducer, "agree", lambda _, kind, round_, _g, number, *a: is_confirm(t, round_, number)),
     "confirmed": lambda t: at(Reducer, "commit", lambda _, reduction, action: is_of(t, reduction)),
+    "in flight": lambda t: at(Epochs, "carry_out", lambda _, turn, *a, **n: turn == t),
+    "applying": lambda t: at(LastingPipeline, "_put", lambda _, flight, *a: flight.step == t),
+    "at the end": lambda t: at(Epochs, "meet", lambda *_, ahead=None: ahead == t),
     "voting": lambda _: at(Voting, "await_view", lambda *_: True),
     "asking": lambda _: at(Voting, "_answer", lambda *_: True),
     "asking late": ask_late,
@@ -316,3 +321,35 @@ def replayed_in_turns(members_of, survivors, *, pace, steps, fragments, outer, j
             for rank in members_of(turn):
                 models[rank][part] = anchor[part]
     return {rank: models[rank].tolist() for rank in survivors}
+
+
+def joins_in(text):
+    """(rank, round) of all who have joined, as the launcher said: one view may lose a worker and take it in again."""
+    found = re.findall(r"partreduce: (worker \d(?: and worker \d)*) joined in round (\d+) with", text)
+    return [(int(rank), int(round_)) for names, round_ in found for rank in re.findall(r"\d", names)]
+
+
+def replayed_late(said, *, joins=(), lag, steps, warm_up=0, size=3, total=False, drops=False):
+    """What all hold before `finish()`, and after, where gradients are applied so many steps late.
+
+    From nothing but the views, and who has joined in which round: a mean is over those who are left when it is applied
+    and were there when it was taken.
+    """
+    views = [(after, tuple(members)) for after, members in next(iter(said.values()))["views"]]
+
+    def mean(step, turn):
+        members = [members for after, members in views if after <= turn][-1]
+        late = {rank for rank, joined in joins if step < joined <= turn}
+        givers = [rank for rank in members if rank not in late]
+        divisor = 1 if total else len(givers)
+        return [sum(g) / divisor for g in zip(*(gradient(rank, step, size) for rank in givers), strict=True)]
+
+    model = start_of(size)
+    for turn in range(steps + lag):
+        if turn == steps:
+            own = model
+        step = turn if turn < warm_up else turn - lag
+        if step >= warm_up * (turn >= warm_up) and not (drops and turn >= steps):
+            moves = mean(step, turn)
+            model = [x - RATE * g for x, g in zip(model, moves, strict=True)]
+    return own, model

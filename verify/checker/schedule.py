@@ -333,12 +333,16 @@ def _read_phases(
 
 
 def _read_contingencies(raw: dict[str, Any], cluster: _Cluster, options: Options) -> list[Contingency]:
-    """What survivors run: of groups that average models, whole or in turns, or their gradients, in lockstep."""
-    is_lockstep = not (options.is_late or options.pipeline or options.quorum or options.late_steps or options.kept)
+    """What survivors run: of groups that average models, whole or in turns, in lockstep, or gradients, also late."""
+    is_late = options.is_late or options.quorum or options.late_steps or options.kept
     tables = options.tables
     is_whole = not tables.listed and not tables.outer.has_own_anchors
-    is_covered = raw["strategy"]["kind"] != "neighbor" and is_lockstep and is_whole
-    require(is_covered, "contingencies", "are for static and allreduce in lockstep, without tables, from one anchor")
+    is_covered = raw["strategy"]["kind"] != "neighbor" and not is_late and is_whole
+    require(
+        is_covered,
+        "contingencies",
+        "are for static and allreduce in lockstep or a pipeline, without tables, from one anchor",
+    )
     size = cluster.workers_per_node
 
     def nodes() -> Iterable[Sequence[int]]:

@@ -10,6 +10,9 @@ Commit rule: what any survivor has committed, all have prepared, and each commit
 committed all drop. A view names the place from which all average again: the furthest at which a survivor stands then.
 Whoever stands before it goes there without averaging; who stands there repeats what was dropped, with the survivors.
 
+A sum may be begun before its operation is entered, where that one is late. Such a sum is no part of the machine: it is
+of one epoch, is lost with it, and nobody commits it but by its operation, which is entered where it is due.
+
 Who wants to *join* says so and waits outside. The authority then asks for votes as after a loss. Where all that are
 furthest stand in an operation of their rounds, the view takes the joiner in: it has the state of one of them, the
 *donor*, repeats that operation with all, and nobody averages before it has it. Who is lost before that takes nothing

@@ -39,6 +39,7 @@ CELLS = (
     "generated/kill generator/run/1",
     "pairwise late/kill worker/run/1",
     "server/kill worker/run/1",
+    "gap standard/kill twice, all again/run/1",
     "server asynchronous/full disk for checkpoints/run/1",
     "server asynchronous late/SIGTERM launcher/run/1",
 )

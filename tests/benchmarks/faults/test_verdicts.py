@@ -1,5 +1,6 @@
 """The verdicts see what they are there for: a healthy record passes, and every way to be wrong is found."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -194,26 +195,31 @@ def step_of(kind, turn):
     return next(step for step in range((turn + 1) * kind.steps_a_round, -1, -1) if kind.turn_of(step) == turn)
 
 
-def gone_on(kind, views=(EVERYBODY, REST, [5, [0, 1, 2, 3]])):
-    """What workers write that lose worker 3 in turn 3, which joins again in turn 5, with the state of worker 0."""
+def gone_on(kind, views=(EVERYBODY, REST, [5, [0, 1, 2, 3]]), lost=(3,)):
+    """What workers write that lose some in turn 3, which join again in turn 5, each with the state of the one before.
+
+    The first has that of worker 0.
+    """
     kind, steps = KINDS[kind], STEPS * KINDS[kind].steps_a_round
     replay, diaries = Replay(kind, [(after, tuple(members)) for after, members in views]), [[] for _ in range(WORKERS)]
     joins = step_of(kind, 5)
     for step in range(steps):
         before, members = replay.x.copy(), replay.members(step)
-        given = before[0] + np.eye(WORKERS)[0] * (not kind.gradients)
-        if step == joins:
-            diaries[3].append(line("begins", step, 0, np.zeros(WORKERS), 7))
-        replay.step(step, {3: given} if step == joins else {})
+        given, donors = {}, (0, *lost)
+        for donor, rank in itertools.pairwise(donors):
+            given[rank] = given.get(donor, before[donor]) + np.eye(WORKERS)[donor] * (not kind.gradients)
+            if step == joins:
+                diaries[rank].append(line("begins", step, 0, np.zeros(WORKERS), 7))
+        replay.step(step, given if step == joins else {})
         known = [view for view in views if view[0] <= kind.turn_of(step)]
-        for rank in (rank for rank in members if rank != 3 or kind.turn_of(step) < 3 or step >= joins):
-            begun = given if (rank, step) == (3, joins) else before[rank]
+        for rank in (rank for rank in members if rank not in lost or kind.turn_of(step) < 3 or step >= joins):
+            begun = given[rank] if rank in lost and step == joins else before[rank]
             diaries[rank].append(line("enters", step, step, begun))
             diaries[rank].append(line("leaves", step + 0.5, step, replay.x[rank], known))
     for rank, lines in enumerate(diaries):
         lines.insert(0, line("begins", 0.0, 0, np.zeros(WORKERS), 1))
         lines.append(line("finishes", steps, steps, replay.x[rank]))
-        lines.append(line("finished", steps, steps, replay.x.mean(axis=0)))
+        lines.append(line("finished", steps, steps, replay.ends(steps)[-1]))
     return diaries
 
 
@@ -257,6 +263,16 @@ def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_befor
         again = next(place for place, entry in enumerate(found[3]) if place and entry[0] == "begins")
         found[3].insert(again, line("enters", joins, joins, replay.x[3] + amount))
         assert len(judged(verdicts.judge_values, found, kind)) == bool(amount), amount
+
+
+@pytest.mark.parametrize("amount", [0, 0.3])
+def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothing_else(judged, amount):
+    found = gone_on(kind := "outer that goes on", views=(EVERYBODY, [3, [0, 1]], [5, EVERYBODY[1]]), lost=(2, 3))
+    first = next(entry for entry in found[3] if entry[0] == "enters" and entry[2] == step_of(KINDS[kind], 5))
+    first[3][1] = [first[3][1][0] + amount] * 2
+    said = judged(verdicts.judge_values, found, kind)
+    assert any("worker 3 joined step" in text and "which nobody had" in text for text in said) == bool(amount)
+    assert amount or not said
 
 
 def test_survivors_that_do_not_go_on_where_they_can_are_seen(judged):

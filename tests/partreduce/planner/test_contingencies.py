@@ -27,6 +27,7 @@ from partreduce.topo.strategies import (
     Generated,
     How,
     Outer,
+    Pipeline,
     Routes,
     RulePhases,
     Sending,
@@ -34,6 +35,7 @@ from partreduce.topo.strategies import (
 )
 from partreduce.verify import prove
 from partreduce.verify.base import Status
+from partreduce.verify.certificate import confirm
 
 HARDWARE = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes=100_000_000, compute=0.01)
 NODES = Static(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
@@ -61,9 +63,24 @@ def test_only_what_the_run_time_goes_on_with_is_planned() -> None:
     assert refusal_of(layers)
     with pytest.raises(ScheduleError, match="only what is sent whole goes on"):
         survival(layers, asked, is_given=True)
-    for other in ({"when": Lateness.PIPELINE}, {"when": Lateness.LATE}, {"gap": True}, {"quorum": True}):
-        with pytest.raises(InputError, match="only schedules in lockstep go on after a loss yet; leave out when, or"):
+    for other in ({"when": Lateness.LATE}, {"gap": True}, {"quorum": True}):
+        with pytest.raises(
+            InputError, match="only schedules in lockstep and pipelines of gradients go on after a loss"
+        ):
             replace(asked, **other)
+
+
+def test_a_pipeline_of_gradients_is_planned_for_and_proved() -> None:
+    asked = replace(job(2, 2, 2), when=Lateness.PIPELINE, effort=0.2)
+    found = plan(asked).recommendation.schedule
+    assert found.strategy.when == Pipeline()
+    assert [one.lost for one in found.contingencies] == [(0,), (0, 1)]
+    assert not refusal_of(found)
+    proof = prove(found)
+    assert proof.verdict is Status.PROVED
+    assert "survives" in confirm(replace(found, certificate=proof.certificate))
+    for one in found.contingencies:
+        assert after_loss(found, one.lost).strategy == found.strategy
 
 
 def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_go_on_with_them() -> None:

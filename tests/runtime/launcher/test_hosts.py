@@ -14,6 +14,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Pipeline
 from partreduce.topo.strategies.generated import Generated
 
 TRAIN = """
@@ -29,7 +30,7 @@ for step in range(rounds):
     optimizer.step()
     if rank == 3 and step == 5:
         print("under way as", os.getpid(), flush=True)
-        if "dies" in sys.argv:
+        if "dies" in sys.argv and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
     if step == 5 and "impatient" in sys.argv:  # one of them is to be stopped
         optimizer.run.reducer.timeout = 15
@@ -89,6 +90,23 @@ def test_a_worker_of_another_host_that_is_killed_is_named_and_the_others_go_on_w
     begins, ends = ([f"[{rank}] {what}" for rank in range(4)] for what in ("begins", "ended with round 30"))
     lines = [line for line in output.splitlines() if "under way" not in line]
     assert sorted(lines) == sorted([*begins, *ends[:3]])
+    assert not hosts.processes("a") | hosts.processes("b")
+
+
+@pytest.mark.lab
+@pytest.mark.processes
+@pytest.mark.timeout(4 * LIMIT)
+def test_all_workers_of_all_hosts_begin_again_where_a_kind_cannot_go_on(hosts, tmp_path):
+    schedule = tmp_path / "all.json"
+    write_schedule(schedule, Schedule("pipeline", Cluster.regular(2, 2), AllReduce(when=Pipeline())))
+    run = Begun(hosts, tmp_path, TRAIN, schedule, "30", "dies", options=("--max-restarts", 1))
+    code, output, errors = run.ended()
+    assert code == 0, errors
+    assert "partreduce: attempt 1 of 2 ended with exit code 137; all workers begin again" in errors
+    assert "this script loads nothing" in errors
+    lines = [line for line in output.splitlines() if "under way" not in line]
+    begins, ends = ([f"[{rank}] {what}" for rank in range(4)] for what in ("begins", "ended with round 30"))
+    assert sorted(lines) == sorted([*begins, *begins, *ends])
     assert not hosts.processes("a") | hosts.processes("b")
 
 

@@ -4,11 +4,12 @@ import io
 import json
 import os
 import sys
+import warnings
 
 import pytest
 import torch
 
-from helpers.goes_on_runs import INSTANTS, RATE, START, gradient, replayed
+from helpers.goes_on_runs import INSTANTS, RATE, START, gradient, replayed, replayed_late
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
@@ -16,22 +17,24 @@ from partreduce.runtime.state.checkpoint_directory import read_manifest
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Pipeline
 
 pytestmark = pytest.mark.processes
 
 ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
 
 
-def run(folder, *, dies, until, pace):
+def run(folder, *, dies, until, strategy, most_lost=1):
     """(what each worker held at the end, by rank; from which step it went on; all that was written)."""
 
     def work():
+        warnings.simplefilter("ignore")
         rank = int(os.environ["RANK"])
         if dies and rank == 2:
             INSTANTS["before the sum"](1)
         model = torch.nn.Module()
         model.weight = torch.nn.Parameter(torch.tensor(START, dtype=torch.float64))
-        schedule = Schedule("saved", Cluster.regular(1, 4), AllReduce(pace=pace))
+        schedule = Schedule("saved", Cluster.regular(1, 4), strategy)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=60.0)
         load_checkpoint(optimizer, folder)
         begun = optimizer.steps
@@ -46,7 +49,7 @@ def run(folder, *, dies, until, pace):
         sys.stdout.write(f"REPORT {json.dumps(said)}\n")
 
     output = io.StringIO()
-    code = launch(work, num_workers=4, threads=1, most_lost=1, output=output)
+    code = launch(work, num_workers=4, threads=1, most_lost=most_lost, output=output)
     text = output.getvalue()
     assert code == 0, text
     said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
@@ -55,14 +58,28 @@ def run(folder, *, dies, until, pace):
 
 @pytest.mark.parametrize("pace", [1, 3])
 def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_one_s_state(tmp_path, pace):
-    saved, _, text = run(tmp_path, dies=True, until=2 * pace, pace=pace)
+    saved, _, text = run(tmp_path, dies=True, until=2 * pace, strategy=AllReduce(pace=pace))
     assert sorted(saved) == list(THREE), text
     (folder,) = tmp_path.glob("round-*")
     assert [entry is not None for entry in read_manifest(folder)["workers"]] == [True, True, False, True]
-    loaded, begun, text = run(tmp_path, dies=False, until=4 * pace, pace=pace)
+    loaded, begun, text = run(tmp_path, dies=False, until=4 * pace, strategy=AllReduce(pace=pace))
     assert begun == {2 * pace}, text
     start = replayed(lambda round_: [THREE if round_ == 1 else ALL], THREE, pace=pace, steps=2 * pace)
     expected = replayed(lambda _: [ALL], ALL, pace=pace, steps=4 * pace, begun=2 * pace, models={**start, 2: start[0]})
     assert sorted(loaded) == list(ALL), text
     for rank, own in loaded.items():
         assert own == pytest.approx(expected[rank], rel=1e-12), text
+
+
+@pytest.mark.parametrize("most_lost", [0, 1])
+@pytest.mark.parametrize("width", [2, 3])
+def test_means_that_are_still_late_are_saved_and_applied_by_all_of_the_next_run(tmp_path, width, most_lost):
+    strategy = AllReduce(when=Pipeline(width=width))
+    views = [(-1, ALL), (2, THREE), (5, ALL)]
+    options = {"joins": [(2, 5)], "lag": width - 1}
+    late = lambda views, steps: replayed_late({0: {"views": views}}, steps=steps, **options)[0]  # noqa: E731
+    saved, _, text = run(tmp_path, dies=True, until=5, strategy=strategy)
+    assert saved == dict.fromkeys(THREE, late(views[:2], 5)), text
+    loaded, begun, text = run(tmp_path, dies=False, until=9, strategy=strategy, most_lost=most_lost)
+    assert begun == {5}, text
+    assert loaded == dict.fromkeys(ALL, late(views, 9)), text

@@ -1,0 +1,114 @@
+"""Beginning again: all workers of a run are started anew when it has failed, and go on from their last checkpoint.
+
+This is for every schedule, also those whose survivors cannot go on by themselves. Each attempt is a launcher of its
+own, forked from this process. It has a store, workers and a generator of its own, so nothing of an attempt reaches the
+next but what the script saved. Workers see the variables of torchrun's restarts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import sys
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from partreduce.runtime.launcher.launch import import_once
+from partreduce.runtime.launcher.orphans import die_with_parent, orphans_ended
+from partreduce.runtime.launcher.signals import (
+    SIGNALLED,
+    Terminated,
+    as_in_a_fresh_process,
+    heard,
+    held,
+    let_through,
+    raise_unheard,
+    terminable,
+)
+from partreduce.topo.errors import FencedError, FileProblem, InputError, MissingFeatureError, PartreduceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+FINAL = frozenset(error.exit_code for error in (InputError, FileProblem, MissingFeatureError, FencedError))
+"""Exit codes of mistakes, which the next attempt would meet as well, and of a run whose others ended well."""
+LOOK_SECONDS = 0.05
+LONGEST_PAUSE = 60.0
+"""Seconds between two attempts, at most; hosts need a while until they are back."""
+
+
+def attempts(attempt: Callable[[Mapping[str, str]], int], most: int, *, pause: float = 0.0) -> int:
+    """Make a first attempt, and `most` further ones while they fail; the last one's exit code.
+
+    What is asked of this process by SIGINT, SIGTERM or SIGHUP is passed on to the attempt under way, and no other
+    follows.
+
+    Args:
+        attempt: runs in a forked process, with further variables for its workers; returns its exit code.
+        most: how often all begin again.
+        pause: seconds before the second attempt, twice as long before each later one.
+    """
+    import_once()  # here, so that no attempt does it again
+    with terminable():
+        for number in range(most + 1):
+            told = {"TORCHELASTIC_RESTART_COUNT": str(number), "TORCHELASTIC_MAX_RESTARTS": str(most)}
+            with orphans_ended():  # what an attempt leaves that was killed itself
+                code, asked = _in_a_fork(functools.partial(attempt, told))
+            if not code or asked or code in FINAL or number == most:
+                return code
+            sys.stderr.write(
+                f"partreduce: attempt {number + 1} of {most + 1} ended with exit code {code}; all workers begin again "
+                "from their last checkpoint\n"
+            )
+            time.sleep(min(LONGEST_PAUSE, pause * 2**number))
+    raise AssertionError("the last attempt returns")
+
+
+def _in_a_fork(action: Callable[[], int]) -> tuple[int, bool]:
+    """The exit code of a forked process, 128 + signal number if it was killed; and whether it was asked to end."""
+    asked = False
+    with held() as mask:
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        child = os.fork()
+        if not child:
+            _become(action, parent)
+        while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+            try:
+                with let_through(mask):
+                    raise_unheard()
+                    time.sleep(LOOK_SECONDS)
+            except (KeyboardInterrupt, Terminated) as signalled:
+                heard()
+                asked = True
+                number = signalled.exit_code - SIGNALLED if isinstance(signalled, Terminated) else signal.SIGINT
+                os.kill(child, number)
+    code = os.waitstatus_to_exitcode(ended[1])
+    return (code if code >= 0 else SIGNALLED - code), asked
+
+
+def _become(action: Callable[[], int], parent: int) -> None:
+    """What the forked process does; signals are held."""
+    code = 70
+    try:
+        if not die_with_parent(parent):
+            os._exit(code)
+        as_in_a_fresh_process()
+        try:
+            code = action()
+        except PartreduceError as error:
+            sys.stderr.write(f"partreduce: {error}\n")
+            code = error.exit_code
+        except KeyboardInterrupt:
+            code = SIGNALLED + signal.SIGINT
+    except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,244 @@
+"""A run whose workers are all started anew after a failure: what they save is all that reaches the next attempt."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from fractions import Fraction
+
+import pytest
+import torch
+
+from helpers import children
+from helpers.goes_on_runs import RATE, gradient, start_of
+from partreduce.runtime.launcher.beginning_again import attempts
+from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import FencedError, InputError, UnavailableError
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Merge, Outer, Pipeline, Routes, Static
+from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.routes import Gradient, Route
+from partreduce.topo.strategies.server import Server
+
+pytestmark = pytest.mark.processes
+
+WORKERS, STEPS, SAVED = 4, 24, 6
+PAIRS = tuple(Phase.from_groups(WORKERS, groups) for groups in ([(0, 1), (2, 3)], [(0, 3), (1, 2)]))
+RING = Round.from_edges(
+    WORKERS, [((to + hop) % WORKERS, to, Fraction(1, 3)) for to in range(WORKERS) for hop in (1, -1)]
+)
+DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+TABLE = Routes(tables=(Route(parameter="table.weight", rows=9, columns=2, gradient=Gradient.SPARSE),))
+ENDED_BY_A_LOSS = {
+    "gradients": AllReduce(),
+    "pairs, late": Static(phases=GroupPhases(PAIRS), when=Late()),
+    "pipeline": AllReduce(when=Pipeline()),
+    "outer steps, merged late": AllReduce(pace=3, when=Merge(steps=1, alpha=Fraction(1, 2)), what=Routes(outer=DILOCO)),
+    "gap": Neighbor(rounds=(RING,), when=Gap(max_ig=2)),
+    "server": Server(hosts=(1,)),
+    "tables": AllReduce(what=TABLE),
+}
+
+
+class Model(torch.nn.Module):
+    """A row of weights, and a table where one is asked for."""
+
+    def __init__(self, *, table):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(start_of(3), dtype=torch.float64))
+        self.table = torch.nn.Embedding(9, 2, sparse=True, dtype=torch.float64) if table else None
+        if table:
+            torch.nn.init.constant_(self.table.weight, 1.0)
+
+    def forward(self, move, words):
+        loss = (self.weight * move).sum()
+        return loss if self.table is None else loss + (self.table(words) ** 2).sum()
+
+
+def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS):
+    """(exit code, by rank what each worker that finished held at the end) of a run that saves every few steps.
+
+    `deaths` are (attempt, rank, step).
+    """
+    folder.mkdir()
+
+    def work():
+        torch.manual_seed(0)
+        warnings.simplefilter("default")
+        warnings.showwarning = lambda message, *_: sys.stderr.write(f"{message}\n")  # pytest would keep them
+        rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        model = Model(table=bool(strategy.what.tables))
+        schedule = Schedule("again", Cluster.regular(1, WORKERS), strategy)
+        sgd = torch.optim.SGD(model.parameters(), RATE / 16)
+        optimizer = DistributedOptimizer(sgd, model, schedule, timeout=60.0)
+        if loads:
+            load_checkpoint(optimizer, folder)
+        (folder / f"begun-{attempt}-{rank}").write_text(str(optimizer.steps))
+        while (step := optimizer.steps) < steps:
+            if (attempt, rank, step) in deaths:
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            move, words = torch.tensor(gradient(rank, step), dtype=torch.float64), torch.tensor([step % 9, rank, 8])
+            model(move, words).backward()
+            optimizer.step()
+            if optimizer.steps % SAVED == 0 and optimizer.steps < steps:
+                save_checkpoint(optimizer, folder)
+        optimizer.finish()
+        held = [model.weight.tolist(), [] if model.table is None else model.table.weight.tolist()]
+        (folder / f"held-{rank}").write_text(json.dumps(held))
+
+    code = attempts(lambda told: launch(work, num_workers=WORKERS, threads=1, environment=told), most)
+    return code, {path.name: json.loads(path.read_text()) for path in folder.glob("held-*")}
+
+
+def begun(folder):
+    """From which step each attempt began, on all workers that came so far."""
+    found = {}
+    for path in folder.glob("begun-*"):
+        found.setdefault(int(path.name.split("-")[1]), set()).add(int(path.read_text()))
+    return found
+
+
+@pytest.mark.parametrize("kind", ENDED_BY_A_LOSS)
+def test_after_two_deaths_all_have_the_bits_of_a_run_that_nothing_disturbed(kind, tmp_path):
+    strategy = ENDED_BY_A_LOSS[kind]
+    code, expected = trained(tmp_path / "undisturbed", strategy, [])
+    assert (code, len(expected)) == (0, WORKERS)
+    # In the second attempt before it has saved: the third goes on from the checkpoint of the first.
+    code, held = trained(tmp_path / "disturbed", strategy, [(0, 1, 15), (1, 2, 16)])
+    assert code == 0
+    assert held == expected
+    assert begun(tmp_path / "disturbed") == {0: {0}, 1: {12}, 2: {12}}
+
+
+def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(tmp_path, capfd):
+    deaths = [(attempt, 3, 2) for attempt in range(3)]
+    assert trained(tmp_path / "run", AllReduce(), deaths) == (128 + signal.SIGKILL, {})
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("partreduce: attempt")]
+    assert said == [
+        f"partreduce: attempt {number} of 3 ended with exit code 137; all workers begin again "
+        "from their last checkpoint"
+        for number in (1, 2)
+    ]
+
+
+def test_a_script_that_loads_nothing_is_told_so_once(tmp_path, capfd):
+    code, _ = trained(tmp_path / "run", AllReduce(), [(0, 0, 8)], loads=False, steps=10)
+    said = capfd.readouterr().err
+    assert code == 0
+    assert begun(tmp_path / "run") == {0: {0}, 1: {0}}
+    assert said.count("the workers were started again, and begin at step 0: this script loads nothing") == 1
+
+
+def test_one_that_asked_for_a_checkpoint_before_any_was_saved_is_not(tmp_path, capfd):
+    code, _ = trained(tmp_path / "run", AllReduce(), [(0, 0, 2)], steps=4)
+    assert code == 0
+    assert "loads nothing" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("codes", "expected"),
+    [
+        ([0], 0),
+        ([UnavailableError.exit_code, 0], 0),
+        ([1, 137, 143, 3], 3),
+        ([InputError.exit_code], InputError.exit_code),  # a mistake, which the next one would make again
+        ([1, FencedError.exit_code], FencedError.exit_code),  # the others have ended well
+    ],
+)
+def test_what_failed_is_tried_again_and_neither_a_mistake_nor_a_run_that_ended(codes, expected, tmp_path, capfd):
+    def attempt(told):
+        number = int(told["TORCHELASTIC_RESTART_COUNT"])
+        (tmp_path / str(number)).touch()
+        assert told["TORCHELASTIC_MAX_RESTARTS"] == "3"
+        return codes[number]
+
+    assert attempts(attempt, 3) == expected
+    assert len(list(tmp_path.iterdir())) == len(codes)
+    assert capfd.readouterr().err.count("begin again") == len(codes) - 1
+
+
+def test_an_error_of_an_attempt_is_its_line_and_its_exit_code(capfd):
+    def attempt(_):
+        raise InputError("cluster: is none")
+
+    assert attempts(attempt, 3) == InputError.exit_code
+    assert capfd.readouterr().err == "partreduce: cluster: is none\n"
+
+
+def test_an_attempt_that_is_killed_itself_leaves_nothing_and_the_next_one_runs(tmp_path):
+    def work():
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            (tmp_path / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+            if os.environ["RANK"] == "0":
+                while len(list(tmp_path.glob("pid-*"))) < 2:
+                    time.sleep(0.01)
+                os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(600)
+
+    assert attempts(lambda told: launch(work, num_workers=2, threads=1, environment=told), 1) == 0
+    for path in tmp_path.glob("pid-*"):
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(path.read_text()), 0)
+
+
+SCRIPT = """
+import os, pathlib, signal, sys, time
+place = pathlib.Path(os.environ["PLACE"])
+def save(*_):
+    place.joinpath("saved-" + os.environ["RANK"]).touch()
+    sys.exit(9)
+signal.signal(signal.SIGTERM, save)
+place.joinpath("runs-" + os.environ["RANK"] + "-" + os.environ["TORCHELASTIC_RESTART_COUNT"]).touch()
+end = time.monotonic() + 120
+while time.monotonic() < end:
+    time.sleep(0.05)
+"""
+
+
+def test_the_command_passes_on_a_request_to_end_and_begins_nothing_again(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    options = ["--workers", "2", "--max-restarts", "3"]
+    command = [*children.module("partreduce"), "run", *options, str(tmp_path / "script.py")]
+    run = subprocess.Popen(command, env=children.environment(PLACE=str(tmp_path)), stderr=subprocess.PIPE, text=True)
+    while len(list(tmp_path.glob("runs-*"))) < 2:
+        assert run.poll() is None
+        time.sleep(0.05)
+    run.send_signal(signal.SIGTERM)
+    _, said = run.communicate(timeout=120)
+    assert run.returncode == 128 + signal.SIGTERM, said
+    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
+    assert sorted(path.name for path in tmp_path.glob("runs-*")) == ["runs-0-0", "runs-1-0"]
+    assert "begin again" not in said
+
+
+def test_the_command_begins_again_where_nothing_is_to_be_survived(tmp_path):
+    """A schedule that plans for losses is run without its plans, and by its path."""
+    write_schedule(tmp_path / "schedule.json", Schedule("again", Cluster.regular(1, 2), AllReduce(when=Pipeline())))
+    (tmp_path / "script.py").write_text(
+        "import os, pathlib, signal\n"
+        "place = pathlib.Path(os.environ['PLACE'])\n"
+        "assert pathlib.Path(os.environ['PARTREDUCE_SCHEDULE']).is_file()\n"
+        "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "if attempt == '0' and os.environ['RANK'] == '1':\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "(place / f\"runs-{os.environ['RANK']}-{attempt}\").touch()\n"
+    )
+    command = [*children.module("partreduce"), "run", "--schedule", str(tmp_path / "schedule.json")]
+    command += ["--max-restarts", "1", str(tmp_path / "script.py")]
+    done = subprocess.run(
+        command, env=children.environment(PLACE=str(tmp_path)), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"runs-0-1", "runs-1-1"} <= {path.name for path in tmp_path.glob("runs-*")}
+    assert "attempt 1 of 2 ended with exit code 137" in done.stderr
