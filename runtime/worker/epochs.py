@@ -206,6 +206,8 @@ class Epochs(Everyone):
 
     def _begin_ahead(self, key: int, turn: int, begin: Begin) -> None:
         is_committed = self.voting.forwarded and key == self._entered
+        if self.is_between or turn < self.resumes:
+            return
         group = self.regrouping.group_of(turn // self.turns)
         if key in self._ahead or is_committed or group is None or len(group.members) == 1:
             return
@@ -220,6 +222,11 @@ class Epochs(Everyone):
     def is_between(self) -> bool:
         """Whether it is on its way from one epoch to the next, and gives or takes a state."""
         return self.voting.state.phase is not Phase.RUN
+
+    @property
+    def resumes(self) -> int:
+        """The turn from which on all average in this epoch."""
+        return self.voting.state.view.resume[0]
 
     def givers(self, step: int) -> int:
         """How many of those who are left have taken a step, at pace 1: all but who has joined since."""
