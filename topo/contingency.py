@@ -152,12 +152,18 @@ def check_covered(schedule: Schedule) -> None:
         raise ScheduleError(f"strategy.kind: is {strategy.kind}; contingencies are for static and allreduce")
     what = strategy.what
     has_one_anchor = replace(what, outer=PLAIN, fragments=1) == ALIKE and not what.outer.has_own_anchors
-    for name, is_covered in (("when", strategy.when.word in ("lockstep", "pipeline")), ("what", has_one_anchor)):
+    is_timely = strategy.when.word in ("lockstep", "pipeline", "late")
+    for name, is_covered in (("when", is_timely), ("what", has_one_anchor)):
         if not is_covered:
             raise ScheduleError(
-                f"strategy.{name}: contingencies are for what is averaged in lockstep or in a pipeline of gradients, "
-                f"without tables or anchors of each worker's own; leave {name} out"
+                f"strategy.{name}: contingencies are for what is averaged in lockstep, in a pipeline of gradients or "
+                f"late by a round, without tables or anchors of each worker's own; leave {name} out"
             )
+    if strategy.mixes_late and strategy.how.codec.rounds:
+        raise ScheduleError(
+            f"strategy.how.codec: is {strategy.how.codec}; contingencies are for late averages without one; leave out "
+            "codec, or when"
+        )
 
 
 def with_groups(schedule: Schedule, lost: Collection[int], groups: Groups) -> Schedule:
@@ -173,7 +179,14 @@ def with_groups(schedule: Schedule, lost: Collection[int], groups: Groups) -> Sc
     if isinstance(strategy, AllReduce) and not strategy.averages_gradients:
         how = replace(strategy.how, error_feedback=False)  # which groups do not have
         phases = _one_group(schedule.cluster)
-        grouped = Static(phases=phases, pace=strategy.pace, what=strategy.what, how=how, averaging=strategy.averaging)
+        grouped = Static(
+            phases=phases,
+            pace=strategy.pace,
+            when=strategy.when,
+            what=strategy.what,
+            how=how,
+            averaging=strategy.averaging,
+        )
         schedule = replace(schedule, strategy=grouped, contingencies=())
     return _continued(schedule, frozenset(lost), groups)
 

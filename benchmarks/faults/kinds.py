@@ -219,6 +219,7 @@ KINDS = {
     "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
     "allreduce that goes on": _goes_on(AllReduce(), gradients=True),
     "pipeline that goes on": _goes_on(AllReduce(when=Pipeline()), gradients=True, lag=1),
+    "late that goes on": _goes_on(AllReduce(when=Late()), late=True),
     "codec that goes on": _goes_on(AllReduce(how=How(codec=Codec.BFLOAT16)), gradients=True),
     "stages that go on": _goes_on(AllReduce(how=How(form=Form.HIERARCHICAL)), gradients=True, num_nodes=2),
     "outer that goes on": _goes_on(AllReduce(pace=3, what=Routes(outer=DILOCO)), steps_a_round=3, outer=DILOCO),

@@ -77,9 +77,14 @@ class Replay:
             self.since.update(dict.fromkeys(joined, step))
             self.x += self._mean(step - self.kind.lag, self.members(step))
             return
-        self.x[members] += np.eye(WORKERS)[members]
+        starts, own = self.x.copy(), np.eye(WORKERS)
+        self.x[members] += own[members]
         for worker, begun in joined.items():
-            self.x[worker] = begun + np.eye(WORKERS)[worker]
+            self.x[worker] = begun + own[worker]
+            starts[worker] = next((s for s, e in zip(starts, own, strict=True) if same(s + e, begun)), starts[worker])
+        if self.kind.late:
+            self.x[members] += starts[members].mean(axis=0) - starts[members]
+            return
         rows, outer = self.kind.is_due(step), self.kind.outer
         movement = self.x[members].mean(axis=0)[rows] - self.anchor[rows]
         self.momentum[rows] = float(outer.momentum) * self.momentum[rows] + movement

@@ -160,10 +160,9 @@ class Job:
             left = f"plan for the loss of 1 to {most}" if most > 0 else "a loss would leave nobody to average with"
             raise InputError(f"survive: is {self.survive}, of {self.cluster.num_workers} workers; {left}")
         waits = "gap" if self.gap else "quorum" if self.quorum else self.when
-        if self.survive and waits not in (None, Lateness.LOCKSTEP, Lateness.PIPELINE):
+        if self.survive and waits in ("gap", "quorum"):
             raise InputError(
-                f"when: is {waits}; only schedules in lockstep and pipelines of gradients go on after a loss yet; "
-                "leave out when, or survive"
+                f"when: is {waits}; no such schedule goes on after a loss yet; leave out {waits}, or survive"
             )
         if self.survive and self.tables:
             raise InputError("survive: tables have rows that are lost with their owner; leave out one of the two")

@@ -246,6 +246,8 @@ class Reduction:
         self.buckets, self.since, self.settings = tuple(buckets), since, settings
         self.arrays = [bucket.lend() for bucket in self.buckets]
         """What is summed, one array for each bucket."""
+        self.values: Sequence[torch.Tensor] | None = None
+        """By bucket what is loaded in place of its parameters, if anything is."""
         self.absent: dict[int, frozenset[int]] = {}
         """Of gradients, by bucket: the slots that had none here."""
         self.works: list[RunningWork] = []
@@ -266,7 +268,8 @@ class Reduction:
 
     def load(self, index: int, part: slice) -> None:
         """Put this worker's share of the parameters, or of what they added since the reference, into its array."""
-        values, share = self.buckets[index].flat[part], self.arrays[index][part]
+        whole = self.buckets[index].flat if self.values is None else self.values[index]
+        values, share = whole[part], self.arrays[index][part]
         if self.since is None:
             torch.div(values, self.num_members, out=share)
         else:

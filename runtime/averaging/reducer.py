@@ -118,6 +118,7 @@ class Reducer:
         codings: Sequence[Coding] | None = None,
         since: Reference | None = None,
         settings: Settings = (),
+        values: Sequence[torch.Tensor] | None = None,
     ) -> Reduction:
         """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
 
@@ -126,12 +127,13 @@ class Reducer:
         everything else by the number of members. With `codings`, one for each bucket, parameters (or gradients) travel
         coded, and what else is in the arrays as it is. With `since` only what parameters have become since that
         reference is summed; all members must have the same one, and the same `settings` of the optimizer that will step
-        with the sums (see `settings_of`).
+        with the sums (see `settings_of`). With `values`, one array for each bucket, these take the place of parameters.
 
         Raises:
             PeerLostError: an earlier operation is found to have failed, or this one cannot start.
         """
         reduction = self._announced(kind, step, round_, group, lag=lag, since=since, settings=settings)
+        reduction.values = values
         try:
             self._start(reduction, gradients=gradients, divisor=divisor, codings=codings)
         except (GoneError, UnavailableError) as error:

@@ -70,7 +70,7 @@ class Views:
         self._state = started
         self._notes = Notes(store, MEMBERSHIP, own_server=True)
         self._deaths = Notes(store, DEATHS, own_server=True)
-        self._heard, self._has_begun = 0, False
+        self._heard, self._heard_of, self._has_begun = 0, dict[str, int](), False
         self._lease = Deadline(float("inf"))
         self._asked: dict[int, str] = {}
         """What workers outside asked last, by rank; it has been answered where the machine knows nothing of it."""
@@ -156,17 +156,25 @@ class Views:
         return self._has_begun
 
     def _hear(self) -> None:
+        """All of it, in the order of workers; whoever has voted is not read again, and what nobody said not at all."""
         epoch = self._state.view.epoch + 1
+        some_left, some_ask = self._is_new(LEFT), self._is_new(JOIN)
         for worker in range(len(self._workers)):
-            if worker not in self._state.left and self._notes.has(f"{LEFT}/{worker}"):
+            if some_left and worker not in self._state.left and self._notes.has(f"{LEFT}/{worker}"):
                 self._feed(Received(worker, Left()))
-            if (text := self._notes.read(f"vote/{epoch}/{worker}")) is not None and self._state.view.epoch < epoch:
+            is_awaited = self._state.view.epoch < epoch and self._state.votes[worker] is None
+            if is_awaited and (text := self._notes.read(f"vote/{epoch}/{worker}")) is not None:
                 place, prepared, stands, blank = json.loads(text)
                 self._feed(Received(worker, Vote(epoch, tuple(place), tuple(prepared), stands, blank)))
-            asked = self._notes.read(f"{JOIN}/{worker}")
+            asked = self._notes.read(f"{JOIN}/{worker}") if some_ask else None
             if asked is not None and self._asked.get(worker) != asked:
                 self._asked[worker] = asked
                 self._feed(Received(worker, Join()))
+
+    def _is_new(self, kind: str) -> bool:
+        """Whether somebody has said something of this kind since the last time."""
+        known, self._heard_of[kind] = self._heard_of.get(kind, 0), self._notes.count(kind)
+        return self._heard_of[kind] != known
 
     def _feed(self, event: object) -> None:
         was = self._state
@@ -204,7 +212,8 @@ class Views:
     def _tell(self, view: View) -> None:
         for rank in view.joined:  # nobody takes it for dead from now on
             self._deaths.remove(str(rank))
-        self._notes.write(f"view/{view.epoch}", json.dumps(asdict(view)))
+        known = self._deaths.count(CHANGES)
+        self._notes.write(f"view/{view.epoch}", json.dumps({**asdict(view), CHANGES: known}))
         if not view.members:
             self._open(view.epoch)  # who waits for others by notes asks for that, and then hears that all end
             return

@@ -33,7 +33,7 @@ def handshake(
     key: str = "1",
     timeout: float,
 ) -> None:
-    """Compare `facts` over all workers; O(size) reads by each of them.
+    """Compare `facts` over all workers; each reads those of all at once, as soon as they are there.
 
     Args:
         store: a torch store that all workers reach.
@@ -102,25 +102,27 @@ def _collect(
     everybody: dict[int, dict[str, str]] = {}
     disputed = False
     pause, look = 2e-4, time.monotonic() + LOOK_SECONDS
-    while missing:
-        for rank in list(missing):
-            facts = notes.read(f"facts/{rank}")
-            if facts is not None:
-                everybody[rank] = json.loads(facts)
-                missing.remove(rank)
-        if not missing:
-            break
-        if compare(everybody) is not None:
-            # Wait a little for the rest, so that all workers count the same votes and name the same one.
-            deadline = min(deadline, Deadline(VOTE_SECONDS), key=lambda end: end.left) if not disputed else deadline
-            disputed = True
-        if not disputed and time.monotonic() > look:
+    while True:
+        is_over = deadline.is_over
+        together = notes.read_all([f"facts/{rank}" for rank in missing])
+        if together is not None:
+            return everybody | {rank: json.loads(facts) for rank, facts in zip(missing, together, strict=True)}
+        if is_over or time.monotonic() > look:  # who is it that the others wait for?
             look = time.monotonic() + LOOK_SECONDS
-            if (why := death(missing)) is not None:
+            found = {rank: facts for rank in missing if (facts := notes.read(f"facts/{rank}")) is not None}
+            everybody |= {rank: json.loads(facts) for rank, facts in found.items()}
+            missing = [rank for rank in missing if rank not in found]
+            if not missing:
+                return everybody
+            if not disputed and compare(everybody) is not None:
+                # Wait a little for the rest, so that all workers count the same votes and name the same one.
+                deadline = min(deadline, Deadline(VOTE_SECONDS), key=lambda end: end.left)
+                disputed = True
+            if not disputed and (why := death(missing)) is not None:
                 raise UnavailableError(f"handshake: {why} before it arrived")
-        if deadline.is_over:
+        if is_over:
             if disputed:
-                break
+                return everybody
             names = ", ".join(map(str, missing[:16])) + (" …" if len(missing) > 16 else "")
             verb = "rank" if len(missing) == 1 else "ranks"
             raise UnavailableError(
@@ -129,7 +131,6 @@ def _collect(
             )
         time.sleep(pause)
         pause = min(2 * pause, POLL_SECONDS)
-    return everybody
 
 
 def _first_difference(notes: Notes, field: str, odd: int, usual: int) -> str:

@@ -78,6 +78,8 @@ class Heartbeat:
         """What this worker does, and for whom it waits in that: one value, which any thread may set (see `doing`)."""
         self.line = self._notes.line
         self._changes = 0
+        self.settled = 0
+        """Of those, what the launcher knew of when it decided who goes on: nobody looks for that any more."""
         self._given_up: dict[int, float] = {}
         self._stop = threading.Event()
         self.with_each: Callable[[], None] = lambda: None
@@ -132,11 +134,14 @@ class Heartbeat:
             self._try(lambda: self._deaths.count(CHANGES, 1))
 
     def news(self) -> int:
-        """How much was noted of failures and ends so far: one cheap question; who waits looks closely when it grows."""
+        """How much was noted of failures and ends that is not settled: one cheap question.
+
+        Who waits looks closely when it grows, which takes several questions for each of those it waits for.
+        """
         changes = self._try(lambda: self._deaths.count(CHANGES))
         if changes is not None:
             self._changes = changes
-        return self._changes + (self._deaths.problem is not None)
+        return self._changes - self.settled + (self._deaths.problem is not None)
 
     def refuse_without_store(self) -> None:
         """Stop a run whose store is gone, before it works on for nothing.

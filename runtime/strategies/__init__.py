@@ -17,6 +17,7 @@ from partreduce.runtime.strategies.gap.means import GapMeans
 from partreduce.runtime.strategies.generated import GeneratedMeans
 from partreduce.runtime.strategies.gradient_means import GradientMeans
 from partreduce.runtime.strategies.group_means import GroupMeans
+from partreduce.runtime.strategies.lasting_late_means import LastingLateMeans
 from partreduce.runtime.strategies.lasting_pipeline import LastingPipeline
 from partreduce.runtime.strategies.neighbor import NeighborMeans
 from partreduce.runtime.strategies.outer_means import OuterMeans, OwnAnchors
@@ -74,6 +75,8 @@ def _means_of_whole(strategy: Static | AllReduce, run: Run) -> GroupMeans:
     if not strategy.what.outer.is_plain:
         kind = OwnAnchors if strategy.what.outer.has_own_anchors else OuterMeans
         return kind(strategy.what.outer, run, averaging=strategy.averaging)
+    if strategy.overlap and run.epochs is not None:
+        return LastingLateMeans(run, averaging=strategy.averaging)
     means = ProgressMeans if strategy.how.codec.rounds else GroupMeans
     return means(run, averaging=strategy.averaging, overlap=strategy.overlap)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Reduction
@@ -103,15 +105,20 @@ class GroupMeans(ParameterRunner):
         if self._pending is None:
             return {}
         self.settle()
-        operation, buckets = self._pending.operation, self.run.reducer.buckets
-        sums = {f"sums/{i}": array[: buckets[i].length] for i, array in enumerate(self._pending.arrays)}
+        operation = self._pending.operation
+        return self._told(operation.step, operation.round, self._pending.arrays)
+
+    def _told(self, step: int, round_: int, arrays: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """An operation in flight by the names that it has in a file."""
+        buckets = self.run.reducer.buckets
+        sums = {f"sums/{i}": array[: buckets[i].length] for i, array in enumerate(arrays)}
         before = {
             f"before/{i}/{place}": value
             for i, values in enumerate(self._piggybacked)
             for place, value in enumerate(values)
             if value is not None
         }
-        return sums | before | {"place": torch.tensor([operation.step, operation.round])}
+        return sums | before | {"place": torch.tensor([step, round_])}
 
     def take_up(self, flight: dict[str, torch.Tensor]) -> None:
         """Go on with the operation of which `flight` told."""
@@ -190,11 +197,11 @@ class GroupMeans(ParameterRunner):
         self._started = round_
         buckets = self.run.reducer.buckets
         if self.normalises and not self.overlap:
-            self._starts = _copy_to(self._starts, [bucket.flat for bucket in buckets])
+            self._starts = copy_to(self._starts, [bucket.flat for bucket in buckets])
         if not self.overlap:
             return
         with torch.no_grad():
-            self._snapshots = _copy_to(self._snapshots, [bucket.flat for bucket in buckets])
+            self._snapshots = copy_to(self._snapshots, [bucket.flat for bucket in buckets])
         group = self._group(round_)
         if group is not None:
             self._piggybacked = [snapshot_piggybacked(bucket) for bucket in buckets]
@@ -259,7 +266,7 @@ class GroupMeans(ParameterRunner):
         reducer.commit(pending, commit)
 
 
-def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:
+def copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copies of `new`, in the memory of `old` where there is any."""
     if not old:
         return [tensor.clone() for tensor in new]

@@ -88,7 +88,7 @@ class GlooWorld(GroupTable):
         """Why a member cannot come: a closed connection is seen before anybody has told of the death behind it."""
         signs, deadline = self.signs, time.monotonic() + DIAGNOSE_SECONDS
         while time.monotonic() < deadline:
-            why = deaths_of(self.store, members) if signs is None else self._why(signs, members)
+            why = self.given_up() or (deaths_of(self.store, members) if signs is None else self._why(signs, members))
             if why is not None:
                 return why
             time.sleep(DIAGNOSE_SECONDS / 30)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from partreduce.runtime.transport.deadline import Deadline
@@ -33,7 +33,23 @@ LAST_WORDS_SECONDS = 0.2
 """How long what a worker said last may come after its death."""
 CHANGES = "changes"
 """Counts, under DEATHS, what workers and launcher noted of failures: who waits looks closer when it has grown."""
-POLL_SECONDS = 0.002
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.002, 0.02
+SHARE = 8
+"""What a worker waits for is noticed at most this part of the wait too late (see `Pauses`)."""
+
+
+class Pauses:
+    """Between questions of one wait to the store: the longer it waits the longer they are.
+
+    All workers wait for the launcher at one time, on cores that they share with it and with whoever they wait for.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def sleep(self) -> None:
+        waited = time.monotonic() - self._start
+        time.sleep(min(LONGEST_POLL_SECONDS, max(POLL_SECONDS, waited / SHARE)))
 
 
 class Notes:
@@ -58,6 +74,19 @@ class Notes:
         place = self.place(key)
         return self._ask(lambda store: store.get(place).decode() if store.check([place]) else None)
 
+    def read_all(self, keys: Sequence[str]) -> list[str] | None:
+        """These notes if all of them are there; two questions to the store, however many they are."""
+        places = [self.place(key) for key in keys]
+
+        def read(store: Store) -> list[str] | None:
+            bare: Any = store  # torch's stubs lack both
+            if not store.check(places):
+                return None
+            found = bare.multi_get(places) if bare.has_extended_api() else [store.get(place) for place in places]
+            return [text.decode() for text in found]
+
+        return self._ask(read)
+
     def wait_for(self, key: str) -> str:
         """A note that is there or is sure to come.
 
@@ -66,11 +95,11 @@ class Notes:
         """
         bare: Any = self._store  # torch's stubs lack its timeout
         limit = bare.timeout.total_seconds() if self.line is None else self.line.timeout
-        deadline = Deadline(limit)
+        deadline, pauses = Deadline(limit), Pauses()
         while (text := self.read(key)) is None:
             if deadline.is_over:
                 raise UnavailableError(f"store: nobody left the note {self.place(key)!r} within {limit:g} s")
-            time.sleep(POLL_SECONDS)
+            pauses.sleep()
         return text
 
     def has(self, *keys: str) -> bool:

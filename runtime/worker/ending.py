@@ -140,12 +140,13 @@ class Ending:
         members = self.engine.uneven_inputs.meet(round_, runner.others.lost_workers)
         runner.conclude()
         runner.settle()
-        runner.drain()
         # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
         if run.epochs is not None:
             run.epochs.mean_everywhere(run.mean_reducers, self.engine.steps, round_ - 1)
             run.epochs.leave()
+            runner.drain()  # only now: after a loss all begin anew what is in flight on all of them
         else:
+            runner.drain()
             runner.others.connect(members, "finish")
             with self.looking_for_differences():
                 average_everywhere(run.mean_reducers, members, self.engine.steps, round_ - 1)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -23,7 +22,7 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import JOINED, POLL_SECONDS, Notes
+from partreduce.runtime.transport.notes import JOINED, Notes, Pauses
 from partreduce.runtime.transport.waiting import GoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.worker.measured import measured
@@ -116,13 +115,13 @@ class Epochs(Everyone):
             facts["schedule"] = dump_schedule(self.schedule)
         notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
         notes.count(JOINED, 1)
-        wait = Wait(self.heartbeat, range(self.world.size), self.timeout)
+        wait, pauses = Wait(self.heartbeat, range(self.world.size), self.timeout), Pauses()
         while notes.count(JOINED) < self.world.size:
             try:
                 wait.look()
             except GoneError as gone:
                 raise PeerLostError(f"before the first step: {gone}") from None
-            time.sleep(POLL_SECONDS)
+            pauses.sleep()
 
     def _look(self) -> None:
         """Now and then, beside the training."""
@@ -207,6 +206,8 @@ class Epochs(Everyone):
 
     def _begin_ahead(self, key: int, turn: int, begin: Begin) -> None:
         is_committed = self.voting.forwarded and key == self._entered
+        if self.is_between or turn < self.resumes:
+            return
         group = self.regrouping.group_of(turn // self.turns)
         if key in self._ahead or is_committed or group is None or len(group.members) == 1:
             return
@@ -221,6 +222,11 @@ class Epochs(Everyone):
     def is_between(self) -> bool:
         """Whether it is on its way from one epoch to the next, and gives or takes a state."""
         return self.voting.state.phase is not Phase.RUN
+
+    @property
+    def resumes(self) -> int:
+        """The turn from which on all average in this epoch."""
+        return self.voting.state.view.resume[0]
 
     def givers(self, step: int) -> int:
         """How many of those who are left have taken a step, at pace 1: all but who has joined since."""
@@ -275,7 +281,7 @@ class Epochs(Everyone):
         return frozenset(range(self.world.size)) - frozenset(self.members)
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        wait = Wait(self.heartbeat, self.members, self.timeout)
+        wait, pauses = Wait(self.heartbeat, self.members, self.timeout), Pauses()
         while True:
             self.heartbeat.refuse_without_store()
             self._lost()
@@ -286,7 +292,7 @@ class Epochs(Everyone):
             wait.only_for(missing)
             if wait.is_over():
                 raise UnavailableError(f"{place}: {self.heartbeat.waits_for(missing, self.timeout)}")
-            time.sleep(POLL_SECONDS)
+            pauses.sleep()
 
     # An operation.
 

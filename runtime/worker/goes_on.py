@@ -57,6 +57,7 @@ def refusal_to_replan(schedule: Schedule) -> str:
     strategy = schedule.strategy
     refusals = {
         "it averages gradients in each step": strategy.averages_gradients,
+        "its averages come late": strategy.mixes_late,
         "it has outer steps": not strategy.what.outer.is_plain,
         "its fragments take turns": strategy.takes_turns,
         "it sends in a codec": strategy.how.codec.rounds,

@@ -7,6 +7,7 @@ calls one hook before every optimizer's step, and that is where both are refused
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -44,15 +45,19 @@ class OtherSteps:
         if not self._run.alone:
             if not _hooked:
                 _hooked.append(register_optimizer_step_pre_hook(_before_step))
-            _watching.add(self)
+            with _lock:
+                _watching.add(self)
 
     def detach(self) -> None:
-        _watching.discard(self)
+        with _lock:
+            _watching.discard(self)
 
     def stepped(self) -> None:
         """After each step of the engine: its gradients are means until a backward pass adds to them."""
         self._has_stepped = True
-        for share in list(self._shares.values()):
+        with _lock:
+            shares = list(self._shares.values())
+        for share in shares:
             share.means = [_state_of(slot.parameter) for slot in share.slots]
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
@@ -77,7 +82,8 @@ class OtherSteps:
         if (share := self._shares.get(optimizer)) is None:
             held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
             share = _Share([slot for slot in self._run.flat.slots() if slot.parameter in held])
-            self._shares[optimizer] = share
+            with _lock:
+                self._shares[optimizer] = share
         for index, slot in enumerate(share.slots):
             means = share.means
             is_mean = self._has_stepped if means is None else means[index] == _state_of(slot.parameter)
@@ -100,10 +106,14 @@ def _state_of(parameter: torch.Tensor) -> tuple[int, int]:
 
 
 _watching: WeakSet[OtherSteps] = WeakSet()
+_lock = threading.Lock()
+"""Optimizers of several threads step, and each step looks at all that watch: none may come while another one lists."""
 _hooked: list[object] = []
 """Torch's handle of the hook, which all runs of the process share."""
 
 
 def _before_step(optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
-    for watch in list(_watching):
+    with _lock:
+        watching = list(_watching)
+    for watch in watching:
         watch.look(optimizer)

@@ -19,6 +19,7 @@ from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import (
     ANSWER,
+    CHANGES,
     JOIN,
     LEFT,
     MEASURE,
@@ -26,9 +27,9 @@ from partreduce.runtime.transport.notes import (
     MEMBERSHIP,
     NEWS,
     OPEN,
-    POLL_SECONDS,
     RELEASED,
     Notes,
+    Pauses,
 )
 from partreduce.runtime.transport.store_line import root_store
 from partreduce.schedulers.protocols.base import Note, Received, Send
@@ -124,9 +125,11 @@ class Voting:
                 case Send(_, Join()):
                     self._asked += 1
                     self.notes.write(f"{JOIN}/{self.world.rank}", self._question)
+                    self.notes.count(JOIN, 1)
                     self.notes.count(NEWS, 1)
                 case Send(_, Left()):
                     self.notes.write(f"{LEFT}/{self.world.rank}", "1")
+                    self.notes.count(LEFT, 1)
                     self.notes.count(NEWS, 1)
                 case Note(("unblock",)):
                     self._parted()
@@ -154,17 +157,18 @@ class Voting:
         leaves = self.state.phase is Phase.LEAVING
         what = "that it may leave" if leaves else f"who goes on in epoch {epoch}"
         self.heartbeat.doing(f"waits for the launcher to say {what}")
+        pauses = Pauses()
         while True:
             if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):
                 self._hear(Released())
                 return True
             if (text := self.notes.read(f"view/{epoch}")) is not None:
-                self._hear(_view_of(text))
+                self._hear(self._view_of(text))
                 return True
             self.heartbeat.refuse_without_store()
             if deadline.is_over:
                 return False
-            time.sleep(POLL_SECONDS)
+            pauses.sleep()
 
     def ask_to_join(self) -> None:
         """Ask once, and hear with which view."""
@@ -175,10 +179,17 @@ class Voting:
     def _answer(self) -> View:
         """The view that the launcher answers a question with; a worker outside waits as long as it takes."""
         self.heartbeat.doing("waits to join")
+        pauses = Pauses()
         while (epoch := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
             self.heartbeat.refuse_without_store()
-            time.sleep(POLL_SECONDS)
-        return _view_of(self.notes.wait_for(f"view/{epoch}"))
+            pauses.sleep()
+        return self._view_of(self.notes.wait_for(f"view/{epoch}"))
+
+    def _view_of(self, text: str) -> View:
+        view = json.loads(text)
+        self.heartbeat.settled = view[CHANGES]
+        members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
+        return View(view["epoch"], **members, donor=view["donor"], plan=view["plan"])
 
     @property
     def _question(self) -> str:
@@ -197,9 +208,3 @@ def joins() -> bool:
 def name_of(epoch: int) -> str:
     """Where the groups of an epoch meet, and its keys lie."""
     return f"epoch-{epoch}"
-
-
-def _view_of(text: str) -> View:
-    view = json.loads(text)
-    members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
-    return View(view["epoch"], **members, donor=view["donor"], plan=view["plan"])

@@ -353,3 +353,27 @@ def replayed_late(said, *, joins=(), lag, steps, warm_up=0, size=3, total=False,
             moves = mean(step, turn)
             model = [x - RATE * g for x, g in zip(model, moves, strict=True)]
     return own, model
+
+
+def replayed_overlapped(groups_in, survivors, *, pace, steps, joins=None, workers=4, size=3):
+    """What survivors hold before `finish()`, by rank, where a round ends with the mean of its beginning.
+
+    `joins` says by rank in which round a worker joins, and with whose state.
+    """
+    models = {rank: np.array(start_of(size)) for rank in range(workers)}
+    starts = dict(models)
+    for step in range(steps):
+        round_ = step // pace
+        if step % pace == 0:
+            starts = dict(models)
+        moves = {rank: -RATE * np.array(gradient(rank, step, size)) for rank in models}
+        models = {rank: model + moves[rank] for rank, model in models.items()}
+        if step % pace != pace - 1:
+            continue
+        for rank, (joined, donor) in (joins or {}).items():
+            if joined == round_:
+                models[rank], starts[rank] = models[donor] + moves[rank], starts[donor]
+        for members in groups_in(round_):
+            mean = np.mean([starts[rank] for rank in members], axis=0)
+            models |= {rank: models[rank] + mean - starts[rank] for rank in members}
+    return {rank: models[rank].tolist() for rank in survivors}

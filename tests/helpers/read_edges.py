@@ -668,13 +668,13 @@ READ_EDGES = [
     *(
         reads(
             LOST,
-            f"in lockstep or a pipeline, without tables, from one anchor: {name}",
+            f"in lockstep, a pipeline or late by a round, without tables, from one anchor: {name}",
             over_all(3, 1, pace=4) | {"contingencies": [{"lost": [0]}]},
             of | {"contingencies": [{"lost": [0]}]},
-            "contingencies: are for static and allreduce in lockstep or a pipeline, without tables",
+            "contingencies: are for static and allreduce in lockstep, a pipeline or late by a round, without tables",
         )
         for name, of in (
-            ("late", over_all(3, 1, pace=4, when={"late": 1})),
+            ("late by a codec", over_all(3, 1, pace=4, when={"late": 1}, how={"codec": "bfloat16"})),
             ("merged", turns(4, 1, steps=1)),
             ("own anchors", groups(3, [[0, 1, 2]], what={"outer": {"lr": "1/2", "anchor": "own"}})),
             ("tables", table()),

@@ -15,7 +15,18 @@ from partreduce.topo.losses import Symmetries
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Generated, GroupPhases, Late, RulePhases, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    Codec,
+    Generated,
+    GroupPhases,
+    How,
+    Late,
+    Merge,
+    Pipeline,
+    RulePhases,
+    Static,
+)
 
 PAIRS = Static(
     phases=GroupPhases((Phase.from_groups(5, [[0, 3], [1, 4]]), Phase.from_groups(5, [[0, 1, 2]]))),
@@ -39,6 +50,13 @@ def test_all_reduce_stays_all_reduce() -> None:
     assert found == Schedule("all", Cluster.regular(3, 2), AllReduce(pace=3))
 
 
+@pytest.mark.parametrize(
+    "strategy", [AllReduce(pace=3, when=Late()), AllReduce(when=Pipeline(), how=How(codec=Codec.BFLOAT16))]
+)
+def test_what_comes_late_stays_late(strategy: AllReduce) -> None:
+    assert after_loss(Schedule("all", Cluster.regular(4, 2), strategy), {2}).strategy == strategy
+
+
 def test_models_that_differ_are_averaged_also_where_only_workers_of_pace_1_are_left() -> None:
     """All-Reduce at pace 1 averages gradients, which would leave the models apart for ever."""
     found = after_loss(Schedule("all", Cluster.regular(2, 2), AllReduce(pace=(1, 1, 1, 5))), {3})
@@ -53,7 +71,8 @@ def test_models_that_differ_are_averaged_also_where_only_workers_of_pace_1_are_l
         (RULE, {-1}, "lost worker -1: is out of range"),
         (RULE, set(range(7)), "7 of 8 workers are lost"),
         (Generated(), {1}, "strategy.kind"),
-        (AllReduce(pace=2, when=Late()), {1}, "strategy.when"),
+        (AllReduce(pace=2, when=Merge(alpha=Fraction(1, 2))), {1}, "strategy.when"),
+        (AllReduce(pace=2, when=Late(), how=How(codec=Codec.BFLOAT16)), {1}, "strategy.how.codec"),
     ],
 )
 def test_what_cannot_go_on_is_refused_by_name(strategy: Static, lost: set[int], said: str) -> None:

@@ -334,14 +334,16 @@ def _read_phases(
 
 def _read_contingencies(raw: dict[str, Any], cluster: _Cluster, options: Options) -> list[Contingency]:
     """What survivors run: of groups that average models, whole or in turns, in lockstep, or gradients, also late."""
-    is_late = options.is_late or options.quorum or options.late_steps or options.kept
+    is_late = (
+        options.quorum or options.late_steps or options.kept or (options.is_late and options.how["codec"] != "none")
+    )
     tables = options.tables
     is_whole = not tables.listed and not tables.outer.has_own_anchors
     is_covered = raw["strategy"]["kind"] != "neighbor" and not is_late and is_whole
     require(
         is_covered,
         "contingencies",
-        "are for static and allreduce in lockstep or a pipeline, without tables, from one anchor",
+        "are for static and allreduce in lockstep, a pipeline or late by a round, without tables, from one anchor",
     )
     size = cluster.workers_per_node
 

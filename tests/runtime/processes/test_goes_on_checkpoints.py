@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from helpers.goes_on_runs import INSTANTS, RATE, START, gradient, replayed, replayed_late
+from helpers.goes_on_runs import INSTANTS, RATE, START, gradient, replayed, replayed_late, replayed_overlapped
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
@@ -17,14 +17,14 @@ from partreduce.runtime.state.checkpoint_directory import read_manifest
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Pipeline
+from partreduce.topo.strategies.axes import Late, Pipeline
 
 pytestmark = pytest.mark.processes
 
 ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
 
 
-def run(folder, *, dies, until, strategy, most_lost=1):
+def run(folder, *, dies, until, strategy, most_lost=1, saves=False):
     """(what each worker held at the end, by rank; from which step it went on; all that was written)."""
 
     def work():
@@ -42,7 +42,7 @@ def run(folder, *, dies, until, strategy, most_lost=1):
             optimizer.zero_grad()
             (model.weight * torch.tensor(gradient(rank, step), dtype=torch.float64)).sum().backward()
             optimizer.step()
-        if dies:
+        if dies or saves:
             save_checkpoint(optimizer, folder)
         said = {"rank": rank, "begun": begun, "own": model.weight.tolist()}
         optimizer.finish()
@@ -83,3 +83,14 @@ def test_means_that_are_still_late_are_saved_and_applied_by_all_of_the_next_run(
     loaded, begun, text = run(tmp_path, dies=False, until=9, strategy=strategy, most_lost=most_lost)
     assert begun == {5}, text
     assert loaded == dict.fromkeys(ALL, late(views, 9)), text
+
+
+@pytest.mark.parametrize("most_lost", [0, 1])
+@pytest.mark.parametrize("until", [6, 7], ids=["between rounds", "inside one"])
+def test_a_mean_that_is_a_round_late_is_saved_where_it_has_begun(tmp_path, until, most_lost):
+    strategy = AllReduce(pace=3, when=Late())
+    run(tmp_path, dies=False, until=until, strategy=strategy, saves=True)
+    loaded, begun, text = run(tmp_path, dies=False, until=12, strategy=strategy, most_lost=most_lost)
+    assert begun == {until}, text
+    expected = replayed_overlapped(lambda _: [ALL], ALL, pace=3, steps=12)
+    assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text

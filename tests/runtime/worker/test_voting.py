@@ -1,5 +1,7 @@
 """One worker's part in votes, by itself: what it takes for a call to vote."""
 
+import json
+from dataclasses import asdict
 from datetime import timedelta
 
 import pytest
@@ -7,7 +9,7 @@ from torch.distributed import HashStore
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import OPEN
+from partreduce.runtime.transport.notes import CHANGES, DEATHS, OPEN, Notes
 from partreduce.runtime.worker.voting import Voting
 from partreduce.schedulers.protocols.base import Received
 from partreduce.schedulers.protocols.membership.words import Connected, View
@@ -50,3 +52,16 @@ def test_a_vote_that_ends_while_a_look_at_it_is_on_its_way_is_no_call_to_the_nex
     voting.look()
     assert voting.state.view.epoch == 1
     assert not voting.is_called
+
+
+def test_who_hears_a_view_looks_no_more_for_what_the_launcher_knew(voting):
+    deaths = Notes(voting.world.store, DEATHS)
+    deaths.count(CHANGES, 2)
+    voting.take_part()
+    view = {**asdict(View(1, (0, 1), joined=(), plan="")), CHANGES: 2}
+    voting.notes.write("view/1", json.dumps(view))
+    assert voting.heartbeat.news() == 2
+    assert voting.await_view()
+    assert voting.heartbeat.news() == 0
+    deaths.count(CHANGES, 1)
+    assert voting.heartbeat.news() == 1

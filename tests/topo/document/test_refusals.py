@@ -152,9 +152,13 @@ BROKEN = [
     ),
     (changed(NEIGHBOR, ["contingencies"], [{"lost": [0]}]), "strategy.kind", "contingencies are for static and"),
     (
-        text_of(RULE | {"strategy": RULE["strategy"] | {"when": {"late": 1}}, "contingencies": [{"lost": [0]}]}),
-        "strategy.when",
-        "contingencies are for what is averaged in lockstep",
+        text_of(
+            RULE
+            | {"strategy": {"kind": "allreduce", "pace": 2, "when": {"late": 1}, "how": {"codec": "bfloat16"}}}
+            | {"contingencies": [{"lost": [0]}]}
+        ),
+        "strategy.how.codec",
+        "contingencies are for late averages without one",
     ),
     (
         text_of(RULE | {"strategy": {"kind": "allreduce"}, "contingencies": [{"lost": [0], "groups": "all"}]}),

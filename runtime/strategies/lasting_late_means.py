@@ -1,0 +1,109 @@
+"""Group means of parameters that come a round late, in a run that goes on after losses.
+
+What a group does or nobody in it does is the end of a round: to take what the mean was when the round began. Its sum is
+begun there and lost with the epoch (see `worker.sums_ahead`); then it is begun anew from the snapshots, which live
+until the round ends. Who joins has the snapshots of its donor, as it has its model.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from partreduce.runtime.averaging.bucket import Bucket, Reduction
+from partreduce.runtime.averaging.commit import commit_delayed
+from partreduce.runtime.averaging.piggybacked import commit_piggybacked, load_piggybacked, snapshot_piggybacked
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.strategies.base import NO_FURTHER, Further, Run
+from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans, copy_to
+from partreduce.runtime.worker.sums_ahead import Sums
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.base import Averaging
+
+
+class LastingLateMeans(GroupMeans):
+    """As `GroupMeans` with overlap."""
+
+    def __init__(self, run: Run, *, averaging: Averaging) -> None:
+        super().__init__(run, averaging=averaging, overlap=True)
+        assert run.epochs is not None, "as said"
+        self._epochs = run.epochs
+
+    def end_round(self, step: int, round_: int) -> Further:
+        """Commit the mean with which the round began, and begin the next."""
+        if self._started < round_:
+            self._begin_round(step, round_)
+        self._is_inside = False
+        self._epochs.carry_out(round_, lambda group: self._begin_sum(round_, group), self._put, ahead=round_)
+        self._begin_round(step, round_ + 1)
+        return NO_FURTHER
+
+    def connected(self) -> None:
+        """All have lost the sums of their rounds."""
+        if self._started >= 0:
+            self._begin_ahead(self._started)
+
+    def settle(self) -> None:
+        """What is in flight neither hinders a mean of all nor is changed by it."""
+        self.run.reducer.flush()
+
+    def drain(self) -> str:
+        """Drop the operation in flight: every member does."""
+        self._epochs.drop_ahead()
+        self._started, self._is_inside = -1, False
+        return ""
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """As `GroupMeans`; for who joins where the round began."""
+        if self._epochs.is_between:
+            return {f"{INSIDE}/start/{index}": start for index, start in enumerate(self._snapshots)}
+        return super().state()
+
+    def flight(self) -> dict[str, torch.Tensor]:
+        """As `GroupMeans`; the sums of a worker that is the only one left are its own."""
+        round_, buckets = self._started, self.run.reducer.buckets
+        group = self._epochs.regrouping.group_of(round_)
+        if group is None or self._epochs.resumes > round_:
+            return {}
+        found = self._epochs.arrived_ahead(round_, round_, lambda group: self._begin_sum(round_, group))
+        arrays = found[0][1].arrays if found else [self._own(*pair) for pair in enumerate(buckets)]
+        return self._told(round_ * self.run.pace, round_, arrays)
+
+    def take_up(self, flight: dict[str, torch.Tensor]) -> None:
+        """The sums are begun anew from the snapshots, by whoever is there."""
+
+    def resume(self, step: int, round_: int) -> None:
+        super().resume(step, round_)
+        if self._is_inside:
+            self._begin_ahead(round_)
+
+    def _begin_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
+        self._started = round_
+        with torch.no_grad():
+            self._snapshots = copy_to(self._snapshots, [bucket.flat for bucket in self.run.reducer.buckets])
+        self._begin_ahead(round_)
+
+    def _begin_ahead(self, round_: int) -> None:
+        self._epochs.begin_ahead(round_, round_, lambda group: self._begin_sum(round_, group))
+
+    def _begin_sum(self, round_: int, group: Group) -> Sums:
+        """What rides along is as it is now."""
+        reducer = self.run.reducer
+        self._piggybacked = [snapshot_piggybacked(bucket) for bucket in reducer.buckets]
+        step = round_ * self.run.pace
+        return [(reducer, reducer.begin(self.name, step, round_, group, lag=1, values=self._snapshots))]
+
+    def _put(self, reducer: Reducer, reduction: Reduction) -> None:
+        relax = float(reduction.group.relax)
+
+        def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            commit_delayed(bucket, sums, self._snapshots[index], relax, ok)
+            commit_piggybacked(bucket, sums, ok, self._piggybacked[index])
+
+        reducer.commit(reduction, commit)
+
+    def _own(self, index: int, bucket: Bucket) -> torch.Tensor:
+        array = torch.zeros(bucket.array_length, dtype=bucket.dtype)
+        array[: bucket.size] = self._snapshots[index][: bucket.size]
+        load_piggybacked(bucket, array, 1, is_first=True, rank=self.run.rank)
+        self._piggybacked = [snapshot_piggybacked(one) for one in self.run.reducer.buckets]
+        return array

@@ -1,0 +1,92 @@
+"""Views by themselves: what the launcher reads of what workers say, and what it tells with a view."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+from torch.distributed import HashStore
+
+from partreduce.runtime.launcher.outlet import Outlet
+from partreduce.runtime.launcher.views import Views
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.transport.notes import CHANGES, DEATHS, JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, RELEASED, Notes
+
+WORKERS = 4
+
+
+class Run:
+    """Workers that have joined, as their launcher sees them."""
+
+    def __init__(self):
+        self.store = HashStore()
+        self.notes, self.deaths = Notes(self.store, MEMBERSHIP), Notes(self.store, DEATHS)
+        for rank in range(WORKERS):
+            self.notes.write(f"{JOINED}/{rank}", json.dumps({"timeout": 60.0, "are_equal": True, "turns": 1}))
+            self.notes.count(JOINED, 1)
+        self.workers = [SimpleNamespace(rank=rank, code=None, signal=lambda _: None) for rank in range(WORKERS)]
+        self.views = Views(self.workers, self.store, 1, Outlet(io.StringIO()))
+
+    def loses(self, rank):
+        self.deaths.write(str(rank), "was killed by signal 9 (SIGKILL)")
+        self.deaths.count(CHANGES, 1)
+        self.views.go_on_without(self.workers[rank], is_lost=True)
+
+    def votes(self, rank, epoch=1):
+        self.notes.write(f"vote/{epoch}/{rank}", json.dumps([[7, 0], [], True, False]))
+        self.notes.count(NEWS, 1)
+        self.views.look()
+
+    def says(self, kind, rank, text):
+        self.notes.write(f"{kind}/{rank}", text)
+        self.notes.count(kind, 1)
+        self.notes.count(NEWS, 1)
+        self.views.look()
+
+    def view(self, epoch):
+        text = self.notes.read(f"view/{epoch}")
+        return None if text is None else json.loads(text)
+
+
+@pytest.fixture
+def run():
+    return Run()
+
+
+def test_a_vote_is_read_once_and_what_nobody_said_never(run, monkeypatch):
+    read, asked = Notes.read, []
+    monkeypatch.setattr(Notes, "read", lambda notes, key: asked.append(key) or read(notes, key))
+    run.loses(3)
+    found = []
+    for rank in (0, 1):
+        asked.clear()
+        run.votes(rank)
+        found.append([key for key in asked if key.startswith(("vote", JOIN, LEFT))])
+    assert found == [[f"vote/1/{rank}" for rank in (0, 1, 2, 3)], [f"vote/1/{rank}" for rank in (1, 2, 3)]]
+    run.votes(2)
+    assert run.view(1)["members"] == [0, 1, 2]
+
+
+def test_who_asks_to_join_and_who_leaves_is_heard_beside_votes(run):
+    run.loses(3)
+    for rank in (0, 1, 2):
+        run.votes(rank)
+    run.says(JOIN, 3, "1.1")
+    for rank in (0, 1, 2):
+        run.votes(rank, epoch=2)
+    assert run.view(2)["joined"] == [3]
+    run.says(LEFT, 1, "1")
+    assert run.notes.has(f"{RELEASED}/1")
+    assert not run.notes.has(f"{RELEASED}/0")
+
+
+def test_a_view_settles_the_loss_that_it_was_for_and_no_later_one(run):
+    heartbeat = Heartbeat(run.store, 0, "1", beats=False)
+    run.loses(3)
+    assert heartbeat.news() > 0
+    for rank in (0, 1, 2):
+        run.votes(rank)
+    heartbeat.settled = run.view(1)[CHANGES]
+    assert heartbeat.news() == 0
+    run.loses(2)
+    assert heartbeat.news() > 0

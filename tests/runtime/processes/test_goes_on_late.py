@@ -1,0 +1,123 @@
+"""Averages of parameters that come a round late go on after a loss: sums are begun anew from where the round began."""
+
+import pytest
+
+from helpers.goes_on_runs import joins_in, own, replayed_overlapped, run, views_of
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.contingency import Contingency, after_loss
+from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late, Static
+
+pytestmark = pytest.mark.processes
+
+ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
+EVEN_ODD = ([(0, 1), (2, 3)], [(0, 3), (1, 2)])
+PAIRS = Static(phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)), pace=2, when=Late())
+
+
+def near(models):
+    return {rank: pytest.approx(model, rel=1e-12, abs=1e-12) for rank, model in models.items()}
+
+
+def late(deaths, *, pace=3, steps=18, **options):
+    return run(deaths, strategy=AllReduce(pace=pace, when=Late()), pace=pace, steps=steps, **options)
+
+
+def check(said, text, survivors, *, steps, pace=3, **options):
+    members = views_of(said)
+    expected = replayed_overlapped(lambda r: [members(r)], survivors, pace=pace, steps=steps, **options)
+    assert own(said) == near(expected), text
+    assert all(one["end"] == said[survivors[0]]["end"] and one["steps"] == steps for one in said.values()), text
+    return [tuple(members) for _, members in said[survivors[0]]["views"]]
+
+
+@pytest.mark.parametrize(
+    ("instant", "resumes"),
+    [
+        ("before the sum", (2, 3)),  # when round 2 has ended
+        ("in flight", (2, 3)),
+        ("in the sum", (2, 3)),  # due
+        ("prepared", (2, 3)),
+        ("confirmed", (3, 4)),
+    ],
+)
+@pytest.mark.parametrize("pace", [1, 3])
+def test_whoever_dies_before_all_have_the_mean_is_in_no_mean_of_that_round(instant, resumes, pace):
+    code, said, text = late({2: (instant, 3)}, pace=pace, steps=6 * pace)
+    assert code == 0, text
+    assert check(said, text, THREE, steps=6 * pace, pace=pace) == [ALL, THREE], text
+    assert said[0]["views"][1][0] in resumes
+
+
+def test_a_mean_that_others_have_taken_a_worker_takes_too_whose_confirm_broke():
+    code, said, text = late({2: ("before the sum", 4), 1: ("confirm breaks", 3)})
+    assert code == 0, text
+    check(said, text, THREE, steps=18)
+    assert said[0]["views"][1][0] in (3, 4)
+
+
+@pytest.mark.parametrize("second", ["voting", "rebuilding"])
+def test_a_second_death_during_the_recovery_from_the_first(second):
+    code, said, text = late({2: ("in flight", 3), 0: (second, 0)})
+    assert code == 0, text
+    check(said, text, (1, 3), steps=18)
+
+
+def test_a_death_in_mean_model_and_one_in_the_first_round():
+    code, said, text = late({2: ("in mean_model()", 0), 0: ("before the sum", 0)}, evaluate=(4,))
+    assert code == 0, text
+    check(said, text, (1, 3), steps=18)
+    assert len({tuple(one["means"][0]) for one in said.values()}) == 1
+
+
+def test_who_joins_has_the_model_and_the_beginning_of_the_round_of_its_donor():
+    code, said, text = late({2: ("before the sum", 1)}, steps=36, restarts=1, back=(2,), waits_at=9)
+    assert code == 0, text
+    ((_, again),) = joins_in(text)
+    donor = int(text.split("with the state of worker ")[1][0])
+    assert check(said, text, ALL, steps=36, joins={2: (again, donor)}) == [ALL, THREE, ALL], text
+
+
+def test_one_goes_on_alone_and_another_joins_it():
+    code, said, text = late({1: ("in flight", 2)}, workers=2, most_lost=1, steps=36, restarts=1, back=(1,), waits_at=12)
+    assert code == 0, text
+    ((_, again),) = joins_in(text)
+    views = check(said, text, (0, 1), steps=36, workers=2, joins={1: (again, 0)})
+    assert views == [(0, 1), (0,), (0, 1)], text
+
+
+@pytest.mark.parametrize("instant", ["before the sum", "in flight"])
+def test_of_fixed_groups_all_resume_where_the_furthest_is(instant):
+    planned = (Contingency((0,)),)
+    code, said, text = run({2: (instant, 4)}, strategy=PAIRS, contingencies=planned, steps=16)
+    assert code == 0, text
+    after = after_loss(Schedule("replayed", Cluster.regular(1, 4), PAIRS, contingencies=planned), {2})
+    resume = said[0]["views"][1][0]
+
+    def replay(own_pair):
+        def groups(round_):
+            if round_ < 4:
+                return EVEN_ODD[round_ % 2]
+            if round_ < resume:
+                return own_pair
+            return [tuple(THREE[place] for place in group.members) for group in after.phase(round_)]
+
+        return near(replayed_overlapped(groups, THREE, pace=2, steps=16))
+
+    assert own(said) in [replay([]), replay([(0, 1)])], text
+    assert all(one["end"] == said[0]["end"] for one in said.values())
+
+
+def test_without_a_loss_such_a_run_does_what_any_does():
+    code, said, text = late({}, evaluate=(4,))
+    assert code == 0, text
+    assert check(said, text, ALL, steps=18) == [ALL]
+
+
+def test_late_averages_by_a_codec_are_refused_in_a_line():
+    strategy = AllReduce(pace=2, when=Late(), how=How(codec=Codec.BFLOAT16))
+    code, said, text = run({}, strategy=strategy, most_lost=1)
+    assert (code, said) == (MissingFeatureError.exit_code, {}), text
+    assert "strategy.how.codec: is bfloat16; contingencies are for late averages without one" in text
