@@ -477,9 +477,9 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["measure", "/nowhere/job.py:job", "--workers", "2"], 74, "/nowhere/job.py: cannot be read"),
         (["design", "4x4", "--when", "jit"], 2, "'jit' is not one of any, lockstep, late, pipeline, gap, quorum"),
         (
-            ["design", "4x4", "--when", "pipeline", "--survive", "1"],
+            ["design", "4x4", "--when", "gap", "--survive", "1"],
             65,
-            "when: is pipeline; only schedules in lockstep",
+            "when: is gap; no such schedule goes on after a loss yet",
         ),
         (["design", "4x4", "--set", "touched=x:1%"], 2, "--set: touched needs --model FILE.py:NAME"),
         (["verify", "--max-bytes", "0", "s.json"], 65, "--max-bytes: '0' has no unit"),
