@@ -97,12 +97,14 @@ def _become(action: Callable[[], int], parent: int) -> None:
     try:
         if not die_with_parent(parent):
             os._exit(code)
-        as_in_a_fresh_process()
         try:
+            as_in_a_fresh_process()
             code = action()
         except PartreduceError as error:
             sys.stderr.write(f"partreduce: {error}\n")
             code = error.exit_code
+        except Terminated as ended:
+            code = ended.exit_code
         except KeyboardInterrupt:
             code = SIGNALLED + signal.SIGINT
     except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened

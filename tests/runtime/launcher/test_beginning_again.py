@@ -16,6 +16,7 @@ from helpers import children
 from helpers.goes_on_runs import RATE, gradient, start_of
 from partreduce.runtime.launcher.beginning_again import attempts
 from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.launcher.signals import Terminated
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
@@ -174,6 +175,17 @@ def test_an_error_of_an_attempt_is_its_line_and_its_exit_code(capfd):
 
     assert attempts(attempt, 3) == InputError.exit_code
     assert capfd.readouterr().err == "partreduce: cluster: is none\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"), [(KeyboardInterrupt(), 128 + signal.SIGINT), (Terminated(signal.SIGTERM), 128 + signal.SIGTERM)]
+)
+def test_an_attempt_that_is_asked_to_end_while_it_starts_ends_without_a_word(raised, code, capfd):
+    def attempt(_):
+        raise raised
+
+    assert attempts(attempt, 0) == code
+    assert not capfd.readouterr().err
 
 
 def test_an_attempt_that_is_killed_itself_leaves_nothing_and_the_next_one_runs(tmp_path):
