@@ -22,10 +22,9 @@ from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import FencedError, InputError, UnavailableError
-from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Merge, Outer, Pipeline, Routes, Static
+from partreduce.topo.strategies import AllReduce, Merge, Outer, Pipeline, Routes
 from partreduce.topo.strategies.gap import Gap
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.routes import Gradient, Route
@@ -34,15 +33,12 @@ from partreduce.topo.strategies.server import Server
 pytestmark = pytest.mark.processes
 
 WORKERS, STEPS, SAVED = 4, 24, 6
-PAIRS = tuple(Phase.from_groups(WORKERS, groups) for groups in ([(0, 1), (2, 3)], [(0, 3), (1, 2)]))
 RING = Round.from_edges(
     WORKERS, [((to + hop) % WORKERS, to, Fraction(1, 3)) for to in range(WORKERS) for hop in (1, -1)]
 )
 DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 TABLE = Routes(tables=(Route(parameter="table.weight", rows=9, columns=2, gradient=Gradient.SPARSE),))
 ENDED_BY_A_LOSS = {
-    "gradients": AllReduce(),
-    "pairs, late": Static(phases=GroupPhases(PAIRS), when=Late()),
     "pipeline": AllReduce(when=Pipeline()),
     "outer steps, merged late": AllReduce(pace=3, when=Merge(steps=1, alpha=Fraction(1, 2)), what=Routes(outer=DILOCO)),
     "gap": Neighbor(rounds=(RING,), when=Gap(max_ig=2)),
