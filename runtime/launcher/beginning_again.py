@@ -16,6 +16,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.launcher.interpreter_end import flush_everything
 from partreduce.runtime.launcher.launch import import_once
 from partreduce.runtime.launcher.orphans import die_with_parent, orphans_ended
 from partreduce.runtime.launcher.signals import (
@@ -72,8 +73,7 @@ def _in_a_fork(action: Callable[[], int]) -> tuple[int, bool]:
     asked = False
     with held() as mask:
         parent = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_everything()
         child = os.fork()
         if not child:
             _become(action, parent)
@@ -111,6 +111,5 @@ def _become(action: Callable[[], int], parent: int) -> None:
         traceback.print_exc()
     finally:
         with contextlib.suppress(BaseException):
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_everything()
         os._exit(code)
