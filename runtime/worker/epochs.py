@@ -41,7 +41,7 @@ from partreduce.schedulers.protocols.membership.words import (
     View,
 )
 from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.errors import FencedError, PeerLostError, UnavailableError
+from partreduce.topo.errors import FencedError, InputError, PeerLostError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 
@@ -227,6 +227,18 @@ class Epochs(Everyone):
     def resumes(self) -> int:
         """The turn from which on all average in this epoch."""
         return self.voting.state.view.resume[0]
+
+    def refuse_to_go_back(self, round_: int) -> None:
+        """Refuse to load a round before the epoch's first one: until then nobody averages.
+
+        Raises:
+            InputError: it lies before that.
+        """
+        if round_ * self.turns < self.resumes:
+            raise InputError(
+                f"load_checkpoint: this would go back to round {round_}, and since a worker was lost or came back the "
+                f"others average from round {self.resumes // self.turns} on; end the run and start it again to load it"
+            )
 
     def givers(self, step: int) -> int:
         """How many of those who are left have taken a step, at pace 1: all but who has joined since."""
