@@ -97,6 +97,7 @@ class Record:
     what: str
     time: float
     step: int
+    """Where a worker `begins`, the attempt of all workers in which it does."""
     rows: list[list[float]]
     """Smallest and largest value of each row."""
     more: Any = None
