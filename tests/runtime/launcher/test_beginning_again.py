@@ -215,7 +215,7 @@ def test_an_attempt_that_is_asked_to_end_while_it_starts_ends_without_a_word(rai
 def test_an_attempt_that_is_killed_itself_leaves_nothing_and_the_next_one_runs(tmp_path):
     def work():
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            (tmp_path / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+            (tmp_path / f"pid-{os.getpid()}").touch()
             if os.environ["RANK"] == "0":
                 while len(list(tmp_path.glob("pid-*"))) < 2:
                     time.sleep(0.01)
@@ -223,9 +223,11 @@ def test_an_attempt_that_is_killed_itself_leaves_nothing_and_the_next_one_runs(t
             time.sleep(600)
 
     assert attempts(lambda told, _: launch(work, num_workers=2, threads=1, environment=told), 1) == 0
-    for path in tmp_path.glob("pid-*"):
+    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+    for pid in pids:
         with pytest.raises(ProcessLookupError):
-            os.kill(int(path.read_text()), 0)
+            os.kill(pid, 0)
 
 
 SCRIPT = """
