@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from partreduce.runtime.data.sketches import note_dealt
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.errors import InputError
 
@@ -55,6 +56,7 @@ def shard(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.
     if chosen is None:
         chosen = ShardOrder.CONTIGUOUS if isinstance(data, (str, bytes, bytearray)) else ShardOrder.STRIDED
         _warn_of_sequence(data)
+    note_dealt(data)
     if chosen is ShardOrder.STRIDED:
         places = slice(rank, each * num_workers, num_workers)
     else:

@@ -1,9 +1,10 @@
-"""AlikeData: says once that all workers train on the same batches, which no loss would show.
+"""AlikeData: says once that workers have the same batches or data in different orders, which no loss would show.
 
 Where every worker draws its batches with one seed from the whole data, all do the work of one. They begin with equal
 models, so equal batches give equal gradients, bit for bit, and different ones do not. In its first step each worker
 proposes a fingerprint of its own gradients in the run's store; the last of those whose gradients are the proposed ones
-says so, if these are all. Nobody waits for anybody, and later steps pay nothing.
+says so, if these are all. What `shard()` has dealt is compared by sketches in the same way. Nobody waits for anybody,
+and later steps pay nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterable
 
 import torch
 
+from partreduce.runtime.data.sketches import take_dealt
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.user_warning import warn_user
@@ -30,6 +32,7 @@ class AlikeData:
 
     def look(self, gradients: Iterable[torch.Tensor | None]) -> bool:
         """Before gradients are averaged; whether they said enough, so that nobody need look again."""
+        self._look_at_dealt()
         mine = fingerprint(gradients)
         if not mine:
             return False
@@ -40,6 +43,17 @@ class AlikeData:
                 "partreduce.shard(data) does, or, if the script averages gradients itself, leave that to the schedule"
             )
         return True
+
+    def _look_at_dealt(self) -> None:
+        """Say once in a run that data lay in another order on this worker than where they were noted first."""
+        for place, mine in take_dealt().items():
+            differs = self._notes.propose(f"dealt {place}", mine) != mine
+            if differs and self._notes.count("dealt apart", 1) == 1:
+                warn_user(
+                    f"partreduce.shard: was given a {place.rpartition(',')[0]} that differ, or lie in another order, "
+                    "from worker to worker, so some come to several workers and some to none; give it the same on all: "
+                    "shuffle and split with one seed, sort names of files, or shuffle what it returns"
+                )
 
 
 def fingerprint(gradients: Iterable[torch.Tensor | None]) -> str:

@@ -2,11 +2,14 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import Subset, TensorDataset
 
 from helpers.warm import WARM
+from partreduce.runtime.data.sketches import note_dealt, take_dealt
 from partreduce.runtime.worker.alike_data import AlikeData, fingerprint
 
 TRAIN = """
@@ -65,6 +68,51 @@ def test_all_alike_are_told_once_and_one_that_differs_is_enough_for_silence(dtyp
 def test_gradients_that_tell_nothing_are_not_compared(gradients):
     assert fingerprint(gradients) == ""
     assert looks([gradients] * 2) == ([False] * 2, [])
+
+
+def dealt(per_worker):
+    """What is said where workers give `shard` these data."""
+    store, gradients = dist.HashStore(), [None]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        for data in per_worker:
+            take_dealt()
+            for part in data:
+                note_dealt(part)
+            AlikeData(store, "1", len(per_worker)).look(gradients)
+    return [str(warning.message) for warning in seen]
+
+
+SHUFFLED = torch.randperm(300, generator=torch.Generator().manual_seed(1))
+WHOLE = {
+    "paths": [f"/data/images/{number}.png" for number in range(300)],
+    "pairs": [(f"{number}.png", number % 7) for number in range(300)],
+    "array": np.random.default_rng(1).normal(size=(300, 4, 4)),
+    "tensor": torch.randn(300, 5),
+    "subset": Subset(TensorDataset(torch.zeros(400)), list(range(300))),
+    "dataset": TensorDataset(torch.randn(300, 2)),
+}
+
+
+def shuffled(data):
+    if isinstance(data, Subset):
+        return Subset(data.dataset, SHUFFLED.tolist())
+    if isinstance(data, TensorDataset):
+        return TensorDataset(data.tensors[0][SHUFFLED])
+    return [data[place] for place in SHUFFLED] if isinstance(data, list) else data[SHUFFLED]
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_data_that_workers_shuffle_by_themselves_before_they_are_dealt_are_told_of_once(kind):
+    whole = WHOLE[kind]
+    said = dealt([[whole, SHUFFLED], [shuffled(whole), SHUFFLED], [shuffled(whole), SHUFFLED]])
+    assert len(said) == 1
+    assert "of 300 elements that differ, or lie in another order" in said[0]
+    assert dealt([[whole, shuffled(whole)]] * 3) == []
+
+
+def test_data_that_are_alike_but_for_folders_and_rounding_are_not_told_of():
+    assert dealt([[["/scratch/0/a.png", 0.3]], [["/scratch/1/a.png", 0.1 + 0.2]]]) == []
 
 
 @pytest.mark.processes
