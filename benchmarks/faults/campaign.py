@@ -236,6 +236,7 @@ def _judge(running: Running) -> Iterator[None]:
     if not outcome.fired:
         return
     verdicts.judge_ends(running)
+    verdicts.judge_attempts(running)
     verdicts.judge_crashes(running)
     verdicts.judge_values(running)
     if running.task.checkpoints is not None:

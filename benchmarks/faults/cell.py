@@ -9,9 +9,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-LAUNCHERS = ("run", "torchrun", "by hand", "nodes")
-"""`partreduce run`; torchrun's agent; workers by hand, rank 0 as the store's host; by hand on nodes of their own."""
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -20,6 +17,7 @@ class Cell:
     kind: str
     fault: str
     launcher: str
+    """`run`, `torchrun` by its agent, `by hand` with rank 0 as the store's host, or on `nodes` of their own."""
     seed: int
     timeout: float = 3.0
 
@@ -97,6 +95,7 @@ class Record:
     what: str
     time: float
     step: int
+    """Where a worker `begins`, the attempt of all workers in which it does."""
     rows: list[list[float]]
     """Smallest and largest value of each row."""
     more: Any = None

@@ -136,6 +136,16 @@ def kill_and_begin_again(*, twice: bool = False) -> Injector:
     return inject
 
 
+def kill_three(running: Running) -> Iterator[None]:
+    """SIGKILL of three workers within a moment: one more than the others outlive, so that all begin again."""
+    running.must_finish = True
+    yield from _training(running)
+    for victim in running.chance.sample(range(WORKERS), 3):
+        yield from _kill(running, victim, "while it trains")
+        yield from running.sleep(running.chance.uniform(0, 0.05))
+    yield from _back(running)
+
+
 def _back(running: Running) -> Iterator[None]:
     """Wait until the victims were started again."""
     yield from running.until(lambda: all(len(running.pids_of(rank)) > 1 for rank in running.victims), SEEN_SECONDS)
@@ -363,6 +373,7 @@ FAULTS = {
     "kill and join": Fault(kill_and_join, kinds=LASTING, steps=LONGER, restarts=1, weight=4),
     "kill joiner": Fault(kill_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
     "kill beside joiner": Fault(kill_beside_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
+    "kill three, all again": Fault(kill_three, kinds=LASTING, steps=SHORT, restarts=3, weight=2),
     "kill, all again": Fault(kill_and_begin_again(), kinds=ENDING, steps=SHORT, restarts=1),
     "kill twice, all again": Fault(kill_and_begin_again(twice=True), kinds=ENDING, steps=SHORT, restarts=2),
     "kill parent of children": Fault(kill_parent, EVERYWHERE, children=2, weight=2),

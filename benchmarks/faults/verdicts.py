@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from benchmarks.faults import views
 from benchmarks.faults.cell import Record
-from benchmarks.faults.injectors import STORE, begins_again
+from benchmarks.faults.injectors import STORE
 from benchmarks.faults.kinds import KINDS, WORKERS, Kind
 from benchmarks.faults.running import Running
 from benchmarks.faults.views import TOLERANCE, same, values_of
@@ -128,6 +129,17 @@ def output_of(running: Running) -> str:
     return path.read_text(errors="replace") if path.exists() else ""
 
 
+def judge_attempts(running: Running) -> None:
+    """All begin again only where they are to, and where the machine kept some from answering."""
+    outcome = running.outcome
+    if "all workers begin again" not in output_of(running) or "all again" in running.cell.fault:
+        return
+    if running.starved:
+        outcome.note += "; all may begin again: processes got no processor for a timeout within a timeout"
+    else:
+        outcome.violations.append("did not go on: all workers began again")
+
+
 def judge_saved(running: Running) -> None:
     """Every worker had the time to save."""
     lost = [rank for rank in range(WORKERS) if not (running.folder / f"saved-{rank}").exists()]
@@ -155,8 +167,8 @@ def judge_values(running: Running) -> None:
         "sums": _by_sums,
         "views": views.judge,
     }
-    is_anew = begins_again(running.cell.kind, running.task.restarts)
-    for attempt in _attempts(records) if is_anew else [records]:
+    attempts = _attempts(records)
+    for attempt in attempts:
         problems += laws[kind.law](kind, attempt)
     finals = [(rank, values_of(r[-1])) for rank, r in records.items() if r and r[-1].what == "finished"]
     problems += [
@@ -165,18 +177,21 @@ def judge_values(running: Running) -> None:
         if not same(values, finals[0][1])
     ]
     running.outcome.violations += [f"wrong: {problem}" for problem in problems[:4]]
-    if kind.law == "views" and (joined := views.joins_in(views.views_of(records)[0])):
+    if kind.law == "views" and (joined := views.joins_in(views.views_of(attempts[-1])[0])):
         running.outcome.note += f"; {joined} joined"
 
 
 def _attempts(records: dict[int, list[Record]]) -> list[dict[int, list[Record]]]:
-    """What workers wrote in each of their lives, in which nothing is left of the one before but what they saved."""
-    lives: dict[int, list[list[Record]]] = {}
+    """What workers wrote in each attempt, in which nothing is left of the one before but what they saved."""
+    parted: dict[int, dict[int, list[Record]]] = {}
     for rank, listed in records.items():
-        begun = [place for place, record in enumerate(listed) if record.what == "begins"]
-        lives[rank] = [listed[first:last] for first, last in zip(begun, [*begun[1:], None], strict=True)]
-    most = max(map(len, lives.values()))
-    return [{rank: lived[number] for rank, lived in lives.items() if number < len(lived)} for number in range(most)]
+        attempt = 0
+        for record in listed:
+            begins = record.what == "begins"
+            attempt = record.step if begins else attempt
+            part = parted.setdefault(attempt, {one: [] for one in records})[rank]
+            part.append(replace(record, step=0) if begins else record)
+    return [part for _, part in sorted(parted.items())] or [records]
 
 
 def _torn(rank: int, records: list[Record]) -> list[str]:

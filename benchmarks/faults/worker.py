@@ -59,7 +59,7 @@ def work() -> None:
     parts = {f"rows{place}": torch.nn.Parameter(part) for place, part in enumerate(start.split(split))}
     model = torch.nn.ParameterDict(parts)
     diary = Diary(Path(task.folder), rank, list(parts.values()))
-    diary.note("begins", 0, os.getpid())
+    diary.note("begins", int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")), os.getpid())
     step, children = 0, []
     try:
         sgd = torch.optim.SGD(model.parameters(), lr=1.0)

@@ -228,12 +228,6 @@ def oldest_age(matrices: list[Matrix], *, late: int, delay: int = 0) -> int | No
     raise AssertionError
 
 
-def converges(product: Matrix) -> bool:
-    """Whether powers of a matrix with unit rows come to equal rows."""
-    values = np.sort(np.abs(np.linalg.eigvals(product)))
-    return len(values) == 1 or bool(values[-2] < 1 - TOLERANCE)
-
-
 def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
     """Groups, connections, splits and arrays, worker by worker."""
     strategy = raw["strategy"]

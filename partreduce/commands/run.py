@@ -12,7 +12,7 @@ import typer
 
 from partreduce.console import console
 from partreduce.runtime.generator.beside import generator_beside
-from partreduce.runtime.launcher.beginning_again import attempts
+from partreduce.runtime.launcher.beginning_again import Restarts, attempts
 from partreduce.runtime.launcher.hosts import placed, read_hosts
 from partreduce.runtime.launcher.launch import LOOPBACK, Replan, check_losses, launch
 from partreduce.runtime.launcher.orphans import orphans_ended
@@ -63,8 +63,8 @@ def command(
     max_restarts: Annotated[
         int,
         typer.Option(
-            help="How often, in all, a lost worker is started again: it joins the others, or without --survive "
-            "all begin again from their last checkpoint.",
+            help="How often, in all, workers are started again: a lost one joins the others, and where they cannot "
+            "go on all begin again from their last checkpoint.",
             min=0,
         ),
     ] = 0,
@@ -106,9 +106,7 @@ def command(
         raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
     planned = 0 if loaded is None else max((len(one.lost) for one in loaded.contingencies), default=0)
     most_lost = planned if survive is None else survive
-    joiners = max_restarts if most_lost else 0
-    if placed is not None:
-        check_losses(sum(map(len, placed.values())), most_lost, joiners)
+    check_losses(sum(map(len, placed.values())) if placed is not None else workers or 0, most_lost, 0)
     require("torch", purpose="running workers")
     if max_restarts:
         require("safetensors", purpose="saving a worker's state for when it is started again")
@@ -116,12 +114,12 @@ def command(
     with contextlib.nullcontext() if schedule is None or loaded is None else _lasting(schedule, loaded) as path:
         run = _Run(
             script, context.args, workers, nodes, threads, placed, ssh, address, loaded, path,
-            most_lost=most_lost, max_restarts=joiners, replan=replan,
+            most_lost=most_lost, replan=replan,
         )  # fmt: skip
         try:
-            if max_restarts and not most_lost:
+            if max_restarts:
                 return attempts(run.attempt, max_restarts, pause=HOST_PAUSE if placed else 0.0)
-            return run.attempt({})
+            return run.attempt({}, Restarts(0))
         except Terminated as ended:
             return ended.exit_code
 
@@ -141,11 +139,11 @@ class _Run:
     schedule: Schedule | None
     path: Path | None
     most_lost: int
-    max_restarts: int
     replan: bool
 
-    def attempt(self, told: Mapping[str, str]) -> int:
+    def attempt(self, told: Mapping[str, str], restarts: Restarts) -> int:
         """Run it once, with a generator and hosts of its own; its workers are told these variables."""
+        joiners = restarts.left if self.most_lost else 0
         with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
             there = None
             if self.placed is not None:
@@ -162,7 +160,8 @@ class _Run:
                 text = None if self.path is None else self.path.read_text(encoding="utf-8")
                 return there.launch(
                     self.script, self.args, threads=self.threads, environment=environment, schedule=text,
-                    survive=needs_generator, patient=patient, most_lost=self.most_lost, max_restarts=self.max_restarts,
+                    survive=needs_generator, patient=patient, most_lost=self.most_lost, max_restarts=joiners,
+                    restarted=restarts.spend,
                 )  # fmt: skip
             assert self.workers is not None, "else they are placed"
             return launch(
@@ -175,7 +174,8 @@ class _Run:
                 survive=needs_generator,
                 patient=patient,
                 most_lost=self.most_lost,
-                max_restarts=self.max_restarts,
+                max_restarts=joiners,
+                restarted=restarts.spend,
                 replan=Replan((sys.executable, "-m", "partreduce.planner.replan")) if self.replan else None,
             )
 

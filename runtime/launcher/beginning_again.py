@@ -1,14 +1,17 @@
 """Beginning again: all workers of a run are started anew when it has failed, and go on from their last checkpoint.
 
-This is for every schedule, also those whose survivors cannot go on by themselves. Each attempt is a launcher of its
-own, forked from this process. It has a store, workers and a generator of its own, so nothing of an attempt reaches the
-next but what the script saved. Workers see the variables of torchrun's restarts.
+This is for every schedule: for those whose survivors cannot go on by themselves, and for the others where more is lost
+than they can bear. Each attempt is a launcher of its own, forked from this process. It has a store, workers and a
+generator of its own, so nothing of an attempt reaches the next but what the script saved. Workers see the variables of
+torchrun's restarts.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
+import mmap
 import os
 import signal
 import sys
@@ -41,28 +44,49 @@ LONGEST_PAUSE = 60.0
 """Seconds between two attempts, at most; hosts need a while until they are back."""
 
 
-def attempts(attempt: Callable[[Mapping[str, str]], int], most: int, *, pause: float = 0.0) -> int:
-    """Make a first attempt, and `most` further ones while they fail; the last one's exit code.
+class Restarts:
+    """How often a run may still start a worker, or all of them, again; its attempts count together."""
+
+    def __init__(self, most: int) -> None:
+        self._memory = mmap.mmap(-1, 8)  # forked processes share it; one at a time counts
+        self._put(most)
+
+    @property
+    def left(self) -> int:
+        return int.from_bytes(self._memory[:])
+
+    def spend(self) -> None:
+        self._put(self.left - 1)
+
+    def _put(self, number: int) -> None:
+        self._memory[:] = number.to_bytes(8)
+
+
+def attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *, pause: float = 0.0) -> int:
+    """Make a first attempt, and further ones while they fail and restarts are left; the last one's exit code.
 
     What is asked of this process by SIGINT, SIGTERM or SIGHUP is passed on to the attempt under way, and no other
     follows.
 
     Args:
-        attempt: runs in a forked process, with further variables for its workers; returns its exit code.
-        most: how often all begin again.
+        attempt: runs in a forked process, with further variables for its workers, and spends restarts if it starts
+            single ones again; returns its exit code.
+        most: restarts in all; beginning again takes one.
         pause: seconds before the second attempt, twice as long before each later one.
     """
     import_once()  # here, so that no attempt does it again
+    restarts = Restarts(most)
     with terminable():
-        for number in range(most + 1):
+        for number in itertools.count():
             told = {"TORCHELASTIC_RESTART_COUNT": str(number), "TORCHELASTIC_MAX_RESTARTS": str(most)}
             with orphans_ended():  # what an attempt leaves that was killed itself
-                code, asked = _in_a_fork(functools.partial(attempt, told))
-            if not code or asked or code in FINAL or number == most:
+                code, asked = _in_a_fork(functools.partial(attempt, told, restarts))
+            if not code or asked or code in FINAL or not restarts.left:
                 return code
+            restarts.spend()
             sys.stderr.write(
-                f"partreduce: attempt {number + 1} of {most + 1} ended with exit code {code}; all workers begin again "
-                "from their last checkpoint\n"
+                f"partreduce: attempt {number + 1} ended with exit code {code}; all workers begin again from their "
+                f"last checkpoint (restarts left: {restarts.left})\n"
             )
             time.sleep(min(LONGEST_PAUSE, pause * 2**number))
     raise AssertionError("the last attempt returns")

@@ -84,6 +84,7 @@ def launch(
     patient: bool = False,
     most_lost: int = 0,
     max_restarts: int = 0,
+    restarted: Callable[[], object] = lambda: None,
     replan: Replan | None = None,
     output: TextIO | None = None,
 ) -> int:
@@ -110,6 +111,7 @@ def launch(
         most_lost: so many workers may be missing, lost to a signal or to silence, once all are connected; the others go
             on, by the membership of their optimizer (see `worker.epochs`).
         max_restarts: so often in all a lost worker is started again, and joins the others.
+        restarted: called each time that one is.
         replan: plan anew, by what workers measure, and switch to what is clearly better.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
 
@@ -147,7 +149,9 @@ def launch(
                 let_go(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
                 outlet = Outlet(output)
-                made = _views(workers, spares, store, outlet, guardian, most_lost=most_lost, replan=replan)
+                made = _views(
+                    workers, spares, store, outlet, guardian, most_lost=most_lost, restarted=restarted, replan=replan
+                )
                 with contextlib.nullcontext() if made is None else contextlib.closing(made) as views:
                     return supervise(
                         workers,
@@ -175,6 +179,7 @@ def _views(
     guardian: Guardian,
     *,
     most_lost: int,
+    restarted: Callable[[], object],
     replan: Replan | None,
 ) -> Views | None:
     if not most_lost:
@@ -188,6 +193,7 @@ def _views(
         most_lost,
         outlet,
         start=lambda rank: spares.started(rank, next(started)),
+        restarted=restarted,
         replan=replan,
         watch=guardian.watch,
     )

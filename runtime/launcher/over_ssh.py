@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,6 +208,7 @@ class Hosts:
         patient: bool,
         most_lost: int = 0,
         max_restarts: int = 0,
+        restarted: Callable[[], object] = lambda: None,
     ) -> int:
         """Run a script in the workers of these hosts; returns as `launch.launch` does.
 
@@ -221,6 +222,7 @@ class Hosts:
             patient: likewise.
             most_lost: likewise; a host that is lost takes all its workers with it.
             max_restarts: likewise, on the host on which it was.
+            restarted: likewise.
 
         Raises:
             InputError: a host has no such script or folder, or cannot reach this machine.
@@ -257,7 +259,8 @@ class Hosts:
         if most_lost:
             from partreduce.runtime.launcher.views import Views  # loads torch, as the store has done
 
-            views = Views(workers, store, most_lost, outlet, start=_Starts(workers, max_restarts).started)
+            start = _Starts(workers, max_restarts).started
+            views = Views(workers, store, most_lost, outlet, start=start, restarted=restarted)
         return supervise(
             [*workers], self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient, views=views
         )

@@ -48,8 +48,9 @@ IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002
 class Views:
     """Who goes on, decided for these workers; up to `most_lost` may be missing.
 
-    `start` starts a worker in the place of a lost one, of this rank, while there are any left. With `replan` those who
-    go on may get a better schedule; `watch` is told the process groups that plan it.
+    `start` starts a worker in the place of a lost one, of this rank, while there are any left, and `restarted` is
+    called when it has. With `replan` those who go on may get a better schedule; `watch` is told the process groups that
+    plan it.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class Views:
         outlet: Outlet,
         *,
         start: Callable[[int], Worker | None] = lambda _: None,
+        restarted: Callable[[], object] = lambda: None,
         replan: Replan | None = None,
         watch: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._workers, self._outlet, self._start = list(workers), outlet, start
+        self._workers, self._outlet, self._start, self._restarted = list(workers), outlet, start, restarted
         self._machine = Membership(len(workers), most_lost)
         started, _ = self._machine.start(self._machine.authority)
         assert isinstance(started, Authority), "that process"
@@ -106,6 +108,7 @@ class Views:
             return None
         started = self._start(worker.rank)
         if started is not None:
+            self._restarted()
             self._workers[worker.rank] = started
         return started
 

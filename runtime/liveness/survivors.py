@@ -47,6 +47,9 @@ class Everyone:
     def connect(self, members: tuple[int, ...], place: str) -> None:
         """Have a communicator of these workers, all of whom call this."""
 
+    def refuse_to_go_back(self, round_: int) -> None:
+        """Refuse to load a round from which on not all would average."""
+
 
 class Survivors(Everyone):
     """What one worker knows of the others of a run that goes on without lost workers.

@@ -195,7 +195,8 @@ def load_checkpoint(
 
     Raises:
         InputError: the checkpoint belongs to another schedule, model or number of workers, unless this one plans for
-            lost nodes and either is what it plans; or it is of a newer format.
+            lost nodes and either is what it plans; or it is of a newer format; or a worker was lost
+            or came back since it was saved.
         FileProblem: there are checkpoints, and none that all workers can read; the message names one and says why.
         DocumentError: a file that is damaged in a way that its SHA-256 does not catch.
         PeerLostError: a worker is gone.
@@ -243,10 +244,13 @@ def _loaded(
     if name is None:
         return None
     folder = directory / name
+    others = optimizer.runner.others
     if other_run:
+        others.refuse_to_go_back(0)
         return _load_mean(optimizer, folder, members)
     manifest = read_manifest(folder)
     _refuse_other_run(optimizer, manifest, folder)
+    others.refuse_to_go_back(int(manifest["round"]))
     source = checkpoint_directory.source_of(manifest, optimizer.rank)
     tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from partreduce.runtime.transport.admission import RUN_SECRET
 from partreduce.runtime.transport.attempts import agreed_attempt, may_be_started_again
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import first_line
@@ -79,7 +80,7 @@ def connect_store(timeout: timedelta) -> Store:
             f"({reason or first_line(error)[:160]})"
         ) from None
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if may_be_started_again():
+    if may_be_started_again() and RUN_SECRET not in os.environ:  # `partreduce run` gives each attempt its own store
         attempt = f"named-{agreed_attempt(bare, *place(), timeout)}"
     store = NamedPrefixStore(f"partreduce/attempt-{attempt}", bare)
     return _settled(store, rank, timeout)

@@ -23,7 +23,7 @@ from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import JOINED, Notes, Pauses
-from partreduce.runtime.transport.waiting import GoneError, Wait
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.worker.measured import measured
 from partreduce.runtime.worker.regrouping import Regrouping, State
@@ -41,10 +41,13 @@ from partreduce.schedulers.protocols.membership.words import (
     View,
 )
 from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.errors import FencedError, PeerLostError, UnavailableError
+from partreduce.topo.errors import FencedError, InputError, PeerLostError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 
+SHORTEST_GLANCE = 0.05
+MOST_QUESTIONS = 1280
+"""That a store is asked in a second by all workers, where each waits for an operation and hears of nothing."""
 Begin = Callable[[Group], Sums]
 Commit = Callable[[Reducer, Reduction], None]
 
@@ -79,6 +82,7 @@ class Epochs(Everyone):
     ) -> None:
         super().__init__(tuple(range(world.size)))
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
+        self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MOST_QUESTIONS))
         self.turns = schedule.strategy.what.num_fragments
         """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
         self._ahead = SumsAhead()
@@ -227,6 +231,18 @@ class Epochs(Everyone):
     def resumes(self) -> int:
         """The turn from which on all average in this epoch."""
         return self.voting.state.view.resume[0]
+
+    def refuse_to_go_back(self, round_: int) -> None:
+        """Refuse to load a round before the epoch's first one: until then nobody averages.
+
+        Raises:
+            InputError: it lies before that.
+        """
+        if round_ * self.turns < self.resumes:
+            raise InputError(
+                f"load_checkpoint: this would go back to round {round_}, and since a worker was lost or came back the "
+                f"others average from round {self.resumes // self.turns} on; end the run and start it again to load it"
+            )
 
     def givers(self, step: int) -> int:
         """How many of those who are left have taken a step, at pace 1: all but who has joined since."""

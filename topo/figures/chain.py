@@ -137,18 +137,17 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chain:
-    """A product of factors, the first applied first; `mean_in`, `mean_out` are the mean's unit vectors."""
+    """A product of factors, the first applied first; `mean_in` is the mean's unit vector on its input."""
 
     factors: tuple[Factor, ...]
     mean_in: Vector
-    mean_out: Vector
 
     @classmethod
     def of_workers(cls, steps: Sequence[MixingStep], start: int = 0) -> Chain:
         """The period product on the workers themselves. Equal phases are prepared once."""
         n = steps[0].num_workers
         mean = np.full(n, 1 / np.sqrt(n))
-        return cls(on_workers([steps[(start + t) % len(steps)] for t in range(len(steps))]), mean, mean)
+        return cls(on_workers([steps[(start + t) % len(steps)] for t in range(len(steps))]), mean)
 
     @classmethod
     def of_norm(cls, steps: Sequence[MixingStep]) -> Chain:
@@ -158,7 +157,7 @@ class Chain:
         partitions = [Partition.of(step) for step in steps if isinstance(step, Phase)]
         factors = tuple(transfer(a, b) for a, b in pairwise(partitions))
         n = steps[0].num_workers
-        return cls(factors, np.sqrt(partitions[0].sizes / n), np.sqrt(partitions[-1].sizes / n))
+        return cls(factors, np.sqrt(partitions[0].sizes / n))
 
     def forward(self, x: Vector) -> Vector:
         for factor in self.factors:

@@ -83,7 +83,7 @@ class GapMeans(OneSided):
         """In the parallel order: the parameters with which the round was entered."""
         self._scratch: list[torch.Tensor] = []
         """In the serial order, or after a skip: what an average adds to the parameters."""
-        self._round = self._skipped = 0
+        self._round = 0
         self._restored: dict[str, torch.Tensor] = {}
         self._mailbox.start()
 
@@ -102,7 +102,6 @@ class GapMeans(OneSided):
         self._average(outcome.averaged, round_, since_start=self.is_parallel)
         outcome = self._await(operation, Advance)
         skipped = outcome.by - 1
-        self._skipped += skipped
         self._round = round_ + outcome.by
         if not self.is_parallel:
             self._post(operation, outcome)

@@ -237,6 +237,30 @@ def test_who_goes_on_holds_what_a_replay_of_the_views_does_and_nothing_else(judg
         assert text.startswith(f"wrong: worker {rank} ")
 
 
+@pytest.mark.parametrize("amount", [0, 0.3])
+def test_where_all_began_again_each_attempt_is_judged_by_itself(judged, amount):
+    first, second = gone_on(kind := "allreduce that goes on"), gone_on(kind)
+    for entry in (entry for lines in second for entry in lines if entry[0] == "begins"):
+        entry[2] = 1
+    second[1][5][3][2] = [second[1][5][3][2][0] + amount] * 2
+    said = judged(verdicts.judge_values, [a[:-2] + b for a, b in zip(first, second, strict=True)], kind)
+    assert len(said) == bool(amount), said
+
+
+@pytest.mark.parametrize(
+    ("fault", "starved", "is_wrong"), [("kill joiner", False, True), ("kill joiner", True, False),
+                                       ("kill three, all again", False, False)]
+)  # fmt: skip
+def test_all_begin_again_only_where_they_are_to(tmp_path, fault, starved, is_wrong):
+    (tmp_path / "output.txt").write_text("partreduce: attempt 1 ended with exit code 137; all workers begin again\n")
+    cell = Cell("outer that goes on", fault, "run", 1)
+    running = Running(cell, Task(str(tmp_path), "", 3.0, STEPS, 1), tmp_path, cell.random, Outcome(cell))
+    running._lacked.extend([(0.0, 0.0), (1.0, 4.0)] if starved else [])
+    verdicts.judge_attempts(running)
+    assert bool(running.outcome.violations) == is_wrong
+    assert ("may begin again" in running.outcome.note) == starved
+
+
 def test_workers_that_know_different_views_are_seen(judged):
     found = gone_on("allreduce that goes on")
     lines = [entry for entry in found[1] if entry[0] == "leaves"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from helpers import children
-from helpers.goes_on_runs import RATE, gradient, start_of
+from helpers.goes_on_runs import RATE, gradient, start_of, wait_for
 from partreduce.runtime.launcher.beginning_again import attempts
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.launcher.signals import Terminated
@@ -62,10 +62,11 @@ class Model(torch.nn.Module):
         return loss if self.table is None else loss + (self.table(words) ** 2).sum()
 
 
-def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS):
+def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, most_lost=0, back=None, fails=None):
     """(exit code, by rank what each worker that finished held at the end) of a run that saves every few steps.
 
-    `deaths` are (attempt, rank, step).
+    `deaths` are (attempt, rank, step), `back` is (step, rank), where the others wait for who comes back, and `fails` is
+    as a death, of a script that ends itself.
     """
     folder.mkdir()
 
@@ -84,6 +85,10 @@ def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS):
         while (step := optimizer.steps) < steps:
             if (attempt, rank, step) in deaths:
                 os.kill(os.getpid(), signal.SIGKILL)
+            if (attempt, rank, step) == fails:
+                sys.exit(9)
+            if back and (attempt, step) == (0, back[0]) and rank != back[1]:
+                wait_for(optimizer, back[1:])
             optimizer.zero_grad()
             move, words = torch.tensor(gradient(rank, step), dtype=torch.float64), torch.tensor([step % 9, rank, 8])
             model(move, words).backward()
@@ -94,7 +99,11 @@ def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS):
         held = [model.weight.tolist(), [] if model.table is None else model.table.weight.tolist()]
         (folder / f"held-{rank}").write_text(json.dumps(held))
 
-    code = attempts(lambda told: launch(work, num_workers=WORKERS, threads=1, environment=told), most)
+    def attempt(told, restarts):
+        joiners = {"max_restarts": restarts.left, "restarted": restarts.spend} if most_lost else {}
+        return launch(work, num_workers=WORKERS, threads=1, environment=told, most_lost=most_lost, **joiners)
+
+    code = attempts(attempt, most)
     return code, {path.name: json.loads(path.read_text()) for path in folder.glob("held-*")}
 
 
@@ -118,13 +127,32 @@ def test_after_two_deaths_all_have_the_bits_of_a_run_that_nothing_disturbed(kind
     assert begun(tmp_path / "disturbed") == {0: {0}, 1: {12}, 2: {12}}
 
 
+@pytest.mark.parametrize("kind", [AllReduce(), AllReduce(pace=3)], ids=["gradients", "parameters"])
+def test_where_more_are_lost_than_may_be_all_begin_again(kind, tmp_path, capfd):
+    _, expected = trained(tmp_path / "undisturbed", kind, [])
+    code, held = trained(tmp_path / "disturbed", kind, [(0, 1, 15), (0, 2, 15)], most=3, most_lost=1)
+    assert code == 0
+    assert held == expected
+    assert begun(tmp_path / "disturbed") == {0: {0}, 1: {12}}
+    assert "attempt 1 ended with exit code 137; all workers begin again" in capfd.readouterr().err
+
+
+def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, capfd):
+    code, held = trained(tmp_path / "run", AllReduce(), [(0, 1, 5)], most=3, most_lost=1, back=(7, 1), fails=(0, 2, 15))
+    said = capfd.readouterr().err
+    assert (code, sorted(held)) == (0, [f"held-{rank}" for rank in range(WORKERS)])
+    assert "worker 1 joined in round 7" in said
+    assert "attempt 1 ended with exit code 9; all workers begin again" in said
+    assert "(restarts left: 1)" in said
+
+
 def test_the_last_attempt_s_exit_code_is_the_run_s_and_each_other_one_is_a_line(tmp_path, capfd):
     deaths = [(attempt, 3, 2) for attempt in range(3)]
     assert trained(tmp_path / "run", AllReduce(), deaths) == (128 + signal.SIGKILL, {})
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("partreduce: attempt")]
     assert said == [
-        f"partreduce: attempt {number} of 3 ended with exit code 137; all workers begin again "
-        "from their last checkpoint"
+        f"partreduce: attempt {number} ended with exit code 137; all workers begin again from their last checkpoint "
+        f"(restarts left: {2 - number})"
         for number in (1, 2)
     ]
 
@@ -154,7 +182,7 @@ def test_one_that_asked_for_a_checkpoint_before_any_was_saved_is_not(tmp_path, c
     ],
 )
 def test_what_failed_is_tried_again_and_neither_a_mistake_nor_a_run_that_ended(codes, expected, tmp_path, capfd):
-    def attempt(told):
+    def attempt(told, _):
         number = int(told["TORCHELASTIC_RESTART_COUNT"])
         (tmp_path / str(number)).touch()
         assert told["TORCHELASTIC_MAX_RESTARTS"] == "3"
@@ -166,7 +194,7 @@ def test_what_failed_is_tried_again_and_neither_a_mistake_nor_a_run_that_ended(c
 
 
 def test_an_error_of_an_attempt_is_its_line_and_its_exit_code(capfd):
-    def attempt(_):
+    def attempt(*_):
         raise InputError("cluster: is none")
 
     assert attempts(attempt, 3) == InputError.exit_code
@@ -177,7 +205,7 @@ def test_an_error_of_an_attempt_is_its_line_and_its_exit_code(capfd):
     ("raised", "code"), [(KeyboardInterrupt(), 128 + signal.SIGINT), (Terminated(signal.SIGTERM), 128 + signal.SIGTERM)]
 )
 def test_an_attempt_that_is_asked_to_end_while_it_starts_ends_without_a_word(raised, code, capfd):
-    def attempt(_):
+    def attempt(*_):
         raise raised
 
     assert attempts(attempt, 0) == code
@@ -187,17 +215,19 @@ def test_an_attempt_that_is_asked_to_end_while_it_starts_ends_without_a_word(rai
 def test_an_attempt_that_is_killed_itself_leaves_nothing_and_the_next_one_runs(tmp_path):
     def work():
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            (tmp_path / f"pid-{os.environ['RANK']}").write_text(str(os.getpid()))
+            (tmp_path / f"pid-{os.getpid()}").touch()
             if os.environ["RANK"] == "0":
                 while len(list(tmp_path.glob("pid-*"))) < 2:
                     time.sleep(0.01)
                 os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(600)
 
-    assert attempts(lambda told: launch(work, num_workers=2, threads=1, environment=told), 1) == 0
-    for path in tmp_path.glob("pid-*"):
+    assert attempts(lambda told, _: launch(work, num_workers=2, threads=1, environment=told), 1) == 0
+    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.iterdir()]
+    assert len(pids) == 2
+    for pid in pids:
         with pytest.raises(ProcessLookupError):
-            os.kill(int(path.read_text()), 0)
+            os.kill(pid, 0)
 
 
 SCRIPT = """
@@ -249,4 +279,4 @@ def test_the_command_begins_again_where_nothing_is_to_be_survived(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert {"runs-0-1", "runs-1-1"} <= {path.name for path in tmp_path.glob("runs-*")}
-    assert "attempt 1 of 2 ended with exit code 137" in done.stderr
+    assert "attempt 1 ended with exit code 137" in done.stderr

@@ -15,6 +15,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import read_manifest
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Late, Pipeline
@@ -94,3 +95,34 @@ def test_a_mean_that_is_a_round_late_is_saved_where_it_has_begun(tmp_path, until
     assert begun == {until}, text
     expected = replayed_overlapped(lambda _: [ALL], ALL, pace=3, steps=12)
     assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
+
+
+def test_who_is_left_may_not_go_back_to_a_round_before_the_loss(tmp_path):
+    """They would pass the rounds up to the loss without averaging."""
+
+    def work():
+        rank = int(os.environ["RANK"])
+        if rank == 2:
+            INSTANTS["before the sum"](3)
+        model = torch.nn.Linear(2, 1)
+        schedule = Schedule("back", Cluster.regular(1, 4), AllReduce(pace=2))
+        optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=60.0)
+        for step in range(10):
+            if step == 4:
+                save_checkpoint(optimizer, tmp_path)
+            optimizer.step()
+        with pytest.raises(InputError, match=r"go back to round 2, .* from round 3 on; end the run"):
+            load_checkpoint(optimizer, tmp_path)
+        with pytest.raises(InputError, match="go back to round 0, "):
+            load_checkpoint(optimizer, tmp_path, other_run=True)
+        save_checkpoint(optimizer, tmp_path)
+        assert load_checkpoint(optimizer, tmp_path).round == 5
+        optimizer.step()
+        optimizer.finish()
+        sys.stdout.write("REPORT\n")
+
+    output = io.StringIO()
+    code = launch(work, num_workers=4, threads=1, most_lost=1, output=output)
+    text = output.getvalue()
+    assert code == 0, text
+    assert text.count("REPORT") == 3, text
