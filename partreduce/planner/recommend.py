@@ -194,7 +194,8 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step)"
         )
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
-        said.append(_not_taken(fastest, chosen, allowed, job))
+        plain = [] if against is None or against.alternative is fastest or against.ratio >= 1 else [against.alternative]
+        said += [_not_taken(option, chosen, allowed, job) for option in (*plain, fastest)]
     elif chosen.is_plain and fastest is chosen:
         said.append("no schedule that averages over fewer workers is predicted to train faster")
     every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]

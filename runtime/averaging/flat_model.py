@@ -6,7 +6,7 @@ commits it with one pass. BatchNorm buffers and optimizer state, where a policy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from operator import itemgetter
 from typing import Any
@@ -27,6 +27,8 @@ from partreduce.topo.strategies.fragments import Fragments, assign
 
 AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 """What a trainable parameter may be of; a frozen one, of whatever, is only sent at the start."""
+SAMPLED_FROZEN = 1 << 12
+"""Numbers of each frozen parameter by which a change is noticed."""
 
 
 _newest: Any = WeakTensorKeyDictionary()
@@ -135,6 +137,11 @@ class FlatModel:
         """The parameters that were not trainable at wrapping, which all workers have alike and nobody averages."""
         return [stored(local(parameter)) for parameter in self._frozen]
 
+    def named_frozen(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Their names, and some of each one's numbers, by which a change is noticed."""
+        for name, values in zip(self._frozen.values(), self.frozen, strict=True):
+            yield name, values.detach().reshape(-1)[:: max(1, values.numel() // SAMPLED_FROZEN)]
+
     def slots(self) -> list[Slot]:
         return self._slots
 
@@ -218,7 +225,8 @@ class FlatModel:
                 if not slot.values.numel():
                     continue  # nothing is stored, so nothing can have moved
                 if slot.values.data_ptr() != base + slot.start * width or slot.values.dtype != bucket.dtype:
-                    usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True){_cudnn(slot)} do that"
+                    usual = f"model.to(), .half(), .cuda(), load_state_dict(assign=True), p.data = ...{_cudnn(slot)} do"
+                    usual = f" ({usual} that); do it before, or write in place, p.data.copy_(...)"
                     who = wrapped_by(slot.owners[0][0])
                     if _newest[slot.parameter]() is not self:
                         who = (
@@ -227,7 +235,7 @@ class FlatModel:
                         )
                     raise InputError(
                         f"model: the storage of parameter {slot.names[0]!r} of worker {rank} was replaced after "
-                        f"DistributedOptimizer was made{f'; {who}' if who else f' ({usual}); do it before'}"
+                        f"DistributedOptimizer was made{f'; {who}' if who else usual}"
                     )
 
     def refuse_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:

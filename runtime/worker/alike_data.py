@@ -37,7 +37,7 @@ class AlikeData:
             warn_user(
                 f"partreduce: all {self._num_workers} workers have the same gradients in their first step, so they "
                 "train on the same batches, and do no more than one worker; give each a part of its own, as "
-                "partreduce.shard(data) does"
+                "partreduce.shard(data) does, or, if the script averages gradients itself, leave that to the schedule"
             )
         return True
 

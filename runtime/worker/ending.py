@@ -95,6 +95,7 @@ class Ending:
     def evaluating(self) -> Iterator[None]:
         """Inside, no step may be taken."""
         self.state = EVALUATING
+        self.engine.model_use.say_if_frozen_changed()
         self.engine.model_use.detach()
         loads = self.run.flat.loads.count
         try:
@@ -135,6 +136,7 @@ class Ending:
         self.engine.gather()
         run, runner, round_ = self.run, self.engine.runner, self.engine.round
         run.flat.check(run.rank)
+        self.engine.model_use.say_if_frozen_changed()
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
         runner.leave("finish")
         members = self.engine.uneven_inputs.meet(round_, runner.others.lost_workers)

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 import torch
 from torch.utils.hooks import RemovableHandle
 
+from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.foreign import averaged_elsewhere, refuse_averaged_gradients
 from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
 from partreduce.runtime.strategies.base import Run
@@ -37,6 +38,8 @@ class ModelUse:
         self._hooks: list[RemovableHandle] = []
         self._part_hooks: list[RemovableHandle] = []
         self._looks = 0
+        self._frozen: dict[str, str] = {}
+        """Fingerprints of the frozen parameters as the first step found them."""
 
     def attach(self) -> None:
         if not self.run.alone and not self._hooks:
@@ -86,6 +89,7 @@ class ModelUse:
             refuse_averaged_gradients()
         if not self._looks:
             self._say_if_begun_anew()
+            self._frozen = self._frozen_now()
         self._looks += 1
         if self._looks >= WATCHED_STEPS:
             self._leave_parts()
@@ -99,6 +103,28 @@ class ModelUse:
         warn_user(
             "partreduce: the workers were started again, and begin at step 0: this script loads nothing; call "
             "partreduce.load_checkpoint(optimizer, FOLDER) before the first step, and save_checkpoint now and then"
+        )
+
+    def _frozen_now(self) -> dict[str, str]:
+        if self.run.alone or (self.run.schedule.strategy.averages_gradients and not self.engine.differs):
+            return {}
+        return {name: digest_of([values]) for name, values in self.run.flat.named_frozen()}
+
+    def say_if_frozen_changed(self) -> None:
+        """Where all meet: say once that a frozen parameter has been changed, as a teacher of moving averages is.
+
+        Nobody averages it, so that it follows this worker's own model.
+        """
+        before, self._frozen = self._frozen, {}
+        now = self._frozen_now() if before else {}
+        changed = next((name for name in before if now[name] != before[name]), None)
+        if changed is None:
+            self._frozen = before
+            return
+        warn_user(
+            f"partreduce: step {self.engine.steps}: parameter {changed!r} of worker {self.run.rank}, frozen when "
+            "DistributedOptimizer was made, has changed and is not averaged, so it is this worker's own, not the mean "
+            "of all; wrap the model first and then freeze it, and it is averaged like the others"
         )
 
     def gradients_of(self, module: torch.nn.Module) -> None:

@@ -375,6 +375,29 @@ def unfreezing(cell):
 
 
 @idiom(
+    "teacher",
+    "a frozen part that follows the model by moving averages, as in BYOL, MoCo and DINO",
+    apart=(
+        [name for name, kind in KINDS.items() if not kind.gradients],
+        Outcome("warned", "frozen when DistributedOptimizer was made, has changed", "wrap first and then freeze it"),
+    ),
+)
+def teacher(cell):
+    model = network()
+    model.teacher = copy.deepcopy(model[0]).requires_grad_(requires_grad=False)
+    optimizer = cell.wrap(torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.05), model)
+
+    def act(number):
+        step(cell, optimizer, model, number, loss=lambda model, x: loss_of(model[:3], x))
+        with torch.no_grad():
+            for mine, followed in zip(model.teacher.parameters(), model[0].parameters(), strict=True):
+                mine.data = 0.9 * mine.data + 0.1 * followed.data
+        cell.note(model)
+
+    yield from run(cell, optimizer, model, act)
+
+
+@idiom(
     "several optimizers",
     "two models that are trained in turn, as in a GAN",
     generated=(

@@ -85,6 +85,13 @@ def test_moved_and_replaced_parameters_are_named_with_the_worker():
         flat.check(3)
     model = torch.nn.Linear(2, 2)
     flat = flat_of(model)
+    model.weight.data = model.weight.data.clamp(-0.1, 0.1)
+    with pytest.raises(
+        InputError, match=r"p\.data = \.\.\. do that\); do it before, or write in place, p\.data\.copy_"
+    ):
+        flat.check(3)
+    model = torch.nn.Linear(2, 2)
+    flat = flat_of(model)
     model.bias = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(InputError, match="'bias' of worker 2 was replaced by another"):
         flat.check(2)
