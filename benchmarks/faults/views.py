@@ -80,9 +80,10 @@ class Replay:
         starts, own = self.x.copy(), np.eye(WORKERS)
         self.x[members] += own[members]
         held = {rank: start + own[rank] for rank, start in enumerate(starts)}
-        for worker, begun in sorted(joined.items(), key=lambda one: one[1].sum()):  # a joiner may have a later one's state
+        for worker, begun in sorted(joined.items(), key=lambda one: one[1].sum()):  # who has another joiner's is later
             self.x[worker] = held[worker] = begun + own[worker]
-            starts[worker] = next((starts[w] for w, x in held.items() if w != worker and same(x, begun)), starts[worker])
+            donor = next((other for other, x in held.items() if other != worker and same(x, begun)), worker)
+            starts[worker] = starts[donor]
         if self.kind.late:
             self.x[members] += starts[members].mean(axis=0) - starts[members]
             return
