@@ -373,7 +373,7 @@ FAULTS = {
     "kill and join": Fault(kill_and_join, kinds=LASTING, steps=LONGER, restarts=1, weight=4),
     "kill joiner": Fault(kill_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
     "kill beside joiner": Fault(kill_beside_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
-    "kill three, all again": Fault(kill_three, kinds=LASTING, steps=SHORT, restarts=3, weight=2),
+    "kill three, all again": Fault(kill_three, kinds=LASTING, steps=SHORT, restarts=6, weight=2),
     "kill, all again": Fault(kill_and_begin_again(), kinds=ENDING, steps=SHORT, restarts=1),
     "kill twice, all again": Fault(kill_and_begin_again(twice=True), kinds=ENDING, steps=SHORT, restarts=2),
     "kill parent of children": Fault(kill_parent, EVERYWHERE, children=2, weight=2),

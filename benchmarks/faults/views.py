@@ -79,9 +79,11 @@ class Replay:
             return
         starts, own = self.x.copy(), np.eye(WORKERS)
         self.x[members] += own[members]
-        for worker, begun in joined.items():
-            self.x[worker] = begun + own[worker]
-            starts[worker] = next((s for s, e in zip(starts, own, strict=True) if same(s + e, begun)), starts[worker])
+        held = {rank: start + own[rank] for rank, start in enumerate(starts)}
+        for worker, begun in sorted(joined.items(), key=lambda one: one[1].sum()):  # who has another joiner's is later
+            self.x[worker] = held[worker] = begun + own[worker]
+            donor = next((other for other, x in held.items() if other != worker and same(x, begun)), worker)
+            starts[worker] = starts[donor]
         if self.kind.late:
             self.x[members] += starts[members].mean(axis=0) - starts[members]
             return

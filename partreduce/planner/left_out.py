@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partreduce.console import size
+from partreduce.planner.answer import Answer
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.job import Job
 from partreduce.planner.slowdown import Slowdown
@@ -13,13 +14,17 @@ from partreduce.planner.trials.quorums import memory_of_groups
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
 
 
-def not_reached(missed: Mapping[str, Sequence[str]]) -> list[str]:
-    """What the time did not reach: one sentence, with how many of what each is part of."""
-    if not (count := sum(map(len, missed.values()))):
+def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:
+    """What was left unscored, with how many of what each is part of, and whether another run may differ: a sentence."""
+    count = sum(map(len, missed.values()))
+    if not count and not answer.capped:
         return []
     kinds = ", ".join(f"{len(names)} of {what}" for what, names in missed.items() if names)
-    schedules = "schedule" if count == 1 else "schedules"
-    return [f"time ran out with {count} {schedules} unscored; raise --time-limit or --effort: {kinds}"]
+    left = f" with {count} schedule{'s' * (count != 1)} unscored ({kinds})" if count else ""
+    differs = ", and another run may differ" if answer.capped else ""
+    return [
+        f"planning ended because {answer.ended}{left}{differs}; raise --{'time-limit' if answer.capped else 'effort'}"
+    ]
 
 
 def not_weighed(job: Job) -> list[str]:

@@ -110,7 +110,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         cautions=[
             *cautions(chosen, job, answer.ended),
             *kinds.cautions(chosen, job),
-            *not_reached(weighed.left_out),
+            *not_reached(weighed.left_out, answer),
             *not_weighed(job),
         ],
         front=best if any(option is going for option in best) else sorted([*best, going], key=_by_communication),

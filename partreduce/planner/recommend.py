@@ -194,7 +194,8 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"{against.alternative.name} ({ms(against.alternative.step_seconds)} per step)"
         )
     if fastest.time < chosen.time * (1 - 1e-9) and job.objective is Objective.BALANCED:
-        said.append(_not_taken(fastest, chosen, allowed, job))
+        plain = [] if against is None or against.alternative is fastest or against.ratio >= 1 else [against.alternative]
+        said += [_not_taken(option, chosen, allowed, job) for option in (*plain, fastest)]
     elif chosen.is_plain and fastest is chosen:
         said.append("no schedule that averages over fewer workers is predicted to train faster")
     every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]
@@ -254,7 +255,7 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
     if math.isinf(worst):
         return f"{ratio}, but comes late, and under what comes late your pilot's loss did not fall or was no number"
     if worst > 1 + TIE:
-        most = "as your pilot leaves open" if job.pilot is not None else "as it may on other tasks"
+        most = "as your pilot leaves open" if job.pilot is not None else "as {} may on other tasks"
         if fastest.facts is not None and fastest.facts.by_task:
             there = float((times_by_case([fastest], job) / times_by_case([chosen], job)).max())
             return (
@@ -263,12 +264,13 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
             )
         if fastest.facts is not None and not (fastest.quorum or fastest.gap):
             return (
-                f"{ratio}, but if its steps cost as much {most}, it would take {worst:.2f} times as long; "
-                "--take takes it all the same"
+                f"{ratio}, but if its steps cost as much {most.format('they')}, it would take {worst:.2f} times as "
+                "long; --take takes it all the same"
             )
         asked = "quorum" if fastest.quorum else "gap" if fastest.gap else fastest.lateness
+        late = "if coming late costs" if chosen.late or chosen.facts else "comes late: if that costs"
         return (
-            f"{ratio}, but comes late: if that costs as much {most}, it would take {worst:.2f} times as long; --when "
+            f"{ratio}, but {late} as much {most.format('it')}, it would take {worst:.2f} times as long; --when "
             f"{asked} takes it at its predicted price"
         )
     rivals = contenders([*allowed, chosen], job)

@@ -53,6 +53,9 @@ SPLIT_BYTES = 4 * 2**20
 class Outlives(Protocol):
     """What decides what becomes of a run whose operation fails, where it may go on."""
 
+    glance: float
+    """Seconds between two questions whether anybody failed, while an operation is waited for."""
+
     def why(self, operation: Operation) -> str | None:
         """Why it makes no sense to wait for an operation any longer."""
 
@@ -512,7 +515,8 @@ class Reducer:
             return
         members = operation.members
         self.heartbeat.now = operation.entered, members
-        if ends_soon(work):
+        glance = None if self.outlives is None else self.outlives.glance
+        if ends_soon(work, glance):
             work.wait()
             return
         round_ = operation.rounds_before
@@ -529,7 +533,7 @@ class Reducer:
             return None
 
         start = time.monotonic()
-        wait = Wait(self.heartbeat, members, self.timeout, why=why)
+        wait = Wait(self.heartbeat, members, self.timeout, why=why, glance=glance)
         while not work.is_completed():
             wait.look()
             now = time.monotonic()

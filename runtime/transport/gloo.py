@@ -44,8 +44,12 @@ class GlooWorld(GroupTable):
         return StagedSums(stages)
 
     def begin_anew(self, name: str) -> None:
-        """Destroy all groups; those that are made from now on meet at another place of the store."""
-        self.destroy(self._members())
+        """Destroy all groups; those that are made from now on meet at another place of the store.
+
+        Their end goes on meanwhile: gloo closes a group's connections one by one, each when it looks next, which it
+        does every 10 ms.
+        """
+        self.destroy(self._members(), seconds=0.0)
         self.prefix = f"partreduce/group/{name}"
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:

@@ -126,12 +126,12 @@ class NcclWorld(GroupTable):
             self._on_host.abandon()
         super().abandon()
 
-    def _end(self, backends: list[Any]) -> None:
+    def _end(self, backends: list[Any], seconds: float = DESTROY_SECONDS) -> None:
         """Abort them together, within a moment."""
         if backends:
             ending = Background(_abort, backends, name="partreduce-destroy-group")
             ending.start()
-            ending.join(DESTROY_SECONDS)
+            ending.join(seconds)
 
 
 def _abort(backends: list[Any]) -> None:

@@ -98,16 +98,22 @@ class NoSigns:
 
 
 class PeerWatch:
-    """When somebody who waits for `members` looks at what the others have noted: often at no cost, closely at times."""
+    """When somebody who waits for `members` looks at what the others have noted: often at no cost, closely at times.
 
-    def __init__(self, heartbeat: SignsOfLife, members: Iterable[int], round_: int | None = None) -> None:
+    `glance` is the time in seconds between two that cost next to nothing.
+    """
+
+    def __init__(
+        self, heartbeat: SignsOfLife, members: Iterable[int], round_: int | None = None, *, glance: float | None = None
+    ) -> None:
         self._heartbeat, self._round = heartbeat, round_
+        self._between = GLANCE_SECONDS if glance is None else glance
         self.turn_to(members)
 
     def turn_to(self, members: Iterable[int]) -> None:
         """From now on it is for these; what they have noted is looked at a while from now."""
         self._members = tuple(members)
-        self._glance = time.monotonic() + GLANCE_SECONDS
+        self._glance = time.monotonic() + self._between
         self._look = time.monotonic() + LOOK_SECONDS
         self._news = 0
 
@@ -124,7 +130,7 @@ class PeerWatch:
         now = time.monotonic()
         if now < self._glance:
             return False
-        self._glance = now + GLANCE_SECONDS
+        self._glance = now + self._between
         known, self._news = self._news, self._heartbeat.news()
         if self._news == known and now < self._look:
             return False
@@ -150,6 +156,7 @@ class Wait(PeerWatch):
         timeout: seconds.
         round_: of the operation, where members may have ended before it.
         why: asked in place of the heartbeat why it makes no sense to wait any longer; it may raise by itself.
+        glance: as of `PeerWatch`.
     """
 
     def __init__(
@@ -160,8 +167,9 @@ class Wait(PeerWatch):
         round_: int | None = None,
         *,
         why: Callable[[], str | None] | None = None,
+        glance: float | None = None,
     ) -> None:
-        super().__init__(heartbeat, members, round_)
+        super().__init__(heartbeat, members, round_, glance=glance)
         self._why, self._deadline = why, Deadline(timeout)
 
     def begin_anew(self) -> None:
@@ -231,13 +239,13 @@ class LimitedWork(ABC):
         """Wait until it has ended, and raise what went wrong."""
 
 
-def ends_soon(work: RunningWork) -> bool:
+def ends_soon(work: RunningWork, glance: float | None = None) -> bool:
     """Wait for an operation until it would be time to look at the others; whether it has ended by then."""
-    waited, start = 0.0, time.monotonic()
+    waited, start, soon = 0.0, time.monotonic(), GLANCE_SECONDS if glance is None else glance
     while not work.is_completed():
-        if waited >= GLANCE_SECONDS:
+        if waited >= soon:
             return False
-        wait_a_while(work, GLANCE_SECONDS - waited, waited)
+        wait_a_while(work, soon - waited, waited)
         waited = time.monotonic() - start
     return True
 

@@ -289,11 +289,14 @@ class GroupTable(ABC):
     def _members(self) -> set[tuple[int, ...]]:
         return {*self._groups, *(members for members, _ in self._further)}
 
-    def destroy(self, doomed: Iterable[tuple[int, ...]]) -> None:
-        """Destroy some groups at once, as `abandon` does all; the others stay as they are."""
-        self._end([backend for communicator in self._taken(doomed) for backend in communicator.close()])
+    def destroy(self, doomed: Iterable[tuple[int, ...]], *, seconds: float = DESTROY_SECONDS) -> None:
+        """Destroy some groups at once, as `abandon` does all; the others stay as they are.
 
-    def _end(self, backends: list[object]) -> None:
+        It waits so many seconds at most for their end, which comes in any case.
+        """
+        self._end([backend for communicator in self._taken(doomed) for backend in communicator.close()], seconds)
+
+    def _end(self, backends: list[object], seconds: float = DESTROY_SECONDS) -> None:
         """Let go of what lies below communicators.
 
         One without a running operation closes its sockets immediately, so that its other members learn in milliseconds;
@@ -304,7 +307,7 @@ class GroupTable(ABC):
         backends.clear()
         for ending in endings:
             ending.start()
-        deadline = time.monotonic() + DESTROY_SECONDS
+        deadline = time.monotonic() + seconds
         for ending in endings:
             ending.join(max(0.0, deadline - time.monotonic()))
 

@@ -23,7 +23,7 @@ from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import JOINED, Notes, Pauses
-from partreduce.runtime.transport.waiting import GoneError, Wait
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.worker.measured import measured
 from partreduce.runtime.worker.regrouping import Regrouping, State
@@ -45,6 +45,9 @@ from partreduce.topo.errors import FencedError, InputError, PeerLostError, Unava
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 
+SHORTEST_GLANCE = 0.05
+MOST_QUESTIONS = 1280
+"""That a store is asked in a second by all workers, where each waits for an operation and hears of nothing."""
 Begin = Callable[[Group], Sums]
 Commit = Callable[[Reducer, Reduction], None]
 
@@ -79,6 +82,7 @@ class Epochs(Everyone):
     ) -> None:
         super().__init__(tuple(range(world.size)))
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
+        self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MOST_QUESTIONS))
         self.turns = schedule.strategy.what.num_fragments
         """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
         self._ahead = SumsAhead()

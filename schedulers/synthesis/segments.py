@@ -127,7 +127,7 @@ def sketch_front(
     if not segments:
         return {}
     longest = limits.max_period
-    unit = max(s.cost for s in segments) / bins
+    unit = max(s.cost for s in segments) / bins or 1.0  # where links are free, all costs are 0
     places = longest * bins + 1
     # Entry (p, b): the least sum of consensus distances of p phases of costs in bin b, and the segment that ends them.
     table = np.full((longest + 1, places), np.inf)

@@ -289,6 +289,17 @@ def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_befor
         assert len(judged(verdicts.judge_values, found, kind)) == bool(amount), amount
 
 
+def test_who_joins_a_late_average_has_its_donors_start_also_where_that_has_just_joined():
+    """2 has the state of 0, and 3 that of 2: all three began the round with what 0 began it with."""
+    replay, own = Replay(KINDS["late that goes on"], [(-1, tuple(EVERYBODY[1]))]), np.eye(WORKERS)
+    start = replay.x = np.arange(WORKERS**2, dtype=float).reshape(WORKERS, WORKERS)
+    of_2 = start[0] + own[0]
+    of_3 = of_2 + own[2]
+    moved = (3 * start[0] + start[1]) / WORKERS - start[0]
+    replay.step(0, {3: of_3, 2: of_2})
+    assert np.allclose(replay.x[2:], [of_2 + own[2] + moved, of_3 + own[3] + moved])
+
+
 @pytest.mark.parametrize("amount", [0, 0.3])
 def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothing_else(judged, amount):
     found = gone_on(kind := "outer that goes on", views=(EVERYBODY, [3, [0, 1]], [5, EVERYBODY[1]]), lost=(2, 3))

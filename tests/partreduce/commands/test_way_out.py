@@ -8,7 +8,10 @@ import pytest
 
 from partreduce import Cluster, Schedule, write_schedule
 from partreduce.__main__ import main
+from partreduce.planner.answer import Answer
 from partreduce.planner.left_out import not_reached
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.schedulers.synthesis.problem import Status
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.strategies import Pairwise
 
@@ -99,14 +102,20 @@ def test_a_narrow_pipe_gets_one_line_before_the_answer_and_keeps_the_columns_tha
     assert any(line.startswith("Too narrow for: ") for line in rest), "at 80 columns others have to leave"
 
 
-def test_what_time_did_not_reach_is_counted_with_the_way_out():
-    assert not_reached({"the catalogue": [], "quorums": []}) == []
-    assert not_reached({"the catalogue": ["ring"]}) == [
-        "time ran out with 1 schedule unscored; raise --time-limit or --effort: 1 of the catalogue"
-    ]
-    assert not_reached({"the catalogue": ["ring", "star"], "pairs": ["AD-PSGD"]}) == [
-        "time ran out with 3 schedules unscored; raise --time-limit or --effort: 2 of the catalogue, 1 of pairs"
-    ]
+def test_what_was_not_reached_is_counted_with_the_way_out_and_that_another_run_may_differ():
+    cut = Clock(seconds=1e9, effort=2.0)
+    told = Answer(status=Status.FEASIBLE, because="", ended=cut.stopped_by(), effort=2.0, time_limit=1e9, capped=False)
+    assert not_reached({"the catalogue": [], "quorums": []}, told) == []
+    (said,) = not_reached({"the catalogue": ["ring"]}, told)
+    ended = "planning ended because its effort of 2 was used up"
+    assert said == f"{ended} with 1 schedule unscored (1 of the catalogue); raise --effort"
+    cut.capped = True
+    told = replace(told, ended=cut.stopped_by(), capped=True)
+    ended = "planning ended because its time limit of 1e+09 s cut its effort of 2 short"
+    assert not_reached({}, told) == [f"{ended}, and another run may differ; raise --time-limit"]
+    (said,) = not_reached({"the catalogue": ["ring", "star"], "pairs": ["AD-PSGD"]}, told)
+    left = "3 schedules unscored (2 of the catalogue, 1 of pairs)"
+    assert said == f"{ended} with {left}, and another run may differ; raise --time-limit"
 
 
 SLOW = ["design", "1x8", "--model-bytes", "37MB", "--set", "compute=160ms", "--set", "slow=5:3", "--effort", "2"]

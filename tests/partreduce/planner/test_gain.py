@@ -137,6 +137,9 @@ def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing: list
     said = " ".join(reasons(calm, [late, calm], JOB))
     assert f"{late.name} is predicted to be {calm.time / late.time:.2f} times as fast as it, but comes late" in said
     assert "--when late takes it at its predicted price" in said
+    other = replace(calm, schedule=late.schedule, step_seconds=1.01 * late.time / calm.steps_ratio)
+    said = " ".join(reasons(other, [late, other], JOB))
+    assert "1.01 times as fast as it, but if coming late costs as much as it may on other tasks, it would take" in said
     level = replace(late, step_seconds=0.99 * late.step_seconds * calm.time / late.time_at_worst)
     assert level.time * (1 + TIE) < calm.time
     said = " ".join(reasons(calm, [level, calm], JOB))
@@ -312,7 +315,9 @@ def test_the_text_says_why_the_fastest_is_not_taken() -> None:
     said = " ".join(reasons(near, [*options, near], asked))
     assert f"{fastest.name} is predicted to be 1.01 times as fast as it; within 2% it is chosen because it is" in said
     other = named(options, "prague-figure-10")
-    assert "as fast as the best plain alternative" in " ".join(reasons(other, options, asked))
+    said = " ".join(reasons(other, options, asked))
+    assert "as fast as the best plain alternative" in said
+    assert f"{plain.name} is predicted to be {other.time / plain.time:.2f} times as fast as it" in said
     measured, guessed = gain(other, plain, asked.data), gain(replace(other, extrapolated=True), plain, asked.data)
     assert str(measured) == f"{measured.ratio:.2f} times ({measured.low:.2f} to {measured.high:.2f})"
     assert str(guessed) == f"{measured.low:.2f} to {measured.high:.2f} times"

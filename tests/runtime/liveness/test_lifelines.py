@@ -24,11 +24,11 @@ def store():
     return TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
 
 
-def child(store: TCPStore, rank: int, size: int) -> int:
-    """A worker that takes part in the lifelines and then does nothing."""
+def child(port: int, rank: int, size: int) -> int:
+    """A worker that takes part in the lifelines and then does nothing; it hears the store's port from a pipe."""
     pid = os.fork()
     if pid == 0:
-        mine = TCPStore("127.0.0.1", store.port, None, False, wait_for_workers=False)
+        mine = TCPStore("127.0.0.1", int(os.read(port, 8)), None, False, wait_for_workers=False)
         Lifelines(mine, rank, size, "1", LOCAL).start()
         Notes(mine, "ready").write(str(rank), "1")
         time.sleep(60)
@@ -49,21 +49,29 @@ def noted(store: TCPStore, rank: int, seconds: float) -> str | None:
     return text
 
 
-def started(store: TCPStore, size: int) -> tuple[Lifelines, list[int]]:
-    """Worker 0 here, the others as processes."""
+def started(size: int) -> tuple[TCPStore, Lifelines, list[int]]:
+    """The store and worker 0 here, the others as processes.
+
+    They are forked before the store's server has its thread, whose locks they would copy and not the thread.
+    """
+    reading, writing = os.pipe()
+    pids = [child(reading, rank, size) for rank in range(1, size)]
+    store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    os.write(writing, f"{store.port:8}".encode() * (size - 1))
+    os.close(reading)
+    os.close(writing)
     mine = Lifelines(store, 0, size, "1", LOCAL)
-    pids = [child(store, rank, size) for rank in range(1, size)]
     ready, until = Notes(store, "ready"), time.monotonic() + DEADLINE
     while not ready.has(*map(str, range(1, size))):
         assert time.monotonic() < until
         time.sleep(0.01)
     mine.start()
-    return mine, pids
+    return store, mine, pids
 
 
-def test_a_killed_worker_is_noted_by_its_lifeline_alone_and_the_run_is_told(store):
+def test_a_killed_worker_is_noted_by_its_lifeline_alone_and_the_run_is_told():
     """Nobody's heartbeat beats here."""
-    lines, pids = started(store, 2)
+    store, lines, pids = started(2)
     heartbeat = Heartbeat(store, 0, "1", beats=False)
     before = heartbeat.news()
     end([pids[0]])
@@ -78,8 +86,8 @@ def test_a_killed_worker_is_noted_by_its_lifeline_alone_and_the_run_is_told(stor
     lines.close()
 
 
-def test_a_stopped_worker_is_not_noted(store):
-    lines, pids = started(store, 2)
+def test_a_stopped_worker_is_not_noted():
+    store, lines, pids = started(2)
     os.kill(pids[0], signal.SIGSTOP)
     assert noted(store, 1, 1.0) is None
     end(pids)
@@ -88,8 +96,8 @@ def test_a_stopped_worker_is_not_noted(store):
 
 
 @pytest.mark.parametrize("kind", ["finished", "left", "failed"])
-def test_a_worker_that_ends_with_a_word_is_not_noted(store, kind):
-    lines, pids = started(store, 3)
+def test_a_worker_that_ends_with_a_word_is_not_noted(kind):
+    store, lines, pids = started(3)
     Heartbeat(store, 1, "1", beats=False).note(kind, "3")
     end(pids)  # worker 2, which says nothing, tells when worker 1's end was seen, too
     assert noted(store, 2, DEADLINE) is not None
@@ -97,9 +105,9 @@ def test_a_worker_that_ends_with_a_word_is_not_noted(store, kind):
     lines.close()
 
 
-def test_workers_that_die_one_after_the_other_are_all_noted(store):
+def test_workers_that_die_one_after_the_other_are_all_noted():
     """Each watches the next two, and further ones in place of the dead."""
-    lines, pids = started(store, 6)
+    store, lines, pids = started(6)
     for rank in (1, 2, 3, 4, 5):
         until = time.monotonic() + DEADLINE
         while rank not in lines._connections:  # a death just before would be that of a worker which nobody watched yet
@@ -110,9 +118,9 @@ def test_workers_that_die_one_after_the_other_are_all_noted(store):
     lines.close()
 
 
-def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open(store):
+def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open():
     """A data loader's process may outlive the worker for a while."""
-    lines, pids = started(store, 2)
+    store, lines, pids = started(2)
     end(pids)
     noted(store, 1, DEADLINE)
     fresh = Lifelines(store, 0, 2, "2", LOCAL)
@@ -155,9 +163,9 @@ def test_a_refusal_before_any_connection_says_nothing(store):
     lines.close()
 
 
-def test_a_connection_to_itself_is_nobody(store, monkeypatch):
+def test_a_connection_to_itself_is_nobody(monkeypatch):
     """Once in 28,232 times the kernel takes the dead worker's own port to connect from."""
-    lines, pids = started(store, 2)
+    store, lines, pids = started(2)
 
     def to_itself(place, _timeout):
         connection = socket.socket()

@@ -78,6 +78,12 @@ def test_sketched_compositions_have_the_values_of_their_segments():
     assert all(full in indices and 1 <= len(indices) <= 6 for indices in found)
 
 
+def test_where_links_are_free_everybody_averages_with_everybody():
+    best = synthesise(Problem(cluster=replace(cluster("2x2"), hardware=Hardware(model_bytes=1))), effort=1).best
+    assert best is not None
+    assert (best.consensus_distance, best.communication_seconds_per_step) == (0, 0)
+
+
 def test_impossible_budget_is_one_line_with_the_nearest_thing():
     problem = Problem(cluster=cluster("4x4"), limits=Limits(max_communication=1e-6))
     front = synthesise(problem, time_limit=5)
