@@ -6,7 +6,7 @@ SHELL := bash
 .SHELLFLAGS := -o pipefail -c
 STAMP := $(VENV)/.stamp
 
-PARTS := processes commands proofs running others strategies devices conformance training
+PARTS := conformance processes proofs commands running strategies devices others training
 
 .PHONY: demo test $(PARTS:%=test-%) check docs bench lab papers gpu faults explore mutants format clean
 .DEFAULT_GOAL := test
@@ -21,10 +21,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)  ## design, prove, export, train with 8 local workers, report
 	$(BIN)/partreduce demo
 
-# The suite runs in parts, three side by side, each a process of its own (tests/README.md): the longest come first, so that no core idles at the end,
-# and what only computes gives way to the others. Parts are folders; a new one falls to `running` or `others`. Pretended devices go apart, since they
-# reach so far below torch that a mistake may end their process. Lines interleave, each with its part's name; any failing fails the whole. Bytecode is
-# kept even where it is switched off: the processes that tests start would compile all sources again.
+# The suite runs in parts, three side by side, each a process of its own (tests/README.md). The longest come first, so that no core idles at the end:
+# conformance waits for hosts that are cut off. What only computes gives way to the others. Parts are folders; a new one falls to `running` or `others`.
+# Pretended devices go apart, since they reach so far below torch that a mistake may end their process. Lines interleave, each with its part's name; any
+# failing fails the whole. Bytecode is kept even where it is switched off: the processes that tests start would compile all sources again.
 test-proofs: FILES = tests/topo tests/verify tests/schedulers
 test-training: FILES = $(addprefix tests/runtime/processes/,test_training.py)
 test-processes: FILES = $(addprefix tests/runtime/,processes) --ignore=tests/runtime/processes/test_training.py
