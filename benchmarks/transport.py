@@ -158,8 +158,7 @@ def groups(world: GlooWorld) -> dict[str, Way]:
         return {MADE_ANEW: anew}
     from torch._C._distributed_c10d import ReconfigureOptions
 
-    options = ProcessGroupGloo._Options()  # noqa: SLF001 - as in GlooWorld
-    options._timeout, options._threads, options._devices = GLOO_LIMIT, 1, [world.gloo_device()]  # noqa: SLF001
+    options = world.options_of_groups(GLOO_LIMIT)
     options.enable_reconfigure = True
     kept = ProcessGroupGloo(PrefixStore("reconfigured", world.store), world.rank, world.size, options)
 

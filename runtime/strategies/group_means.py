@@ -197,14 +197,18 @@ class GroupMeans(ParameterRunner):
         self._started = round_
         buckets = self.run.reducer.buckets
         if self.normalises and not self.overlap:
-            self._starts = copy_to(self._starts, [bucket.flat for bucket in buckets])
+            self._starts = _copy_to(self._starts, [bucket.flat for bucket in buckets])
         if not self.overlap:
             return
         with torch.no_grad():
-            self._snapshots = copy_to(self._snapshots, [bucket.flat for bucket in buckets])
+            self._snapshots = _copy_to(self._snapshots, [bucket.flat for bucket in buckets])
+        self._begin_late(step, round_)
+
+    def _begin_late(self, step: int, round_: int) -> None:
+        """Start the operation of the snapshots, which the end of the round commits."""
         group = self._group(round_)
         if group is not None:
-            self._piggybacked = [snapshot_piggybacked(bucket) for bucket in buckets]
+            self._piggybacked = [snapshot_piggybacked(bucket) for bucket in self.run.reducer.buckets]
             self._pending = self._start_sum(step, round_, group)
             self._waited = False
 
@@ -249,24 +253,26 @@ class GroupMeans(ParameterRunner):
         self.run.reducer.commit(reduction, commit)
 
     def _commit_delayed(self, group: Group | None) -> None:
-        pending, reducer = self._pending, self.run.reducer
-        self._pending = None
+        pending, self._pending = self._pending, None
         if pending is None:
             assert group is None, "a round with a group started its operation when it began"
             return
         if not self._waited:
-            reducer.wait(pending)
-        relax = float(pending.group.relax)
+            self.run.reducer.wait(pending)
+        self._put_late(pending)
+
+    def _put_late(self, reduction: Reduction) -> None:
+        relax = float(reduction.group.relax)
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
-            self._receive(index, sums, pending)
+            self._receive(index, sums, reduction)
             commit_delayed(bucket, sums, self._snapshots[index], relax, ok)
             commit_piggybacked(bucket, sums, ok, self._piggybacked[index])
 
-        reducer.commit(pending, commit)
+        self.run.reducer.commit(reduction, commit)
 
 
-def copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:
+def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copies of `new`, in the memory of `old` where there is any."""
     if not old:
         return [tensor.clone() for tensor in new]

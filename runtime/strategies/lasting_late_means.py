@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Reduction
-from partreduce.runtime.averaging.commit import commit_delayed
-from partreduce.runtime.averaging.piggybacked import commit_piggybacked, load_piggybacked, snapshot_piggybacked
-from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.piggybacked import load_piggybacked, snapshot_piggybacked
 from partreduce.runtime.strategies.base import NO_FURTHER, Further, Run
-from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans, copy_to
+from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans
 from partreduce.runtime.worker.sums_ahead import Sums
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
@@ -33,7 +31,12 @@ class LastingLateMeans(GroupMeans):
         if self._started < round_:
             self._begin_round(step, round_)
         self._is_inside = False
-        self._epochs.carry_out(round_, lambda group: self._begin_sum(round_, group), self._put, ahead=round_)
+        self._epochs.carry_out(
+            round_,
+            lambda group: self._begin_sum(round_, group),
+            lambda _, reduction: self._put_late(reduction),
+            ahead=round_,
+        )
         self._begin_round(step, round_ + 1)
         return NO_FURTHER
 
@@ -65,6 +68,8 @@ class LastingLateMeans(GroupMeans):
         if group is None or self._epochs.resumes > round_:
             return {}
         found = self._epochs.arrived_ahead(round_, round_, lambda group: self._begin_sum(round_, group))
+        if not found:
+            self._piggybacked = [snapshot_piggybacked(bucket) for bucket in buckets]
         arrays = found[0][1].arrays if found else [self._own(*pair) for pair in enumerate(buckets)]
         return self._told(round_ * self.run.pace, round_, arrays)
 
@@ -76,10 +81,7 @@ class LastingLateMeans(GroupMeans):
         if self._is_inside:
             self._begin_ahead(round_)
 
-    def _begin_round(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
-        self._started = round_
-        with torch.no_grad():
-            self._snapshots = copy_to(self._snapshots, [bucket.flat for bucket in self.run.reducer.buckets])
+    def _begin_late(self, step: int, round_: int) -> None:  # noqa: ARG002 - who begins anew knows the round alone
         self._begin_ahead(round_)
 
     def _begin_ahead(self, round_: int) -> None:
@@ -92,18 +94,8 @@ class LastingLateMeans(GroupMeans):
         step = round_ * self.run.pace
         return [(reducer, reducer.begin(self.name, step, round_, group, lag=1, values=self._snapshots))]
 
-    def _put(self, reducer: Reducer, reduction: Reduction) -> None:
-        relax = float(reduction.group.relax)
-
-        def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
-            commit_delayed(bucket, sums, self._snapshots[index], relax, ok)
-            commit_piggybacked(bucket, sums, ok, self._piggybacked[index])
-
-        reducer.commit(reduction, commit)
-
     def _own(self, index: int, bucket: Bucket) -> torch.Tensor:
         array = torch.zeros(bucket.array_length, dtype=bucket.dtype)
         array[: bucket.size] = self._snapshots[index][: bucket.size]
         load_piggybacked(bucket, array, 1, is_first=True, rank=self.run.rank)
-        self._piggybacked = [snapshot_piggybacked(one) for one in self.run.reducer.buckets]
         return array

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
+from typing import Any
 
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import Communicator, first_line
@@ -54,10 +55,7 @@ class GlooWorld(GroupTable):
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
         limit = self.timeout if within is None else min(within, self.timeout)
-        options = ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to share a device and set one thread
-        options._timeout = limit  # noqa: SLF001 - as above
-        options._threads = 1  # noqa: SLF001 - as above
-        options._devices = [self.gloo_device()]  # noqa: SLF001 - as above
+        options = self.options_of_groups(limit)
         store, number = PrefixStore(place, self._store_to_connect()), members.index(self.rank)
         call: BoundedCall[object] = BoundedCall(lambda: ProcessGroupGloo(store, number, len(members), options))
         try:
@@ -119,6 +117,14 @@ class GlooWorld(GroupTable):
         if why is None and signs is not None:
             why = signs.waits_for(members, None)
         return UnavailableError(f"{text} ({reason})" if why in (None, reason) else f"{text}: {why} ({reason})")
+
+    def options_of_groups(self, timeout: timedelta) -> Any:  # noqa: ANN401 - torch has no public type of them
+        """Of a group on the network device of all, with one thread."""
+        options = ProcessGroupGloo._Options()  # noqa: SLF001 - the only way to share a device and set one thread
+        options._timeout = timeout  # noqa: SLF001 - as above
+        options._threads = 1  # noqa: SLF001 - as above
+        options._devices = [self.gloo_device()]  # noqa: SLF001 - as above
+        return options
 
     def gloo_device(self) -> object:
         """The network device that all groups of this process share.

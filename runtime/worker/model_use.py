@@ -115,12 +115,11 @@ class ModelUse:
 
         Nobody averages it, so that it follows this worker's own model.
         """
-        before, self._frozen = self._frozen, {}
-        now = self._frozen_now() if before else {}
-        changed = next((name for name in before if now[name] != before[name]), None)
+        now = self._frozen_now() if self._frozen else {}
+        changed = next((name for name, values in now.items() if values != self._frozen[name]), None)
         if changed is None:
-            self._frozen = before
             return
+        self._frozen = {}
         warn_user(
             f"partreduce: step {self.engine.steps}: parameter {changed!r} of worker {self.run.rank}, frozen when "
             "DistributedOptimizer was made, has changed and is not averaged, so it is this worker's own, not the mean "

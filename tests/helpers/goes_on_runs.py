@@ -41,6 +41,23 @@ def gradient(rank, step, size=3):
     return tuple(12 / 8 * ((rank + 1) * (step + place) % 7 - 3) for place in range(size))
 
 
+EVEN_ODD = ([(0, 1), (2, 3)], [(0, 3), (1, 2)])
+"""Pairs that take turns."""
+
+
+def pairs_until(resume, pairs_of_4, schedule, left=(0, 1, 3)):
+    """The groups of a round where one of such pairs is lost in round 4, and the rest resumes as a schedule says."""
+
+    def groups(round_):
+        if round_ < 4:
+            return EVEN_ODD[round_ % 2]
+        if round_ < resume:
+            return pairs_of_4
+        return [tuple(left[place] for place in group.members) for group in schedule.phase(round_)]
+
+    return groups
+
+
 def start_of(size):
     """The model of the start, of so many numbers."""
     return [START[place % len(START)] for place in range(size)]

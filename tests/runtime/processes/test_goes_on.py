@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.goes_on_runs import own, replayed, run
+from helpers.goes_on_runs import EVEN_ODD, own, pairs_until, replayed, run
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, after_loss
 from partreduce.topo.errors import FencedError, InputError, MissingFeatureError
@@ -86,7 +86,6 @@ def test_a_death_in_mean_model_takes_the_mean_of_those_who_are_left_and_nothing_
     assert said[0]["own"] == pytest.approx(expected[0], rel=1e-14)
 
 
-EVEN_ODD = ([(0, 1), (2, 3)], [(0, 3), (1, 2)])
 PAIRS = Static(phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)))
 
 
@@ -99,18 +98,9 @@ def test_of_fixed_groups_all_resume_where_the_furthest_is_and_with_what_is_plann
     schedule = Schedule("replayed", Cluster.regular(1, 4), PAIRS, contingencies=contingencies)
     planned = after_loss(schedule, {2})
 
-    def groups(resume, pairs_of_4):
-        def of(round_):
-            if round_ < 4:
-                return EVEN_ODD[round_ % 2]
-            if round_ < resume:
-                return pairs_of_4
-            return [tuple(THREE[place] for place in group.members) for group in planned.phase(round_)]
-
-        return of
-
     possible = [
-        replayed(groups(resume, pairs), THREE, gradients=False) for resume, pairs in ((4, []), (5, [(0, 1)]), (5, []))
+        replayed(pairs_until(resume, pairs, planned), THREE, gradients=False)
+        for resume, pairs in ((4, []), (5, [(0, 1)]), (5, []))
     ]
     assert _flat(own(said)) in [pytest.approx(_flat(one), rel=1e-14) for one in possible], text
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from helpers.goes_on_runs import joins_in, own, replayed_overlapped, run, views_of
+from helpers.goes_on_runs import EVEN_ODD, joins_in, own, pairs_until, replayed_overlapped, run, views_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, after_loss
 from partreduce.topo.errors import MissingFeatureError
@@ -13,7 +13,6 @@ from partreduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late,
 pytestmark = pytest.mark.processes
 
 ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
-EVEN_ODD = ([(0, 1), (2, 3)], [(0, 3), (1, 2)])
 PAIRS = Static(phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)), pace=2, when=Late())
 
 
@@ -97,14 +96,7 @@ def test_of_fixed_groups_all_resume_where_the_furthest_is(instant):
     resume = said[0]["views"][1][0]
 
     def replay(own_pair):
-        def groups(round_):
-            if round_ < 4:
-                return EVEN_ODD[round_ % 2]
-            if round_ < resume:
-                return own_pair
-            return [tuple(THREE[place] for place in group.members) for group in after.phase(round_)]
-
-        return near(replayed_overlapped(groups, THREE, pace=2, steps=16))
+        return near(replayed_overlapped(pairs_until(resume, own_pair, after), THREE, pace=2, steps=16))
 
     assert own(said) in [replay([]), replay([(0, 1)])], text
     assert all(one["end"] == said[0]["end"] for one in said.values())
