@@ -80,7 +80,7 @@ faults: $(STAMP)  ## every strategy kind under every fault at random instants: m
 explore: $(STAMP)  ## larger protocol configurations than the tests have time for
 	$(BIN)/python -m benchmarks.explore
 
-mutants: $(STAMP)  ## small changes to the code that tests must notice: make mutants FILE=schedulers/protocols/hop.py SAMPLE=200 SEED=0
+mutants: $(STAMP)  ## small changes to the code that tests must notice: make mutants FILE=partreduce/schedulers/protocols/hop.py SAMPLE=200 SEED=0
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group mutants
 	nice $(BIN)/python -m benchmarks.mutants $(FILE:%=--file %) $(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SEED),--seed $(SEED)) $(if $(AGAIN),--again)
 

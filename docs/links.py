@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = ("benchmarks", "docs", "examples", "partreduce", "runtime", "schedulers", "tests", "topo", "verify")
+OURS = ("benchmarks", "docs", "examples", "partreduce", "tests")
 FENCE = re.compile(r"^( *)(```+|~~~+).*?^\1\2`*~* *$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 LINK = re.compile(r"\]\(<?([^()\s<>]+(?:\([^()\s]*\))?)>?(?: +\"[^\"]*\")?\)")
@@ -31,10 +31,7 @@ def pages() -> list[Path]:
     """The repository's Markdown files; not what a virtual environment or a build left in it."""
     found = [*ROOT.glob("*.md")]
     for name in OURS:
-        # The links in partreduce/ lead to folders that are read by their own names.
-        found += [
-            path for path in (ROOT / name).rglob("*.md") if not (name == "partreduce" and path.parent.is_symlink())
-        ]
+        found += (ROOT / name).rglob("*.md")
     return sorted(path for path in found if "bench" not in path.relative_to(ROOT).parts)
 
 

@@ -26,7 +26,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FLOORS = ("topo", "schedulers", "verify", "runtime", "partreduce", "benchmarks")
+FLOORS = ("topo", "schedulers", "verify", "runtime")
 MEMORY = 3 << 30
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", "ignore:Module already imported", "--assert=plain", "--tb=no")
 """Why a test failed is not asked, so nothing is worded."""
@@ -93,7 +93,8 @@ def _run(run: Callable[[], int], failure: FirstFailure, seconds: float, writer: 
 
 def independent(modules: list[str], file: str) -> list[str]:
     """Those modules that cannot import the file: other packages', and the floors below its own."""
-    below = FLOORS[: FLOORS.index(file.split("/", maxsplit=1)[0])]
+    package = file.split("/")[1]
+    below = FLOORS[: FLOORS.index(package)] if package in FLOORS else FLOORS
     kept = []
     for name in modules:
         first, _, rest = name.partition(".")
@@ -113,7 +114,7 @@ def main() -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(name)
     module = file.removesuffix(".py").replace("/", ".")
-    loaded = bool({module, f"partreduce.{module}"} & set(sys.modules))
+    loaded = module in sys.modules
     for cached in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
         cached.unlink()
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"

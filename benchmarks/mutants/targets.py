@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-GENERATOR = "schedulers/protocols/group_generator/"
+GENERATOR = "partreduce/schedulers/protocols/group_generator/"
 EXPLORED = (
     "tests/schedulers/protocols/test_generator_explored.py",
     "tests/schedulers/protocols/test_generator_mutants.py",
@@ -67,17 +67,17 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "benchmarks/explore/reductions.py": (
         tuple(f"tests/schedulers/protocols/test_{of}.py" for of in ("digraph", "hop", "adpsgd", "generator_system")),
     ),
-    "schedulers/protocols/adpsgd.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
-    "schedulers/protocols/shards.py": (("tests/schedulers/protocols/test_shards.py",),),
-    "schedulers/protocols/digraph.py": (
+    "partreduce/schedulers/protocols/adpsgd.py": (("tests/schedulers/protocols/test_adpsgd.py",),),
+    "partreduce/schedulers/protocols/shards.py": (("tests/schedulers/protocols/test_shards.py",),),
+    "partreduce/schedulers/protocols/digraph.py": (
         ("tests/schedulers/protocols/test_digraph.py", "tests/schedulers/protocols/test_adpsgd.py"),
     ),
-    "schedulers/protocols/hop.py": (
+    "partreduce/schedulers/protocols/hop.py": (
         ("tests/schedulers/protocols/test_hop.py",),
         ("tests/verify/explore/test_hop.py", "tests/verify/explore/test_seeded_bugs.py"),
     ),
     **{
-        f"schedulers/protocols/{name}.py": (
+        f"partreduce/schedulers/protocols/{name}.py": (
             ("tests/schedulers/protocols/test_partial.py",),
             ("tests/verify/explore/test_partial.py",),
         )
@@ -89,59 +89,73 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     GENERATOR + "system.py": (("tests/schedulers/protocols/test_generator_system.py",), EXPLORED),
     GENERATOR + "worker.py": (("tests/schedulers/protocols/test_generator_worker.py",), EXPLORED),
     **{
-        f"schedulers/protocols/membership/{name}.py": (
+        f"partreduce/schedulers/protocols/membership/{name}.py": (
             ("tests/schedulers/protocols/test_membership_steps.py",),
             ("tests/schedulers/protocols/test_membership.py",),
         )
         for name in ("authority", "machine", "member", "words")
     },
-    **{f"verify/{name}.py": (GROUPS, (ORACLE, *PROVER)) for name in ("classes", "conflict_free", "consensus")},
-    **{f"verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
-    **{f"verify/{name}.py": ((ORACLE,), PROVER) for name in ("exact_consensus", "stochastic")},
-    **{f"verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove", "view")},
-    "verify/certificate.py": ((SAYS,), PROVER),
-    "verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
-    "verify/membership.py": (("tests/verify/test_membership_laws.py",), ("tests/verify/test_membership_zoo.py",)),
-    "verify/on_request.py": ((ON_REQUEST,),),
-    **{f"verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction",)},
-    **{f"verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance")},
-    **{f"verify/{name}.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS)) for name in ("runs", "codec_error", "stated")},
     **{
-        f"verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
+        f"partreduce/verify/{name}.py": (GROUPS, (ORACLE, *PROVER))
+        for name in ("classes", "conflict_free", "consensus")
+    },
+    **{f"partreduce/verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
+    **{f"partreduce/verify/{name}.py": ((ORACLE,), PROVER) for name in ("exact_consensus", "stochastic")},
+    **{f"partreduce/verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove", "view")},
+    "partreduce/verify/certificate.py": ((SAYS,), PROVER),
+    "partreduce/verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
+    "partreduce/verify/membership.py": (
+        ("tests/verify/test_membership_laws.py",),
+        ("tests/verify/test_membership_zoo.py",),
+    ),
+    "partreduce/verify/on_request.py": ((ON_REQUEST,),),
+    **{f"partreduce/verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction",)},
+    **{f"partreduce/verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance")},
+    **{
+        f"partreduce/verify/{name}.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS))
+        for name in ("runs", "codec_error", "stated")
+    },
+    **{
+        f"partreduce/verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
         for name in ("functions", "function_process", "asked_function")
     },
-    **{str(path.relative_to(ROOT)): (CHECKER,) for path in sorted((ROOT / "verify" / "checker").rglob("*.py"))},
-    "verify/checker/__main__.py": (PROGRAM,),
     **{
-        f"runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
+        str(path.relative_to(ROOT)): (CHECKER,)
+        for path in sorted((ROOT / "partreduce" / "verify" / "checker").rglob("*.py"))
+    },
+    "partreduce/verify/checker/__main__.py": (PROGRAM,),
+    **{
+        f"partreduce/runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
         for name in ("commit", "gradients", "piggybacked")
     },
-    "runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
-    "runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
-    "runtime/averaging/device_checks.py": (("tests/runtime/devices/test_device_path.py",),),
+    "partreduce/runtime/averaging/p_reduce.py": (("tests/runtime/test_alone.py",), AVERAGED),
+    "partreduce/runtime/averaging/reducer.py": (("tests/runtime/test_alone.py",), AVERAGED),
+    "partreduce/runtime/averaging/device_checks.py": (("tests/runtime/devices/test_device_path.py",),),
     **{
-        f"topo/graphs/{name}.py": (("tests/topo/figures/test_golden.py", "tests/topo/graphs/test_graphs.py"),)
+        f"partreduce/topo/graphs/{name}.py": (
+            ("tests/topo/figures/test_golden.py", "tests/topo/graphs/test_graphs.py"),
+        )
         for name in ("classic", "directed", "hop")
     },
-    "verify/tables.py": ((TABLE_CLAIMS,),),
-    "verify/quorum.py": ((QUORUM_CLAIMS,),),
+    "partreduce/verify/tables.py": ((TABLE_CLAIMS,),),
+    "partreduce/verify/quorum.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
         f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_group_quorums.py",),)
         for name in ("quorums", "quorum_runs")
     },
-    **{f"runtime/sharding/{name}.py": HYBRID for name in SHARDING},
-    **{f"runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("driver", "rounds")},
-    "runtime/strategies/quorum/groups.py": ((QUORUM_ARRAYS,), (GROUP_QUORUMS,)),
-    "runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), ("tests/runtime/strategies/test_quorum.py",)),
-    "runtime/strategies/gap/driver.py": (
+    **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
+    **{f"partreduce/runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("driver", "rounds")},
+    "partreduce/runtime/strategies/quorum/groups.py": ((QUORUM_ARRAYS,), (GROUP_QUORUMS,)),
+    "partreduce/runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), ("tests/runtime/strategies/test_quorum.py",)),
+    "partreduce/runtime/strategies/gap/driver.py": (
         ("tests/runtime/strategies/test_gap_driver.py",),
         ("tests/runtime/virtual_time/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),
     ),
-    "runtime/liveness/heartbeat.py": (
+    "partreduce/runtime/liveness/heartbeat.py": (
         ("tests/runtime/liveness/test_wait_chain.py",),
         ("tests/runtime/liveness/test_who_has_gone_on.py",),
     ),
-    "runtime/launcher/launch.py": ((LAUNCHER_LAWS,), ("tests/runtime/processes/test_training.py",)),
-    "runtime/launcher/supervision.py": ((LAUNCHER_LAWS,), ("tests/runtime/launcher/test_orphans.py",)),
+    "partreduce/runtime/launcher/launch.py": ((LAUNCHER_LAWS,), ("tests/runtime/processes/test_training.py",)),
+    "partreduce/runtime/launcher/supervision.py": ((LAUNCHER_LAWS,), ("tests/runtime/launcher/test_orphans.py",)),
 }

@@ -42,7 +42,7 @@ def strings(tree: ast.AST) -> list[str]:
 
 
 def documents() -> list[Path]:
-    folders = ("partreduce", "topo", "schedulers", "verify", "runtime", "benchmarks", "examples", "docs", ".ci")
+    folders = ("partreduce", "benchmarks", "examples", "docs", ".ci")
     files = {path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()}
     files |= {ROOT / "Makefile", *ROOT.glob("*.md"), *ROOT.glob("*.toml"), *ROOT.glob("*.yml")}
     texts = {path for path in files if path.suffix in {".py", ".pyi", ".md", ".toml", ".yml", ".sh", ""}}

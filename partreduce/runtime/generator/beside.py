@@ -109,7 +109,7 @@ def _sweep() -> None:
 
 def _home() -> str:
     """The folder in which the packages lie, so that the child finds the same ones."""
-    return str(Path(__file__).resolve().parents[2])
+    return str(Path(__file__).resolve().parents[3])
 
 
 def _address(process: subprocess.Popen[bytes], file: Path) -> str:

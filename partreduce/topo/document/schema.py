@@ -23,7 +23,7 @@ from partreduce.topo.document.writer import write_file
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.strategies.axes import When
 
-FOLDER = Path(__file__).resolve().parents[2] / "schemas"
+FOLDER = Path(__file__).resolve().parents[3] / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
