@@ -10,6 +10,7 @@ from .planner.job import Data as Data
 from .planner.job import Job as Job
 from .planner.parallelize import parallelize as parallelize
 from .planner.plan import plan as plan
+from .planner.predict import predict as predict
 from .runtime.adapters.attached import attach as attach
 from .runtime.adapters.averager import ScheduleAverager as ScheduleAverager
 from .runtime.adapters.ddp_hook import ScheduleHookState as ScheduleHookState
@@ -25,9 +26,8 @@ from .runtime.recorder import merge_traces as merge_traces
 from .runtime.sharding.clipping import clip_grad_norm_ as clip_grad_norm_
 from .runtime.state.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.state.checkpoint import save_checkpoint as save_checkpoint
-from .runtime.virtual_time.predict import predict as predict
-from .runtime.virtual_time.simulate import simulate as simulate
 from .schedulers.imports.load import import_schedule as import_schedule
+from .schedulers.simulator.simulate import simulate as simulate
 from .schedulers.synthesis.problem import Limits as Limits
 from .schedulers.synthesis.problem import Objective as Objective
 from .topo.cluster import Cluster as Cluster

@@ -3,8 +3,8 @@
 from partreduce.planner.lateness import Lateness as Lateness
 from partreduce.planner.option import Option as Option
 from partreduce.planner.plan import Plan as Plan
-from partreduce.runtime.virtual_time.predict import Prediction as Prediction
-from partreduce.runtime.virtual_time.timeline import Timeline as Timeline
+from partreduce.planner.predict import Prediction as Prediction
+from partreduce.schedulers.simulator.timeline import Timeline as Timeline
 from partreduce.topo.figures import Figure as Figure
 from partreduce.topo.figures import FigureLimits as FigureLimits
 from partreduce.topo.figures import Figures as Figures

@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.lab.setting import BACKWARD, SEGMENTS, Setting
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form

@@ -39,12 +39,12 @@ from benchmarks.lab.outer_steps import Coded, by_turns
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Setting, case_of
 from benchmarks.lab.tasks import evaluated, make_model, samples_of
-from partreduce.runtime.virtual_time.groups import GroupTiming, WorkerRound, group_machine
-from partreduce.runtime.virtual_time.machine import VirtualMachine
-from partreduce.runtime.virtual_time.pairs import PairTiming
 from partreduce.schedulers.protocols.adpsgd import pairing_of
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.registry import build
+from partreduce.schedulers.simulator.groups import GroupTiming, WorkerRound, group_machine
+from partreduce.schedulers.simulator.machine import VirtualMachine
+from partreduce.schedulers.simulator.pairs import PairTiming
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.mixing import mixing_matrix

@@ -12,7 +12,7 @@ from benchmarks.papers.physics import step_seconds
 from benchmarks.papers.prague import MS, OWN, OWN_WORDS
 from benchmarks.papers.rows import read
 from partreduce.report.axes import logarithmic, quiet
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:

@@ -14,17 +14,17 @@ import numpy.typing as npt
 import torch
 
 from benchmarks.lab.rehearse import advance_of, generated
-from partreduce.runtime.virtual_time.gaps import GapTiming
-from partreduce.runtime.virtual_time.groups import COST_UNIT, GroupTiming, WorkerRound, group_machine
-from partreduce.runtime.virtual_time.in_turn import InTurn
-from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
-from partreduce.runtime.virtual_time.network import Network
-from partreduce.runtime.virtual_time.quorum import QuorumTiming, Waiting
-from partreduce.runtime.virtual_time.replay import Carrying
 from partreduce.schedulers.protocols.base import Note
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.hop import hop_of
 from partreduce.schedulers.protocols.partial_state import Call
+from partreduce.schedulers.simulator.gaps import GapTiming
+from partreduce.schedulers.simulator.groups import COST_UNIT, GroupTiming, WorkerRound, group_machine
+from partreduce.schedulers.simulator.in_turn import InTurn
+from partreduce.schedulers.simulator.machine import Step, VirtualMachine
+from partreduce.schedulers.simulator.network import Network
+from partreduce.schedulers.simulator.quorum import QuorumTiming, Waiting
+from partreduce.schedulers.simulator.replay import Carrying
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule

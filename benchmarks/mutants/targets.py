@@ -150,7 +150,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "partreduce/runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), ("tests/runtime/strategies/test_quorum.py",)),
     "partreduce/runtime/strategies/gap/driver.py": (
         ("tests/runtime/strategies/test_gap_driver.py",),
-        ("tests/runtime/virtual_time/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),
+        ("tests/schedulers/simulator/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),
     ),
     "partreduce/runtime/liveness/heartbeat.py": (
         ("tests/runtime/liveness/test_wait_chain.py",),

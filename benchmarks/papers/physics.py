@@ -16,7 +16,7 @@ from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.setting import Setting
 from benchmarks.lab.tasks import samples_of
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.hardware import Hardware, Link

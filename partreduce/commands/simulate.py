@@ -16,9 +16,9 @@ from partreduce.report.picture import save
 from partreduce.report.runs import runs
 from partreduce.report.table import Column, table
 from partreduce.report.timeline import draw_timeline, perfetto
-from partreduce.runtime.virtual_time.record import GapRecord, Observed
-from partreduce.runtime.virtual_time.simulate import simulate
-from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.schedulers.simulator.record import GapRecord, Observed
+from partreduce.schedulers.simulator.simulate import simulate
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import load_schedule

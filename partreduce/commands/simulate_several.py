@@ -9,12 +9,12 @@ from partreduce.commands.simulate_tables import touched_of
 from partreduce.commands.verify import figures_of
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size
 from partreduce.planner.job import Job
+from partreduce.planner.predict import predict
 from partreduce.report.picture import check, save
 from partreduce.report.runs import runs
 from partreduce.report.side_by_side import draw_side_by_side
 from partreduce.report.table import Column, table
 from partreduce.report.terminal import switch_levels
-from partreduce.runtime.virtual_time.predict import predict
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import InputError

@@ -10,8 +10,8 @@ from partreduce.console import size as in_bytes
 from partreduce.planner.job import Job
 from partreduce.planner.model_tables import ModelFacts
 from partreduce.planner.plan import Plan, plan
+from partreduce.planner.predict import predict
 from partreduce.planner.routes import Chosen, choose_routes
-from partreduce.runtime.virtual_time.predict import predict
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.verify.base import Proof

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from partreduce.report.palette import COMMUNICATE, COMMUNICATE_HATCH, COMPUTE, INK, PALE, WAIT
 from partreduce.report.picture import new_figure
-from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.cluster import Cluster
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from benchmarks.papers import page, rows
 from helpers.warm import WARM
 from partreduce.__main__ import main
 from partreduce.commands import build_app
-from partreduce.runtime.virtual_time.predict import predict
+from partreduce.planner.predict import predict
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import load_schedule, parse_schedule

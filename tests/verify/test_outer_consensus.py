@@ -13,7 +13,7 @@ import pytest
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import SCHEDULES, explicit, random_blocks
 from partreduce.__main__ import main
-from partreduce.runtime.virtual_time.predict import predict
+from partreduce.planner.predict import predict
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from partreduce.planner.predict import ARRAYS
 from partreduce.runtime import strategies
-from partreduce.runtime.virtual_time.predict import ARRAYS
-from partreduce.runtime.virtual_time.simulate import PROTOCOLS
+from partreduce.schedulers.simulator.simulate import PROTOCOLS
 from partreduce.topo.document.schedule import parse_schedule
 from partreduce.topo.document.strategies import KINDS
 from partreduce.verify import checker

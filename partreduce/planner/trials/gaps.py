@@ -1,7 +1,7 @@
 """Neighbours that keep a gap: the graphs that would be best if all workers were alike, under what answers the slowdown.
 
 Nothing says beforehand what is averaged where workers go on by themselves, so the reduces of a run are carried out on
-vectors (`runtime.virtual_time.replay`). Predicted steps are the steps model's for the replayed figures, divided by how
+vectors (`schedulers.simulator.replay`). Predicted steps are the steps model's for the replayed figures, divided by how
 far a step brings the mean; digits trained along the same reduces needed within 6 % of that under 11 of 12 settings in
 serial order (benchmarks/results/steps_to_loss_gaps.json).
 """
@@ -24,8 +24,8 @@ from partreduce.planner.slowdown import Setting, Slowdown
 from partreduce.planner.travel import timed
 from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, best_of, calm, error_of, memory_bytes
 from partreduce.planner.work import work_of
-from partreduce.runtime.virtual_time.replay import Replayed
 from partreduce.schedulers import registry
+from partreduce.schedulers.simulator.replay import Replayed
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.base import Figure, absent
 from partreduce.topo.figures.base import Kind as FigureKind
@@ -240,9 +240,9 @@ def _bases(trials: Trials) -> Iterator[tuple[Option, Order]]:
 
 def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
     """One run in virtual time with its reduces carried out."""
-    from partreduce.runtime.virtual_time.case import Case
-    from partreduce.runtime.virtual_time.gaps import run_gaps
-    from partreduce.runtime.virtual_time.replay import Replay
+    from partreduce.schedulers.simulator.case import Case
+    from partreduce.schedulers.simulator.gaps import run_gaps
+    from partreduce.schedulers.simulator.replay import Replay
 
     gap = schedule.strategy.when
     assert isinstance(gap, Gap)

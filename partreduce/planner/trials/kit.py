@@ -17,10 +17,10 @@ import numpy.typing as npt
 from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.option import Option
+from partreduce.planner.predict import ARRAYS
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import payer
-from partreduce.runtime.virtual_time.predict import ARRAYS
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.base import Strategy

@@ -25,11 +25,11 @@ from partreduce.planner.recommend import ms
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, error_of, memory_bytes
 from partreduce.planner.trials.quorum_runs import price_of
-from partreduce.runtime.virtual_time.case import Case
-from partreduce.runtime.virtual_time.groups import run_groups
-from partreduce.runtime.virtual_time.pairs import run_pairs
-from partreduce.runtime.virtual_time.servers import run_servers
-from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.groups import run_groups
+from partreduce.schedulers.simulator.pairs import run_pairs
+from partreduce.schedulers.simulator.servers import run_servers
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError

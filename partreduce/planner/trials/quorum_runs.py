@@ -213,7 +213,7 @@ def by(base: Option, setting: Quorum) -> Option:
 
 def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
     """One run in virtual time."""
-    from partreduce.runtime.virtual_time.simulate import simulate
+    from partreduce.schedulers.simulator.simulate import simulate
 
     timeline = simulate(
         option.schedule, job.hardware, compute=times, num_rounds=num_rounds, seed=job.seed, form=option.form

@@ -18,8 +18,8 @@ from partreduce.planner.recommend import recommend
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.gaps import Gaps
 from partreduce.planner.trials.kit import Trials
-from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers import registry
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, UnknownError

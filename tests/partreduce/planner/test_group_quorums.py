@@ -16,8 +16,8 @@ from partreduce.planner.trials import quorum_runs
 from partreduce.planner.trials.kit import Trials, calm
 from partreduce.planner.trials.quorum_runs import Costs, by, costs_of, figures_of, of_calls, period_of, run, sizes_of
 from partreduce.planner.trials.quorums import Quorums, Search, based, starts_of
-from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers.registry import build
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.cluster import Cluster

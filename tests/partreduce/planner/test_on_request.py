@@ -15,7 +15,7 @@ from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials.kinds import KINDS
 from partreduce.planner.trials.on_request import ON_REQUEST, PAIRS_AT_WORST
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies import Server

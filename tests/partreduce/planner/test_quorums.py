@@ -10,10 +10,10 @@ import pytest
 from partreduce import Job, load_schedule, plan
 from partreduce.__main__ import main
 from partreduce.planner.lateness import Lateness
+from partreduce.planner.predict import predict
 from partreduce.planner.recommend import permitted
 from partreduce.planner.trials import quorum_runs, quorums
-from partreduce.runtime.virtual_time.predict import predict
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, UnknownError
 from partreduce.topo.hardware import Hardware, Link

@@ -14,8 +14,8 @@ from partreduce.planner.competitors import competitors
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.terminal import switch_levels
-from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers import registry
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.strategies.axes import Form
 from partreduce.topo.timing.cost import communication

@@ -21,13 +21,13 @@ from helpers.quorum_runs import (
     replayed,
     run_quorum_case,
 )
+from partreduce.planner.predict import ARRAYS
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies.quorum import spread
 from partreduce.runtime.strategies.quorum.spread import children
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.nccl import NcclWorld
-from partreduce.runtime.virtual_time.predict import ARRAYS
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
 from partreduce.topo.schedule import Schedule

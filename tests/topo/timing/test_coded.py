@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers import pipe_sgd_model
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch

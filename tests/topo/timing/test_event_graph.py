@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 from partreduce.topo.phase import Phase

@@ -9,9 +9,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from partreduce.runtime.virtual_time.predict import predict
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.planner.predict import predict
 from partreduce.schedulers.registry import build
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from helpers.second_hop import SecondHop
-from partreduce.runtime.virtual_time.gaps import GapTiming
-from partreduce.runtime.virtual_time.in_turn import InTurn
-from partreduce.runtime.virtual_time.machine import VirtualMachine
-from partreduce.runtime.virtual_time.predict import predict
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.planner.predict import predict
 from partreduce.schedulers.protocols.base import Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, SendUpdate, Update
 from partreduce.schedulers.registry import build
+from partreduce.schedulers.simulator.gaps import GapTiming
+from partreduce.schedulers.simulator.in_turn import InTurn
+from partreduce.schedulers.simulator.machine import VirtualMachine
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.hardware import Hardware, Link

@@ -22,15 +22,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.runtime.virtual_time.case import Case
-from partreduce.runtime.virtual_time.in_turn import InTurn
-from partreduce.runtime.virtual_time.machine import Meeting, Step, VirtualMachine
-from partreduce.runtime.virtual_time.record import QuorumRecord
-from partreduce.runtime.virtual_time.recorder import Recorder
-from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
 from partreduce.schedulers.protocols.partial import Partial, members_of
 from partreduce.schedulers.protocols.partial_state import MEETING, Begin, Call, Finish, Here, PartialState
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.in_turn import InTurn
+from partreduce.schedulers.simulator.machine import Meeting, Step, VirtualMachine
+from partreduce.schedulers.simulator.record import QuorumRecord
+from partreduce.schedulers.simulator.recorder import Recorder
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.timing import loads

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from partreduce.runtime.virtual_time.case import Case
-from partreduce.runtime.virtual_time.machine import Meeting, Step, Timing, VirtualMachine
-from partreduce.runtime.virtual_time.network import Network
-from partreduce.runtime.virtual_time.recorder import Recorder
-from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay, Meets
-from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.system import GroupSystem
 from partreduce.schedulers.protocols.group_generator.worker import Computed, Enter, NextRound
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.machine import Meeting, Step, Timing, VirtualMachine
+from partreduce.schedulers.simulator.network import Network
+from partreduce.schedulers.simulator.recorder import Recorder
+from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Hearsay, Meets
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.generated import Generated
 from partreduce.topo.timing import loads

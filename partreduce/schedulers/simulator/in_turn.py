@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.runtime.virtual_time.network import Ways
+from partreduce.schedulers.simulator.network import Ways
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware
 

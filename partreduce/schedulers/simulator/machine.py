@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from partreduce.runtime.virtual_time.network import Network
 from partreduce.schedulers.protocols.base import Action, Machine, Note, Received, Send
+from partreduce.schedulers.simulator.network import Network
 from partreduce.topo.errors import InputError
 from partreduce.topo.timing.loads import Loads
 

@@ -18,15 +18,15 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.runtime.virtual_time.case import Case
-from partreduce.runtime.virtual_time.in_turn import InTurn
-from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
-from partreduce.runtime.virtual_time.record import GapRecord
-from partreduce.runtime.virtual_time.recorder import Recorder
-from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Told
-from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.base import Note
 from partreduce.schedulers.protocols.hop import Advance, Hop, HopState, Reduce, SendUpdate, Update, hop_of
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.in_turn import InTurn
+from partreduce.schedulers.simulator.machine import Step, VirtualMachine
+from partreduce.schedulers.simulator.record import GapRecord
+from partreduce.schedulers.simulator.recorder import Recorder
+from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Told
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.gap import Gap, Order

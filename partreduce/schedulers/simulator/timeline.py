@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.runtime.virtual_time.record import Observed
+from partreduce.schedulers.simulator.record import Observed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from partreduce.planner.predict import predict
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.virtual_time.network import Network
-from partreduce.runtime.virtual_time.predict import predict
-from partreduce.runtime.virtual_time.simulate import simulate
-from partreduce.runtime.virtual_time.staleness import Hearsay
 from partreduce.schedulers.registry import build
+from partreduce.schedulers.simulator.network import Network
+from partreduce.schedulers.simulator.simulate import simulate
+from partreduce.schedulers.simulator.staleness import Hearsay
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link, Switch

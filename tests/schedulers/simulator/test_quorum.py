@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from partreduce.runtime.virtual_time.machine import VirtualMachine
-from partreduce.runtime.virtual_time.predict import predict
-from partreduce.runtime.virtual_time.quorum import QuorumTiming, Waiting
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.planner.predict import predict
 from partreduce.schedulers.registry import build
+from partreduce.schedulers.simulator.machine import VirtualMachine
+from partreduce.schedulers.simulator.quorum import QuorumTiming, Waiting
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from partreduce.runtime.virtual_time.case import Case
-from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.timing.rounds import Rounds
 from partreduce.topo.timing.stages import of_period, of_prologue
 from partreduce.topo.timing.table_steps import TableRounds

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from partreduce.runtime.virtual_time.case import Case
-from partreduce.runtime.virtual_time.gaps import run_gaps
-from partreduce.runtime.virtual_time.replay import Replay, Replayed
 from partreduce.schedulers import registry
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.gaps import run_gaps
+from partreduce.schedulers.simulator.replay import Replay, Replayed
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.figures import consensus_distance, drift
 from partreduce.topo.hardware import Hardware

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partreduce.runtime.virtual_time.case import Case
-from partreduce.runtime.virtual_time.gaps import run_gaps
-from partreduce.runtime.virtual_time.groups import run_groups
-from partreduce.runtime.virtual_time.pairs import run_pairs
-from partreduce.runtime.virtual_time.quorum import run_quorum
-from partreduce.runtime.virtual_time.rounds import run_rounds
-from partreduce.runtime.virtual_time.servers import run_servers
-from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.gaps import run_gaps
+from partreduce.schedulers.simulator.groups import run_groups
+from partreduce.schedulers.simulator.pairs import run_pairs
+from partreduce.schedulers.simulator.quorum import run_quorum
+from partreduce.schedulers.simulator.rounds import run_rounds
+from partreduce.schedulers.simulator.servers import run_servers
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.errors import InputError, MissingFeatureError, of_type
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule

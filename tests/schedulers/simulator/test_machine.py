@@ -2,11 +2,11 @@
 
 import pytest
 
-from partreduce.runtime.virtual_time.machine import Meeting, Timing, VirtualMachine
 from partreduce.schedulers.protocols.adpsgd import Choose, Pairing, Role
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop
+from partreduce.schedulers.simulator.machine import Meeting, Timing, VirtualMachine
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.gap import Gap
 

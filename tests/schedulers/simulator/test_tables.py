@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partreduce.runtime.virtual_time.predict import predict
-from partreduce.runtime.virtual_time.simulate import simulate
+from partreduce.planner.predict import predict
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingFeatureError
 from partreduce.topo.hardware import Hardware, Link

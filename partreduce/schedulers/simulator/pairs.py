@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.runtime.virtual_time.case import Case
-from partreduce.runtime.virtual_time.machine import Step, VirtualMachine
-from partreduce.runtime.virtual_time.network import Network
-from partreduce.runtime.virtual_time.recorder import Recorder
-from partreduce.runtime.virtual_time.staleness import MAX_WORKERS, Hearsay, Meets
-from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.adpsgd import Answer, Choose, pairing_of
 from partreduce.schedulers.protocols.base import Received
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.machine import Step, VirtualMachine
+from partreduce.schedulers.simulator.network import Network
+from partreduce.schedulers.simulator.recorder import Recorder
+from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Hearsay, Meets
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.strategies.pairwise import Pairwise
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from partreduce.runtime.virtual_time.simulate import simulate
-from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.schedulers.protocols.hop import Hop, hop_of
+from partreduce.schedulers.simulator.simulate import simulate
+from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form

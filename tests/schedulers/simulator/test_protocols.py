@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partreduce.runtime.virtual_time.groups import GroupTiming, group_machine
-from partreduce.runtime.virtual_time.simulate import simulate
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
+from partreduce.schedulers.simulator.groups import GroupTiming, group_machine
+from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule

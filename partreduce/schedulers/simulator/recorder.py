@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.runtime.virtual_time.case import Case
-from partreduce.runtime.virtual_time.machine import Timing
-from partreduce.runtime.virtual_time.record import GapRecord, Observed, QuorumRecord
-from partreduce.runtime.virtual_time.staleness import Ages
-from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.machine import Timing
+from partreduce.schedulers.simulator.record import GapRecord, Observed, QuorumRecord
+from partreduce.schedulers.simulator.staleness import Ages
+from partreduce.schedulers.simulator.timeline import Timeline
 
 
 class Recorder(Timing):
