@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.environment import RANK
 from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
         )
     _taken.set(count > 0)
     for path in outputs:
-        if path is not None and os.environ.get("RANK", "0") == "0":  # other workers write nothing
+        if path is not None and os.environ.get(RANK, "0") == "0":  # other workers write nothing
             refuse_without_place(path)
 
 

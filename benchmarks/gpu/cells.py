@@ -18,12 +18,12 @@ import torch
 from benchmarks.gpu.devices import PretendedDevice
 from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.averaging import neighbor_reducer, reducer
+from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.staging import Staging
 from partreduce.runtime.sharding.table import Table
 from partreduce.runtime.strategies import gradient_means, pipeline
-from partreduce.runtime.strategies.generated import ADDRESS, KEYS
 from partreduce.runtime.transport import coded_sums, hierarchical, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
@@ -337,11 +337,11 @@ def generator_for(schedule: Schedule) -> Iterator[None]:
     service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), keys)
     thread = threading.Thread(target=service.run, args=(60,))
     thread.start()
-    os.environ |= {ADDRESS: service.address, KEYS: keys.for_workers().text()}
+    os.environ |= {GENERATOR: service.address, GENERATOR_KEYS: keys.for_workers().text()}
     try:
         yield
     finally:
-        for name in (ADDRESS, KEYS):
+        for name in (GENERATOR, GENERATOR_KEYS):
             del os.environ[name]
         service.stop()
         thread.join(60)

@@ -22,7 +22,7 @@ from benchmarks.lab.board import Board
 from benchmarks.lab.job import Job
 from benchmarks.lab.network import Network
 from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS
-from partreduce.runtime.transport.admission import RUN_SECRET
+from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS, RUN_SECRET
 
 START_LIMIT = 120.0
 
@@ -153,8 +153,8 @@ class Crew:
                     raise RuntimeError(f"the group generator did not start: {process.log.read_text()[-300:]}")
                 time.sleep(0.02)
             yield {
-                "PARTREDUCE_GENERATOR": address.read_text().strip(),
-                "PARTREDUCE_GENERATOR_KEYS": workers.read_text(),
+                GENERATOR: address.read_text().strip(),
+                GENERATOR_KEYS: workers.read_text(),
             }
         finally:
             process.close()

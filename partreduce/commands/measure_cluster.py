@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from partreduce.commands.options import quantity
 from partreduce.console import console, emit_json, seconds
 from partreduce.report.table import Column, Table
+from partreduce.runtime.environment import LOCAL_RANK
 from partreduce.topo.document.cluster import dump_cluster, write_cluster
 from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.hardware import Hardware
@@ -72,7 +73,7 @@ def _measure(size: int, step: Callable[[], object] | None, *, repetitions: int, 
     from partreduce.runtime.profile.surroundings import cluster_of, gpu_topology, num_rails, slurm_switches
     from partreduce.runtime.transport.rendezvous import default_world
 
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.is_available() else 0)
+    device = torch.device("cuda", int(os.environ.get(LOCAL_RANK, "0")) if torch.cuda.is_available() else 0)
     if not torch.cuda.is_available():
         device = torch.device("cpu")
     world = default_world(device, timedelta(seconds=120), lambda _store, _rank, _size: None)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from partreduce.runtime.environment import RANK
 from partreduce.schedulers.entry import hint
 from partreduce.topo.errors import InputError
 
@@ -235,7 +236,7 @@ def on_every_worker(measure: Callable[[], None], usage: str, *, workers: int | N
     Raises:
         InputError: neither is asked for; `usage` is the end of the command that a cluster's launcher starts.
     """
-    if "RANK" in os.environ:
+    if RANK in os.environ:
         measure()
         return 0
     if workers is None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from partreduce.console import console
+from partreduce.runtime.environment import SCHEDULE
 from partreduce.runtime.generator.beside import generator_beside
 from partreduce.runtime.launcher.beginning_again import Restarts, attempts
 from partreduce.runtime.launcher.hosts import placed, read_hosts
@@ -150,7 +151,7 @@ class _Run:
                 there = stack.enter_context(reached(self.placed, ssh=self.ssh, address=self.address))
             environment = dict(told)
             if self.path is not None:
-                environment["PARTREDUCE_SCHEDULE"] = str(self.path)
+                environment[SCHEDULE] = str(self.path)
             needs_generator = self.schedule is not None and self.schedule.strategy.needs_generator
             if needs_generator and self.path is not None:
                 host = LOOPBACK if there is None else there.address

@@ -17,6 +17,7 @@ import torch
 
 import partreduce
 from partreduce.demo.digits import Digits, load_digits, make_model
+from partreduce.runtime.environment import RANK, WORLD_SIZE
 from partreduce.runtime.launcher.launch import launch
 from partreduce.topo.document.writer import write_file
 
@@ -63,7 +64,7 @@ class Plan:
 def work(plan: Plan, name: str, turn: int, digits: Digits) -> None:
     """One worker of one run; its rank comes from the launcher's environment variables."""
     folder = plan.place(name, turn)
-    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, count = int(os.environ[RANK]), int(os.environ[WORLD_SIZE])
     model = make_model(plan.seed)
     optimizer = partreduce.DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=plan.learning_rate),

@@ -18,7 +18,8 @@ import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import RoundSampler
-from partreduce.runtime.launcher.launch import RESTARTED, launch
+from partreduce.runtime.environment import RESTARTED
+from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.handover import Handover
 from partreduce.runtime.strategies.lasting_pipeline import LastingPipeline

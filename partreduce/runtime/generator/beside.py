@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.launcher.orphans import die_with_parent
 from partreduce.runtime.launcher.signals import Terminated, held, let_through, terminable
@@ -53,7 +54,7 @@ def generator_beside(schedule: Path, host: str = "127.0.0.1") -> Iterator[dict[s
         address = _address(beside.process, place / "address")
         command += ["--address", address]
         Background(beside.keep, name="partreduce-generator-beside").start()
-        yield {"PARTREDUCE_GENERATOR": address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+        yield {GENERATOR: address, GENERATOR_KEYS: keys.for_workers().text()}
     finally:
         with held():
             beside.end()

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from partreduce.runtime.environment import MASTER_ADDR, SCHEDULE, TORCH_CPP_LOG_LEVEL
 from partreduce.runtime.launcher.fresh_start import fill_standard_descriptors
 from partreduce.runtime.launcher.interpreter_end import flush_everything
 from partreduce.runtime.launcher.launch import Spares, import_once, let_go, start_worker, variables_of
@@ -43,7 +44,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         with terminable(), orphans_ended():
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # which torch reads when it is imported
+            os.environ.setdefault(TORCH_CPP_LOG_LEVEL, "ERROR")  # which torch reads when it is imported
             import_once()
             fill_standard_descriptors()
             # The address from which the launcher came: this host can reach it there.
@@ -76,7 +77,7 @@ def _serve(job: dict[str, Any], orders: dict[int, bytes]) -> None:
         _refuse(f"folder {job['folder']}: {error.strerror}; the run needs the same folders on every host")
     if not script.is_file():
         _refuse(f"{script}: is not a file there; the run needs the script at the same place on every host")
-    address, port = job["environment"]["MASTER_ADDR"], job["port"]
+    address, port = job["environment"][MASTER_ADDR], job["port"]
     nodes = Cluster.irregular(job["nodes"])
     ranks = nodes.workers_of(job["node"])
     workers: list[Child] = []
@@ -93,7 +94,7 @@ def _serve(job: dict[str, Any], orders: dict[int, bytes]) -> None:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="partreduce-run-"))
             copy = Path(folder, "schedule.json")
             copy.write_text(job["schedule"], encoding="utf-8")
-            environment["PARTREDUCE_SCHEDULE"] = str(copy)
+            environment[SCHEDULE] = str(copy)
         guardian = Guardian()
         try:
             flush_everything()

@@ -19,6 +19,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
+from partreduce.runtime.environment import AGENT_MAX_RESTARTS, RESTART_COUNT
 from partreduce.runtime.launcher.interpreter_end import flush_everything
 from partreduce.runtime.launcher.launch import import_once
 from partreduce.runtime.launcher.orphans import die_with_parent, orphans_ended
@@ -78,7 +79,7 @@ def attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *
     restarts = Restarts(most)
     with terminable():
         for number in itertools.count():
-            told = {"TORCHELASTIC_RESTART_COUNT": str(number), "TORCHELASTIC_MAX_RESTARTS": str(most)}
+            told = {RESTART_COUNT: str(number), AGENT_MAX_RESTARTS: str(most)}
             with orphans_ended():  # what an attempt leaves that was killed itself
                 code, asked = _in_a_fork(functools.partial(attempt, told, restarts))
             if not code or asked or code in FINAL or not restarts.left:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from partreduce.runtime import environment as env
 from partreduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
 from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything, leave_clean_up_to_parent
 from partreduce.runtime.launcher.last_line import explained, tell
@@ -30,7 +31,6 @@ from partreduce.runtime.launcher.orphans import Guardian, die_with_parent
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
 from partreduce.runtime.launcher.supervision import Child, Worker, end_all, supervise
-from partreduce.runtime.transport.admission import RUN_SECRET
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError
 
@@ -44,14 +44,6 @@ if TYPE_CHECKING:
 LOOPBACK = "127.0.0.1"
 MESSAGE_BYTES = 4096
 """What a pipe passes on in one piece."""
-MOST_LOST = "PARTREDUCE_SURVIVE"
-"""Tells workers how many may be lost, where this launcher decides who goes on."""
-MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
-"""Tells workers how often in all a lost one is started again."""
-RESTARTED = "PARTREDUCE_RESTARTED"
-"""Tells a worker, which was started in the place of one that was lost, how many were before it in this run."""
-REPLAN = "PARTREDUCE_REPLAN"
-"""Tells workers that the launcher will ask what they have measured."""
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
 
@@ -129,7 +121,7 @@ def launch(
         raise InputError(
             f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
         )
-    shared = {RUN_SECRET: secrets.token_hex(32), **(environment or {})}
+    shared = {env.RUN_SECRET: secrets.token_hex(32), **(environment or {})}
     shared |= told_of_losses(most_lost, max_restarts, replan=replan is not None)
     processes: list[Child] = []
     try:
@@ -201,7 +193,7 @@ def _views(
 
 def told_of_losses(most_lost: int, max_restarts: int, *, replan: bool = False) -> dict[str, str]:
     """The variables by which workers hear how their run goes on after losses."""
-    told = {MOST_LOST: most_lost, MAX_RESTARTS: max_restarts, REPLAN: int(replan)}
+    told = {env.MOST_LOST: most_lost, env.MAX_RESTARTS: max_restarts, env.REPLAN: int(replan)}
     return {name: str(number) for name, number in told.items() if number}
 
 
@@ -234,7 +226,7 @@ class Spares:
             return None
         child = self._waiting.pop(0)
         child.rank = rank
-        let_go([child], self._port, self._variables(rank) | {RESTARTED: str(number)})
+        let_go([child], self._port, self._variables(rank) | {env.RESTARTED: str(number)})
         return child
 
 
@@ -266,25 +258,25 @@ def variables_of(rank: int, nodes: Cluster, threads: int | None, *, beside: int 
     node, local = int(nodes.node_of()[rank]), int(nodes.local_rank_of()[rank])
     cores = len(os.sched_getaffinity(0))
     # OpenMP takes a list with a number for each level of nesting; what it does not understand it ignores, and so do we.
-    stated = re.match(r"\s*([0-9]{1,6})\s*(,|$)", os.environ.get("OMP_NUM_THREADS", ""), re.ASCII)
+    stated = re.match(r"\s*([0-9]{1,6})\s*(,|$)", os.environ.get(env.OMP_NUM_THREADS, ""), re.ASCII)
     count = threads or int(stated[1] if stated else 0) or max(1, cores // (beside or nodes.num_workers))
     return {
-        "RANK": str(rank),
-        "WORLD_SIZE": str(nodes.num_workers),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(len(nodes.workers_of(node))),
-        "GROUP_RANK": str(node),
-        "GROUP_WORLD_SIZE": str(nodes.num_nodes),
-        "ROLE_RANK": str(rank),
-        "ROLE_WORLD_SIZE": str(nodes.num_workers),
-        "ROLE_NAME": "default",
-        "MASTER_ADDR": LOOPBACK,
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": f"partreduce-{os.getpid()}",
-        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
-        "OMP_NUM_THREADS": str(count),
+        env.RANK: str(rank),
+        env.WORLD_SIZE: str(nodes.num_workers),
+        env.LOCAL_RANK: str(local),
+        env.LOCAL_WORLD_SIZE: str(len(nodes.workers_of(node))),
+        env.GROUP_RANK: str(node),
+        env.GROUP_WORLD_SIZE: str(nodes.num_nodes),
+        env.ROLE_RANK: str(rank),
+        env.ROLE_WORLD_SIZE: str(nodes.num_workers),
+        env.ROLE_NAME: "default",
+        env.MASTER_ADDR: LOOPBACK,
+        env.AGENT_STORE: "True",
+        env.RESTART_COUNT: "0",
+        env.AGENT_MAX_RESTARTS: "0",
+        env.RUN_ID: f"partreduce-{os.getpid()}",
+        env.TORCH_CPP_LOG_LEVEL: os.environ.get(env.TORCH_CPP_LOG_LEVEL, "ERROR"),
+        env.OMP_NUM_THREADS: str(count),
     }
 
 
@@ -298,7 +290,7 @@ def start_worker(
     """Fork a worker and note it among those that run here; it waits for `let_go`."""
     with held():
         settle = _settling(workers, guardian)
-        workers.append(_fork(int(variables["RANK"]), target, args, variables, settle))
+        workers.append(_fork(int(variables[env.RANK]), target, args, variables, settle))
         guardian.watch(workers[-1].pid)
 
 
@@ -390,7 +382,7 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(variables)
-    torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
+    torch.set_num_threads(int(variables[env.OMP_NUM_THREADS]))
     _keep_destroyed_groups()
     code = 0
     try:
@@ -431,14 +423,14 @@ def _say_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) ->
     """Say once what a script lacks that has trained, if at all, without the schedule that it was started with."""
     from partreduce.runtime.transport.rendezvous import has_joined
 
-    schedule = variables.get("PARTREDUCE_SCHEDULE")
-    if schedule is None or has_joined() or variables["RANK"] != "0" or variables["WORLD_SIZE"] == "1":
+    schedule = variables.get(env.SCHEDULE)
+    if schedule is None or has_joined() or variables[env.RANK] != "0" or variables[env.WORLD_SIZE] == "1":
         return
     sys.stderr.write(
         f"partreduce: {script} ended without a DistributedOptimizer, so nothing followed {schedule}; it needs\n"
         "    import partreduce\n"
         "    data = partreduce.shard(data)  # this worker's part\n"
-        '    optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["PARTREDUCE_SCHEDULE"])\n'
+        f'    optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["{env.SCHEDULE}"])\n'
     )
 
 
@@ -475,7 +467,7 @@ def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
 
 def let_go(workers: Sequence[Child], port: int, variables: Mapping[str, str] | None = None) -> None:
     """Tell forked workers the store's port, for which they wait, and further variables."""
-    told = json.dumps({**(variables or {}), "MASTER_PORT": str(port)}).encode()
+    told = json.dumps({**(variables or {}), env.MASTER_PORT: str(port)}).encode()
     for worker in workers:
         with contextlib.suppress(BrokenPipeError):
             os.write(worker.go, told)

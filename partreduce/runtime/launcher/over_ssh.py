@@ -22,12 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from partreduce.runtime.environment import MASTER_ADDR, RUN_ID, RUN_SECRET
 from partreduce.runtime.launcher.agent import ASK_SECONDS, ASKS, RECORD
 from partreduce.runtime.launcher.launch import GRACE_SECONDS, serve_store, told_of_losses
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import held, let_through, raise_unheard
 from partreduce.runtime.launcher.supervision import Line, Worker, complete_lines, supervise
-from partreduce.runtime.transport.admission import RUN_SECRET
 from partreduce.topo.errors import InputError, UnavailableError
 
 START_SECONDS = 300.0
@@ -232,8 +232,8 @@ class Hosts:
         settings = {name: value for name, value in os.environ.items() if name.startswith(SETTINGS)}
         shared = {
             RUN_SECRET: secrets.token_hex(32),
-            "TORCHELASTIC_RUN_ID": f"partreduce-{os.getpid()}",
-            "MASTER_ADDR": self.address,
+            RUN_ID: f"partreduce-{os.getpid()}",
+            MASTER_ADDR: self.address,
             **environment,
             **told_of_losses(most_lost, max_restarts),
         }

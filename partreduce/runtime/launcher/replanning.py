@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+from partreduce.runtime.environment import OMP_NUM_THREADS
 from partreduce.runtime.launcher.launch import Replan
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.transport.deadline import Deadline
@@ -143,7 +144,7 @@ class _Planning:
         self._asked, self._answered = _file(json.dumps(question)), _file("")
         self._process = subprocess.Popen(
             list(command), stdin=self._asked, stdout=self._answered, stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, OMP_NUM_THREADS: "1"},
         )  # fmt: skip
         self._deadline = Deadline(PLANNING_SECONDS)
 

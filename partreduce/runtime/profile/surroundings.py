@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping
 
+from partreduce.runtime.environment import GROUP_RANK, SLURM_JOB, SLURM_NODEID, SLURM_TOPOLOGY
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
@@ -15,7 +16,6 @@ from partreduce.topo.slurm import switches_of
 
 NEAR = {"PIX", "PXB"}
 """Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""
-SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_NODELIST", "SLURM_JOB_PARTITION")
 
 
 def cluster_of(world: World) -> Cluster:
@@ -26,7 +26,7 @@ def cluster_of(world: World) -> Cluster:
     Raises:
         UnavailableError: a rank did not say where it runs within the store's timeout.
     """
-    node = os.environ.get("GROUP_RANK") or os.environ.get("SLURM_NODEID") or "0"
+    node = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
     notes = Notes(world.store, "profile/node")
     notes.write(str(world.rank), node)
     nodes: dict[str, list[int]] = {}
@@ -37,7 +37,7 @@ def cluster_of(world: World) -> Cluster:
 
 def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
     """What SLURM says about the job; empty outside of SLURM."""
-    return {name: environment[name] for name in SLURM if environment.get(name)}
+    return {name: environment[name] for name in SLURM_JOB if environment.get(name)}
 
 
 def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
@@ -46,7 +46,7 @@ def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
     Raises:
         UnavailableError: a rank did not say where it runs within the store's timeout.
     """
-    words = (os.environ.get("SLURM_TOPOLOGY_ADDR", ""), os.environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", ""))
+    words = [os.environ.get(name, "") for name in SLURM_TOPOLOGY]
     notes = Notes(world.store, "profile/address")
     notes.write(str(world.rank), "\n".join(words))
     first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]

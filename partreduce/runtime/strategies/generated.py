@@ -9,6 +9,7 @@ import torch
 
 from partreduce.runtime.averaging.commit import rescale_progress
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
+from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.liveness.survivors import Survivors
@@ -18,10 +19,6 @@ from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.generated import Generated
-
-ADDRESS = "PARTREDUCE_GENERATOR"
-KEYS = "PARTREDUCE_GENERATOR_KEYS"
-
 
 _running: WeakKeyDictionary[GroupTable, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
 
@@ -51,11 +48,11 @@ class GeneratedMeans(ParameterRunner):
         self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
         self.needs_round_start = self.normalises
         self._starts: list[torch.Tensor] = []
-        address, keys = os.environ.get(ADDRESS), os.environ.get(KEYS)
+        address, keys = os.environ.get(GENERATOR), os.environ.get(GENERATOR_KEYS)
         if not address or not keys:
             raise InputError(
                 f"schedule {run.schedule.name!r}: needs the group generator; start with `partreduce run --schedule`, "
-                f"or start `partreduce generator` and set {ADDRESS} and {KEYS}"
+                f"or start `partreduce generator` and set {GENERATOR} and {GENERATOR_KEYS}"
             )
         others = _running.setdefault(world, WeakSet())
         if any(other.client.address == address for other in others):
@@ -64,7 +61,7 @@ class GeneratedMeans(ParameterRunner):
                 "and another one runs; give each a generator of its own, or finish() the first"
             )
         reducer = run.reducer
-        self.client = GeneratorClient(address, JobKeys.parse(keys, KEYS), run.rank, timeout=reducer.timeout)
+        self.client = GeneratorClient(address, JobKeys.parse(keys, GENERATOR_KEYS), run.rank, timeout=reducer.timeout)
         self.others = Survivors(
             world, reducer.heartbeat, lambda: self.client.lost, key=reducer.key, timeout=reducer.timeout
         )

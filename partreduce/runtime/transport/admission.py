@@ -19,11 +19,11 @@ import secrets
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from partreduce.runtime.environment import RUN_SECRET
+
 if TYPE_CHECKING:
     from partreduce.runtime.transport.notes import Notes
 
-RUN_SECRET = "PARTREDUCE_RUN_SECRET"  # noqa: S105 - the name of the variable
-"""The variable in which the launcher gives its workers their half of the secret."""
 ZAP_PLACE = "inproc://zeromq.zap.01"
 TAG_BYTES = 16
 NAME = b"worker"

@@ -16,7 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from partreduce.runtime.transport.rendezvous import VARIABLES, place
+from partreduce.runtime.environment import RENDEZVOUS, SIZES_OF_LAUNCHERS, WORLD_SIZE
+from partreduce.runtime.transport.rendezvous import place
 from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import SignsOfLife
@@ -24,17 +25,14 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.schedule import Schedule
 
-SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-"""What other launchers say of their size: with more than one process each would train by itself, unnoticed."""
-
 
 def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
     """Whether this process is a job of one worker: WORLD_SIZE is 1, or no launcher has set anything."""
     if world is not None or place(mesh)[1] != 1:
         return False
-    if dist.is_initialized() or os.environ.get("WORLD_SIZE"):
+    if dist.is_initialized() or os.environ.get(WORLD_SIZE):
         return True
-    started = any(os.environ.get(name) for name in VARIABLES)
+    started = any(os.environ.get(name) for name in RENDEZVOUS)
     return not started and all(os.environ.get(name, "1") == "1" for name in SIZES_OF_LAUNCHERS)
 
 

@@ -12,6 +12,7 @@ import secrets
 import time
 from datetime import timedelta
 
+from partreduce.runtime.environment import AGENT_MAX_RESTARTS, RUN_ID
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.topo.errors import UnavailableError
@@ -22,7 +23,7 @@ AT = "partreduce/attempts"
 
 def may_be_started_again() -> bool:
     """Whether torchrun starts the workers of those nodes again that are left after a failure (`--max-restarts`)."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    return RUN_ID in os.environ and os.environ.get(AGENT_MAX_RESTARTS, "0") != "0"
 
 
 def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:

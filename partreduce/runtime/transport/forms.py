@@ -6,7 +6,8 @@ import hashlib
 
 import torch
 
-from partreduce.runtime.transport.nccl import OVER_GLOO, over_gloo
+from partreduce.runtime.environment import OVER_GLOO
+from partreduce.runtime.transport.nccl import over_gloo
 from partreduce.runtime.transport.worlds import GroupTable, World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, MissingFeatureError

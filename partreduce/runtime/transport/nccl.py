@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import Communicator, first_line
@@ -25,9 +26,6 @@ from partreduce.topo.phase import Group
 
 PATIENCE = 10
 """NCCL's own watchdog ends the process without a word; it waits this many times longer than we do."""
-TEARS_DOWN = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"
-"""Set to 1, CUDA tensors are averaged over gloo, through host memory: for tests of several processes on one GPU."""
 
 
 class NcclWorld(GroupTable):
@@ -148,14 +146,14 @@ def _abort(backends: list[Any]) -> None:
 @contextlib.contextmanager
 def _errors_are_ours() -> Iterator[None]:
     """Inside, a new NCCL backend reports a lost peer to nobody, so that we do; by default torch ends the process."""
-    if TEARS_DOWN in os.environ:
+    if NCCL_TEARS_DOWN in os.environ:
         yield
         return
-    os.environ[TEARS_DOWN] = "0"
+    os.environ[NCCL_TEARS_DOWN] = "0"
     try:
         yield
     finally:
-        del os.environ[TEARS_DOWN]
+        del os.environ[NCCL_TEARS_DOWN]
 
 
 def over_gloo() -> bool:

@@ -8,6 +8,7 @@ import socket
 import struct
 from typing import Any
 
+from partreduce.runtime.environment import GLOO_SOCKET_IFNAME, MASTER_ADDR
 from partreduce.runtime.transport.store_line import root_store
 from partreduce.runtime.transport.torch_api import Store, TCPStore
 from partreduce.topo.errors import UnavailableError
@@ -39,7 +40,7 @@ def own_host(store: Store) -> tuple[str, bool]:
 
 def chosen_interface() -> str:
     """The network interface that `GLOO_SOCKET_IFNAME` names, the first one of several; empty for none."""
-    return os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    return os.environ.get(GLOO_SOCKET_IFNAME, "").split(",")[0]
 
 
 def has_address(store: Store) -> bool:
@@ -50,7 +51,7 @@ def has_address(store: Store) -> bool:
 def _host_of(store: Store) -> str:
     """Where the run's store is; empty if nobody says."""
     root: Any = root_store(store)
-    return root.host if isinstance(root, TCPStore) else os.environ.get("MASTER_ADDR", "")
+    return root.host if isinstance(root, TCPStore) else os.environ.get(MASTER_ADDR, "")
 
 
 def _address_of(interface: str) -> str:

@@ -11,12 +11,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from partreduce.runtime.transport.admission import RUN_SECRET
+from partreduce.runtime.environment import (
+    AGENT_STORE,
+    MASTER_ADDR,
+    MASTER_PORT,
+    OVER_GLOO,
+    RANK,
+    RENDEZVOUS,
+    RESTART_COUNT,
+    RUN_SECRET,
+    WORLD_SIZE,
+)
 from partreduce.runtime.transport.attempts import agreed_attempt, may_be_started_again
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, over_gloo, refuse_shared_gpus
+from partreduce.runtime.transport.nccl import NcclWorld, over_gloo, refuse_shared_gpus
 from partreduce.runtime.transport.served_store import let_forks_go_without
 from partreduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, processes_of, root_store
 from partreduce.runtime.transport.torch_api import Store, TCPStore, default_store
@@ -25,7 +35,6 @@ from partreduce.topo.errors import InputError, UnavailableError
 
 STORE_GRACE_SECONDS = 1.0
 """How much longer than the timeout we wait for torch to say by itself that the store does not answer."""
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 _worlds: dict[tuple[str, tuple[int, ...]], World] = {}
 """By kind of device and, where workers are the replicas of a mesh, the ranks that average."""
@@ -38,8 +47,8 @@ def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
         return mesh.get_local_rank(), mesh.size()
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
-    size, rank = _number("WORLD_SIZE", 1, least=1), _number("RANK", 0)
-    if rank >= size and os.environ.get("WORLD_SIZE"):  # without it who connects says what is missing
+    size, rank = _number(WORLD_SIZE, 1, least=1), _number(RANK, 0)
+    if rank >= size and os.environ.get(WORLD_SIZE):  # without it who connects says what is missing
         raise InputError(
             f"environment: RANK is {rank} and WORLD_SIZE is {size}; ranks are 0..{size - 1}: let `partreduce run` or "
             "torchrun set both"
@@ -56,13 +65,13 @@ def connect_store(timeout: timedelta) -> Store:
     """
     if dist.is_initialized():
         return _settled(NamedPrefixStore("partreduce", default_store()), dist.get_rank(), timeout)
-    missing = [name for name in VARIABLES if not os.environ.get(name)]
+    missing = [name for name in RENDEZVOUS if not os.environ.get(name)]
     if missing:
         raise InputError(
             f"environment: {', '.join(missing)} not set; start the script with `partreduce run --workers N script.py` "
             "or torchrun"
         )
-    host, port, rank = os.environ["MASTER_ADDR"], _number("MASTER_PORT", 0, least=1, most=65535), place()[0]
+    host, port, rank = os.environ[MASTER_ADDR], _number(MASTER_PORT, 0, least=1, most=65535), place()[0]
     by_launcher = _by_launcher()
     serves = rank == 0 and not by_launcher
     call: BoundedCall[Store] = BoundedCall(
@@ -79,7 +88,7 @@ def connect_store(timeout: timedelta) -> Store:
             f"store at {host}:{port}: did not answer within {timeout.total_seconds():g} s; {who} hosts it "
             f"({reason or first_line(error)[:160]})"
         ) from None
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    attempt = os.environ.get(RESTART_COUNT, "0")
     if may_be_started_again() and RUN_SECRET not in os.environ:  # `partreduce run` gives each attempt its own store
         attempt = f"named-{agreed_attempt(bare, *place(), timeout)}"
     store = NamedPrefixStore(f"partreduce/attempt-{attempt}", bare)
@@ -101,7 +110,7 @@ def hosts_store(rank: int, store: Store) -> bool:
 
 
 def _by_launcher() -> bool:
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return os.environ.get(AGENT_STORE) == "True"
 
 
 def default_world(

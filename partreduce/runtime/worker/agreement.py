@@ -16,7 +16,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.launcher.launch import MOST_LOST
+from partreduce.runtime.environment import MOST_LOST
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.liveness.lifelines import Lifelines, lifelines_of
 from partreduce.runtime.transport.alone import AloneWorld, is_alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from partreduce.runtime.launcher.launch import MOST_LOST, REPLAN
+from partreduce.runtime.environment import MOST_LOST, REPLAN
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.attempts import may_be_started_again
 from partreduce.runtime.transport.gloo import GlooWorld

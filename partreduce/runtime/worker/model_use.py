@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.foreign import averaged_elsewhere, refuse_averaged_gradients
 from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
+from partreduce.runtime.environment import RESTART_COUNT
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.user_warning import warn_user
 
@@ -98,7 +99,7 @@ class ModelUse:
     def _say_if_begun_anew(self) -> None:
         """Say once that all workers were started again, and have nothing of what they had learned."""
         has_loaded = self.asks_for_checkpoint or self.engine.steps or self.run.flat.loads.count
-        if has_loaded or self.run.rank or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
+        if has_loaded or self.run.rank or os.environ.get(RESTART_COUNT, "0") == "0":
             return
         warn_user(
             "partreduce: the workers were started again, and begin at step 0: this script loads nothing; call "

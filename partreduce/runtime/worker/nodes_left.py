@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+from partreduce.runtime.environment import LOCAL_WORLD_SIZE
 from partreduce.runtime.transport.attempts import may_be_started_again
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.runtime.user_warning import warn_user
@@ -27,7 +28,7 @@ def as_started(schedule: Schedule) -> Schedule:
     if not may_be_started_again() or not 1 < size < wanted:
         return schedule
     try:
-        return _of_nodes_left(schedule, size, int(os.environ.get("LOCAL_WORLD_SIZE", "0")))
+        return _of_nodes_left(schedule, size, int(os.environ.get(LOCAL_WORLD_SIZE, "0")))
     except ScheduleError as error:
         raise InputError(
             f"schedule {schedule.name!r}: is for {wanted} workers, and torchrun has started {size}: {error}; start "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple
 
-from partreduce.runtime.launcher.launch import RESTARTED
+from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import CONNECT_SECONDS
 from partreduce.runtime.transport.deadline import Deadline

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.thread_ranks import ThreadRanks
 from partreduce.planner.predict import predict
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.schedulers.registry import build
@@ -259,6 +260,11 @@ KINDS = [
     Server(hosts=(0, 3), synchronous=False, when=Late()),
     Pairwise(active=(0, 1)),
 ]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    return ThreadRanks(4)
 
 
 @pytest.mark.parametrize("strategy", KINDS, ids=range(len(KINDS)))

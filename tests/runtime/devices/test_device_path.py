@@ -28,13 +28,14 @@ from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedBackend, ru
 from helpers.delays import shows_by_delay
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import gradient_means, group_means
 from partreduce.runtime.transport import nccl, rendezvous, staged, updates
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.forms import formed
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
-from partreduce.runtime.transport.nccl import OVER_GLOO, NcclWorld, refuse_equal_places
+from partreduce.runtime.transport.nccl import NcclWorld, refuse_equal_places
 from partreduce.topo.errors import InputError, PeerLostError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -166,7 +167,7 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
 
     class Backend:
         def __init__(self, store, rank, size, options):
-            made.append((rank, size, options._timeout.total_seconds(), os.environ[nccl.TEARS_DOWN]))
+            made.append((rank, size, options._timeout.total_seconds(), os.environ[NCCL_TEARS_DOWN]))
 
         class Options:
             pass
@@ -181,13 +182,13 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
         "_warmed_up",
         lambda world, members, backend, *_: Communicator(members, world.rank, backend),
     )
-    monkeypatch.delenv(nccl.TEARS_DOWN, raising=False)
+    monkeypatch.delenv(NCCL_TEARS_DOWN, raising=False)
     plan = BY_NAME["static, hierarchical"].schedule
     world = NcclWorld(dist.HashStore(), 1, 4, timedelta(seconds=6), device=torch.device("cuda", 0))
     ours = formed(world, plan.strategy.how.form, plan.cluster)
     ours.prepare(plan)
     assert made == [(1, 2, 60.0, "0"), (1, 4, 60.0, "0"), (1, 2, 60.0, "0"), (0, 2, 60.0, "0"), (0, 2, 60.0, "0")]
-    assert nccl.TEARS_DOWN not in os.environ
+    assert NCCL_TEARS_DOWN not in os.environ
     assert isinstance(ours.everyone(), HierarchicalCommunicator)
     world.abandon()
     assert calls == ["_group_start", *["abort"] * 5, "_group_end"]

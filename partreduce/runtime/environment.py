@@ -1,0 +1,57 @@
+"""Names of the environment variables that the runtime reads or sets: ours, torchrun's, and those of other launchers."""
+
+from __future__ import annotations
+
+# What `partreduce run` sets for its workers.
+SCHEDULE = "PARTREDUCE_SCHEDULE"
+"""The path of the schedule file."""
+MOST_LOST = "PARTREDUCE_SURVIVE"
+"""How many workers may be lost, where the launcher decides who continues."""
+MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
+"""How often in all a lost worker is started again."""
+RESTARTED = "PARTREDUCE_RESTARTED"
+"""Only of a worker that was started in place of a lost one: how many were before it in this run."""
+REPLAN = "PARTREDUCE_REPLAN"
+"""Set where the launcher will ask what the workers have measured."""
+RUN_SECRET = "PARTREDUCE_RUN_SECRET"  # noqa: S105 - the name of the variable
+"""What mailboxes mix into their keys, so that reading the store is not enough to write to a mailbox."""
+GENERATOR = "PARTREDUCE_GENERATOR"
+"""The address of the group generator."""
+GENERATOR_KEYS = "PARTREDUCE_GENERATOR_KEYS"
+"""The workers' keys of the group generator, as JSON."""
+
+# What users set.
+OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"
+"""Set to 1, CUDA tensors are averaged over gloo, through host memory: for tests of several processes on one GPU."""
+
+# What torchrun sets, and `partreduce run` too.
+RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
+LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+GROUP_RANK, GROUP_WORLD_SIZE = "GROUP_RANK", "GROUP_WORLD_SIZE"
+ROLE_RANK, ROLE_WORLD_SIZE, ROLE_NAME = "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME"
+MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
+RENDEZVOUS = (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
+"""What a worker needs to find the others."""
+RUN_ID = "TORCHELASTIC_RUN_ID"
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+"""`True` where the launcher hosts the store."""
+RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
+AGENT_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
+
+# What other launchers and libraries set or read.
+SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""What other launchers say of their size: with more than one process each would train by itself, unnoticed."""
+SLURM_NODEID = "SLURM_NODEID"
+SLURM_TOPOLOGY = ("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN")
+SLURM_JOB = (
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_NTASKS_PER_NODE",
+    "SLURM_JOB_NODELIST",
+    "SLURM_JOB_PARTITION",
+)
+"""What a profile notes of the job that measured it."""
+OMP_NUM_THREADS = "OMP_NUM_THREADS"
+TORCH_CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
+GLOO_SOCKET_IFNAME = "GLOO_SOCKET_IFNAME"
+NCCL_TEARS_DOWN = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
