@@ -17,13 +17,14 @@ from dataclasses import dataclass
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Reduction, Slot
+from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.coded import Given, launch_beside
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.settings import Settings
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.codecs.coding import Coding, Codings
+from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.torch_api import outside_graphs
 from partreduce.topo.errors import InputError, PartreduceError

@@ -12,13 +12,14 @@ from fractions import Fraction
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Reduction
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import KeptGradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.averaging.settings import Settings
 from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.in_thread import InThread
 from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree, tag_of
 from partreduce.runtime.transport.waiting import RunningWork

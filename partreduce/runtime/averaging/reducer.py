@@ -18,15 +18,16 @@ from typing import Protocol
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Reduction
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.coded import launch_coded
 from partreduce.runtime.averaging.device_checks import DeviceChecks
 from partreduce.runtime.averaging.gradients import KeptGradients, load_gradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.averaging.settings import Settings
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.streams import Streams

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from partreduce.runtime.averaging.settings import Settings, difference
 from partreduce.runtime.liveness.lifelines import Lifelines, closed_notes
+from partreduce.runtime.liveness.settings import Settings, difference
 from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import own_time

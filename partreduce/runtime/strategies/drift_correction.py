@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Reduction
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.commit import only_where, replace_where
 from partreduce.runtime.averaging.gradients import own_gradients
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.topo.errors import InputError

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Reduction
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import KeptGradients, commit_gradients
 from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.settings import Settings, settings_of
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.liveness.settings import Settings, settings_of
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group

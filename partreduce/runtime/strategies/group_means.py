@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Reduction
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
 from partreduce.runtime.worker.epochs import Epochs

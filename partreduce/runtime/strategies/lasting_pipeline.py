@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.gradients import KeptGradients, clear_gradients, commit_gradients, load_gradients
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.strategies.base import Arrived, Run
 from partreduce.runtime.strategies.gradient_means import ON_TIME, Contribution
 from partreduce.runtime.strategies.pipeline import Flight, LateGradients, before_of, saved

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Reduction
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Kept
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans

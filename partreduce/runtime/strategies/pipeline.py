@@ -15,9 +15,10 @@ from typing import Generic, TypeVar
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Bucket, Reduction
+from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import clear_gradients, commit_gradients
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.strategies.base import Arrived, Run
 from partreduce.runtime.strategies.gradient_means import KIND, ON_TIME, TAKEN_ELSEWHERE, GradientMeans
 from partreduce.runtime.user_warning import warn_user

@@ -35,8 +35,8 @@ from __future__ import annotations
 
 import torch
 
-from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.common_start import alike_start, common_start
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run

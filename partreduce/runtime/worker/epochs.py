@@ -14,9 +14,9 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.environment import MAX_RESTARTS, MOST_LOST, REPLAN
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import Everyone

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partreduce.runtime.averaging.bucket import Reduction
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reduction import Reduction
 
 Sums = list[tuple[Reducer, Reduction]]
 

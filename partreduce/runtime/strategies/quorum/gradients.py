@@ -12,7 +12,7 @@ from functools import partial
 import torch
 
 from partreduce.runtime.averaging.mean_model import average_everywhere
-from partreduce.runtime.averaging.settings import settings_of
+from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.runtime.strategies.gradient_means import TAKEN_ELSEWHERE
 from partreduce.runtime.strategies.quorum.driver import Taken
