@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 from math import prod
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from .averages import Average
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_object
-
-if TYPE_CHECKING:
-    from .schedule import Average
 
 IN_GROUPS = ("staleness", "grace", "seed")
 """What a quorum of groups may say besides; the others are about gradients."""

@@ -19,9 +19,10 @@ from math import lcm, prod
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
+from .averages import PLAIN, Average, Edge
 from .axes import When, read_how, read_when
-from .contingencies import Contingency, read_contingencies
 from .events import EventGraph
+from .failure_plans import Contingency, read_contingencies
 from .kept_gap import KeptGap, event_graph, require_fit
 from .quorum import StartedRounds, require_in_groups
 from .refusal import require
@@ -33,9 +34,6 @@ LIMIT = 2**31
 
 MAX_COMMON_BITS = 2**14
 """The common denominator of the factors or weights of one phase may have so many bits."""
-
-PLAIN = Fraction(1)
-"""The factor of a plain mean. Every plain average holds this very object, so that `is` tells it apart at once."""
 
 DEFAULTS: dict[str, object] = {
     "pace": 1,
@@ -52,34 +50,6 @@ Numbers = dict[str, Any]
 Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "groups by quorum", "own anchors"]
 """In lockstep, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
 steps of groups, whose rounds are no matrices."""
-
-
-class Average(NamedTuple):
-    """x ← x + relax · (mean − x) for every one of some groups of workers.
-
-    In an explicit phase it is one group: `members` are its workers and `across` is empty. In a rule it is a block:
-    `members` are local ranks, and one group is made for every setting of the digits that are not in `across`.
-    """
-
-    members: Sequence[int]
-    across: Sequence[int]
-    relax: Fraction
-
-
-class Edge(NamedTuple):
-    """The target adds weight · (value of the source − its own value)."""
-
-    target: int
-    source: int
-    weight: Fraction
-
-
-def keeps_something(edges: Sequence[Edge]) -> bool:
-    """No weight of a round is negative, and every worker keeps a positive weight on itself."""
-    keeps: dict[int, Fraction] = {}  # only of targets: there may be far more workers than the file has lines
-    for target, _, weight in edges:
-        keeps[target] = keeps.get(target, Fraction(1)) - weight
-    return all(weight > 0 for weight in keeps.values()) and all(edge.weight >= 0 for edge in edges)
 
 
 @dataclass(frozen=True, kw_only=True)

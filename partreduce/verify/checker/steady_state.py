@@ -29,11 +29,12 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
+from .averages import Average
 from .facts.stochastic import weights_of_round
 from .linear_algebra import IntegerMatrix
 from .period import after_phase, classes, growth_bits
 from .refusal import Work, confirm, require
-from .schedule import Average, Schedule
+from .schedule import Schedule
 
 GUARD = 16
 """Bits that are kept below those of the certificate's own numbers while a period is computed."""

@@ -50,9 +50,10 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..averages import keeps_something
 from ..period import averages_on_class, confirm_norm
 from ..refusal import confirm
-from ..schedule import Schedule, keeps_something
+from ..schedule import Schedule
 from ..strict_json import as_integer, as_integers
 
 ZERO = -1

@@ -58,10 +58,9 @@ from itertools import product
 from math import lcm, prod
 from typing import Any, NamedTuple
 
+from ..averages import Average
 from ..contingencies import (
     MAX_NODES,
-    Contingency,
-    Loss,
     all_losses,
     digits_of,
     expanded,
@@ -72,10 +71,11 @@ from ..contingencies import (
     symmetries_of,
 )
 from ..facts.conflict_free import confirm_disjoint
+from ..failure_plans import Contingency, Loss
 from ..linear_algebra import bound_minus_gram, pivots
 from ..period import MAX_SIZE, averages_on_class, classes, distance_from_mean
 from ..refusal import Work, confirm, confirm_equal
-from ..schedule import Average, Schedule
+from ..schedule import Schedule
 from ..strict_json import as_fraction, as_integer, as_list
 from .consensus import ZERO, Components
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from itertools import chain
 
+from ..averages import Average
 from ..refusal import confirm
-from ..schedule import Average, Schedule
+from ..schedule import Schedule
 
 
 def conflict(schedule: Schedule) -> tuple[int, int, list[Average]] | None:

@@ -29,9 +29,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import prod
 
+from ..averages import PLAIN, Average, Edge
 from ..axes import BLOCKS
 from ..refusal import Work
-from ..schedule import PLAIN, Average, Edge, Numbers, Schedule
+from ..schedule import Numbers, Schedule
 
 Group = tuple[tuple[int, ...], tuple[int, ...]]
 """(members, across)."""

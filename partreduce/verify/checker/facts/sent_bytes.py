@@ -41,9 +41,10 @@ from math import prod
 from operator import mul
 from typing import Any, NamedTuple
 
+from ..averages import PLAIN, Average
 from ..axes import BLOCKS
 from ..refusal import Work
-from ..schedule import PLAIN, Average, Numbers, Schedule
+from ..schedule import Numbers, Schedule
 from .fragments import numbers as turns
 
 Sent = tuple[Fraction, Fraction]

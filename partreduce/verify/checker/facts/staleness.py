@@ -22,9 +22,10 @@ so none of the numbers grows by it.
 
 from __future__ import annotations
 
+from ..averages import keeps_something
 from ..meetings import rounds_to_meet
 from ..refusal import Work
-from ..schedule import Numbers, Schedule, keeps_something
+from ..schedule import Numbers, Schedule
 
 
 def numbers(schedule: Schedule, work: Work) -> Numbers | None:

@@ -19,8 +19,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from ..averages import Edge
 from ..refusal import Work
-from ..schedule import Edge, Numbers, Schedule
+from ..schedule import Numbers, Schedule
 
 
 def doubly_stochastic(schedule: Schedule, _: Work) -> Numbers | None:

@@ -34,8 +34,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..averages import keeps_something
 from ..refusal import Work
-from ..schedule import Numbers, Schedule, keeps_something
+from ..schedule import Numbers, Schedule
 
 
 def numbers(schedule: Schedule, work: Work) -> Numbers | None:
