@@ -12,8 +12,8 @@ from torch.optim.swa_utils import AveragedModel
 from benchmarks.gpu import cells
 from benchmarks.gpu.cells import RANKS
 from benchmarks.gpu.simulated import SimulatedWorld
+from partreduce.runtime.clipping import clip_grad_norm_
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.sharding.clipping import clip_grad_norm_
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule

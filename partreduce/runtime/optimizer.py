@@ -7,9 +7,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
+from weakref import ref
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from partreduce.runtime.arguments import (
     checked_directory,
@@ -35,8 +37,8 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.schedule_file import read_schedule, warn_of_workers_apart
-from partreduce.runtime.sharding.clipping import remember
 from partreduce.runtime.sharding.found import find_tables, layout_of, refuse_other_shapes
+from partreduce.runtime.sharding.spreading import spread
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.sharding.whole import own_states, whole_states
 from partreduce.runtime.state.handover import Handover, Stateful
@@ -69,6 +71,10 @@ from partreduce.topo.schedule import Schedule
 
 DEFAULT_TIMEOUT = 300.0
 Batch = TypeVar("Batch")
+
+
+_optimizers = WeakTensorKeyDictionary()
+"""Weak references to who averages each parameter's gradient."""
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -225,8 +231,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if tables:
             with _connecting(run.reducer.world, run.reducer.heartbeat):
                 tables.connect(run.reducer, self.schedule.cluster, self.ending.guard, self.engine)
-            tables.spread(self.optimizer, broadcast=broadcast)
-        remember(self, model.parameters())
+            spread(tables, self.optimizer, broadcast=broadcast)
+        for parameter in model.parameters():
+            _optimizers[parameter] = ref(self)
         self.engine.model_use.attach()
         self.engine.other_steps.attach()
         if (epochs := run.epochs) is not None:
@@ -668,6 +675,12 @@ def _engine(
         return GradientEngine(run, runner, optimizer, uneven_inputs)
     assert isinstance(runner, ParameterRunner), "there are no others"
     return ParameterEngine(run, runner, optimizer, uneven_inputs)
+
+
+def optimizer_of(parameter: torch.Tensor) -> DistributedOptimizer | None:
+    """Who averages the gradient of a parameter; None where nobody does."""
+    owner: DistributedOptimizer | None = _optimizers[parameter]() if parameter in _optimizers else None
+    return owner
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from typing import TYPE_CHECKING
 
@@ -9,29 +10,46 @@ import torch
 
 from partreduce.runtime.sharding.blocks import blocks
 from partreduce.runtime.sharding.layout import BlockOnFirst
+from partreduce.runtime.sharding.modules import Handle, route_module
 
 if TYPE_CHECKING:
     from partreduce.runtime.sharding.table import Table
     from partreduce.runtime.sharding.tables import Tables
 
 
-def spread_rows(tables: Tables, table: Table, device: torch.device, *, broadcast: bool) -> None:
-    """Keep this worker's rows of a sharded table; all workers call it.
+def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool) -> None:
+    """Keep this worker's rows only, of each sharded table and of its optimizer's state so far; all workers call it.
 
     Args:
-        tables: of this worker.
-        table: one that is sharded.
-        device: where one without numbers is drawn.
+        tables: of this worker, connected.
+        optimizer: the one that trains them.
         broadcast: take the values of worker 0's table, block by block, rather than this worker's own.
 
     Raises:
         PeerLostError: a worker is gone.
     """
+    assert tables.is_connected, "tables are connected before they are spread"
+    for table in tables:
+        if table.layout is not None:
+            _spread_rows(tables, table, broadcast=broadcast)
+            _keep_own_state(table, optimizer)
+        table.copies = [weakref.ref(table.modules[0])]
+        for module in table.modules:
+            route_module(module, Handle(tables, table, module, 0))
+        if table.parameter.requires_grad:
+            refusal = tables.refusal_of_other_uses(table)
+            table.parameter.register_hook(refusal)  # type: ignore[no-untyped-call]
+    if broadcast:
+        tables.broadcast()
+
+
+def _spread_rows(tables: Tables, table: Table, *, broadcast: bool) -> None:
+    """Keep this worker's rows of a sharded table; all workers call it."""
     layout = table.layout
     assert layout is not None, "only sharded tables lie apart"
     whole, table.own = table.parameter.detach(), layout.rows_of(tables.rank)
     if whole.is_meta:
-        shard = torch.empty(len(table.own), table.route.columns, dtype=whole.dtype, device=device)
+        shard = torch.empty(len(table.own), table.route.columns, dtype=whole.dtype, device=tables.device)
         shard.copy_(_drawn(table, table.own, tables.rank))
     else:
         shard = whole[table.staging.to_device(table.own, whole.device)]
@@ -46,7 +64,7 @@ def spread_rows(tables: Tables, table: Table, device: torch.device, *, broadcast
         table.parameter.data = shard
 
 
-def keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
+def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
     """Of what the optimizer keeps of a whole table, this worker's rows."""
     state = optimizer.state.get(table.parameter, {})
     for key, value in state.items():

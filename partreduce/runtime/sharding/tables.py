@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -13,9 +12,7 @@ from partreduce.runtime.sharding.blocks import blocks
 from partreduce.runtime.sharding.calls import Call, Kind
 from partreduce.runtime.sharding.columns import Part
 from partreduce.runtime.sharding.exchange import Exchange, Shape
-from partreduce.runtime.sharding.modules import Handle, is_routed, route_module
 from partreduce.runtime.sharding.row_code import RowCode
-from partreduce.runtime.sharding.spreading import keep_own_state, spread_rows
 from partreduce.runtime.sharding.staging import Staging
 from partreduce.runtime.sharding.wire import Wire
 from partreduce.topo.errors import InputError
@@ -28,8 +25,22 @@ if TYPE_CHECKING:
     from partreduce.runtime.sharding.exchange import Answer, Outcome, Source
     from partreduce.runtime.sharding.layout import Layout
     from partreduce.runtime.sharding.table import Table
-    from partreduce.runtime.worker.engine import Engine
     from partreduce.topo.cluster import Cluster
+
+
+class Steps(Protocol):
+    """Where this worker is in the run."""
+
+    @property
+    def steps(self) -> int:
+        """The steps taken so far."""
+
+    @property
+    def round(self) -> int:
+        """The round that this worker is in."""
+
+    def declare(self) -> None:
+        """Let workers without data know that a step has begun."""
 
 
 class Tables:
@@ -45,7 +56,7 @@ class Tables:
         self.rank, self.num_workers = 0, 1
         self._exchange: Exchange | None = None
         self._guard: Callable[[Callable[[], Outcome]], Outcome] = lambda action: action()
-        self._engine: Engine[Any] | None = None
+        self._engine: Steps | None = None
         self.clips = False
         """Whether the script clips by the norm over all workers, in which all of them take part."""
         self._step = 0
@@ -53,7 +64,7 @@ class Tables:
         self._closed = False
         self._without_clipping: list[int] = []
         """Workers without data that take this step with mean gradients as they are."""
-        self._device = torch.device("cpu")
+        self.device = torch.device("cpu")
         """Where the model's other parameters lie, and with them tables that are drawn here."""
 
     def __bool__(self) -> bool:
@@ -77,7 +88,7 @@ class Tables:
         return next((table for table in self.tables if table.parameter is parameter), None)
 
     def connect(
-        self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Engine[Any]
+        self, reducer: Reducer, cluster: Cluster, guard: Callable[[Callable[[], Outcome]], Outcome], engine: Steps
     ) -> None:
         """Meet the others; all workers call it, after their groups were made. Rows travel over the host.
 
@@ -96,7 +107,7 @@ class Tables:
             _choose_sparse_checks()
         reducer.heartbeat.unequal = TOGETHER
         if reducer.buckets:
-            self._device = reducer.buckets[0].device
+            self.device = reducer.buckets[0].device
         staging = Staging(reducer.world.streams)
         for table in self.tables:
             table.staging = staging
@@ -115,48 +126,12 @@ class Tables:
         ]
         self._exchange = Exchange(wire, shapes, lambda: engine.round)
 
-    def check(self) -> None:
-        """Notice embeddings that no longer look their rows up here. O(number of modules).
+    @property
+    def is_connected(self) -> bool:
+        """Whether this worker has met the others."""
+        return self._exchange is not None
 
-        Raises:
-            InputError: naming this worker and the parameter.
-        """
-        if self._exchange is None:
-            return
-        for table in self.tables:
-            for module in table.modules:
-                if module.weight is not table.parameter or not is_routed(module):
-                    raise InputError(
-                        f"worker {self.rank}: parameter {table.name!r}: its embedding was changed after "
-                        "DistributedOptimizer was made (another weight, class or forward), so its rows would neither "
-                        "be looked up nor trained; change the model first, then wrap"
-                    )
-
-    def spread(self, optimizer: torch.optim.Optimizer, *, broadcast: bool) -> None:
-        """Keep this worker's rows only, of each sharded table and of its optimizer's state so far.
-
-        Args:
-            optimizer: the one that trains them.
-            broadcast: take the values of worker 0's table, block by block, rather than this worker's own.
-
-        Raises:
-            PeerLostError: a worker is gone.
-        """
-        assert self._exchange is not None, "tables are connected before they are spread"
-        for table in self.tables:
-            if table.layout is not None:
-                spread_rows(self, table, self._device, broadcast=broadcast)
-                keep_own_state(table, optimizer)
-            table.copies = [weakref.ref(table.modules[0])]
-            for module in table.modules:
-                route_module(module, Handle(self, table, module, 0))
-            if table.parameter.requires_grad:
-                refusal = self._refusal_of_other_uses(table)
-                table.parameter.register_hook(refusal)  # type: ignore[no-untyped-call]
-        if broadcast:
-            self.broadcast()
-
-    def _refusal_of_other_uses(self, table: Table) -> Callable[[torch.Tensor | None], None]:
+    def refusal_of_other_uses(self, table: Table) -> Callable[[torch.Tensor | None], None]:
         """A hook on the parameter: lookups hand it no gradient, so one that comes is of another use, of one worker."""
 
         def refuse() -> Outcome:

@@ -16,6 +16,7 @@ import torch
 
 from partreduce.runtime.averaging.gradients import own_gradients, unscale
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
+from partreduce.runtime.sharding.modules import check_embeddings
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.worker.alike_data import AlikeData
 from partreduce.runtime.worker.model_use import ModelUse
@@ -199,7 +200,7 @@ class Engine(ABC, Generic[AnyRunner]):
             self.model_use.refuse()
         flat.check(self.run.rank, self.optimizer)
         if self._has_tables:
-            self.run.tables.check()
+            check_embeddings(self.run.tables)
         if flat.loads.count != self._loads:
             if harm := self.runner.harm_of_loading(self.round, first=first):
                 raise InputError(

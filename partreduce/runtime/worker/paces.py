@@ -7,20 +7,24 @@ paces a worker may come to a round of B first where another comes to one of A fi
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.schedule import Schedule
 
 
-_running: WeakKeyDictionary[World, WeakSet[DistributedOptimizer]] = WeakKeyDictionary()
+class Scheduled(Protocol):
+    """An optimizer that follows a schedule."""
+
+    schedule: Schedule
 
 
-def refuse_other_paces(world: World, optimizer: DistributedOptimizer) -> None:
+_running: WeakKeyDictionary[World, WeakSet[Scheduled]] = WeakKeyDictionary()
+
+
+def refuse_other_paces(world: World, optimizer: Scheduled) -> None:
     """Refuse an optimizer whose paces are not a multiple of those of another one that runs in this process.
 
     Raises:

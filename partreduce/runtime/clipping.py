@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
-from weakref import ref
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from partreduce.runtime.arguments import checked_number
+from partreduce.runtime.optimizer import optimizer_of
 from partreduce.topo.errors import InputError, of_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from partreduce.runtime.optimizer import DistributedOptimizer
     from partreduce.runtime.sharding.tables import Tables
-
-_optimizers = WeakTensorKeyDictionary()
-"""Who averages each parameter's gradient."""
-
-
-def remember(optimizer: DistributedOptimizer, parameters: Iterable[torch.Tensor]) -> None:
-    """Note who averages these parameters."""
-    for parameter in parameters:
-        _optimizers[parameter] = ref(optimizer)
 
 
 def clip_grad_norm_(
@@ -62,8 +51,7 @@ def clip_grad_norm_(
     max_norm = checked_number("clip_grad_norm_: max_norm", max_norm)
     of_type(parameters, Iterable, "clip_grad_norm_: parameters", "give model.parameters()")
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-    kept: list[DistributedOptimizer | None] = [_optimizers[one]() for one in given if one in _optimizers]
-    owners = {owner for owner in kept if owner is not None}
+    owners = {owner for owner in map(optimizer_of, given) if owner is not None}
     if len(owners) > 1:
         raise InputError("clip_grad_norm_: these parameters belong to several DistributedOptimizers; clip each's own")
     optimizer = next(iter(owners), None)
