@@ -18,14 +18,14 @@ from .runtime.adapters.ddp_hook import schedule_hook as schedule_hook
 from .runtime.adapters.local_sgd import ScheduleLocalSGD as ScheduleLocalSGD
 from .runtime.adapters.managed_schedule import ManagedSchedule as ManagedSchedule
 from .runtime.averaging.p_reduce import p_reduce as p_reduce
+from .runtime.checkpoint import load_checkpoint as load_checkpoint
+from .runtime.checkpoint import save_checkpoint as save_checkpoint
 from .runtime.clipping import clip_grad_norm_ as clip_grad_norm_
 from .runtime.data.sampler import RoundSampler as RoundSampler
 from .runtime.data.sharding import shard as shard
 from .runtime.optimizer import DistributedOptimizer as DistributedOptimizer
 from .runtime.pilot.job import PilotJob as PilotJob
 from .runtime.recorder import merge_traces as merge_traces
-from .runtime.state.checkpoint import load_checkpoint as load_checkpoint
-from .runtime.state.checkpoint import save_checkpoint as save_checkpoint
 from .schedulers.imports.load import import_schedule as import_schedule
 from .schedulers.simulator.simulate import simulate as simulate
 from .schedulers.synthesis.problem import Limits as Limits

@@ -20,8 +20,8 @@ import torch
 from benchmarks.faults.cell import Task, records_of
 from benchmarks.faults.kinds import rows_of
 from benchmarks.faults.processes import runs
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import FileProblem, PartreduceError
 

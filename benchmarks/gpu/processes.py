@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.gpu import table_cells
 from benchmarks.gpu.cells import RANKS, Cell, distance, model_and_data, optimizer_of
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce

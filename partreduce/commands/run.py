@@ -15,9 +15,10 @@ from partreduce.runtime.environment import SCHEDULE
 from partreduce.runtime.generator.beside import generator_beside
 from partreduce.runtime.launcher.beginning_again import Restarts, attempts
 from partreduce.runtime.launcher.hosts import placed, read_hosts
-from partreduce.runtime.launcher.launch import LOOPBACK, Replan, check_losses, launch
+from partreduce.runtime.launcher.launch import LOOPBACK, check_losses, launch
 from partreduce.runtime.launcher.orphans import orphans_ended
 from partreduce.runtime.launcher.over_ssh import reached
+from partreduce.runtime.launcher.replan import Replan
 from partreduce.runtime.launcher.signals import Terminated, terminable
 from partreduce.topo.document.descriptors import descriptor_to_read
 from partreduce.topo.document.schedule import load_schedule

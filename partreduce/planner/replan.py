@@ -21,7 +21,7 @@ from partreduce.planner.gain import WORTH, regrets
 from partreduce.planner.job import Job
 from partreduce.planner.measuring import measure
 from partreduce.planner.option import Option
-from partreduce.runtime.worker.measured import LEAST_STEPS
+from partreduce.runtime.elastic.measured import LEAST_STEPS
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Groups, Survivors, after_loss, with_groups
 from partreduce.topo.document.schedule import dump_schedule, schedule_of
@@ -39,7 +39,7 @@ NICE = 10
 """Of this process: a tenth of a worker's share of a processor that both want. At 19 it never came to an end there."""
 
 Measured = Mapping[int, Mapping[str, Any]]
-"""By rank, what a worker has measured (`runtime.worker.measured`)."""
+"""By rank, what a worker has measured (`runtime.elastic.measured`)."""
 
 
 @dataclass(frozen=True, slots=True)

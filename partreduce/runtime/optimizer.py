@@ -32,6 +32,9 @@ from partreduce.runtime.averaging.mean_model import average_everywhere, own_valu
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
 from partreduce.runtime.data.sampler import RoundSampler, by_pace, sampler_of
+from partreduce.runtime.elastic.epochs import Epochs, epochs_of
+from partreduce.runtime.elastic.nodes_left import as_started, say_nodes_left
+from partreduce.runtime.elastic.voting import joins
 from partreduce.runtime.launcher.last_line import end_in_one_line
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
@@ -57,15 +60,12 @@ from partreduce.runtime.worker.alike_data import AlikeData
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.epochs import Epochs, epochs_of
 from partreduce.runtime.worker.goes_on import lives_on_after_losses
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.meeting import Meeting
-from partreduce.runtime.worker.nodes_left import as_started, say_nodes_left
 from partreduce.runtime.worker.paces import refuse_other_paces
 from partreduce.runtime.worker.parameter_engine import ParameterEngine
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
-from partreduce.runtime.worker.voting import joins
 from partreduce.topo.errors import InputError, PartreduceError, of_type
 from partreduce.topo.schedule import Schedule
 

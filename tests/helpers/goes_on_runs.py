@@ -18,15 +18,15 @@ import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import RoundSampler
+from partreduce.runtime.elastic.epochs import Epochs
+from partreduce.runtime.elastic.regrouping import Regrouping
+from partreduce.runtime.elastic.voting import Voting
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.handover import Handover
 from partreduce.runtime.strategies.lasting_pipeline import LastingPipeline
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
-from partreduce.runtime.worker.epochs import Epochs
-from partreduce.runtime.worker.regrouping import Regrouping
-from partreduce.runtime.worker.voting import Voting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce

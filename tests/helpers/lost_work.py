@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from helpers.scenarios import main, pairs, rank, report, reporting, train, weights
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging

@@ -17,9 +17,9 @@ import torch
 
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.adapters.ddp_hook import ScheduleHookState, schedule_hook
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule

@@ -24,9 +24,9 @@ from benchmarks.faults.processes import children_of, runs
 from helpers.gap_runs import until_left_behind
 from helpers.random_schedules import make_case, run_case
 from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.transport import updates
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.rendezvous import connect_store

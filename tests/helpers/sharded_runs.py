@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from helpers.scenarios import main, rank, report, reporting
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.transport.alone import AloneWorld
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld

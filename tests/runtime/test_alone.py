@@ -9,9 +9,9 @@ from helpers.children import environment
 from helpers.warm import WARM
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.data.sharding import shard
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase

@@ -10,9 +10,9 @@ from typing import TypeVar
 import torch
 
 from partreduce.runtime.data.dealing import Views, dealt
+from partreduce.runtime.elastic.nodes_left import as_started
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
-from partreduce.runtime.worker.nodes_left import as_started
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 

@@ -19,7 +19,6 @@ import signal
 import socket
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -30,7 +29,8 @@ from partreduce.runtime.launcher.last_line import explained, tell
 from partreduce.runtime.launcher.orphans import Guardian, die_with_parent
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
-from partreduce.runtime.launcher.supervision import Child, Worker, end_all, supervise
+from partreduce.runtime.launcher.supervision import Child, end_all, supervise
+from partreduce.runtime.launcher.workers import Worker
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
+    from partreduce.runtime.launcher.replan import Replan
     from partreduce.runtime.launcher.views import Views
     from partreduce.runtime.transport.torch_api import Store
 
@@ -46,21 +47,6 @@ MESSAGE_BYTES = 4096
 """What a pipe passes on in one piece."""
 GRACE_SECONDS = 5.0
 """How long the others may take to report a failure by themselves before they are ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replan:
-    """That a run plans anew by what its workers measure (see `launcher.replanning`).
-
-    Args:
-        command: a program that answers a question; both are JSON.
-        settling: seconds from the first round of an epoch, or from a look at what workers measure, to the next look.
-        quiet: seconds after a plan in which nothing is planned, at least.
-    """
-
-    command: Sequence[str]
-    settling: float = 5.0
-    quiet: float = 60.0
 
 
 def launch(
@@ -101,7 +87,7 @@ def launch(
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
         most_lost: so many workers may be missing, lost to a signal or to silence, once all are connected; the others go
-            on, by the membership of their optimizer (see `worker.epochs`).
+            on, by the membership of their optimizer (see `elastic.epochs`).
         max_restarts: so often in all a lost worker is started again, and joins the others.
         restarted: called each time that one is.
         replan: plan anew, by what workers measure, and switch to what is clearly better.

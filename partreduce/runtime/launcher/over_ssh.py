@@ -27,7 +27,8 @@ from partreduce.runtime.launcher.agent import ASK_SECONDS, ASKS, RECORD
 from partreduce.runtime.launcher.launch import GRACE_SECONDS, serve_store, told_of_losses
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import held, let_through, raise_unheard
-from partreduce.runtime.launcher.supervision import Line, Worker, complete_lines, supervise
+from partreduce.runtime.launcher.supervision import Line, complete_lines, supervise
+from partreduce.runtime.launcher.workers import Worker
 from partreduce.topo.errors import InputError, UnavailableError
 
 START_SECONDS = 300.0

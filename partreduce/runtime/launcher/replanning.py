@@ -15,12 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
+from partreduce.runtime.elastic.measured import LEAST_STEPS
 from partreduce.runtime.environment import OMP_NUM_THREADS
-from partreduce.runtime.launcher.launch import Replan
 from partreduce.runtime.launcher.outlet import Outlet
+from partreduce.runtime.launcher.replan import Replan
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import MEASURE, MEASURED, PLAN, Notes
-from partreduce.runtime.worker.measured import LEAST_STEPS
 from partreduce.schedulers.protocols.membership.words import Propose, View
 from partreduce.topo.contingency import after_loss, check_switch
 from partreduce.topo.document.canonical import schedule_sha256

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from partreduce.runtime.launcher.orphans import end_groups
 from partreduce.runtime.launcher.outlet import AlikeErrors
 from partreduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, let_through, raise_unheard
+from partreduce.runtime.launcher.workers import ANSWER_SECONDS, Worker
 from partreduce.topo.errors import FencedError, UnavailableError
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 CONSEQUENCE = UnavailableError.exit_code
 """Of a worker that ends because another one is missing: who ends first of these two is chance."""
-ANSWER_SECONDS = 10.0
-"""How long a host may take to say that its workers, which it was told to kill, have ended."""
 CHILDREN_SECONDS = 2.0
 """How long what a failed worker has started may live on, to clean up."""
 
@@ -54,34 +53,6 @@ class Line(NamedTuple):
     worker: Worker
     errors: bool
     text: str
-
-
-@dataclass(slots=True)
-class Worker:
-    """A worker as the launcher sees it, wherever it runs; `children_until` is when what it started is ended."""
-
-    rank: int
-    code: int | None = field(default=None, kw_only=True)
-    lost: str = field(default="", kw_only=True)
-    """Why nobody can say how it ended: its host is gone."""
-    has_complained: bool = field(default=False, kw_only=True)
-    """Whether it wrote to its standard error."""
-    children_until: float = field(default=float("inf"), kw_only=True)
-
-    def reap(self) -> bool:
-        """Whether it has ended; then `code` is its exit code, 128 + signal number if it was killed."""
-        raise NotImplementedError
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to it and to what it started."""
-        raise NotImplementedError
-
-    def give_up(self) -> None:
-        """Nobody answers for it although it was ended: wait for it no longer."""
-
-    def has_more_to_say(self) -> bool:
-        """Whether errors of a worker that has ended are not forwarded yet."""
-        return False
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from partreduce.runtime.launcher.replanning import Replanning
-from partreduce.runtime.launcher.supervision import ANSWER_SECONDS
+from partreduce.runtime.launcher.workers import ANSWER_SECONDS
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import (
     ANSWER,
@@ -36,9 +36,9 @@ from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.words import Expire, Join, Left, Publish, Released, Stop, View, Vote
 
 if TYPE_CHECKING:
-    from partreduce.runtime.launcher.launch import Replan
     from partreduce.runtime.launcher.outlet import Outlet
-    from partreduce.runtime.launcher.supervision import Worker
+    from partreduce.runtime.launcher.replan import Replan
+    from partreduce.runtime.launcher.workers import Worker
     from partreduce.runtime.transport.torch_api import Store
 
 IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002

@@ -31,7 +31,7 @@ class Stateful(Protocol):
 
 
 class Handover:
-    """One worker's state, to give and to take (see `worker.regrouping`); the random states stay each worker's own."""
+    """One worker's state, to give and to take (see `elastic.regrouping`); the random states stay each worker's own."""
 
     def __init__(
         self,

@@ -20,11 +20,11 @@ from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradient_watch import GradientWatch
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.elastic.epochs import Epochs
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.streams import Streams
-from partreduce.runtime.worker.epochs import Epochs
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 

@@ -11,8 +11,8 @@ from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, res
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.elastic.epochs import Epochs
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
-from partreduce.runtime.worker.epochs import Epochs
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 

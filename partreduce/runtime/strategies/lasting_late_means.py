@@ -1,7 +1,7 @@
 """Group means of parameters that come a round late, in a run that goes on after losses.
 
 What a group does or nobody in it does is the end of a round: to take what the mean was when the round began. Its sum is
-begun there and lost with the epoch (see `worker.sums_ahead`); then it is begun anew from the snapshots, which live
+begun there and lost with the epoch (see `elastic.sums_ahead`); then it is begun anew from the snapshots, which live
 until the round ends. Who joins has the snapshots of its donor, as it has its model.
 """
 
@@ -11,9 +11,9 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.piggybacked import load_piggybacked, snapshot_piggybacked
+from partreduce.runtime.elastic.sums_ahead import Sums
 from partreduce.runtime.strategies.base import NO_FURTHER, Further, Run
 from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans
-from partreduce.runtime.worker.sums_ahead import Sums
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 

@@ -1,9 +1,9 @@
 """A pipeline of gradients in a run that goes on after losses.
 
-What all do or nobody does is to apply the mean gradient of a step (see `worker.epochs`). Its sum is begun K - 1 steps
-ahead of that, and lost with the epoch (see `worker.sums_ahead`). So each worker keeps the gradients that it gives until
-their mean is applied. A mean is over those who are left when it is applied, and took the step that it is of: who has
-joined since has nothing to give.
+What all do or nobody does is to apply the mean gradient of a step (see `elastic.epochs`). Its sum is begun K - 1 steps
+ahead of that, and lost with the epoch (see `elastic.sums_ahead`). So each worker keeps the gradients that it gives
+until their mean is applied. A mean is over those who are left when it is applied, and took the step that it is of: who
+has joined since has nothing to give.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from partreduce.runtime.averaging.gradients import KeptGradients, clear_gradient
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.elastic.epochs import Begin, Commit
+from partreduce.runtime.elastic.sums_ahead import Sums
 from partreduce.runtime.strategies.base import Arrived, Run
 from partreduce.runtime.strategies.gradient_means import ON_TIME, Contribution
 from partreduce.runtime.strategies.pipeline import Flight, LateGradients, before_of, saved
-from partreduce.runtime.worker.epochs import Begin, Commit
-from partreduce.runtime.worker.sums_ahead import Sums
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import Drain, Pipeline
 

@@ -45,8 +45,8 @@ class Engine(ABC, Generic[AnyRunner]):
         """The epoch of the data that is dealt by rounds, and the round with which it began."""
         self._loads = run.flat.loads.count
         self._joining = False
-        self.model_use = ModelUse(run, self)
-        self.other_steps = OtherSteps(run, self, optimizer)
+        self.model_use = ModelUse(run, lambda: self.differs)
+        self.other_steps = OtherSteps(run, runner, optimizer, lambda: self.has_local_gradients)
         self.alike_data: AlikeData | None = None
         """Where workers are processes: looks at the first gradients."""
 

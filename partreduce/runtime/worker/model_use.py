@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TypeAlias
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
@@ -22,15 +22,13 @@ from partreduce.runtime.environment import RESTART_COUNT
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.user_warning import warn_user
 
-if TYPE_CHECKING:
-    from partreduce.runtime.worker.engine import Engine
-
 
 class ModelUse:
     """Watches one model from `attach` to `detach`; a model is watched for the newest optimizer around it."""
 
-    def __init__(self, run: Run, engine: Engine[Any]) -> None:
-        self.run, self.engine = run, engine
+    def __init__(self, run: Run, differs: Callable[[], bool]) -> None:
+        """`differs` says whether this worker's model may be another one than the mean of all."""
+        self.run, self._differs = run, differs
         self.is_due = True
         """Whether step() is to call `refuse`: in the first steps, and once a wrapper has averaged its gradients."""
         self.asks_for_checkpoint = False
@@ -98,7 +96,7 @@ class ModelUse:
 
     def _say_if_begun_anew(self) -> None:
         """Say once that all workers were started again, and have nothing of what they had learned."""
-        has_loaded = self.asks_for_checkpoint or self.engine.steps or self.run.flat.loads.count
+        has_loaded = self.asks_for_checkpoint or self.run.progress.step or self.run.flat.loads.count
         if has_loaded or self.run.rank or os.environ.get(RESTART_COUNT, "0") == "0":
             return
         warn_user(
@@ -107,7 +105,7 @@ class ModelUse:
         )
 
     def _frozen_now(self) -> dict[str, str]:
-        if self.run.alone or (self.run.schedule.strategy.averages_gradients and not self.engine.differs):
+        if self.run.alone or (self.run.schedule.strategy.averages_gradients and not self._differs()):
             return {}
         return {name: digest_of([values]) for name, values in self.run.flat.named_frozen()}
 
@@ -122,7 +120,7 @@ class ModelUse:
             return
         self._frozen = {}
         warn_user(
-            f"partreduce: step {self.engine.steps}: parameter {changed!r} of worker {self.run.rank}, frozen when "
+            f"partreduce: step {self.run.progress.step}: parameter {changed!r} of worker {self.run.rank}, frozen when "
             "DistributedOptimizer was made, has changed and is not averaged, so it is this worker's own, not the mean "
             "of all; wrap the model first and then freeze it, and it is averaged like the others"
         )
@@ -140,12 +138,12 @@ class ModelUse:
 
     def own_model(self, what: str) -> None:
         """Say once that `what` is done with this worker's own model, where it may differ from the mean."""
-        if self._warned or not self.engine.steps or not self.engine.differs:
+        if self._warned or not self.run.progress.step or not self._differs():
             return
         self._warned = True
         warn_user(
-            f"partreduce: step {self.engine.steps}: {what} worker {self.run.rank}'s own model, not the mean of all; "
-            "do it inside `with optimizer.mean_model():`, which all workers enter, or after optimizer.finish()"
+            f"partreduce: step {self.run.progress.step}: {what} worker {self.run.rank}'s own model, not the mean of "
+            "all; do it inside `with optimizer.mean_model():`, which all workers enter, or after optimizer.finish()"
         )
 
 

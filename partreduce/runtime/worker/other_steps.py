@@ -8,8 +8,8 @@ calls one hook before every optimizer's step, and that is where both are refused
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -17,11 +17,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from partreduce.runtime.averaging.bucket import Slot
 from partreduce.runtime.averaging.foreign import with_inner
-from partreduce.runtime.strategies.base import Run
+from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.worker.engine import Engine
 
 
 @dataclass(slots=True)
@@ -35,8 +32,11 @@ class _Share:
 class OtherSteps:
     """Watches the model of one run from `attach` to `detach`."""
 
-    def __init__(self, run: Run, engine: Engine[Any], optimizer: torch.optim.Optimizer) -> None:
-        self._run, self._engine = run, engine
+    def __init__(
+        self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, has_local_gradients: Callable[[], bool]
+    ) -> None:
+        """`has_local_gradients` says whether the gradients of the coming step are still to be averaged."""
+        self._run, self._runner, self._has_local_gradients = run, runner, has_local_gradients
         self._own = {id(one) for one in with_inner(optimizer)}
         self._shares: WeakKeyDictionary[torch.optim.Optimizer, _Share] = WeakKeyDictionary()
         self._has_stepped = False
@@ -75,9 +75,8 @@ class OtherSteps:
                 "schedule does not see; call step() of the DistributedOptimizer, with a closure if the plain one needs "
                 "one, or keep the plain one and call partreduce.attach"
             )
-        engine = self._engine
-        opens = engine.runner.measures_from_start and not engine.steps
-        if not (engine.has_local_gradients or opens):
+        opens = self._runner.measures_from_start and not self._run.progress.step
+        if not (self._has_local_gradients() or opens):
             return
         if (share := self._shares.get(optimizer)) is None:
             held = {parameter for group in optimizer.param_groups for parameter in group["params"]}

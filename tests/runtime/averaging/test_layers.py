@@ -9,8 +9,8 @@ import torch
 
 from partreduce.runtime.averaging import layers
 from partreduce.runtime.averaging.layers import SEGMENT_BYTES, Segment, segments_of
+from partreduce.runtime.checkpoint import save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import save_checkpoint
 from partreduce.runtime.strategies.pipeline import GradientPipeline
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError

@@ -11,8 +11,8 @@ from helpers.progress_replay import complaint, random_run, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.common_start import common_start
 from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import group_means
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.runtime.strategies.progress_means import ProgressMeans

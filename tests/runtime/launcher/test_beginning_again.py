@@ -14,11 +14,11 @@ import torch
 
 from helpers import children
 from helpers.goes_on_runs import RATE, gradient, start_of, wait_for
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.beginning_again import attempts
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.launcher.signals import Terminated
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import FencedError, InputError, UnavailableError

@@ -11,6 +11,7 @@ import pytest
 from partreduce.runtime.launcher import supervision
 from partreduce.runtime.launcher.launch import variables_of
 from partreduce.runtime.launcher.supervision import Child, _Shutdown
+from partreduce.runtime.launcher.workers import ANSWER_SECONDS
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FencedError
 
@@ -118,7 +119,7 @@ def test_who_does_not_end_although_it_was_killed_is_given_up_once(monkeypatch):
     shutdown.asked(143, GRACE, machine.workers)
     machine.after(GRACE + 0.5, shutdown)
     machine.workers[0].code = 143
-    machine.after(supervision.ANSWER_SECONDS - 1.0, shutdown)
+    machine.after(ANSWER_SECONDS - 1.0, shutdown)
     assert not given_up
     machine.after(60.0, shutdown)
     assert given_up == [1, 2, 3]

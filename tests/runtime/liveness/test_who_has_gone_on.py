@@ -16,9 +16,9 @@ from helpers.hybrid_runs import Case, data_of, part_of
 from helpers.hybrid_runs import start as start_tables
 from helpers.quorum_runs import WIDTH, TwoBuckets
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.transport import waiting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PeerLostError

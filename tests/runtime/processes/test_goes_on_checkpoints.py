@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from helpers.goes_on_runs import INSTANTS, RATE, START, gradient, replayed, replayed_late, replayed_overlapped
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import read_manifest
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from helpers.goes_on_runs import RATE, START, gradient
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency
 from partreduce.topo.schedule import Schedule

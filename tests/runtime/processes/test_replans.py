@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from helpers.goes_on_runs import own, replayed, run
-from partreduce.runtime.launcher.launch import Replan
+from partreduce.runtime.launcher.replan import Replan
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from helpers.warm import WARM
+from partreduce.runtime import checkpoint
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state import checkpoint
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import MANIFEST, read_manifest
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import DocumentError, FileProblem, InputError

@@ -6,8 +6,8 @@ import shutil
 import pytest
 import torch
 
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FileProblem, InputError
 from partreduce.topo.schedule import Schedule

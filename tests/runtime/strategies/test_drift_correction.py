@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from helpers.random_schedules import Quadratic
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import HandshakeError, InputError
 from partreduce.topo.figures.correction import MAX_NOISE, STRONGEST_LOCAL, best_alpha, correction_radius, noise_factor

@@ -21,7 +21,7 @@ from helpers.outer_runs import (
     run,
 )
 from partreduce.runtime.adapters.averager import ScheduleAverager
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import _means_of_whole
 from partreduce.runtime.strategies.fragment_means import FragmentMeans
 from partreduce.runtime.strategies.group_means import GroupMeans

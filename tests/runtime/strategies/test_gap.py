@@ -21,7 +21,7 @@ from helpers.gap_runs import (
     run_gap_case,
     until_left_behind,
 )
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
 from partreduce.runtime.state.saved_state import unpack
 from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of

@@ -14,8 +14,8 @@ from helpers import coded_sums
 from helpers.outer_runs import OuterRun, Training, Worker, complaint, random_run, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import outer_means
 from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.schedulers import registry

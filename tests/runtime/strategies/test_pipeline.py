@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from helpers.pipelines import make_case, replay, run_case
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies import pipeline
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError

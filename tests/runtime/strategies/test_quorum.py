@@ -22,8 +22,8 @@ from helpers.quorum_runs import (
     run_quorum_case,
 )
 from partreduce.planner.predict import ARRAYS
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies.quorum import spread
 from partreduce.runtime.strategies.quorum.spread import children
 from partreduce.runtime.transport.mailbox import Mailbox

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from helpers.group_quorum_runs import group_quorum_problems, make_group_case, replayed_groups, run_group_case
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.strategies.quorum.driver import Begun
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
 from partreduce.runtime.transport.tags import tag_of

@@ -24,10 +24,13 @@ def _switching():
 def watching(own):
     """The watch of a run of which nothing is asked but whether it is at work."""
     run = SimpleNamespace(
-        alone=False, rank=0, applier=SimpleNamespace(is_stepping=False), flat=SimpleNamespace(slots=list)
+        alone=False,
+        rank=0,
+        applier=SimpleNamespace(is_stepping=False),
+        flat=SimpleNamespace(slots=list),
+        progress=SimpleNamespace(step=1),
     )
-    engine = SimpleNamespace(steps=1, has_local_gradients=True, runner=SimpleNamespace(measures_from_start=False))
-    return OtherSteps(run, engine, own)
+    return OtherSteps(run, SimpleNamespace(measures_from_start=False), own, lambda: True)
 
 
 @pytest.mark.usefixtures("_switching")

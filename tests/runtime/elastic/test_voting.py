@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
+from partreduce.runtime.elastic.voting import Voting
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import CHANGES, DEATHS, OPEN, Notes
-from partreduce.runtime.worker.voting import Voting
 from partreduce.schedulers.protocols.base import Received
 from partreduce.schedulers.protocols.membership.words import Connected, View
 

@@ -12,13 +12,13 @@ from typing import Protocol
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.elastic.voting import name_of
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import member_sets
 from partreduce.runtime.transport.notes import PLAN, Notes
 from partreduce.runtime.transport.store_line import NamedPrefixStore
 from partreduce.runtime.transport.waiting import GoneError
-from partreduce.runtime.worker.voting import name_of
 from partreduce.schedulers.protocols.membership.words import Members, View
 from partreduce.topo.contingency import after_loss
 from partreduce.topo.document.canonical import schedule_sha256

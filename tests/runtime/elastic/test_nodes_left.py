@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from partreduce.runtime.worker.nodes_left import as_started, is_planned, say_nodes_left
+from partreduce.runtime.elastic.nodes_left import as_started, is_planned, say_nodes_left
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, after_loss
 from partreduce.topo.document.canonical import schedule_sha256

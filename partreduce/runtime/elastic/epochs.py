@@ -1,6 +1,6 @@
 """Epochs: one worker's operations in a run that goes on after losses, each by all its members or by none.
 
-Where one breaks it votes, hears the view (`worker.voting`), connects with who is left (`worker.regrouping`) and goes
+Where one breaks it votes, hears the view (`elastic.voting`), connects with who is left (`elastic.regrouping`) and goes
 on. A worker that was started again comes from outside the same way. What is decided is the business of
 `schedulers.protocols.membership`; who decides is the launcher (see `launcher.views`). Workers keep the ranks that they
 began with, in groups and in messages.
@@ -17,6 +17,10 @@ from dataclasses import replace
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.elastic.measured import measured
+from partreduce.runtime.elastic.regrouping import Regrouping, State
+from partreduce.runtime.elastic.sums_ahead import Sums, SumsAhead, lose
+from partreduce.runtime.elastic.voting import Voting
 from partreduce.runtime.environment import MAX_RESTARTS, MOST_LOST, REPLAN
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import Everyone
@@ -25,10 +29,6 @@ from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import JOINED, Notes, Pauses
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Wait
 from partreduce.runtime.transport.worlds import World
-from partreduce.runtime.worker.measured import measured
-from partreduce.runtime.worker.regrouping import Regrouping, State
-from partreduce.runtime.worker.sums_ahead import Sums, SumsAhead, lose
-from partreduce.runtime.worker.voting import Voting
 from partreduce.schedulers.protocols.membership.words import (
     Broken,
     Confirmed,

@@ -1,7 +1,7 @@
 """What a worker's recorder knows of its computing and of its averages."""
 
+from partreduce.runtime.elastic.measured import measured
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.worker.measured import measured
 
 
 def operation(index, kind, round_, start, end, *, step=None, outcome="ok"):
