@@ -5,10 +5,10 @@ from __future__ import annotations
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from partreduce.demo.curves import draw_curves, draw_operations
 from partreduce.demo.results import Result
 from partreduce.demo.stages import SCRIPT, TARGET, THIN_WORDS, Candidate, conclusion, span
 from partreduce.report import page
-from partreduce.report.curves import draw_curves, draw_operations
 from partreduce.report.grid import grid_of
 from partreduce.report.picture import draw_schedule
 from partreduce.report.traces import operations

@@ -25,8 +25,6 @@ EFFORTS = {"quick": 2.0, "normal": 20.0, "thorough": 200.0}
 """Efforts by name, in nominal seconds: about what one quiet core takes."""
 PIPELINE_WIDTH = Pipeline().width
 """Iterations side by side in a pipeline that the planner weighs."""
-MOST_BY_THE_WAY = 256
-"""Workers for which quorums are weighed where nobody asks for them."""
 MOST_DRIFT = {Optimizer.ADAM: 0.0, Optimizer.MOMENTUM: 2.9}
 """On data that differ between workers: with more, networks did not reach their loss."""
 LEAST_CAP, CAP_PER_EFFORT = 60.0, 5.0
@@ -242,16 +240,6 @@ class Job:
     def sends_layers(self) -> bool:
         """Whether gradients may go layer by layer: where the hardware says which layers there are."""
         return self.hardware.layers is not None
-
-    @property
-    def weighs_quorums(self) -> bool:
-        """Whether quorums are candidates: where they are asked for, or nothing is and the steps of workers differ."""
-        from partreduce.planner.slowdown import Slowdown
-
-        if self.quorum is not None:
-            return self.quorum
-        is_small = self.cluster.num_workers <= MOST_BY_THE_WAY
-        return is_small and self.is_open_to_quorums and not Slowdown.of(self).is_even
 
     @property
     def is_open_to_quorums(self) -> bool:

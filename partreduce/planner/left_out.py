@@ -8,7 +8,7 @@ from partreduce.console import size
 from partreduce.planner.answer import Answer
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.job import Job
-from partreduce.planner.slowdown import Slowdown
+from partreduce.planner.slowdown import Slowdown, weighs_quorums
 from partreduce.planner.trials import on_request, outer_steps
 from partreduce.planner.trials.quorums import memory_of_groups
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
@@ -34,7 +34,7 @@ def not_weighed(job: Job) -> list[str]:
         way_out = "; --when quorum weighs quorums of all workers" if "quorums" in kinds else ""
         listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         said.append(f"{listed} are weighed for at most {MAX_GRAPH_WORKERS} workers, not {count}{way_out}")
-    elif job.weighs_quorums and job.max_queues is not None and memory_of_groups(job) > job.max_queues:
+    elif weighs_quorums(job) and job.max_queues is not None and memory_of_groups(job) > job.max_queues:
         said.append(
             f"quorums of groups are not weighed: a worker keeps {size(memory_of_groups(job))} for them, and max-queues "
             f"is {size(job.max_queues)}"

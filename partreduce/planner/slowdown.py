@@ -22,6 +22,8 @@ SLOW = 1.25
 SPIKE = 1.2
 """Times as long as usual: from there on a long step is worth an answer."""
 SAMPLED_STEPS = 64
+MOST_BY_THE_WAY = 256
+"""Workers for which quorums are weighed where nobody asks for them."""
 MOST_BEHIND = 8
 """The largest staleness that is proposed."""
 MOST_SKIPPED = 32
@@ -108,3 +110,11 @@ class Slowdown:
         stale = replace(beside, staleness=behind)
         found.append(Setting(f"skip {skip.limit}, backup beside the slow, staleness {behind}", stale))
         return [*found, plain]
+
+
+def weighs_quorums(job: Job) -> bool:
+    """Whether quorums are candidates: where they are asked for, or nothing is and the steps of workers differ."""
+    if job.quorum is not None:
+        return job.quorum
+    is_small = job.cluster.num_workers <= MOST_BY_THE_WAY
+    return is_small and job.is_open_to_quorums and not Slowdown.of(job).is_even

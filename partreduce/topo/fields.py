@@ -41,7 +41,7 @@ class _Exactly:
 
     @staticmethod
     def __get_pydantic_core_schema__(source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        from partreduce.topo.document.model import Exact as InDocuments
+        from partreduce.topo.closed_model import Exact as InDocuments
 
         return handler.generate_schema(InDocuments)
 
@@ -92,7 +92,7 @@ class Closed:
         """Let an object stand for the value, with members that it has; its fields stay strict."""
         from pydantic_core import core_schema
 
-        from partreduce.topo.document.model import known_members
+        from partreduce.topo.closed_model import known_members
 
         schema: Any = dict(handler(source))
         assert schema["type"] == "dataclass"

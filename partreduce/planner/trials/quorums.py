@@ -19,7 +19,7 @@ from partreduce.planner.lateness import Lateness
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import measure
 from partreduce.planner.option import Option
-from partreduce.planner.slowdown import Slowdown
+from partreduce.planner.slowdown import Slowdown, weighs_quorums
 from partreduce.planner.trials import quorum_runs as runs
 from partreduce.planner.trials.kit import Kind, Trial, Trials, best_of, calm, memory_bytes
 from partreduce.schedulers import registry
@@ -53,7 +53,7 @@ class Quorums(Kind):
     word, name = "quorum", "quorums"
 
     def weighs(self, job: Job) -> bool:
-        return job.weighs_quorums
+        return weighs_quorums(job)
 
     def options(self, trials: Trials, known: Sequence[Option] = ()) -> list[Option]:
         """See `Kind`; one is run in any case if nothing else is asked for.

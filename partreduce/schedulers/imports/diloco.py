@@ -15,12 +15,12 @@ from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from partreduce.schedulers.imports.exact import say_row
+from partreduce.topo.closed_model import unknown
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.model import unknown
-from partreduce.topo.document.place import child, shown
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.document.yaml_reader import parse_yaml
 from partreduce.topo.errors import DocumentError, RefutedError, ScheduleError
+from partreduce.topo.place import child, shown
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import LOCKSTEP, Merge

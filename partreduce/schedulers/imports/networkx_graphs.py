@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from xml.etree.ElementTree import ParseError
 
 from partreduce.schedulers.imports.base import EdgeTable, round_of, schedule
-from partreduce.topo.document.place import shown
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.errors import DocumentError, ScheduleError
+from partreduce.topo.place import shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
+from partreduce.topo.closed_model import Model, validate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.descriptors import descriptor_to_read, descriptor_to_write
 from partreduce.topo.document.hardware import HardwareModel, dump_hardware, hardware_value
-from partreduce.topo.document.model import Model, validate
-from partreduce.topo.document.place import shown_path
 from partreduce.topo.document.reader import MAX_BYTES, is_file, parse_json, read_bytes
 from partreduce.topo.document.schedule import check_header
 from partreduce.topo.document.shape import ListedShape, RegularShape, dump_shape, shape_value
 from partreduce.topo.document.writer import pretty, write_file
 from partreduce.topo.document.yaml_reader import MAX_YAML_BYTES, parse_yaml
 from partreduce.topo.errors import DocumentError, FileProblem, InputError, of_type
+from partreduce.topo.place import shown_path
 
 FORMAT = "partreduce.cluster"
 VERSION = 1

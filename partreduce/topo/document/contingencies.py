@@ -6,15 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from partreduce.topo.closed_model import Listed, Model, part_of, validate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, Survivors
 from partreduce.topo.document.groups import plain_phase
-from partreduce.topo.document.model import Listed, Model, part_of, validate
 from partreduce.topo.document.phases import GroupMembers, RuleMembers, dump_phases, load_phases
-from partreduce.topo.document.place import child
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.fields import Index
 from partreduce.topo.phase import Phase
+from partreduce.topo.place import child
 
 MAX_CONTINGENCIES = 2**16
 

@@ -10,10 +10,10 @@ from typing import Any, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.document.fraction import dump_fraction, parse_fraction
-from partreduce.topo.document.place import child
 from partreduce.topo.errors import DocumentError
+from partreduce.topo.fraction import dump_fraction, parse_fraction
 from partreduce.topo.phase import ONE, Phase
+from partreduce.topo.place import child
 
 _KEYS = {("group",), ("group", "relax"), ("relax", "group")}
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from partreduce.topo import units
-from partreduce.topo.document.model import Model, dumped, refused
-from partreduce.topo.document.place import child, shown
+from partreduce.topo.closed_model import Model, dumped, refused
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
 from partreduce.topo.hardware import (
@@ -28,6 +27,7 @@ from partreduce.topo.hardware import (
     Variation,
     nesting_problem,
 )
+from partreduce.topo.place import child, shown
 
 if TYPE_CHECKING:
     from partreduce.topo.cluster import Cluster

@@ -6,14 +6,14 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
+from partreduce.topo.closed_model import Exact, Listed, Model, part_of, validate
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.fraction import dump_fraction
 from partreduce.topo.document.groups import is_clean, phase_of
-from partreduce.topo.document.model import Exact, Listed, Model, part_of, validate
-from partreduce.topo.document.place import child
 from partreduce.topo.errors import DocumentError, ScheduleError
 from partreduce.topo.fields import Count, Index
+from partreduce.topo.fraction import dump_fraction
 from partreduce.topo.phase import ONE
+from partreduce.topo.place import child
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.static import GroupPhases, RulePhases
 

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from partreduce.topo.document.model import dumped, read_value
-from partreduce.topo.document.place import child, shown, shown_path
+from partreduce.topo.closed_model import dumped, read_value
 from partreduce.topo.document.reader import read_json
 from partreduce.topo.document.schedule import check_header
 from partreduce.topo.document.writer import pretty, write_file
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.pilot import Pilot, Price
+from partreduce.topo.place import child, shown, shown_path
 
 FORMAT = "partreduce.pilot"
 VERSION = 1

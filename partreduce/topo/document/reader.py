@@ -20,8 +20,8 @@ from typing import NoReturn
 import numpy as np
 
 from partreduce.topo.document.descriptors import descriptor_to_read, read_descriptor
-from partreduce.topo.document.place import child, shown, shown_path
 from partreduce.topo.errors import DocumentError, FileProblem
+from partreduce.topo.place import child, shown, shown_path
 
 MAX_BYTES = 16 * 2**20
 MAX_DEPTH = 32

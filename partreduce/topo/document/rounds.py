@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Discriminator, Field, Tag
 
+from partreduce.topo.closed_model import Exact, Listed, Model, part_of, validate
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.fraction import dump_fraction
-from partreduce.topo.document.model import Exact, Listed, Model, part_of, validate
-from partreduce.topo.document.place import child
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.fields import Index
+from partreduce.topo.fraction import dump_fraction
+from partreduce.topo.place import child
 from partreduce.topo.round import Round
 
 Edge = Annotated[Listed[Index], Field(min_length=2, max_length=2)]

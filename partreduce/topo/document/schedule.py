@@ -8,15 +8,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from partreduce.topo.closed_model import Model, Name, validate
 from partreduce.topo.document.contingencies import MAX_CONTINGENCIES, dump_contingency, load_contingencies
 from partreduce.topo.document.groups import plain_phase
-from partreduce.topo.document.model import Model, Name, validate
-from partreduce.topo.document.place import shown, shown_path
 from partreduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
 from partreduce.topo.document.shape import Shape, dump_shape, placed, shape_value
 from partreduce.topo.document.strategies import dump_strategy, load_strategy
 from partreduce.topo.errors import DocumentError, InputError, of_type
 from partreduce.topo.phase import Phase
+from partreduce.topo.place import shown, shown_path
 from partreduce.topo.schedule import Schedule
 
 FORMAT = "partreduce.schedule"

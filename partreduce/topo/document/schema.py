@@ -12,9 +12,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
+from partreduce.topo.closed_model import adapter
 from partreduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
 from partreduce.topo.document.contingencies import MODELS
-from partreduce.topo.document.model import adapter
 from partreduce.topo.document.pilot import FORMAT as PILOT_FORMAT
 from partreduce.topo.document.pilot import VERSION as PILOT_VERSION
 from partreduce.topo.document.schedule import ScheduleEnvelope

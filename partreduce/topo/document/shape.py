@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from partreduce.topo.closed_model import Listed, Model, Name, refused
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.model import Listed, Model, Name, refused
-from partreduce.topo.document.place import shown
 from partreduce.topo.errors import DocumentError, InputError
 from partreduce.topo.fields import Count, Index
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.place import shown
 
 _PLACED = re.compile(r"([A-Za-z_]+(?:\[[0-9]+\]|\.[A-Za-z_]+)*): (.*)", re.DOTALL)
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from partreduce.topo.closed_model import adapter, as_tuples, dumped, located, read_value, unknown
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.document.model import adapter, as_tuples, dumped, located, read_value, unknown
 from partreduce.topo.document.phases import STATIC_MODELS, canonical_phases, dump_phases, load_phases
-from partreduce.topo.document.place import child, shown
 from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
 from partreduce.topo.errors import DocumentError
+from partreduce.topo.place import child, shown
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import LOCKSTEP, Late, Merge, Pipeline, When
 from partreduce.topo.strategies.base import Strategy

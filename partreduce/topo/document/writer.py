@@ -13,11 +13,11 @@ from typing import Any
 
 from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write, write_descriptor
 from partreduce.topo.document.groups import phase_text
-from partreduce.topo.document.place import shown_path
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.document.schedule import encodable, schedule_of
 from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError, of_type
 from partreduce.topo.phase import Phase
+from partreduce.topo.place import shown_path
 from partreduce.topo.schedule import Schedule
 
 _OPEN_KEYS = ("strategy", "hardware", "prices")

@@ -10,9 +10,9 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
-from partreduce.topo.document.place import child, shown
 from partreduce.topo.document.reader import MAX_DEPTH, MAX_INTEGER, decode
 from partreduce.topo.errors import DocumentError
+from partreduce.topo.place import child, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

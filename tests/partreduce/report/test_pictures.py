@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import partreduce
+from partreduce.demo.curves import draw_curves, draw_operations
 from partreduce.planner.job import Job
 from partreduce.planner.plan import plan
 from partreduce.report import palette
 from partreduce.report.axes import logarithmic
-from partreduce.report.curves import draw_curves, draw_operations
 from partreduce.report.front import draw_front
 from partreduce.report.graph import draw_rounds
 from partreduce.report.grid import grid_of

@@ -23,9 +23,9 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from partreduce.topo.document.fraction import PATTERN, dump_fraction, parse_fraction
-from partreduce.topo.document.place import child, shown
 from partreduce.topo.errors import DocumentError
+from partreduce.topo.fraction import PATTERN, dump_fraction, parse_fraction
+from partreduce.topo.place import child, shown
 
 
 def refused(problem: str) -> PydanticCustomError:

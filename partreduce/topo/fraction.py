@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from partreduce.topo.document.place import shown
+from partreduce.topo.place import shown
 
 MAX_DIGITS = 64
 _DIGITS = rf"[1-9][0-9]{{0,{MAX_DIGITS - 1}}}"
