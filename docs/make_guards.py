@@ -54,7 +54,7 @@ def page() -> str:
     parts = [HEAD]
     for file in dict.fromkeys(edge.file for edge in edges):
         parts.append(
-            f"## [{file}](../../../verify/checker/{file})\n\n"
+            f"## [{file}](../../../partreduce/verify/checker/{file})\n\n"
             "| it asks | what is just false is refused with |\n|---|---|\n"
         )
         parts += [

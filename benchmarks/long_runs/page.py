@@ -16,7 +16,7 @@ from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.timing.compute import ComputeTimes
 
 if TYPE_CHECKING:
-    from benchmarks.long_runs.__main__ import Part
+    from benchmarks.long_runs.part import Part
 
 Row = dict[str, Any]
 RESULT = kit.RESULTS / "long_runs"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from benchmarks.long_runs.__main__ import Part
+    from benchmarks.long_runs.part import Part
 
 CONVEX, OPEN = "convex", 10
 """The part whose smoothness is known; the last sums of a run, which may still be joined."""

@@ -17,11 +17,12 @@ from benchmarks.lab.job import Job
 from benchmarks.lab.rehearse import by_schedule
 from benchmarks.lab.setting import settings
 from benchmarks.lab.tasks import make_model, samples_of
-from benchmarks.long_runs.__main__ import SHORT, best, parts, wanted
+from benchmarks.long_runs.__main__ import SHORT, best, wanted
 from benchmarks.long_runs.learner import Learner
 from benchmarks.long_runs.one_process import Learner as OneProcess
 from benchmarks.long_runs.one_process import Together, Workers, changed
 from benchmarks.long_runs.page import table
+from benchmarks.long_runs.part import parts
 from benchmarks.long_runs.theorem import Bounds, smoothness
 from benchmarks.long_runs.virtual import Virtual
 from partreduce.schedulers.registry import build

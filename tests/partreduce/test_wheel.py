@@ -20,7 +20,7 @@ from hatchling.builders.wheel import WheelBuilder
 import partreduce
 
 ROOT = Path(partreduce.__file__).parent.parent
-FLOORS = ("topo", "schedulers", "verify", "runtime")
+PACKAGES = ("topo", "schedulers", "verify", "runtime")
 
 EACH = """
 import json
@@ -155,7 +155,7 @@ def damaged_files(site):
     return damaged
 
 
-def test_the_wheel_holds_the_five_packages_under_one_name(wheel):
+def test_the_wheel_holds_one_package(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.partition("/")[0] for name in names} == {
         "partreduce",
@@ -169,12 +169,26 @@ def test_the_wheel_holds_the_five_packages_under_one_name(wheel):
     assert {name for name in names if name.startswith("partreduce/")} >= sources
 
 
-def test_the_source_distribution_builds_the_same_wheel(wheel, tmp_path):
-    source = next(SdistBuilder(str(ROOT)).build(directory=str(tmp_path / "dist")))
-    with tarfile.open(source) as archive:
-        archive.extractall(tmp_path, filter="data")
-    (unpacked,) = tmp_path.glob("partreduce-*")
-    again = Path(next(WheelBuilder(str(unpacked)).build(directory=str(tmp_path / "dist"))))
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The source distribution, unpacked."""
+    folder = tmp_path_factory.mktemp("source")
+    packed = next(SdistBuilder(str(ROOT)).build(directory=str(folder)))
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder, filter="data")
+    (unpacked,) = (path for path in folder.glob("partreduce-*") if path.is_dir())
+    return unpacked
+
+
+def test_the_source_distribution_has_no_file_twice(source):
+    """The links at the top of the repository would lead to all sources a second time."""
+    assert not [name for name in PACKAGES if (source / name).exists()]
+    inside = {path.relative_to(source) for path in (source / "partreduce").rglob("*.py")}
+    assert inside == {path.relative_to(ROOT) for path in (ROOT / "partreduce").rglob("*.py")}
+
+
+def test_the_source_distribution_builds_the_same_wheel(wheel, source, tmp_path):
+    again = Path(next(WheelBuilder(str(source)).build(directory=str(tmp_path))))
 
     def contents(path):
         with zipfile.ZipFile(path) as archive:
@@ -183,16 +197,26 @@ def test_the_source_distribution_builds_the_same_wheel(wheel, tmp_path):
     assert contents(again) == contents(wheel)
 
 
+def test_pip_installs_the_unpacked_source_distribution(source, tmp_path):
+    place = Environment(tmp_path / "environment")
+    place.lend_libraries()
+    place.pip("install", "--no-index", "--no-deps", "--no-compile", "--no-build-isolation", source)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    home = str(place.site / "partreduce" / "__init__.py")
+    assert place.run(PROVE, empty) == [home, "proved", "partreduce.planner.job partreduce.planner.plan"]
+
+
 def test_packages_of_our_folders_names_and_partreduce_leave_each_other_alone(wheel, tmp_path):
     place = Environment(tmp_path / "environment")
-    foreign = {name: foreign_wheel(tmp_path, name) for name in FLOORS}
+    foreign = {name: foreign_wheel(tmp_path, name) for name in PACKAGES}
     place.install(foreign["verify"], foreign["topo"])
     place.install(wheel)
     place.install(foreign["runtime"], foreign["schedulers"])
     place.lend_libraries()
     home = str(place.site / "partreduce" / "__init__.py")
     expected = [home, "proved", "partreduce.planner.job partreduce.planner.plan"]
-    theirs = "".join(f"import {name}; assert {name}.NAME == 'the other {name}'\n" for name in FLOORS)
+    theirs = "".join(f"import {name}; assert {name}.NAME == 'the other {name}'\n" for name in PACKAGES)
     empty = tmp_path / "empty"
     empty.mkdir()
     assert place.run(theirs + PROVE, empty) == expected
@@ -200,15 +224,15 @@ def test_packages_of_our_folders_names_and_partreduce_leave_each_other_alone(whe
     # A user's own modules and packages of these names, in the folder of the script and of `python -m partreduce`.
     users = tmp_path / "users"
     users.mkdir()
-    for index, name in enumerate(FLOORS):
+    for index, name in enumerate(PACKAGES):
         file = users / f"{name}.py" if index % 2 else users / name / "__init__.py"
         file.parent.mkdir(exist_ok=True)
         file.write_text(f"NAME = 'my own {name}'\n")
-    mine = "".join(f"import {name}; assert {name}.NAME == 'my own {name}'\n" for name in FLOORS)
+    mine = "".join(f"import {name}; assert {name}.NAME == 'my own {name}'\n" for name in PACKAGES)
     assert place.run(mine + PROVE, users) == expected
     assert place.command("--version", cwd=users) == f"{partreduce.__version__}\n"
 
-    place.pip("uninstall", "--yes", *FLOORS)
+    place.pip("uninstall", "--yes", *PACKAGES)
     assert not damaged_files(place.site)
     assert place.run(PROVE, empty) == expected
     place.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=empty)

@@ -1,1 +1,1 @@
-"""Membership: who of a run goes on after losses, and what those who are left run."""
+"""Which workers are members of a run, and what those who are left run after a failure."""
