@@ -35,7 +35,8 @@ def __getattr__(name: str) -> object:
         raise missing([library], f"partreduce.{name}") from None
 
 
-if "TORCHELASTIC_RUN_ID" in os.environ:  # a worker of torchrun: what is refused before the optimizer is made, too
+# A worker of torchrun: what is refused before the optimizer is made, too. The name is `runtime.environment.RUN_ID`.
+if "TORCHELASTIC_RUN_ID" in os.environ:
     from partreduce.runtime.launcher.last_line import end_in_one_line
 
     end_in_one_line()

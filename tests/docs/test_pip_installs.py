@@ -86,7 +86,7 @@ def refused(words: str) -> list[str]:
 def test_every_pip_install_that_we_write_names_our_distribution_or_a_dependency_of_it():
     found = commands()
     assert len(found) >= 8, "the pattern still finds the Makefile's, the README's and the library's own"
-    assert {"topo/extras.py", "README.md", "Makefile"} <= {place for place, _ in found}
+    assert {"partreduce/topo/extras.py", "README.md", "Makefile"} <= {place for place, _ in found}
     assert [(place, wrong) for place, words in found if (wrong := refused(words))] == []
 
 

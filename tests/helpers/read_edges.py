@@ -10,7 +10,7 @@ from fractions import Fraction
 from helpers.edges import Edge, document, graph, groups, rule
 
 HUGE = 2**31
-LOST = "contingencies.py"
+LOST = "failure_plans.py"
 
 
 def reads(file, of, true, false, says):

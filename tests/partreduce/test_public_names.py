@@ -15,7 +15,7 @@ import pytest
 import partreduce
 
 ROOT = Path(partreduce.__file__).parent.parent
-FLOORS = ("topo", "schedulers", "verify", "runtime")
+PACKAGES = ("topo", "schedulers", "verify", "runtime")
 ROOMS = ("errors", "files", "strategies", "types")
 """Public modules, for what few scripts name."""
 
@@ -134,7 +134,7 @@ def test_importing_partreduce_imports_nothing_heavy():
 
 @pytest.mark.parametrize("kind", ["package", "module"])
 def test_a_users_module_of_a_floors_name_changes_nothing(tmp_path, kind):
-    for name in FLOORS:  # any of them that were imported would end the script
+    for name in PACKAGES:  # any of them that were imported would end the script
         if kind == "module":
             (tmp_path / f"{name}.py").write_text(f"raise SystemExit('the module {name} was imported')")
         else:
@@ -153,7 +153,7 @@ def test_a_users_module_of_a_floors_name_changes_nothing(tmp_path, kind):
     assert done.stdout == "proved\n"
 
 
-@pytest.mark.parametrize("name", FLOORS)
+@pytest.mark.parametrize("name", PACKAGES)
 def test_a_floor_cannot_be_imported_twice(name):
     code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {name}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
