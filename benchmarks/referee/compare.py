@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ TOLERANCE = 1e-9
 NOTHING = "nothing"
 LONGEST = 160
 """Characters of a value that are printed."""
+MOST = 8
+"""Differences of one artefact that are printed, and fields that differ most often."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,13 @@ class Tables:
         tables = tomllib.loads(TABLE.read_text(encoding="utf-8"))
         return cls(*(tuple(Entry(**entry) for entry in tables.get(name, ())) for name in ("explained", "removed")))
 
-    def reason(self, part: str, artefact: str, place: str, text: str) -> tuple[str, str]:
-        """Which table explains a difference, and its reason; two empty words where none does."""
+    def reason(self, part: str, artefact: str, place: str, text: str) -> tuple[str, str] | None:
+        """Which table explains a difference, and its reason; None where none does."""
         for name, entries in (("explained", self.explained), ("removed", self.removed)):
             for entry in entries:
                 if entry.explains(part, artefact, place, text):
                     return name, entry.reason
-        return "", ""
+        return None
 
 
 @dataclass
@@ -70,13 +73,18 @@ class Result:
     num_different: int = 0
     """Artefacts with a difference that nothing explains."""
     because: Counter[tuple[str, str]] = field(default_factory=Counter)
+    fields: Counter[str] = field(default_factory=Counter)
+    """In how many places each field differs; where nothing explains it."""
     lines: list[str] = field(default_factory=list)
 
     @property
     def summary(self) -> str:
         reasons = [f"{count} {name} ({why})" for (name, why), count in self.because.items()]
         counts = [f"{self.num_equal} equal", f"{self.num_different} with unexplained differences", *reasons]
-        return f"{self.num_artefacts} artefacts, " + ", ".join(counts)
+        most = ", ".join(f"{name} {count}" for name, count in self.fields.most_common(MOST))
+        return (
+            f"{self.num_artefacts} artefacts, " + ", ".join(counts) + (f"; most often differ: {most}" if most else "")
+        )
 
 
 def compare(part: str, recorded: dict[str, Any], observe: Callable[[Any], Any], tables: Tables) -> Result:
@@ -90,15 +98,17 @@ def compare(part: str, recorded: dict[str, Any], observe: Callable[[Any], Any], 
         except Exception as error:  # noqa: BLE001 - whatever ends it is the difference
             now = {"ended": f"{type(error).__name__}: {error}"}
         found, text = list(differences(was, now)), str(artefact)
-        known = [tables.reason(part, name, place, text) for place, _, _ in found]
+        reasons = [tables.reason(part, name, place, text) for place, _, _ in found]
+        known = {reason for reason in reasons if reason is not None}
+        unexplained = [one for one, reason in zip(found, reasons, strict=True) if reason is None]
         result.num_equal += not found
-        result.num_different += ("", "") in known
-        result.because.update(set(known) - {("", "")})
-        result.lines += [
-            f"{part}: {name}: {place or 'the whole'}: was {_shown(before)}, is {_shown(after)}"
-            for (place, before, after), why in zip(found, known, strict=True)
-            if why == ("", "")
-        ]
+        result.num_different += bool(unexplained)
+        result.because.update(known)
+        result.fields.update(re.sub(r"\[\d+\]$", "", place).split(".")[-1] for place, _, _ in unexplained)
+        for place, before, after in unexplained[:MOST]:
+            result.lines.append(f"{name}: {place or 'the whole'}: was {_shown(before)}, is {_shown(after)}")
+        if len(unexplained) > MOST:
+            result.lines.append(f"{name}: and {len(unexplained) - MOST} more")
     return result
 
 

@@ -12,6 +12,7 @@ OTHER_WAY = {"edges": [[0, 2], [2, 0], [1, 3], [3, 1]], "weights": "1/2"}
 GROUPS = [[{"group": [0, 1]}, {"group": [2, 3]}], [{"group": [1, 2], "relax": "1/2"}], [{"group": [0, 3]}]]
 PAIRS_THEN_ALL = [[{"group": [0, 1]}, {"group": [2, 3]}], [{"group": [0, 1, 2, 3]}]]
 RULE = [[{"local": [0], "across": [0]}], [{"local": [0, 1], "across": []}]]
+RULE_OF_ALL = [{"local": [0, 1], "across": [0]}]
 OUTER = {"lr": "7/10", "momentum": "9/10", "nesterov": True}
 TABLE = {"parameter": "table.weight", "rows": 16, "columns": 4}
 
@@ -72,7 +73,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "static rule hierarchical": {
         "kind": "static",
         "node_radices": [2],
-        "phases": [*RULE, [{"local": [0, 1], "across": [0]}]],
+        "phases": [*RULE, RULE_OF_ALL],
         "how": {"form": "hierarchical"},
     },
     "static int8": {"kind": "static", "phases": PAIRS_THEN_ALL, "how": {"codec": "int8"}},
@@ -85,6 +86,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "static fragments": {"kind": "static", "phases": PAIRS_THEN_ALL, "pace": 2, "what": {"fragments": 2}},
     "static quorum": {"kind": "static", "phases": PAIRS_THEN_ALL, "when": {"quorum": {"quorum": "solo"}}},
     "static contingencies": {"kind": "static", "phases": PAIRS_THEN_ALL},
+    "static contingencies phases": {"kind": "static", "phases": PAIRS_THEN_ALL},
+    "static rule contingencies": {"kind": "static", "node_radices": [2], "phases": [*RULE, RULE_OF_ALL]},
     "neighbor": {"kind": "neighbor", "rounds": [ROUND]},
     "neighbor one way": {"kind": "neighbor", "rounds": [ONE_WAY]},
     "neighbor two rounds": {"kind": "neighbor", "rounds": [ROUND, OTHER_WAY], "pace": 2},
@@ -124,7 +127,11 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "server bounded": {"kind": "server", "hosts": [0, 2], "synchronous": False, "staleness": 2},
     "tables": {"kind": "allreduce", "what": {"tables": [TABLE]}},
 }
-CONTINGENCIES = {"static contingencies": [{"lost": [0]}, {"lost": [3], "phases": [[{"group": [0, 2]}]]}]}
+CONTINGENCIES = {
+    "static contingencies": [{"lost": [0]}, {"lost": [1], "groups": "all"}, {"lost": [0, 1]}],
+    "static contingencies phases": [{"lost": [0]}, {"lost": [3], "phases": [[{"group": [0, 2]}], [{"group": [1, 2]}]]}],
+    "static rule contingencies": [{"lost": [2]}, {"lost": [0, 1], "groups": "all"}],
+}
 SCHEDULES = {
     name: {
         "format": "partreduce.schedule",

@@ -75,7 +75,9 @@ def _made(schedule: partreduce.Schedule, world: Any, *, free: bool) -> tuple[tor
     generator = torch.Generator().manual_seed(7)
     model = torch.nn.Sequential(torch.nn.Linear(6, 96), torch.nn.Tanh(), torch.nn.Linear(96, 1))
     if free:
-        model = torch.nn.Linear(6, 1, dtype=torch.float64)
+        model = torch.nn.Linear(6, 1)
+    if schedule.strategy.how.codec is partreduce.strategies.Codec.NONE:
+        model = model.double()  # so that another order of a sum shows in the hash only
     with torch.no_grad():
         for parameter in model.parameters():
             drawn = torch.randint(-64, 64, parameter.shape, generator=generator) / 64
@@ -94,7 +96,7 @@ def _steps(model: torch.nn.Module, optimizer: Any, steps: range, rank: int, *, f
                 drawn = torch.randint(-8, 8, parameter.shape, generator=generator).to(parameter.dtype)
                 parameter.grad = drawn * 4  # a mean over the workers then has few bits
         else:
-            inputs = torch.randn(8, 6, generator=generator)
+            inputs = torch.randn(8, 6, generator=generator).to(next(model.parameters()).dtype)
             (model(inputs) - inputs.sum(1, keepdim=True).sin()).square().mean().backward()
         optimizer.step()
 
@@ -132,8 +134,10 @@ def _generator(schedule: partreduce.Schedule) -> Iterator[None]:
 def run_with_failure(
     schedule: partreduce.Schedule, worker: int, instant: str, turn: int | tuple[int, int]
 ) -> tuple[int, dict[int, list[float]]]:
-    """The exit code of a run of which a worker is killed, and what the others hold before their end; a turn is a round, or one and a
-    fragment."""
+    """The exit code of a run of which a worker is killed, and what the others hold before their end.
+
+    A turn is a round, or a round and a fragment.
+    """
     from helpers.goes_on_runs import own, run
 
     code, said, _ = run(

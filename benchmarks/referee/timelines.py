@@ -17,6 +17,8 @@ WORKERS = {
     "random": {"jitter": 0.3},
 }
 ROUNDS = 40
+TOUCHED = {"table.weight": [0.01, 0.02, 0.03]}
+"""Shares of the rows of the one table that a schedule names: of a worker's step, of a node's, of all."""
 
 
 class Timelines:
@@ -24,7 +26,7 @@ class Timelines:
 
     def inputs(self) -> dict[str, Any]:
         return {
-            f"{name}, {workers}": {"schedule": document, "workers": setting, "rounds": ROUNDS}
+            f"{name}, {workers}": {"schedule": document, "workers": setting, "rounds": ROUNDS, "touched": TOUCHED}
             for name, document in SCHEDULES.items()
             for workers, setting in WORKERS.items()
         }
@@ -36,7 +38,7 @@ class Timelines:
         schedule = tool.parse(given["schedule"])
         outcome: dict[str, Any] = {}
         try:
-            timeline = tool.simulate(schedule, place, given["rounds"])
+            timeline = tool.simulate(schedule, place, given["rounds"], given["touched"])
             outcome["seconds"] = {
                 "per_step": timeline.per_step(warm_up=given["rounds"] // 4),
                 "makespan": timeline.makespan,
@@ -50,7 +52,7 @@ class Timelines:
                 raise
             outcome["timeline"] = tool.refusal(error)
         try:
-            outcome["predicted"] = _plain(tool.predict(schedule, place, given["rounds"]))
+            outcome["predicted"] = _plain(tool.predict(schedule, place, given["rounds"], given["touched"]))
         except Exception as error:
             if not tool.is_refusal(error):
                 raise

@@ -65,12 +65,23 @@ def hardware(**settings: Any) -> partreduce.Hardware:  # noqa: ANN401 - what Har
     return partreduce.Hardware(**{"inside": fast, "nic": slow, "compute": 0.05, "model_bytes": 20_000_000} | settings)
 
 
-def simulate(schedule: partreduce.Schedule, place: partreduce.Hardware, rounds: int) -> partreduce.types.Timeline:
-    return partreduce.simulate(schedule, place, num_rounds=rounds, seed=3)
+def simulate(
+    schedule: partreduce.Schedule, place: partreduce.Hardware, rounds: int, touched: dict[str, list[float]]
+) -> partreduce.types.Timeline:
+    return partreduce.simulate(schedule, place, num_rounds=rounds, seed=3, touched=_shares(schedule, touched))
 
 
-def predict(schedule: partreduce.Schedule, place: partreduce.Hardware, rounds: int) -> partreduce.types.Prediction:
-    return partreduce.predict(schedule, place, num_rounds=rounds, seed=3)
+def predict(
+    schedule: partreduce.Schedule, place: partreduce.Hardware, rounds: int, touched: dict[str, list[float]]
+) -> partreduce.types.Prediction:
+    return partreduce.predict(schedule, place, num_rounds=rounds, seed=3, touched=_shares(schedule, touched))
+
+
+def _shares(schedule: partreduce.Schedule, touched: dict[str, list[float]]) -> dict[str, Any] | None:
+    """Where a schedule has tables, how much of them a step touches."""
+    if not schedule.strategy.what.tables:
+        return None
+    return {name: partreduce.types.Touched(*shares) for name, shares in touched.items()}
 
 
 def code(codec: str, block: int, values: Any) -> tuple[bytes, Any]:  # noqa: ANN401 - an array

@@ -56,7 +56,8 @@ NAMED = [["weight0", "weight1"], ["weight2", "weight3"]]
 KILLED = (
     "allreduce", "allreduce pace 3", "allreduce late", "allreduce late pace 3", "allreduce pipeline",
     "allreduce pipeline wide", "allreduce merge", "allreduce hierarchical", "allreduce layers", "codec int8",
-    "codec int4 feedback", "diloco", "static pairs", "fragments", "static contingencies", "static late",
+    "codec int4 feedback", "diloco", "static pairs", "fragments", "static contingencies",
+    "static contingencies phases", "static rule contingencies", "static late",
     "static rule", "static rule hierarchical", "static int8", "static outer", "static own anchors",
 )  # fmt: skip
 """Kinds of which a worker is killed in the run."""
