@@ -89,8 +89,7 @@ class Option:
     `catalogue`; `bound` the least consensus distance that any schedule of `bound_class` can have at this communication,
     where that is proved. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
     `surprise` is what its own run in a pilot changed in the prediction, None where it did not run.
-    `corrected` says that the steps ratio is the one with drift correction. `facts` are there where workers have no
-    common rounds: a protocol decides then, and was run in virtual time.
+    `facts` are there where workers have no common rounds: a protocol decides then, and was run in virtual time.
     """
 
     name: str
@@ -112,7 +111,6 @@ class Option:
     status: str
     bound: float | None = None
     bound_class: str = ""
-    corrected: bool = False
     surprise: float | None = None
     facts: Facts | None = None
 
@@ -281,7 +279,6 @@ class Option:
             "step_seconds": self.step_seconds,
             "waiting_seconds_per_step": self.waiting,
             "steps_ratio": self.steps_ratio if math.isfinite(self.steps_ratio) else None,
-            "drift_correction": "auto" if self.corrected else None,
             "period": self.period,
             "status": self.status,
             "bound": self.bound,

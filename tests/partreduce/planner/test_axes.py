@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,7 @@ from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
 from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
-    from partreduce.types import Option
+    pass
 
 LINKS = {"inside": Link.of_bandwidth(10e9), "nic": Link.of_bandwidth(5e9)}
 HARDWARE = Hardware(**LINKS, model_bytes=552_000_000, compute=0.05)
@@ -134,11 +133,3 @@ def test_command_line_says_which_forms_and_which_lateness_may_be(capsys: pytest.
     assert json.loads(capsys.readouterr().out)["recommendation"]["when"] == "late"
     assert main([*asked, "--when", "early"]) == 2
     assert "any, lockstep, late" in capsys.readouterr().err
-
-
-def test_a_late_schedule_is_never_counted_on_with_drift_correction() -> None:
-    asked = job(data=Data.PER_WORKER, drift_correction=True)
-    options: list[Option] = competitors(asked, until=0.0)
-    assert any(option.corrected for option in options)
-    assert not any(option.corrected and option.late for option in options)
-    assert all(math.isfinite(option.time) for option in options if option.is_plain)
