@@ -33,10 +33,10 @@ def large_contraction(schedule: Schedule, start: int) -> Figure:
     if np.linalg.norm(off_mean @ probe) <= ZERO * np.linalg.norm(probe):  # svds needs a largest value above rounding
         return Figure(0.0, Kind.ESTIMATE, HOW)
     try:
-        (norm,) = svds(off_mean, k=1, tol=ACCURACY, v0=probe, maxiter=MAX_RESTARTS, return_singular_vectors=False)
+        norms = svds(off_mean, k=1, tol=ACCURACY, v0=probe, maxiter=MAX_RESTARTS, return_singular_vectors=False)
     except ArpackNoConvergence:
         return absent(f"not found: scipy's svds did not converge in {MAX_RESTARTS} restarts")
-    return Figure(float(norm), Kind.ESTIMATE, HOW)
+    return Figure(float(norms[0]), Kind.ESTIMATE, HOW)
 
 
 def period_operator(schedule: Schedule, start: int = 0) -> LinearOperator:
