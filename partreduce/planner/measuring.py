@@ -57,8 +57,6 @@ class Label:
 
     name: str
     status: str = "catalogue"
-    bound: float | None = None
-    bound_class: str = ""
 
 
 def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: Form | None = None) -> Option:
@@ -140,8 +138,6 @@ def assembled(
         model=model,
         extrapolated=model.extrapolates(noise, pushed),
         status=label.status,
-        bound=label.bound,
-        bound_class=label.bound_class,
     )
 
 

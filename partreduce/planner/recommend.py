@@ -57,7 +57,7 @@ def recommend(options: Sequence[Option], job: Job) -> Option:
     kept = unbeaten(allowed)
     least = min(preference(option.costs, job.objective) for option in kept)
     best = [option for option in kept if preference(option.costs, job.objective) == least]
-    return min(best, key=lambda option: (simplicity(option), option.status != "optimal", option.name))
+    return min(best, key=lambda option: (simplicity(option), option.name))
 
 
 def _taken(options: Sequence[Option], name: str) -> Option:
@@ -304,10 +304,7 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         said.append(_guessed(chosen))
     said += _presumed(chosen, job)
     if chosen.status == "feasible":
-        bound = (
-            "" if chosen.bound is None else f" of its class, with a consensus distance of {chosen.bound:.4g} or more,"
-        )
-        said.append(f"better schedules{bound} may exist: the search ended because {ended}, not at a proof")
+        said.append(f"better schedules may exist: the search ended because {ended}, not at a proof")
     elif chosen.status == "catalogue" and not chosen.is_plain:
         said.append("the recommendation is a published construction; that nothing better exists is not proved")
     if job.pilot is not None and job.pilot.num_workers != job.cluster.num_workers:

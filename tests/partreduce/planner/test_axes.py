@@ -97,31 +97,6 @@ def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:
     assert min(o.pace for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
 
 
-def test_the_bound_of_a_late_schedule_holds_for_every_schedule_of_its_class() -> None:
-    """All periods of two phases on 2x2, in lockstep and late, at paces 1 to 3, against the bound at what each costs."""
-    asked = job("2x2", form=Form.RING)
-    problem = Problem(cluster=asked.cluster, form=Form.RING)
-    alphabet = rule_alphabet(problem)
-    bound = dual_bound(alphabet, lambda: False)
-    assert bound is not None
-    some = measure(timed(registry.build("allreduce", asked.cluster), Late(), 1), asked)
-    words, reached = "rules, of any period, in lockstep, with sums in the form ring", 0
-    for first in range(len(alphabet)):
-        for second in range(len(alphabet)):
-            found = alphabet.schedule((first, second), "x")
-            cost = communication(found, asked.hardware).per_step
-            for late, pace in ((False, 1), (True, 1), (False, 3), (True, 3)):
-                retimed = timed(found, Late() if late else LOCKSTEP, pace)
-                value = consensus_distance(retimed).value
-                option = replace(some, schedule=retimed, status="optimal", bound_class=words)
-                converted = with_bound(replace(option, bound=bound.at(cost / pace)))
-                assert converted.bound is not None
-                assert value >= converted.bound - 1e-5
-                assert ("late by one round" in converted.bound_class) is late
-                reached += late and value <= converted.bound + 1e-3
-    assert reached, "it is tight somewhere"
-
-
 def test_command_line_says_which_forms_and_which_lateness_may_be(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["design", "2x2", "--effort", "0.3", "--json"]
     assert main([*asked, "--form", "ring", "--when", "lockstep"]) == 0
