@@ -24,8 +24,8 @@ from partreduce.topo.schedule import Schedule
 MAX_START_WORK = 2**30
 """Up to this many multiplications `figures` also lists the contraction from every start."""
 LARGE = absent(
-    f"not found: of more than {DEFAULT.dense_workers} workers without structure only the contraction is; a rule, or "
-    "rounds that look the same from every worker, have all figures"
+    f"not found: explicit schedules have this figure up to {DEFAULT.dense_workers} workers; write the schedule as a "
+    "rule"
 )
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.__main__ import main
-from partreduce.planner.answer import with_bound
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
 from partreduce.planner.gain import decisive_time
@@ -19,14 +18,9 @@ from partreduce.planner.measuring import Label, measure
 from partreduce.planner.preference import preference
 from partreduce.planner.travel import timed
 from partreduce.schedulers import registry
-from partreduce.schedulers.synthesis.age_bound import dual_bound
-from partreduce.schedulers.synthesis.problem import Problem
-from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import consensus_distance
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
-from partreduce.topo.timing.cost import communication
+from partreduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
     pass

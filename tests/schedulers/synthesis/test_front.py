@@ -1,14 +1,11 @@
 """The search's answers: the worked example, limits that it keeps, limits that nothing keeps."""
 
 from dataclasses import replace
-from itertools import pairwise, product
 
-import numpy as np
 import pytest
 
 from helpers.synthesis import synthesise
-from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status, scoring
-from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
+from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.schedulers.synthesis.segments import Beam, segments_of, sketch_front
 from partreduce.topo.cluster import Cluster

@@ -57,7 +57,7 @@ def test_what_is_not_found_at_pace_1_is_not_found_at_others():
     for pace, late in ((1, False), (1, True), (2, False), (3, True)):
         for figure in (known.consensus_distance_at(pace, late=late), known.drift_at(pace, late=late)):
             assert figure.value is None
-            assert "of more than 512 workers without structure" in figure.how
+            assert "explicit schedules have this figure up to 512 workers" in figure.how
 
 
 @pytest.mark.parametrize("change", [{"pace": 2}, {"when": Late()}])
