@@ -93,7 +93,6 @@ class Cell:
 
     name: str
     strategy: Any = GROUPS
-    drift: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     buffers: str = "average"
     optimizer: str = "sgd"
@@ -126,7 +125,6 @@ CELLS = [
     Cell("neighbor, overlap", graphs(RING, HALF, when=Late())),
     Cell("neighbor, gap", graphs(RING, when=Gap(max_ig=2))),
     Cell("neighbor, gap, parallel", graphs(RING, when=Gap(max_ig=2, order=Order.PARALLEL))),
-    Cell("static, drift correction", drift=True, optimizer="plain sgd"),
     Cell("static, bfloat16", dtypes=(torch.bfloat16,)),
     Cell("static, overlap, mixed", groups(when=Late()), dtypes=MIXED),
     Cell("allreduce of gradients, mixed", AllReduce(), dtypes=MIXED),
@@ -220,8 +218,7 @@ def optimizer_of(cell: Cell, model: torch.nn.Module) -> torch.optim.Optimizer:
     name, _, how = cell.optimizer.partition(" ")
     if name == "adam":
         return torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=0.1, **({how: True} if how else {}))
-    momentum = 0.0 if cell.optimizer == "plain sgd" else 0.9
-    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum, weight_decay=0.0 if not momentum else 0.01)
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
 def train(
@@ -238,7 +235,6 @@ def train(
         schedule,
         timeout=world.timeout.total_seconds(),
         buffers=cell.buffers,
-        drift_correction=0.3 if cell.drift else None,
         outer_state="host" if cell.on_host else "device",
         world=world,
     )

@@ -198,7 +198,7 @@ def no_synchronising() -> dict[str, Any]:
 
     from benchmarks.gpu import cells
 
-    names = ("static", "static, overlap", "neighbor, overlap", "allreduce of gradients", "static, drift correction")
+    names = ("static", "static, overlap", "neighbor, overlap", "allreduce of gradients")
     chosen = [cell for cell in cells.CELLS if cell.name in names]
     plain_step = cells.step
 

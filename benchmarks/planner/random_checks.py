@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from partreduce.types import Option, Plan
 
 OVERRUN = 1.0
-"""Seconds of a core by which a plan may overrun its time limit: figures, bounds and a proof that had begun."""
+"""Seconds of a core by which a plan may overrun its time limit: figures and a proof that had begun."""
 SLACK = 1e-6
 """Figures that differ by this share are equal."""
 MAX_BASES, PACES = 12, (1, 2, 3, 5, 8, 13, 24)
@@ -38,7 +38,7 @@ FINEST = (Codec.NONE, Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8)
 ROUNDS = 1.011
 """A coarser codec than the recommended one is faster by more than this: a little less time is no reason to round."""
 PROVED = 1e-4
-"""A bound may lie this much above a consensus distance: its tables are in single precision."""
+"""What is called optimal may lie this much above the best there is."""
 
 
 @dataclass
@@ -53,7 +53,6 @@ class Outcome:
     wrong: list[str] = field(default_factory=list)
     capped: bool = False
     late: float = 0.0
-    bounded: bool = False
 
 
 def run(
@@ -86,7 +85,7 @@ def run(
         if outcome.late > overrun:
             outcome.wrong.append(f"took {seconds:.2f} s, {core:.0%} of a core, with a limit of {job.time_limit:.2f} s")
     if planned is not None:
-        outcome.capped, outcome.bounded = planned.answer.capped, planned.recommendation.bound is not None
+        outcome.capped = planned.answer.capped
         outcome.wrong += [*_recommend(planned, job), *_front(planned), *_document(planned)]
         outcome.wrong += _settings(planned, job) if settings else []
     if exhaust:
@@ -221,7 +220,7 @@ def _exhausted(job: Job, planned: Plan | None, error: PartreduceError | None) ->
         return [f"called infeasible ({error}), but {int(fits.sum())} schedules keep all limits"]
     if planned is None:
         return []
-    return [*_bounds(planned, job.limits, every), *_optimality(planned, job, every, fits)]
+    return _optimality(planned, job, every, fits)
 
 
 def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
@@ -240,23 +239,6 @@ def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
     if limits.max_distinct_phases is not None:
         fits &= every.distinct <= limits.max_distinct_phases
     return np.asarray(fits)
-
-
-def _bounds(planned: Plan, limits: Limits, every: Everything) -> list[str]:
-    """No schedule lies below a bound that an option carries."""
-    wrong = []
-    for option in planned.options:
-        if option.bound is None or option.schedule.strategy.pace != 1:
-            continue
-        within = every.communication <= option.communication * (1 + 1e-12)
-        if "of at most" in option.bound_class and limits.max_group is not None:
-            within &= every.largest <= limits.max_group
-        # Late, each holds the steps of one round more.
-        least = float(every.consensus_distance[within].min(initial=math.inf))
-        least += (1 - 1 / option.schedule.num_workers) * option.schedule.strategy.mixes_late
-        if least < option.bound - PROVED:
-            wrong.append(f"{option.name}: bound {option.bound:.6g} at {option.communication:.6g} s, yet {least:.6g}")
-    return wrong
 
 
 def _optimality(planned: Plan, job: Job, every: Everything, fits: npt.NDArray[np.bool_]) -> list[str]:

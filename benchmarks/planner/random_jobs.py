@@ -35,7 +35,6 @@ def draw_job(seed: int, number: int, *, tiny: bool = False) -> Job:
         cluster=cluster,
         objective=_one_of(rng, list(Objective)),
         data=_one_of(rng, list(Data)),
-        drift_correction=bool(rng.random() < 0.3),
         form=_one_of(rng, [None, None, None, Form.RING, *Form]),
         when=_one_of(rng, [None, None, Lateness.LOCKSTEP, Lateness.LATE]),
         limits=_limits(rng, cluster, hardware, tiny=tiny),

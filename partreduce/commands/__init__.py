@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import typer
 
-VERBS = ("design", "verify", "show", "simulate", "measure", "import", "export", "run", "report", "demo")
+VERBS = ("design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo")
 HIDDEN = ("generator", "schema")
 """What other programs start, and what editors ask for; the list of verbs leaves them out."""
 

@@ -76,14 +76,12 @@ def command(
         raise typer.BadParameter("touched needs --model FILE.py:NAME, whose tables it is about", param_hint="--set")
     hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
     limits, queues = own.limits_of(most)
-    corrected = optimizer == own.CORRECTED
     job = Job(
         cluster=replace(place, hardware=hardware),
         objective=options.choice(Objective, objective, "--objective"),
         data=options.choice(Data, data, "--data"),
         take=take,
         survive=survive,
-        drift_correction=corrected,
         pilot=None if pilot is None else load_pilot(pilot),
         limits=limits,
         form=options.choice_or_any(Form, form, "--form"),
@@ -92,9 +90,7 @@ def command(
         gap={options.ANY: None, options.GAP: True}.get(when, False),
         max_queues=queues,
         codec=options.choice_or_any(Codec, codec, "--codec"),
-        optimizer=Optimizer.SGD
-        if corrected
-        else options.choice_or_any(Optimizer, optimizer, "--optimizer", also=(own.CORRECTED,)),
+        optimizer=options.choice_or_any(Optimizer, optimizer, "--optimizer"),
         disturbance=given.get("disturb"),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
         effort=options.optional("--effort", effort_of, effort),

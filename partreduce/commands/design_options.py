@@ -13,8 +13,7 @@ from partreduce.topo.units import parse_number, parse_size, parse_time
 
 OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting")
 DATA = ("shuffled", "per-worker", "per-node")
-CORRECTED = "corrected-sgd"
-OPTIMIZERS = (options.ANY, "sgd", CORRECTED, "momentum", "adam")
+OPTIMIZERS = (options.ANY, "sgd", "momentum", "adam")
 LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "queues")
 MAX_PERIOD = 512
 
@@ -85,8 +84,7 @@ OptimizerName = Annotated[
     str,
     typer.Option(
         "--optimizer",
-        help=f"Predict steps for this optimizer: {', '.join(OPTIMIZERS)}. AdamW is adam; {CORRECTED} is "
-        "plain SGD with drift correction, for sorted data.",
+        help=f"Predict steps for this optimizer: {', '.join(OPTIMIZERS)}. AdamW is adam.",
         autocompletion=options.members(*OPTIMIZERS),
         rich_help_panel=options.MODEL,
     ),

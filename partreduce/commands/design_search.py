@@ -161,12 +161,6 @@ def _print(planned: Plan, job: Job) -> None:
         screen.print(f"  • {sentence}")
     for sentence in planned.cautions[guesses:]:
         screen.print(f"  ! {sentence}", style="yellow")
-    if planned.recommendation.bound is not None:
-        best = planned.recommendation
-        screen.print(
-            f"  • its consensus distance is {number(best.consensus_distance.value)}; no schedule of the class "
-            f"“{best.bound_class}” that communicates no more has less than {number(best.bound)}"
-        )
 
 
 def _print_tables(hybrid: Hybrid) -> None:

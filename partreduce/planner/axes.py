@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from partreduce.planner.job import Job
 from partreduce.planner.lateness import Lateness
 from partreduce.planner.limits import most_pace, within_gap
-from partreduce.planner.measuring import Figures, Label, assembled, figures_of, pushed_by, steps_model
+from partreduce.planner.measuring import Figures, Label, assembled, figures_of, pushed_by
 from partreduce.planner.option import Option, added_by_lateness, known
 from partreduce.planner.preference import Costs, preference
 from partreduce.planner.steps_model import StepsModel
@@ -110,7 +110,7 @@ class Axes:
 
     def _models(self) -> list[StepsModel]:
         """The job's, and where the time to a loss counts its cases in which consensus distance costs least and most."""
-        if self.job.fastest or self.job.objective is not Objective.BALANCED or self.job.drift_correction:
+        if self.job.fastest or self.job.objective is not Objective.BALANCED:
             return [self.usual]
         cases = sorted(self.usual.cases, key=lambda case: case.a)
         return [self.usual, *dict.fromkeys((cases[0], cases[-1]))]
@@ -158,8 +158,6 @@ class Axes:
         """What the objective looks at, for given seconds of a step."""
         figures = self.at(setting)
         noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, self.job)
-        if model is self.usual:
-            model = self._model(setting, noise, pushed, figures.late_distance)
         return Costs(
             communication=timing.sent(setting).seconds,
             step_seconds=step_seconds,
@@ -210,13 +208,6 @@ class Axes:
         """Whether the steps model was not fitted to such figures."""
         figures = self.at(setting)
         return self.usual.extrapolates(known(figures.consensus_distance), pushed_by(figures.drift, self.job))
-
-    def _model(self, setting: Setting, noise: float, pushed: float, late: float) -> StepsModel:
-        """See `steps_model`; whether there is a correction depends on lateness and on a pace above 1, not on which."""
-        if pushed <= 0 or not self.job.drift_correction:
-            return self.usual
-        like = setting._replace(pace=min(setting.pace, 2))
-        return steps_model(like.of(self.schedule), self.job, noise, pushed, late)
 
     def option(self, setting: Setting, label: Label, timing: Timings | None = None) -> Option:
         """The schedule as this setting runs it, with everything that decides."""

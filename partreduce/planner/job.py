@@ -62,12 +62,11 @@ class Data(StrEnum):
 class Job:
     """A cluster with its hardware, what matters, and the limits.
 
-    `drift_correction` allows schedules to be recommended for training with it, which needs plain SGD; `disturbance`
-    is what the step times are sampled with. `effort` is how much to compute, in nominal seconds (`EFFORTS` names
-    some): the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the planning where no
-    effort is given, and caps the effort otherwise; without either the effort is normal. `form` and `when` restrict
-    how sums of every candidate may travel and whether they may come late; None lets the planner take the best for
-    each. `codec` is what sums may be written in, where a strategy allows it and it pays; the
+    `disturbance` is what the step times are sampled with. `effort` is how much to compute, in nominal seconds
+    (`EFFORTS` names some): the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the
+    planning where no effort is given, and caps the effort otherwise; without either the effort is normal. `form` and
+    `when` restrict how sums of every candidate may travel and whether they may come late; None lets the planner take
+    the best for each. `codec` is what sums may be written in, where a strategy allows it and it pays; the
     default changes no number, and None allows float16 and int8. `optimizer` says which tasks
     the job resembles where no pilot says it; None: any. `curvature` is the
     learning rate times the largest curvature of the loss: it prices gradients that come late. `fastest` takes the
@@ -86,7 +85,6 @@ class Job:
     objective: Objective = Objective.BALANCED
     limits: Limits = field(default_factory=Limits)
     data: Data = Data.SHUFFLED
-    drift_correction: bool = False
     form: Form | None = None
     when: Lateness | None = None
     codec: Codec | None = Codec.NONE
@@ -145,12 +143,6 @@ class Job:
                 f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with --data "
                 f"{self.pilot.data}, or run the pilot with --data {self.data}"
             )
-        if self.drift_correction and self.optimizer not in {None, Optimizer.SGD}:
-            raise InputError(
-                f"optimizer: is {self.optimizer}; drift correction needs plain sgd; leave out one of the two"
-            )
-        if self.pilot is not None and self.drift_correction:
-            raise InputError("pilot: ran without drift correction, whose prices are others; leave out one of the two")
 
     def _check_survive(self) -> None:
         most = min(MAX_NODES, self.cluster.num_workers - 2)
@@ -183,7 +175,7 @@ class Job:
 
     @property
     def steps_model(self) -> StepsModel:
-        """What predicts the steps of a schedule without drift correction: the pilot's prices, or the shipped model."""
+        """What predicts the steps of a schedule: the pilot's prices, or the shipped model."""
         model = shipped(self.optimizer, self.cluster.num_workers) if self.pilot is None else steps_model(self.pilot)
         return model if self.curvature is None else model.at_curvature(self.curvature)
 
@@ -226,12 +218,7 @@ class Job:
 
     @property
     def codecs(self) -> tuple[Codec, ...]:
-        """The codecs that a candidate takes where its strategy allows it and it pays, the finest first.
-
-        None where drift correction is counted on, whose corrections do not sum to zero if learned from rounded means.
-        """
-        if self.drift_correction and self.data is not Data.SHUFFLED:
-            return (Codec.NONE,)
+        """The codecs that a candidate takes where its strategy allows it and it pays, the finest first."""
         if self.codec is None:
             return (Codec.NONE, Codec.FLOAT16, Codec.INT8)
         return (Codec.NONE,) if self.codec is Codec.NONE else (Codec.NONE, self.codec)

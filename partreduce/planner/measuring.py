@@ -11,12 +11,10 @@ from typing import NamedTuple
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, Job
 from partreduce.planner.option import Option, known
-from partreduce.planner.steps_model import CORRECTED, StepsModel
 from partreduce.planner.travel import CostedHow, coded_words, cost_of, hows_of, paying, travelling
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures import consensus_distance, contraction, drift, late_distance
 from partreduce.topo.figures.base import Figure
-from partreduce.topo.figures.correction import is_correctable
 from partreduce.topo.pilot import Probe
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
@@ -59,8 +57,6 @@ class Label:
 
     name: str
     status: str = "catalogue"
-    bound: float | None = None
-    bound_class: str = ""
 
 
 def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: Form | None = None) -> Option:
@@ -121,7 +117,7 @@ def assembled(
     """The option of a schedule that is measured already."""
     noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, job)
     late, delayed = figures.late_distance, job.delayed(schedule.strategy.when)
-    model = steps_model(schedule, job, noise, pushed, late)
+    model = job.steps_model
     return Option(
         name=label.name,
         schedule=schedule,
@@ -141,10 +137,7 @@ def assembled(
         ),
         model=model,
         extrapolated=model.extrapolates(noise, pushed),
-        corrected=model is CORRECTED,
         status=label.status,
-        bound=label.bound,
-        bound_class=label.bound_class,
     )
 
 
@@ -157,15 +150,6 @@ def _waiting(seconds: Seconds, communicating: float) -> float:
 def pushed_by(drift: Figure, job: Job) -> float:
     """The drift that counts for the job's data: none where every worker sees the same mixture."""
     return 0.0 if job.data is Data.SHUFFLED else known(drift)
-
-
-def steps_model(schedule: Schedule, job: Job, noise: float, pushed: float, late: float) -> StepsModel:
-    """The model with drift correction where the job allows it, the schedule has it, and it needs fewer steps."""
-    usual = job.steps_model
-    if pushed <= 0 or not job.drift_correction or not is_correctable(schedule):
-        return usual
-    helps = CORRECTED.steps_ratio(noise, pushed) < usual.steps_ratio(noise, pushed, late=late)
-    return CORRECTED if helps else usual
 
 
 def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:

@@ -85,12 +85,10 @@ class Option:
 
     Seconds are per step of the workers with the largest pace. `step_seconds` includes computing, waiting and
     communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
-    number of steps to a loss over All-Reduce's, by `model`; `status` is the search's word (`optimal`, `feasible`) or
-    `catalogue`; `bound` the least consensus distance that any schedule of `bound_class` can have at this communication,
-    where that is proved. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
+    number of steps to a loss over All-Reduce's, by `model`; `status` is `feasible` where the search found it, or
+    `catalogue`. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
     `surprise` is what its own run in a pilot changed in the prediction, None where it did not run.
-    `corrected` says that the steps ratio is the one with drift correction. `facts` are there where workers have no
-    common rounds: a protocol decides then, and was run in virtual time.
+    `facts` are there where workers have no common rounds: a protocol decides then, and was run in virtual time.
     """
 
     name: str
@@ -110,9 +108,6 @@ class Option:
     model: StepsModel
     extrapolated: bool
     status: str
-    bound: float | None = None
-    bound_class: str = ""
-    corrected: bool = False
     surprise: float | None = None
     facts: Facts | None = None
 
@@ -281,11 +276,8 @@ class Option:
             "step_seconds": self.step_seconds,
             "waiting_seconds_per_step": self.waiting,
             "steps_ratio": self.steps_ratio if math.isfinite(self.steps_ratio) else None,
-            "drift_correction": "auto" if self.corrected else None,
             "period": self.period,
             "status": self.status,
-            "bound": self.bound,
-            **({"bound_class": self.bound_class} if self.bound_class else {}),
             **({self.facts.kind: self.facts.to_json()} if self.facts else {}),
         }
 

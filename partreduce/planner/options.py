@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from partreduce.planner.answer import with_bound
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
 from partreduce.planner.contingencies import goes_on
@@ -97,13 +96,7 @@ def _search(weighed: Weighed, job: Job, clock: Clock, until: float, say: Callabl
 def options_of(candidate: Candidate, job: Job) -> list[Option]:
     """The options of one schedule that the search found."""
     schedule = candidate.schedule
-    label = Label(
-        name=schedule.name,
-        status=str(candidate.status),
-        bound=candidate.bound,
-        bound_class=candidate.bound_class,
-    )
-    return [with_bound(option) for option in Axes.of(schedule, job).options(label)]
+    return Axes.of(schedule, job).options(Label(name=schedule.name, status=Status.FEASIBLE))
 
 
 def _line(news: SearchStage) -> str:

@@ -40,8 +40,7 @@ def _codec_pays(chosen: Option, options: Sequence[Option], job: Job) -> list[str
     plain, *coarser = cheapest_hows(schedule, job)
     hows = [chosen.how] if is_coded else [costed.how for costed in coarser]
     if not hows:
-        refused = schedule.strategy.refuses_codec(schedule.cluster)
-        why = refused or "drift correction learns from means, and from rounded ones it learns wrongly"
+        why = schedule.strategy.refuses_codec(schedule.cluster)
         return [f"its sums travel as they are: {why.partition(';')[0]}"]
     taken = [(how, *_on_the_wire(schedule, job, how)) for how in hows]
     how, wire, coding = min(taken, key=lambda one: one[1] + one[2])

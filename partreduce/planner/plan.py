@@ -41,8 +41,7 @@ class Plan:
 
     `gain` is the recommendation's over the best plain alternative, All-Reduce every k steps in its best form, late or
     not. `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
-    synthesiser's word about its own problem, which minimises a figure where the objective is none, `search_proof` what
-    its bound covers.
+    synthesiser's word about its own problem, which minimises a figure where the objective is none.
     """
 
     recommendation: Option
@@ -55,7 +54,6 @@ class Plan:
     gain: Gain | None
     answer: Answer
     search_status: str
-    search_proof: str
     pilot: Pilot | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -68,7 +66,7 @@ class Plan:
             "cautions": self.cautions,
             "front": [option.to_json() for option in self.front],
             "baselines": [option.to_json() for option in self.baselines],
-            "search": {"status": self.search_status, "proof": self.search_proof},
+            "search": {"status": self.search_status},
             **({} if self.pilot is None else {"pilot": _prices(self.pilot)}),
         }
 
@@ -97,7 +95,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     say(f"proving {going.name}")
     proof = prove(going.schedule)
     best = front(shown)
-    answer = answer_of(chosen, job, searched, clock)
+    answer = answer_of(chosen, job, clock)
     return Plan(
         recommendation=going,
         proof=proof,
@@ -119,7 +117,6 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         gain=gain_of(chosen, options, job),
         answer=answer,
         search_status=str(searched.status),
-        search_proof=searched.proof,
         pilot=job.pilot,
     )
 

@@ -57,7 +57,7 @@ def recommend(options: Sequence[Option], job: Job) -> Option:
     kept = unbeaten(allowed)
     least = min(preference(option.costs, job.objective) for option in kept)
     best = [option for option in kept if preference(option.costs, job.objective) == least]
-    return min(best, key=lambda option: (simplicity(option), option.status != "optimal", option.name))
+    return min(best, key=lambda option: (simplicity(option), option.name))
 
 
 def _taken(options: Sequence[Option], name: str) -> Option:
@@ -140,12 +140,6 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
         )
     if chosen.form is Form.HIERARCHICAL:
         said.append("its groups add up inside nodes first, as its file says: form hierarchical")
-    if chosen.corrected:
-        without = job.steps_model.steps_ratio(float(chosen.consensus_distance), float(chosen.drift))
-        said.append(
-            f"run it with drift_correction='auto' (plain SGD without momentum): without that it is predicted to need "
-            f"{without:.2f} times All-Reduce's steps"
-        )
     if job.pilot is not None:
         said.append(_changed_by(job.pilot, chosen, options, job))
     return said
@@ -310,21 +304,13 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
         said.append(_guessed(chosen))
     said += _presumed(chosen, job)
     if chosen.status == "feasible":
-        bound = (
-            "" if chosen.bound is None else f" of its class, with a consensus distance of {chosen.bound:.4g} or more,"
-        )
-        said.append(f"better schedules{bound} may exist: the search ended because {ended}, not at a proof")
+        said.append(f"better schedules may exist: the search ended because {ended}, not at a proof")
     elif chosen.status == "catalogue" and not chosen.is_plain:
         said.append("the recommendation is a published construction; that nothing better exists is not proved")
     if job.pilot is not None and job.pilot.num_workers != job.cluster.num_workers:
         said.append(
             f"the pilot had {job.pilot.num_workers} workers and this cluster has {job.cluster.num_workers}: its prices "
             "change with the number, as docs/pilot.md shows"
-        )
-    if job.data is not Data.SHUFFLED and not job.drift_correction and job.pilot is None:
-        said.append(
-            "drift correction is left out; if you train with plain SGD, say --optimizer corrected-sgd: with it "
-            "schedules that average rarely need far fewer steps on such data"
         )
     if job.data is Data.SHUFFLED and (chosen.drift.value or 0) > 1:
         drift = chosen.drift.value or math.inf

@@ -312,16 +312,3 @@ def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsM
 
 
 FITTED = shipped()
-
-CORRECTED = StepsModel(
-    a=0.2884,
-    c=0.0069,
-    p=0.9317,
-    errors=(("per-worker", 0.30), ("per-node", 0.28)),
-    max_consensus_distance=MEASURED,
-    max_drift=170.0,
-)
-"""The same on sorted data with drift correction `auto` (benchmarks/results/steps_to_loss_corrected.json).
-
-Corrections take the push away but follow noise, so consensus distance weighs more than without and drift less.
-"""

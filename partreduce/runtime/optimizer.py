@@ -47,7 +47,6 @@ from partreduce.runtime.sharding.whole import own_states, whole_states
 from partreduce.runtime.state.handover import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
-from partreduce.runtime.strategies.drift_correction import CorrectedMeans, chosen_alpha
 from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
 from partreduce.runtime.transport.forms import chosen_form, formed
 from partreduce.runtime.transport.notes import note_stage
@@ -99,7 +98,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trace: a directory for one Perfetto trace per worker and for reports of failures.
         initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers; with averaged
             gradients they must not, which the first step checks.
-        drift_correction: for data that differs between workers: `auto`, or its strength α; plain SGD only.
         form: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's by
             default.
         codec: how sums are written on the wire: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by
@@ -128,7 +126,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         timeout: float = DEFAULT_TIMEOUT,
         trace: str | Path | None = None,
         initial: str = "broadcast",
-        drift_correction: float | str | None = None,
         form: str | None = None,
         codec: str | None = None,
         outer_state: str = "device",
@@ -145,7 +142,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.schedule = as_started(self.planned) if world is None else self.planned
         policies = Policies.chosen(buffers, optimizer_state, initial, outer_state)
         policies.refuse_combinations(self.optimizer, self.schedule)
-        replica = replica_of(model, checked_mesh(mesh, world), self.schedule, drift_correction)
+        replica = replica_of(model, checked_mesh(mesh, world), self.schedule)
         alone = is_alone(world, mesh)
         tables = Tables() if alone else find_tables(model, self.optimizer, self.schedule)
         flat = FlatModel(
@@ -161,12 +158,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
         plan = with_codec(self.schedule, group_form, codec, device)
         policies.refuse_apart(plan)
-        alpha = chosen_alpha(drift_correction, plan, self.optimizer)
-        facts |= {
-            "form": group_form.value,
-            "codec": fact_of(plan.strategy.how),
-            "drift correction": "none" if alpha is None else f"{alpha:.12g}",
-        }
+        facts |= {"form": group_form.value, "codec": fact_of(plan.strategy.how)}
         agreed = agree(facts, flat.layout(), world, device, timeout, mesh=mesh, replica=replica)
         if alone:
             say_alone(self.schedule)
@@ -177,9 +169,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             refuse_other_paces(agreed.world, self)
             reached = formed(agreed.world, group_form, self.schedule.cluster)
         own_process = world is None and not alone
-        lives_on = own_process and lives_on_after_losses(
-            plan, reached, agreed.key, tables, replica, corrects=alpha is not None
-        )
+        lives_on = own_process and lives_on_after_losses(plan, reached, agreed.key, tables, replica)
         heartbeat = Heartbeat(
             reached.store,
             reached.rank,
@@ -204,7 +194,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 epochs=epochs_of(reached, heartbeat, plan, key=agreed.key, timeout=timeout) if lives_on else None,
                 keeps_on_host=policies.keeps_on_host,
             )
-            self.runner = self._built(alpha)
+            self.runner = ParameterRunner(self.run) if alone else build(self.run)
         uneven_inputs = UnevenInputs(
             reached.store, reached.rank, reached.size, heartbeat, key=agreed.key, timeout=timeout
         )
@@ -250,12 +240,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"initial='keep': worker {apart[0]} starts from another model than worker 0, and averaged gradients "
                 "would keep them apart; use 'broadcast', or load the same model on all workers"
             )
-
-    def _built(self, alpha: float | None) -> Runner:
-        """What averages as the schedule says, with the strength of drift correction if there is one."""
-        if self.run.alone:
-            return ParameterRunner(self.run)
-        return build(self.run) if alpha is None else CorrectedMeans(self.run, self.optimizer, alpha)
 
     @property
     def round(self) -> int:

@@ -436,9 +436,6 @@ REFUSALS = {
     "on request": lambda mesh: _wrapped(
         sharded(mesh), mesh["dp_replicate"], Schedule("asked", Cluster.regular(1, 2), Pairwise(active=(0,)))
     ),
-    "drift correction": lambda mesh: _wrapped(
-        sharded(mesh), mesh["dp_replicate"], schedules(2)["groups"], drift_correction="auto"
-    ),
     "converted": _converted,
     "meta": _on_meta,
     "offloaded": _offloaded,

@@ -292,7 +292,6 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
         steps_ratio=steps_ratio,
         model=model,
         extrapolated=model.extrapolates(*figures),
-        corrected=False,
         facts=Facts(
             kind=Gaps.word,
             words=candidate.setting.words,

@@ -159,7 +159,6 @@ def calm(job: Job) -> Job:
         job,
         cluster=replace(job.cluster, hardware=hardware),
         disturbance=None,
-        drift_correction=False,
         when=Lateness.LOCKSTEP,
         codec=Codec.NONE,
         quorum=False,

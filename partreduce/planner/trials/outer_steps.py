@@ -87,7 +87,7 @@ def why_not_weighed(job: Job) -> str:
         return "another kind is asked for"
     if job.pilot is not None:
         return "a pilot does not price them"
-    if job.data is not Data.SHUFFLED or job.drift_correction:
+    if job.data is not Data.SHUFFLED:
         return "they were measured on shuffled data"
     if job.optimizer not in MEASURED:
         return f"they were measured under {', '.join(MEASURED)}, which --optimizer can say"

@@ -311,5 +311,4 @@ def _with_figures(option: Option, late: float, job: Job, found: Run) -> Option:
         late_distance=apart,
         steps_ratio=model.steps_ratio(*counted, late=apart),
         extrapolated=model.extrapolates(*counted),
-        corrected=False,
     )

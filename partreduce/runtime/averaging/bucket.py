@@ -97,9 +97,9 @@ class Bucket:
     """What is reduced as one array: the flat parameters of one (device, dtype), piggybacked tensors, the tag.
 
     `size` counts parameters with padding, `length` piggybacked tensors too; the array of an operation is `length` +
-    presence + tag long, where presence holds one number per parameter that has a gradient somewhere, and makes room for
-    a longer note. Each operation borrows an array while it runs and until its sums are committed; those that came back
-    are lent again, so there are as many as operations ever were under way at once. Any thread may borrow and give back.
+    presence + tag long, where presence holds one number per parameter that has a gradient somewhere. Each operation
+    borrows an array while it runs and until its sums are committed; those that came back are lent again, so there are
+    as many as operations ever were under way at once. Any thread may borrow and give back.
     """
 
     device: torch.device
@@ -111,8 +111,6 @@ class Bucket:
     length: int = 0
     fragment: int = 0
     """Of the model's fragments the one that it belongs to."""
-    note: torch.Tensor | None = None
-    """Numbers that averages of parameters carry along, from the place of presence on, and average (see `carry`)."""
     _spare: list[torch.Tensor] = field(default_factory=list)
     _parts: dict[int, _Parts] = field(default_factory=dict)
     _home: torch.Tensor | None = None
@@ -137,8 +135,7 @@ class Bucket:
     @property
     def array_length(self) -> int:
         """Numbers of an operation's array."""
-        spare = max(len(self.slots), 0 if self.note is None else len(self.note))
-        return self.length + spare + (TAG_LENGTH if self.exact else 0)
+        return self.length + len(self.slots) + (TAG_LENGTH if self.exact else 0)
 
     def lend(self) -> torch.Tensor:
         """An array for one operation; allocated where none has come back."""
@@ -179,11 +176,6 @@ class Bucket:
         """Take an array back of which nobody reads or writes any more, unless it holds the live parameters now."""
         if array is not self._home:
             self._spare.append(array)
-
-    def carry(self, note: torch.Tensor) -> None:
-        """Let averages of parameters carry `note` along: one number per parameter, or a few more than that."""
-        assert self._home is None, "the array that holds the live parameters keeps its length"
-        self.note = note
 
     def _is_shared(self) -> bool:
         """Whether anybody but the parameters and this bucket's own windows looks into the live array."""

@@ -1,6 +1,6 @@
 """Coded operations: what a reducer does besides where the numbers of an operation travel coded.
 
-Parameters or gradients go coded; what follows them in the array (piggybacked tensors, presence, notes, the tag) goes as
+Parameters or gradients go coded; what follows them in the array (piggybacked tensors, presence, the tag) goes as
 it is, in a second operation, together with one number: how many members gave something that was infinite or no number
 already. Where none did and the sum has such numbers all the same, they left the codec's range, and all members learn it
 from what they all have: the sum's bits and that number.

@@ -1,8 +1,7 @@
 """Gradients: the one place that sends, replaces and scales a model's gradients and decides in whose memory they lie.
 
 Gradients own their memory, as torch made it: an average is written into them, so that neither the mean model nor the
-next average can change them afterwards. That costs one pass over the gradients in each step and no array. (Drift
-correction changes gradients in place before a step; it never moves them.)
+next average can change them afterwards. That costs one pass over the gradients in each step and no array.
 """
 
 from __future__ import annotations

@@ -487,8 +487,6 @@ class Reducer:
                 reduction.load(index, slice(first, bucket.size))
             if bucket.piggybacked:
                 load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
-            if bucket.note is not None and not gradients:
-                torch.div(bucket.note, shares, out=scratch[bucket.tail : bucket.tail + len(bucket.note)])
             if tail is not None:
                 tail[-TAG_LENGTH:] = reduction.tag
             if coding is not None:

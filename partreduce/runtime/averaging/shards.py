@@ -122,16 +122,13 @@ class Sharders:
         return ShardSlot(slot.names, slot.parameter, slot.owners, slot.start, slot.stride, held=held)
 
 
-def replica_of(
-    model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedule, drift_correction: object
-) -> list[int]:
+def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedule) -> list[int]:
     """The ranks that hold a sharded model together with this one, itself first; empty for whole models.
 
     Args:
         model: the model.
         mesh: the dimension along which the replicas lie.
         schedule: whose workers are the replicas.
-        drift_correction: as the user asked for it.
 
     Raises:
         InputError: shards, or a schedule, that the ranks of one replica cannot average each for itself.
@@ -175,11 +172,6 @@ def replica_of(
         raise InputError(
             f"schedule {schedule.name!r}: what.tables spreads tables over workers, and fully_shard has spread the "
             "model already; leave one of the two out"
-        )
-    if drift_correction is not None:
-        raise InputError(
-            "drift_correction: weighs a whole model's gradient, of which a rank of a sharded replica has a part; "
-            "leave it out"
         )
     return [own, *sorted(together - {own})]
 

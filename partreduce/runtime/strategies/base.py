@@ -154,7 +154,7 @@ class Runner(ABC):
         """
         raise InputError(
             f"load_checkpoint: the file holds {', '.join(sorted(state))}, which this run does not keep; "
-            "was it saved with drift_correction, or with a codec?"
+            "was it saved with a codec?"
         )
 
     def step_of(self, turn: int) -> int:

@@ -17,9 +17,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 
 
-def lives_on_after_losses(
-    schedule: Schedule, world: World, key: str, tables: Tables, replica: Sequence[int], *, corrects: bool
-) -> bool:
+def lives_on_after_losses(schedule: Schedule, world: World, key: str, tables: Tables, replica: Sequence[int]) -> bool:
     """Whether the launcher lets this run go on after losses.
 
     Raises:
@@ -37,7 +35,6 @@ def lives_on_after_losses(
         "it belongs to the second DistributedOptimizer of this process": key != "1",
         "its replicas are sharded": bool(replica),
         "its tables are spread over the workers": bool(tables),
-        "it corrects drift": corrects,
         "its groups are not gloo's": not isinstance(world, GlooWorld),
     }
     if refusal := refusal_of(schedule) or next((why for why, holds in refusals.items() if holds), ""):

@@ -1,6 +1,5 @@
-"""Schedules from other tools' files and from networkx graphs, verified like any others; and back to settings."""
+"""Schedules from other tools' files and from networkx graphs, verified like any others."""
 
-from partreduce.schedulers.imports.diloco_export import export_schedule as export_schedule
 from partreduce.schedulers.imports.load import formats as formats
 from partreduce.schedulers.imports.load import import_schedule as import_schedule
 from partreduce.schedulers.imports.networkx_graphs import from_networkx as from_networkx

@@ -30,32 +30,15 @@ from partreduce.topo.strategies.routes import Routes
 MEGABYTE = 2**20
 
 
-class Words(NamedTuple):
-    """What a program calls H, the number of fragments, the steps by which they are late, and alpha."""
-
-    every: str
-    fragments: str
-    delay: str
-    alpha: str
-
-
-MAXTEXT_WORDS = Words(
-    "diloco_sync_period",
-    "num_diloco_fragments",
-    "num_communication_overlapping_steps",
-    "communication_overlapping_alpha",
-)
-TORCHTITAN_WORDS = Words("sync_steps", "num_fragments", "fragment_sync_delay", "fragment_update_alpha")
-TORCHFT_WORDS = TORCHTITAN_WORDS._replace(every="sync_every", fragments="model_fragments")
 MAXTEXT = {
     "enable_diloco": False,
     "enable_streaming_diloco": False,
-    MAXTEXT_WORDS.every: 36,
+    "diloco_sync_period": 36,
     "diloco_outer_lr": 0.3,
     "diloco_outer_momentum": 0.9,
-    MAXTEXT_WORDS.fragments: None,
-    MAXTEXT_WORDS.delay: 0,
-    MAXTEXT_WORDS.alpha: 0.0,
+    "num_diloco_fragments": None,
+    "num_communication_overlapping_steps": 0,
+    "communication_overlapping_alpha": 0.0,
     "dcn_diloco_parallelism": 1,
     "ici_diloco_parallelism": 1,
 }
@@ -63,19 +46,19 @@ MAXTEXT = {
 TORCHTITAN: dict[str, Any] = {
     "enable": False,
     "semi_sync_method": None,
-    TORCHTITAN_WORDS.every: 5,
-    TORCHTITAN_WORDS.fragments: 1,
+    "sync_steps": 5,
+    "num_fragments": 1,
     "module_fqns_per_model_fragment": [],
-    TORCHTITAN_WORDS.delay: 0,
-    TORCHTITAN_WORDS.alpha: 0.0,
+    "fragment_sync_delay": 0,
+    "fragment_update_alpha": 0.0,
     "group_size": 0,
 }
 """Its `[fault_tolerance]`; the outer optimizer stands in its code: SGD 0.7 with Nesterov momentum 0.9."""
 TORCHFT = {
-    TORCHFT_WORDS.every: None,
-    TORCHFT_WORDS.fragments: 1,
-    TORCHFT_WORDS.delay: 0,
-    TORCHFT_WORDS.alpha: 0.0,
+    "sync_every": None,
+    "model_fragments": 1,
+    "fragment_sync_delay": 0,
+    "fragment_update_alpha": 0.0,
     "outer_optimizer": None,
     "use_bucketization": False,
     "bucket_cap_mb": 1024,
@@ -207,17 +190,17 @@ def _maxtext(members: _Members) -> Settings:
     """`round(H / P)` steps from one fragment to the next, at least 1; the fragment is (step mod period) div spacing."""
     if not members.flag("enable_diloco"):
         raise members.refused("enable_diloco", "it must be true, or there are no outer steps")
-    asked = members.whole(MAXTEXT_WORDS.every, 1)
+    asked = members.whole("diloco_sync_period", 1)
     momentum = members["diloco_outer_momentum"]
     streams = members.flag("enable_streaming_diloco")
-    fragments = members.whole(MAXTEXT_WORDS.fragments, 2) if streams else 1
+    fragments = members.whole("num_diloco_fragments", 2) if streams else 1
     return Settings(
         program="MaxText",
         asked=asked,
         num_fragments=fragments,
         spacing=max(1, round(asked / fragments)),
-        delay=members.whole(MAXTEXT_WORDS.delay, 0) if streams else 0,
-        alpha=members.share(MAXTEXT_WORDS.alpha) if streams else Fraction(0),
+        delay=members.whole("num_communication_overlapping_steps", 0) if streams else 0,
+        alpha=members.share("communication_overlapping_alpha") if streams else Fraction(0),
         outer=members.outer(lr=members["diloco_outer_lr"], momentum=momentum, nesterov=momentum != 0),
         num_replicas=members.whole("dcn_diloco_parallelism", -1) * members.whole("ici_diloco_parallelism", -1),
     )
@@ -233,38 +216,38 @@ def _torchtitan(members: _Members) -> Settings:
         isinstance(each, list) and each and all(isinstance(name, str) and name for name in each) for each in named
     ):
         raise members.refused("module_fqns_per_model_fragment", "it must list the modules of each fragment")
-    count = (len(named) or members.whole(TORCHTITAN_WORDS.fragments, 1)) if streams else 1
-    asked, spacing, delay = _turns_of_torchft(members, TORCHTITAN_WORDS, count)
+    count = (len(named) or members.whole("num_fragments", 1)) if streams else 1
+    asked, spacing, delay = _turns_of_torchft(members, "sync_steps", count)
     return Settings(
         program="torchtitan",
         asked=asked,
         num_fragments=count,
         spacing=spacing,
         delay=delay if streams else 0,
-        alpha=members.share(TORCHTITAN_WORDS.alpha) if streams else Fraction(0),
+        alpha=members.share("fragment_update_alpha") if streams else Fraction(0),
         outer=members.outer(**{"lr": 0.7, "momentum": 0.9, "nesterov": True} if streams else {}),
         num_replicas=members.whole("group_size", 0),
         fragments=tuple(tuple(f"{name}.*" for name in each) for each in named) if streams and len(named) > 1 else (),
     )
 
 
-def _turns_of_torchft(members: _Members, words: Words, fragments: int) -> tuple[int, int, int]:
+def _turns_of_torchft(members: _Members, every: str, fragments: int) -> tuple[int, int, int]:
     """(steps in all, steps from one fragment to the next, steps by which each is late)."""
-    asked, delay = members.whole(words.every, 1), members.whole(words.delay, 0)
+    asked, delay = members.whole(every, 1), members.whole("fragment_sync_delay", 0)
     spacing, rest = divmod(asked, fragments)
     if rest:
-        raise members.refused(words.every, f"torchft asks for a multiple of the {fragments} fragments")
+        raise members.refused(every, f"torchft asks for a multiple of the {fragments} fragments")
     if delay >= spacing:
-        raise members.refused(words.delay, f"torchft asks for less than {asked} / {fragments} steps")
+        raise members.refused("fragment_sync_delay", f"torchft asks for less than {asked} / {fragments} steps")
     return asked, spacing, delay
 
 
 def _torchft(members: _Members) -> Settings:
     """`sync_every` div P steps from one fragment to the next; the fragment is the manager's step mod P."""
-    given = members[TORCHFT_WORDS.fragments]
-    sizes = members.sizes(TORCHFT_WORDS.fragments) if isinstance(given, list) else None
-    fragments = members.whole(TORCHFT_WORDS.fragments, 1) if sizes is None else len(sizes)
-    asked, spacing, delay = _turns_of_torchft(members, TORCHFT_WORDS, fragments)
+    given = members["model_fragments"]
+    sizes = members.sizes("model_fragments") if isinstance(given, list) else None
+    fragments = members.whole("model_fragments", 1) if sizes is None else len(sizes)
+    asked, spacing, delay = _turns_of_torchft(members, "sync_every", fragments)
     outer = members["outer_optimizer"]
     if not isinstance(outer, dict) or not set(outer) <= {"lr", "momentum", "nesterov"}:
         raise members.refused("outer_optimizer", 'it must be such as {"lr": 0.7, "momentum": 0.9, "nesterov": true}')
@@ -274,7 +257,7 @@ def _torchft(members: _Members) -> Settings:
         num_fragments=fragments,
         spacing=spacing,
         delay=delay,
-        alpha=members.share(TORCHFT_WORDS.alpha),
+        alpha=members.share("fragment_update_alpha"),
         outer=members.outer(**outer),
         num_replicas=0 if members["num_replicas"] is None else members.whole("num_replicas", 2),
         coverage=_coverage(members, sizes),

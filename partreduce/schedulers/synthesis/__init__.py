@@ -1,4 +1,4 @@
-"""Synthesis: schedules searched for a cluster, with lower bounds proved for whatever could have been searched.
+"""Synthesis: schedules searched for a cluster.
 
 `front.search` is the entry. `problem` says what can be asked and what comes back. Then, in the order of the work:
 
@@ -10,7 +10,6 @@
 * `scoring`: thousands of periods at once, through the covariance that phases pass on;
 * `period_search` over one alphabet, which fills an `archive`: hints, `segments` between full averages put together, and
   `windows` of what is on the front built anew;
-* the bound: `age_bound` over the phases of a complete alphabet;
 * `candidates`: what is left as schedules with figures of `topo`, and the choice among them.
 """
 

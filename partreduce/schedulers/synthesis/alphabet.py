@@ -31,8 +31,7 @@ class Alphabet:
     """A phases over one space.
 
     `matrices` (A, C, G, G), `costs` (A,) in seconds of one round, `crosses` (A,) whether a group crosses nodes.
-    `radices` is set for rules; `pace` is one number or one per worker. `complete` says that
-    every phase of the stated class is in it, or is dominated by the full average that is (see `prune`).
+    `radices` is set for rules; `pace` is one number or one per worker.
     """
 
     cluster: Cluster
@@ -43,8 +42,6 @@ class Alphabet:
     crosses: npt.NDArray[np.bool_]
     radices: tuple[int, ...] | None = None
     pace: int | tuple[int, ...] = 1
-    complete: bool = False
-    described: str = ""
     # The maps once they are asked for; a changed alphabet begins without them.
     _maps: list[CovarianceMap] = field(init=False, repr=False, default_factory=list)
 

@@ -22,7 +22,7 @@ from partreduce.topo.timing import loads
 Floats = npt.NDArray[np.float64]
 
 MAX_ALL_PARTITIONS = 8
-"""Workers up to which all partitions are listed, so that the alphabet is complete."""
+"""Workers up to which all partitions are listed."""
 MAX_SUBSET_RANKS = 4
 """Local ranks up to which patterns cross nodes with every set of them; beyond, with aligned spans."""
 MAX_SUBSET_NODES = 5
@@ -62,18 +62,6 @@ def explicit_space(num_workers: int, paces: npt.NDArray[np.int64]) -> Space:
     inner = float(steps.sum()) * (1 - 1 / num_workers)
     fresh = centre @ np.diag(paces.astype(np.float64)) @ centre
     return Space(num_workers, np.ones(1), fresh[None], inner, instants)
-
-
-def no_larger_than(problem: Problem) -> str:
-    """The limit on groups in words, for a class that keeps it; nothing where it does not bind."""
-    limit = problem.limits.max_group
-    return "" if limit is None or limit >= problem.cluster.num_workers else f" of at most {limit} workers each"
-
-
-def plain_means(pace: Sequence[int]) -> str:
-    """The class of all schedules with one pace per worker, in words."""
-    unequal = "" if len(set(pace)) == 1 else f" with paces {tuple(pace)}"
-    return f"all schedules of plain means on {len(pace)} workers{unequal}"
 
 
 def partition_cost(groups: Groups, problem: Problem) -> float:
@@ -160,7 +148,7 @@ def explicit_alphabet(
     expired: Callable[[], bool],
     clock: Clock | None = None,
 ) -> Alphabet:
-    """Explicit phases for the problem with one pace per worker, pruned; complete (all partitions) up to 8 workers."""
+    """Explicit phases for the problem with one pace per worker, pruned; all partitions up to 8 workers."""
     cluster, n = problem.cluster, problem.cluster.num_workers
     complete = n <= MAX_ALL_PARTITIONS
     everyone = tuple(range(n))
@@ -197,8 +185,6 @@ def explicit_alphabet(
         costs[cheap],
         (node_of[rows[cheap]] != node_of).any(axis=1),
         pace=tuple(int(p) for p in paces) if len(set(pace)) > 1 else int(paces[0]),
-        complete=complete,
-        described=plain_means(pace) + no_larger_than(problem),
     )
     return alphabet.prune()
 

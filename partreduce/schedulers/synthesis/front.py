@@ -1,4 +1,4 @@
-"""Entry: from a problem to a Pareto front of schedules with proved bounds."""
+"""Entry: from a problem to a Pareto front of schedules."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import numpy as np
 
-from partreduce.schedulers.synthesis.age_bound import DualBound, dual_bound
 from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cluster_shape import (
@@ -26,7 +25,7 @@ from partreduce.schedulers.synthesis.explicit_alphabet import (
 )
 from partreduce.schedulers.synthesis.hints import budgets_of
 from partreduce.schedulers.synthesis.period_search import Search, SearchStage
-from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status, up_to
+from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.schedulers.synthesis.schedule_model import decided_schedules
 from partreduce.topo.schedule import Schedule
@@ -39,16 +38,10 @@ ALPHABET_SHARE = 0.15
 """Part of the search's time after which no more phases are made up."""
 COMPOSING_SHARE = 0.4
 """Part of an alphabet's time in which known schedules are looked up and compositions solved."""
-BOUND_SHARE = 0.2
-"""Part of an alphabet's time that its bounds may take."""
 MAX_REPORTED = 60
 """Candidates of one alphabet that are reported."""
 PER_RULE = 2e-4
 """Nominal seconds to list, cost and write one phase of a rule."""
-TOLERANCE = 5e-5
-"""A consensus distance within this of its proved bound is called optimal (the bound's tables are float32)."""
-LOCKSTEP_CLASS = "in lockstep"
-"""How the class of a bound says that no averaging is late; whoever converts the bound says otherwise in its place."""
 
 
 def search(
@@ -90,39 +83,24 @@ def search(
         reason = "the time was over before the search began" if reached else _too_large(problem)
         return _without_search(Status.UNKNOWN, reason, clock.elapsed - begun, seed)
     by_alphabet: list[list[Candidate]] = []
-    bounds: list[DualBound] = []
-    doubts: list[str] = []
     for index, alphabet in enumerate(alphabets):
         start = clock.position()
         end = start + (until - start) / (len(alphabets) - index)
         tried = Search(alphabet, problem, clock=clock, seed=seed + index, progress=progress)
         tried.start(start + COMPOSING_SHARE * (end - start))
-        bound = _bound(problem, tried, start + (COMPOSING_SHARE + BOUND_SHARE) * (end - start))
         tried.tell("searching")
         tried.refine(end)
-        by_alphabet.append(_candidates(problem, tried, bound))
-        if bound is not None:
-            bounds.append(bound)
-            if shortfall := beyond(problem, bound):
-                doubts.append(f"{class_of(bound, problem)}: {shortfall}")
+        by_alphabet.append(_candidates(problem, tried))
     # In turns, since those of other paces make shorter steps of as much communication.
     found = [one for turn in zip_longest(*by_alphabet) for one in turn if one is not None]
     best = preferred(problem, found)
-    if best is not None:
-        status, reason = best.status if problem.objective is Objective.CONSENSUS_DISTANCE else Status.FEASIBLE, ""
-    elif len(doubts) == len(alphabets):
-        status, reason = Status.INFEASIBLE, "; ".join(doubts)
-    else:
-        status, reason = Status.UNKNOWN, nearest(problem, found)
     return Front(
         candidates=tuple(sorted(found, key=lambda one: one is not best)),
         best=best,
-        status=status,
+        status=Status.UNKNOWN if best is None else Status.FEASIBLE,
         seconds=clock.elapsed - begun,
         seed=seed,
-        reason=reason,
-        proof="; ".join(_proof(problem, bound) for bound in bounds),
-        bounds=tuple(bounds),
+        reason=nearest(problem, found) if best is None else "",
     )
 
 
@@ -145,18 +123,6 @@ def impossible(problem: Problem) -> str | None:
             f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
         )
     return None
-
-
-def beyond(problem: Problem, bound: DualBound) -> str | None:
-    """Why the two limits together are out of reach of one class of schedules, by the age bound."""
-    budget, value = problem.limits.max_communication, problem.most_consensus_distance
-    if budget is None or value is None or up_to(value) >= bound.at(up_to(budget)):
-        return None
-    return (
-        f"max_consensus_distance: {value:.6g} within {budget:.6g} s per step is impossible (age bound); consensus "
-        f"distance {bound.at(budget):.6g} or more is possible there, or {bound.budget_for(value):.6g} s or more for "
-        "that value"
-    )
 
 
 def alphabets_of(
@@ -189,38 +155,7 @@ def _too_large(problem: Problem) -> str:
     )
 
 
-def _proof(problem: Problem, bound: DualBound) -> str:
-    """What the bound covers and, for a limit on consensus distance, the communication that it proves to be needed."""
-    text = f"{class_of(bound, problem)}: noise of age up to {bound.depth} counted"
-    value = problem.most_consensus_distance
-    if value is None:
-        return text
-    return f"{text}; consensus distance {value:.6g} needs {1e3 * bound.budget_for(value):.4g} ms per step or more"
-
-
-def _bound(problem: Problem, tried: Search, until: float) -> DualBound | None:
-    """The age bound over the phases of a complete alphabet.
-
-    It is made tight at the communication that is asked for, or that the least found for the asked consensus distance
-    takes.
-    """
-    limits, clock = problem.limits, tried.clock
-    if clock.passed(until):
-        return None
-    budgets = [] if limits.max_communication is None else [limits.max_communication]
-    value = problem.most_consensus_distance
-    cheapest = None if value is None else tried.archive.cheapest_below(value)
-    if cheapest is not None:
-        budgets.append(cheapest.cost)
-    return dual_bound(
-        tried.alphabet,
-        lambda: clock.passed(until),
-        budgets=budgets,
-        affordable=lambda work: clock.fits(work, until),
-    )
-
-
-def _candidates(problem: Problem, tried: Search, bound: DualBound | None) -> list[Candidate]:
+def _candidates(problem: Problem, tried: Search) -> list[Candidate]:
     """The archive's front: what was asked for, the best at what each hint communicates, then the others, spread."""
     archive, limits = tried.archive, problem.limits
     budget, value = limits.max_communication, problem.most_consensus_distance
@@ -240,25 +175,8 @@ def _candidates(problem: Problem, tried: Search, bound: DualBound | None) -> lis
             schedule=tried.alphabet.schedule(indices, f"synthesised-{len(indices)}-phases-{1e3 * entry.cost:.4g}ms"),
             communication_seconds_per_step=entry.cost,
             consensus_distance=entry.value,
-            status=Status.FEASIBLE,
         )
-    found = list(result.values())
-    return found if bound is None else [bounded(one, bound, problem) for one in found]
-
-
-def bounded(one: Candidate, bound: DualBound, problem: Problem) -> Candidate:
-    """The same candidate with the bound at its own communication; optimal where it meets it.
-
-    The bound speaks of one class of schedules and of no other: of the form whose costs were counted, and in lockstep.
-    """
-    floor = bound.at(one.communication_seconds_per_step)
-    status = Status.OPTIMAL if one.consensus_distance <= floor + TOLERANCE else Status.FEASIBLE
-    return replace(one, bound=floor, bound_class=class_of(bound, problem), status=status)
-
-
-def class_of(bound: DualBound, problem: Problem) -> str:
-    """The schedules that a bound covers, in words: another form or a late averaging may do better."""
-    return f"{bound.described}, of any period, {LOCKSTEP_CLASS}, with sums in the form {problem.form}"
+    return list(result.values())
 
 
 def primitive(indices: Indices, least: int = 1) -> Indices:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 
-from partreduce.schedulers.synthesis.age_bound import DualBound
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
@@ -20,13 +19,13 @@ class Status(StrEnum):
     """What is known about an answer. The four are never merged."""
 
     OPTIMAL = "optimal"
-    """Proved: nothing better exists within the stated class and limits; `bound` says so."""
+    """Proved: nothing better exists within the limits."""
 
     FEASIBLE = "feasible"
-    """A valid answer; better ones may exist, down to `bound`."""
+    """A valid answer; better ones may exist."""
 
     INFEASIBLE = "infeasible"
-    """Proved: no answer exists, by a named bound or by two runs, one of them without symmetry breaking."""
+    """Proved: no answer exists, by a named bound."""
 
     UNKNOWN = "unknown"
     """The limit was reached before an answer was."""
@@ -216,18 +215,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One schedule as the search scored it; the planner measures it by `topo`, which shares no code with the search.
-
-    `bound` is a proved lower bound on the consensus distance of every schedule of `bound_class` that communicates no
-    more, None if there is none.
-    """
+    """One schedule as the search scored it; the planner measures it by `topo`, which shares no code with the search."""
 
     schedule: Schedule
     communication_seconds_per_step: float
     consensus_distance: float
-    status: Status
-    bound: float | None = None
-    bound_class: str = ""
 
     @property
     def period(self) -> int:
@@ -240,8 +232,7 @@ class Front:
 
     The best comes first; each beginning of the others is spread over the front of each choice of paces. `best` is the
     candidate that the objective prefers within the limits (None when there is none), `reason` one line about an
-    infeasible or unknown answer with the nearest possible thing, `proof` what the bounds cover, one for each choice of
-    paces.
+    infeasible or unknown answer with the nearest possible thing.
     """
 
     candidates: tuple[Candidate, ...]
@@ -250,5 +241,3 @@ class Front:
     seconds: float
     seed: int
     reason: str = ""
-    proof: str = ""
-    bounds: tuple[DualBound, ...] = ()

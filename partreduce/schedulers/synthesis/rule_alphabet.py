@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.schedulers.synthesis.alphabet import Alphabet
-from partreduce.schedulers.synthesis.explicit_alphabet import no_larger_than
 from partreduce.schedulers.synthesis.hints import rule_rounds
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.scoring import Space
@@ -158,13 +157,8 @@ def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> A
         everybody = Block(tuple(range(size)), tuple(range(len(radices))))
         spread = {phases[i] for i in np.linspace(0, len(phases) - 1, most, dtype=np.int64).tolist()}
         spread |= {(everybody,), *hinted_phases(problem, radices)}
-        phases, complete = tuple(phase for phase in phases if phase in spread), False
+        phases = tuple(phase for phase in phases if phase in spread)
     matrices = np.stack([phase_matrices(phase, size, len(radices)) for phase in phases])
     costs = np.array([rule_cost(phase, radices, problem) for phase in phases])
     crosses = np.array([any(block.across for block in phase) for phase in phases])
-    described = f"rules over node radices {list(radices)} with plain means{no_larger_than(problem)}"
-    space = rule_space(size, radices)
-    alphabet = Alphabet(
-        problem.cluster, space, phases, matrices, costs, crosses, radices, complete=complete, described=described
-    )
-    return alphabet.prune()
+    return Alphabet(problem.cluster, rule_space(size, radices), phases, matrices, costs, crosses, radices).prune()

@@ -9,17 +9,15 @@ The consensus distance is not linear in x, but this is, and it is nowhere above 
 p and q that follow leave tr(W_p) − 1, blocks minus one, and tr(W_p W_q) − 1 (all later terms are ≥ 0). With groups of
 at most S workers each entry of W_p is 0 or at least 1/S. So, with u = 1/(group size) on the diagonal, the trace is at
 least Σ_i (u_p,i + u_q,i)/S − n/S², plus 2/S² for every pair of workers that meets in both; Σ_i u_i is the number of
-blocks. So CP-SAT's bound is one on the consensus distance of all periods of K phases of these groups within the budget,
-and where a schedule meets it, as grids and hypercubes do, it is proved best among them. The argument is ours.
+blocks. Grids and hypercubes meet that value. The argument is ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, pairwise
-from math import ceil, comb, floor
+from math import comb, floor
 from typing import TYPE_CHECKING
 
 import networkx as nx
@@ -27,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.schedulers.synthesis.cp_sat import Outcome, new_model, solve
+from partreduce.schedulers.synthesis.cp_sat import new_model, solve
 from partreduce.schedulers.synthesis.partitions import Groups, PartitionCosts, labels_of
-from partreduce.schedulers.synthesis.problem import Problem, Status
+from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import GroupPhases, Static
@@ -53,18 +51,6 @@ SOLVE = 2.0
 """CP-SAT's deterministic seconds for one model."""
 PER_LITERAL = 4e-6
 """Nominal seconds to write one appearance of a variable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The phases, if any were found, and what is proved of all periods of so many phases within the same limits.
-
-    `bound` is on the consensus distance, or on the seconds of the whole period where these were minimised.
-    """
-
-    status: Status
-    phases: tuple[Groups, ...] = ()
-    bound: float = 0.0
 
 
 def groups_of(problem: Problem) -> tuple[Groups, bool]:
@@ -127,43 +113,31 @@ class ScheduleModel:
         budget: float | None = None,
         hint: Sequence[Groups] = (),
         work: float = SOLVE,
-    ) -> Decision:
-        """The least consensus distance that the model sees within `budget` seconds for the period."""
+    ) -> tuple[Groups, ...]:
+        """The phases with the least value found within `budget` seconds for the period; none if none were found."""
         while True:
             model, x = self._model(num_phases, budget, hint)
             clock.charge(PER_LITERAL * self.largest * len(x) * 2)
-            outcome = solve(
+            solution = solve(
                 model,
                 x,
                 time_limit=max(0.05, clock.left(until)),
                 seed=seed,
                 max_deterministic_time=min(work, max(0.01, clock.work_left(until))),
-                presolve=False,  # it takes longer than the search where there are thousands of groups
             )
-            clock.charge(outcome.work)
-            phases = self._phases(outcome, num_phases)
+            clock.charge(solution.work)
+            phases = self._phases(solution.values, num_phases)
             if not phases or not (missing := self._missing(phases)):
-                return self._decision(outcome, phases, num_phases)
+                return phases
             self.cuts += missing
             if clock.passed(until):
-                return Decision(Status.UNKNOWN)
+                return ()
 
-    def _decision(self, outcome: Outcome, phases: tuple[Groups, ...], num_phases: int) -> Decision:
-        if not phases:
-            return Decision(outcome.status)
-        weight = self._weight(num_phases)
-        bound = ceil((outcome.bound - weight + 1) / weight) / (self.largest**2 * num_phases * self.num_workers)
-        return Decision(outcome.status, phases, max(0.0, bound))
-
-    def _phases(self, outcome: Outcome, num_phases: int) -> tuple[Groups, ...]:
-        if not outcome.values:
+    def _phases(self, values: Sequence[int], num_phases: int) -> tuple[Groups, ...]:
+        if not values:
             return ()
-        table = np.array(outcome.values, dtype=bool).reshape(num_phases, len(self.groups))
+        table = np.array(values, dtype=bool).reshape(num_phases, len(self.groups))
         return tuple(tuple(self.groups[g] for g in np.flatnonzero(row).tolist()) for row in table)
-
-    def _weight(self, num_phases: int) -> int:
-        """More than all pairs that can meet again in any two phases."""
-        return num_phases**2 * self.num_workers**2
 
     def _missing(self, phases: Sequence[Groups]) -> list[frozenset[int]]:
         """The cuts that no group crosses: the workers that are joined, one cut for each component."""
@@ -220,7 +194,7 @@ class ScheduleModel:
     def _figure(self, model: cp_model.CpModel, x: Sequence[Sequence[cp_model.IntVar]]) -> cp_model.LinearExprT:
         """What two phases leave of the noise, times S² and a weight; pairs that meet again later decide between equals.
 
-        These are not in the bound, but what older noise leaves depends on them.
+        What older noise leaves depends on these.
         """
         from ortools.sat.python.cp_model import LinearExpr
 
@@ -236,7 +210,8 @@ class ScheduleModel:
             here, there = (n - LinearExpr.weighted_sum(x[t], joined) for t in (k, following))  # blocks
             terms += [largest**2 * (here - 2), largest * (here + there) - n, 2 * LinearExpr.sum(kept)]
         later = LinearExpr.sum([one for both in again.values() for one in both])
-        return self._weight(num_phases) * LinearExpr.sum(terms) + later
+        weight = (num_phases * n) ** 2  # more than all pairs that can meet again in any two phases
+        return weight * LinearExpr.sum(terms) + later
 
     def _meetings(self, model: cp_model.CpModel, phase: Sequence[cp_model.IntVar]) -> list[cp_model.IntVar]:
         """Whether each pair of workers meets in one phase."""
@@ -284,15 +259,15 @@ def decided_schedules(problem: Problem, clock: Clock, until: float, *, seed: int
     budget: dict[int, float] = {}
     while known and not clock.passed(until):
         for num_phases, hint in list(known.items()):
-            decision = model.decide(
+            phases = model.decide(
                 num_phases, clock=clock, until=until, seed=seed, budget=budget.get(num_phases), hint=hint
             )
-            if not decision.phases:
+            if not phases:
                 del known[num_phases]
                 continue
-            known[num_phases] = decision.phases
-            budget[num_phases] = TIGHTER * float(costs.seconds(labels_of(n, decision.phases)).sum())
-            yield schedule_of(problem, decision.phases)
+            known[num_phases] = phases
+            budget[num_phases] = TIGHTER * float(costs.seconds(labels_of(n, phases)).sum())
+            yield schedule_of(problem, phases)
             if clock.passed(until):
                 return
 

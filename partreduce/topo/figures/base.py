@@ -14,35 +14,25 @@ class Kind(StrEnum):
     EXACT = "exact"
     """Found by a direct method: right up to floating-point rounding."""
 
-    BOUND = "bound"
-    """The true value is provably on the side that `how` names."""
-
     ESTIMATE = "estimate"
-    """Found by an iteration or by sampling; `lower`, `upper` and `how` say what is known about the error."""
+    """Found by an iteration or by a simulation; `how` says what is known about the error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure. `value` is None where it is not defined or not found, and infinite where it is infinite.
-
-    `lower` and `upper` enclose the true value where `how` says so; both are None for exact figures.
-    """
+    """One figure. `value` is None where it is not defined or not found, and infinite where it is infinite."""
 
     value: float | None
     kind: Kind = Kind.EXACT
     how: str = ""
-    lower: float | None = None
-    upper: float | None = None
 
     def json_value(self) -> float | None:
         """The value as JSON can hold it: infinity and absence become null (`how` tells them apart)."""
         return self.value if self.value is not None and math.isfinite(self.value) else None
 
     def note(self) -> dict[str, Any]:
-        """Kind, method and enclosure, JSON-able."""
-        bounds = {"lower": self.lower, "upper": self.upper}
-        finite = {name: bound for name, bound in bounds.items() if bound is not None and math.isfinite(bound)}
-        return {"kind": str(self.kind), "how": self.how, **finite}
+        """Kind and method, JSON-able."""
+        return {"kind": str(self.kind), "how": self.how}
 
     def __float__(self) -> float:
         """The value; NaN where there is none."""

@@ -20,19 +20,10 @@ from partreduce.topo.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class FigureLimits:
-    """Sizes and times at which methods change.
-
-    Up to `dense_workers` unstructured schedules are solved directly; above, contraction takes at most `lanczos_steps`
-    steps and each sampled figure at least `probes` probes if they
-    fit into `seconds` seconds, where a probe under way is cut off.
-    """
+    """Up to which size schedules without structure are solved directly: their workers, and numbers of all matrices."""
 
     dense_workers: int = 512
     dense_entries: int = 2**27
-    lanczos_steps: int = 50
-    probes: int = 3
-    seconds: float = 6.0
-    seed: int = 0
 
 
 DEFAULT = FigureLimits()

@@ -12,7 +12,7 @@ from partreduce.topo.figures.base import Drift, Figure, Figures, Kind, absent
 from partreduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
 from partreduce.topo.figures.growth import refuse_growth
 from partreduce.topo.figures.hop_gap import hop_gap
-from partreduce.topo.figures.large import Large
+from partreduce.topo.figures.large import large_contraction
 from partreduce.topo.figures.late_distance import is_small, late_distance_like, late_distance_of
 from partreduce.topo.figures.pipeline import pipeline_figures
 from partreduce.topo.figures.retimed import Retimed
@@ -23,19 +23,19 @@ from partreduce.topo.schedule import Schedule
 
 MAX_START_WORK = 2**30
 """Up to this many multiplications `figures` also lists the contraction from every start."""
+LARGE = absent(
+    f"not found: explicit schedules have this figure up to {DEFAULT.dense_workers} workers; write the schedule as a "
+    "rule"
+)
 
 
 def contraction(schedule: Schedule, *, start: int = 0, limit: FigureLimits = DEFAULT) -> Figure:
     """‖W_T … W_1 − J‖₂ over the period that starts at phase `start`: 0 is exact consensus, below 1 means convergence.
 
     Raises:
-        InputError: a start other than 0 for a schedule that only Lanczos can treat.
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
-    sectors = _prepare(schedule, limit)
-    if isinstance(sectors, Large) and start:
-        raise InputError(f"contraction: start {start} of a schedule this large; only start 0 is supported")
-    return _contraction(schedule, sectors, start)
+    return _contraction(schedule, _prepare(schedule, limit), start)
 
 
 def radius(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figure:
@@ -71,7 +71,7 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: FigureL
 def late_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> float:
     """How far apart averagings that come late leave workers in a curved direction; 0 where none are late.
 
-    At unequal paces, and for large schedules without structure, estimated from the consensus distance.
+    At unequal paces estimated from the consensus distance; infinite where that is not found.
 
     Raises:
         ScheduleError: overlapping groups, or a strategy without fixed phases.
@@ -79,7 +79,7 @@ def late_distance(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> float
     if not schedule.strategy.mixes_late:
         return 0.0
     sectors, paces = _prepare(schedule, limit), schedule.paces()
-    if isinstance(sectors, Sectors) and is_small(sectors) and paces.min() == paces.max():
+    if sectors is not None and is_small(sectors) and paces.min() == paces.max():
         return late_distance_of(sectors, int(paces[0]))
     flat = _consensus_distance(sectors).value
     return math.inf if flat is None else late_distance_like(flat, float(paces.mean()), 1 - 1 / len(paces))
@@ -96,26 +96,22 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Figur
         raise InputError("retimed: the schedule is at pace 1 and in lockstep, so that the other paces follow")
     n, sectors = schedule.num_workers, _prepare(schedule, limit)
     shared = float((schedule.cluster.node_sizes().astype(float) ** 2).sum()) / n**2
-    if isinstance(sectors, Large):
-        late_drift = absent("not found: a late schedule this large is not sampled here")
-    else:
-        late_drift = _drift(replace(sectors, overlap=True), push)
     return Retimed(
         contraction=_contraction(schedule, sectors, 0),
         consensus_distance=_consensus_distance(sectors),
         drift=_drift(sectors, push),
-        late_drift=late_drift,
+        late_drift=_drift(None if sectors is None else replace(sectors, overlap=True), push),
         noise=1 - 1 / n,
         push=1 - 1 / n if push == "worker" else 1 - shared,
-        sectors=sectors if isinstance(sectors, Sectors) and is_small(sectors) else None,
+        sectors=sectors if sectors is not None and is_small(sectors) else None,
     )
 
 
 def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
     """All figures. What cannot be computed has value None and says why; nothing is refused.
 
-    Rules cost the same for any number of nodes; explicit schedules are exact up to `limit.dense_workers` workers and
-    estimated above.
+    Rules cost the same for any number of nodes; explicit schedules have all figures up to `limit.dense_workers`
+    workers, and above an estimate of their contraction.
     """
     period, distinct = _if_defined(lambda: schedule.period), _if_defined(schedule.num_distinct_phases)
     try:
@@ -139,9 +135,9 @@ def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
     )
 
 
-def _prepare(schedule: Schedule, limit: FigureLimits) -> Sectors | Large:
+def _prepare(schedule: Schedule, limit: FigureLimits) -> Sectors | None:
     refuse_growth(schedule)
-    return sectors_of(schedule, limit) or Large(schedule, limit)
+    return sectors_of(schedule, limit)
 
 
 def _if_defined(count: Callable[[], int]) -> int | None:
@@ -151,31 +147,35 @@ def _if_defined(count: Callable[[], int]) -> int | None:
         return None
 
 
-def _contraction(schedule: Schedule, sectors: Sectors | Large, start: int) -> Figure:
-    if isinstance(sectors, Large):
-        return sectors.contraction()
-    if not all(map(is_doubly_stochastic, set(schedule.strategy.graphs))):
+def _contraction(schedule: Schedule, sectors: Sectors | None, start: int) -> Figure:
+    keeps_mean = all(map(is_doubly_stochastic, set(schedule.strategy.graphs)))
+    if sectors is None:
+        found = large_contraction(schedule, start)
+    elif keeps_mean:
+        found = Figure(contraction_of(sectors, start), Kind.EXACT, sectors.how)
+    else:
         difference = period_product(schedule, start) - 1 / schedule.num_workers
-        how = f"{sectors.how}; a round is not doubly stochastic, so P tends to another mean than J"
-        return Figure(float(spectral_norms(difference[None])[0]), Kind.EXACT, how)
-    return Figure(contraction_of(sectors, start), Kind.EXACT, sectors.how)
+        found = Figure(float(spectral_norms(difference[None])[0]), Kind.EXACT, sectors.how)
+    if keeps_mean:
+        return found
+    return replace(found, how=f"{found.how}; a round is not doubly stochastic, so P tends to another mean than J")
 
 
-def _radius(sectors: Sectors | Large) -> Figure:
-    if isinstance(sectors, Large):
-        return absent("not found: so many workers without structure have their contraction, which it is at most")
+def _radius(sectors: Sectors | None) -> Figure:
+    if sectors is None:
+        return LARGE
     return Figure(radius_of(sectors), Kind.EXACT, sectors.how)
 
 
-def _consensus_distance(sectors: Sectors | Large) -> Figure:
-    if isinstance(sectors, Large):
-        return sectors.consensus_distance()
+def _consensus_distance(sectors: Sectors | None) -> Figure:
+    if sectors is None:
+        return LARGE
     return _steady(consensus_distance_of(sectors), sectors)
 
 
-def _drift(sectors: Sectors | Large, push: Literal["worker", "node"]) -> Figure:
-    if isinstance(sectors, Large):
-        return sectors.drift(push)
+def _drift(sectors: Sectors | None, push: Literal["worker", "node"]) -> Figure:
+    if sectors is None:
+        return LARGE
     if push == "node" and any(batch.node_columns is None for batch in sectors.batches):
         return absent("not found: too many pairs of workers share a node")
     return _steady(drift_of(sectors, push), sectors)
@@ -198,8 +198,8 @@ def _hop(schedule: Schedule) -> Figure:
         return absent(f"not found: {error}")
 
 
-def _per_start(sectors: Sectors | Large) -> tuple[float, ...]:
-    if isinstance(sectors, Large):
+def _per_start(sectors: Sectors | None) -> tuple[float, ...]:
+    if sectors is None:
         return ()
     period = sectors.batches[0].period
     work = sum(period**2 * len(b.multiplicity) * b.size**3 for b in sectors.batches)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from partreduce.topo.figures.base import Figure, absent
+from partreduce.topo.figures.base import Figure
 from partreduce.topo.figures.late_distance import late_distance_like, late_distance_of
 from partreduce.topo.figures.sectors import Sectors
 
@@ -60,9 +60,7 @@ class Retimed:
         start = self.late_drift if late else self.drift
         if pace == 1:
             return start
-        if self.drift.value is None or self.late_drift.value is None:
-            return absent("not found: the drift of this pace was not sampled")
-        if self.drift.value == float("inf"):
+        if self.drift.value is None or self.late_drift.value is None or self.drift.value == inf:
             return self.drift
         lean = (self.late_drift.value - self.drift.value - self.push) / 2 + (self.push if late else 0.0)
         inner = self.push * (pace - 1) * (2 * pace - 1) / 6
@@ -70,8 +68,5 @@ class Retimed:
 
 
 def _mapped(figure: Figure, factor: float, added: float) -> Figure:
-    """A figure times factor plus added, with its enclosure; the same figure where nothing changes."""
-    if figure.value is None or (factor == 1 and added == 0):
-        return figure
-    lower, upper = (None if bound is None else factor * bound + added for bound in (figure.lower, figure.upper))
-    return replace(figure, value=factor * figure.value + added, lower=lower, upper=upper)
+    """A figure times factor plus added."""
+    return figure if figure.value is None else replace(figure, value=factor * figure.value + added)

@@ -26,7 +26,7 @@ from partreduce.topo.strategies.quorum import Quorum
 ROOT = Path(__file__).parents[3]
 
 
-OURS = ("design", "verify", "show", "simulate", "measure", "import", "export", "run", "report", "schema", "demo")
+OURS = ("design", "verify", "show", "simulate", "measure", "import", "run", "report", "schema", "demo")
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_the_help_lists_eight_verbs_and_hides_what_other_programs_start(capsys):
         line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("│ ") and line[2] != " "
     ]
     verbs = [word for word in listed if not word.startswith("-")]
-    assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "export", "run", "report", "demo"]
+    assert verbs == ["design", "verify", "show", "simulate", "measure", "import", "run", "report", "demo"]
 
 
 def test_design_has_at_most_twenty_options_and_each_stands_in_a_group_of_its_help():

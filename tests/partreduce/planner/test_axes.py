@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ import pytest
 
 from partreduce import Data, Job, Limits, Objective, plan
 from partreduce.__main__ import main
-from partreduce.planner.answer import with_bound
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
 from partreduce.planner.gain import decisive_time
@@ -20,17 +18,12 @@ from partreduce.planner.measuring import Label, measure
 from partreduce.planner.preference import preference
 from partreduce.planner.travel import timed
 from partreduce.schedulers import registry
-from partreduce.schedulers.synthesis.age_bound import dual_bound
-from partreduce.schedulers.synthesis.problem import Problem
-from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import consensus_distance
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
-from partreduce.topo.timing.cost import communication
+from partreduce.topo.strategies.axes import Form
 
 if TYPE_CHECKING:
-    from partreduce.types import Option
+    pass
 
 LINKS = {"inside": Link.of_bandwidth(10e9), "nic": Link.of_bandwidth(5e9)}
 HARDWARE = Hardware(**LINKS, model_bytes=552_000_000, compute=0.05)
@@ -98,31 +91,6 @@ def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:
     assert min(o.pace for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
 
 
-def test_the_bound_of_a_late_schedule_holds_for_every_schedule_of_its_class() -> None:
-    """All periods of two phases on 2x2, in lockstep and late, at paces 1 to 3, against the bound at what each costs."""
-    asked = job("2x2", form=Form.RING)
-    problem = Problem(cluster=asked.cluster, form=Form.RING)
-    alphabet = rule_alphabet(problem)
-    bound = dual_bound(alphabet, lambda: False)
-    assert bound is not None
-    some = measure(timed(registry.build("allreduce", asked.cluster), Late(), 1), asked)
-    words, reached = "rules, of any period, in lockstep, with sums in the form ring", 0
-    for first in range(len(alphabet)):
-        for second in range(len(alphabet)):
-            found = alphabet.schedule((first, second), "x")
-            cost = communication(found, asked.hardware).per_step
-            for late, pace in ((False, 1), (True, 1), (False, 3), (True, 3)):
-                retimed = timed(found, Late() if late else LOCKSTEP, pace)
-                value = consensus_distance(retimed).value
-                option = replace(some, schedule=retimed, status="optimal", bound_class=words)
-                converted = with_bound(replace(option, bound=bound.at(cost / pace)))
-                assert converted.bound is not None
-                assert value >= converted.bound - 1e-5
-                assert ("late by one round" in converted.bound_class) is late
-                reached += late and value <= converted.bound + 1e-3
-    assert reached, "it is tight somewhere"
-
-
 def test_command_line_says_which_forms_and_which_lateness_may_be(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["design", "2x2", "--effort", "0.3", "--json"]
     assert main([*asked, "--form", "ring", "--when", "lockstep"]) == 0
@@ -134,11 +102,3 @@ def test_command_line_says_which_forms_and_which_lateness_may_be(capsys: pytest.
     assert json.loads(capsys.readouterr().out)["recommendation"]["when"] == "late"
     assert main([*asked, "--when", "early"]) == 2
     assert "any, lockstep, late" in capsys.readouterr().err
-
-
-def test_a_late_schedule_is_never_counted_on_with_drift_correction() -> None:
-    asked = job(data=Data.PER_WORKER, drift_correction=True)
-    options: list[Option] = competitors(asked, until=0.0)
-    assert any(option.corrected for option in options)
-    assert not any(option.corrected and option.late for option in options)
-    assert all(math.isfinite(option.time) for option in options if option.is_plain)

@@ -325,8 +325,6 @@ def test_where_parameters_may_come_late_for_nothing_gradients_may_not() -> None:
 def test_a_pilot_that_says_nothing_about_the_job_is_refused() -> None:
     with pytest.raises(InputError, match="ran on shuffled data and the job's are per-worker"):
         job(pilot=PRICED, data=Data.PER_WORKER)
-    with pytest.raises(InputError, match="without drift correction"):
-        job(pilot=PRICED, drift_correction=True)
 
 
 def test_the_answer_says_what_a_pilot_cost_and_what_it_changed() -> None:

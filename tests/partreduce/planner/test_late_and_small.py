@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from partreduce import Data, Job, Objective, load_schedule, plan
+from partreduce import Job, Objective, load_schedule, plan
 from partreduce.__main__ import main
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
@@ -76,8 +76,6 @@ def test_nothing_is_rounded_unless_somebody_allows_it_nor_by_a_strategy_that_ref
     refusing = [o for o in options if o.schedule.strategy.refuses_codec(o.schedule.cluster)]
     assert refusing
     assert {option.how.codec for option in refusing} == {Codec.NONE}
-    corrected = job(codec=None, data=Data.PER_WORKER, drift_correction=True)
-    assert {option.how.codec for option in competitors(corrected, until=0.0)} == {Codec.NONE}
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -136,18 +136,15 @@ def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
         assert captured.err.count("\n") == (code != 0)
 
 
-def test_optimal_is_a_word_about_the_question_and_names_its_class():
-    balanced = plan(job("2x2", effort=0.5))
-    assert balanced.answer.status is Status.FEASIBLE
-    assert "balanced" in balanced.answer.because
-    for shape, budget in (("2x1", 0.0552), ("3x1", 0.0736)):
-        asked = job(shape, form=Form.RING, effort=0.5, objective=Objective.CONSENSUS_DISTANCE, max_communication=budget)
-        proved = plan(asked)
-        assert proved.answer.status is Status.OPTIMAL
-        assert "plain means, of any period, in lockstep, with sums in the form ring" in proved.answer.because
-        every = all_schedules(asked.cluster, Form.RING, 3)
-        least = every.consensus_distance[every.communication <= budget * (1 + 1e-9)].min()
-        assert float(proved.recommendation.consensus_distance) == pytest.approx(least)
+def test_optimal_is_a_word_about_the_question():
+    everybody = job("2x2", effort=0.5, objective=Objective.CONSENSUS_DISTANCE)
+    proved = plan(everybody)
+    assert proved.answer.status is Status.OPTIMAL
+    assert proved.answer.because == "its consensus distance is 0, and none is below"
+    for asked in (job("2x2", effort=0.5), replace(everybody, limits=Limits(max_communication=0.1))):
+        found = plan(asked).answer
+        assert found.status is Status.FEASIBLE
+        assert found.because == f"no bound is known for the objective {asked.objective}"
 
 
 def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_search():

@@ -276,18 +276,12 @@ def test_what_cannot_go_with_it_is_refused(ranks):
     def work(world):
         model = torch.nn.Linear(2, 1)
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        texts = []
-        for options in ({"initial": "keep"}, {"drift_correction": 0.1}):
-            with pytest.raises(InputError) as caught:
-                DistributedOptimizer(inner, model, plan, world=world, **options)
-            texts.append(str(caught.value))
+        with pytest.raises(InputError, match="models that begin apart differ by more than that"):
+            DistributedOptimizer(inner, model, plan, world=world, initial="keep")
         with pytest.raises(InputError, match="with codec int8"):
             ScheduleAverager(plan, world=world)
-        return texts
 
-    for keep, correction in ranks.run(4, work):
-        assert "models that begin apart differ by more than that" in keep
-        assert "no longer sum to zero" in correction
+    ranks.run(4, work)
 
 
 @pytest.mark.parametrize("part", range(RUNS // CHUNK))

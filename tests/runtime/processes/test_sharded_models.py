@@ -82,7 +82,6 @@ def test_what_no_sharded_model_can_do_is_refused_in_one_line(driver):
         "whole": "mesh: has 2 of 4 ranks, and no parameter of the model is sharded",
         "other number": "'groups': is for 4 workers and this run has 2",
         "on request": "'asked': its workers agree while the job runs (pairwise)",
-        "drift correction": "drift_correction: weighs a whole model's gradient",
         "converted": "the shards of parameter '0.weight' are of type Eight",
         "meta": "'0.weight' is on the meta device",
         "offloaded": "offload_policy",

@@ -301,7 +301,7 @@ def test_a_run_saved_inside_a_round_goes_on_bit_for_bit(ranks, tmp_path, kind, i
 
 def test_where_a_round_cannot_be_saved_inside_the_next_step_that_can_is_named(ranks, tmp_path):
     def work(world):
-        model, optimizer = make(world, everyone(2, pace=3), momentum=0.0, drift_correction=1.0)
+        model, optimizer = make(world, Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,), pace=3)))
         train(model, optimizer, 4)
         with pytest.raises(InputError, match=r"step 4 lies inside a round of 3 .*steps % 3 == 0, next at step 6"):
             save_checkpoint(optimizer, tmp_path)

@@ -459,9 +459,7 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
         for strategy, options in (
             (AllReduce(pace=8, what=Routes(fragments=5)), {}),
             (STREAMING, {"initial": "keep"}),
-            (STREAMING, {"drift_correction": 0.1}),
             (STREAMING, {"optimizer_state": "average"}),
-            (AllReduce(pace=4, when=Merge(steps=1)), {"drift_correction": 0.1}),
         ):
             with pytest.raises(InputError) as caught:
                 training_of(world, strategy, **options)
@@ -470,12 +468,10 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
             ScheduleAverager(job(AllReduce(pace=4, what=two)).schedule, world=world)
         return [*texts, str(caught.value)]
 
-    for layers, keep, correction, states, merged, averager in ranks.run(3, work):
+    for layers, keep, states, averager in ranks.run(3, work):
         assert "has 4 layers with parameters, fewer than the 5 fragments" in layers
         assert "measures what workers moved since they were equal" in keep
-        assert "has outer steps, for which it is not derived" in correction
         assert "optimizer_state='average': cannot be delayed" in states
-        assert "has rounds of fragments, or merges late" in merged
         assert "with 2 fragments" in averager
 
 

@@ -235,21 +235,15 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
         Outer(lr="fast")
 
     def work(world):
-        texts = []
-        for options in ({"initial": "keep"}, {"drift_correction": 0.1}):
-            with pytest.raises(InputError) as caught:
-                training_of(world, AllReduce(pace=2, what=DILOCO), **options)
-            texts.append(str(caught.value))
+        with pytest.raises(InputError, match="measures what workers moved since they were equal"):
+            training_of(world, AllReduce(pace=2, what=DILOCO), initial="keep")
         for where, what, words in (("disk", DILOCO, "is not one of"), ("host", Routes(), "has no outer steps")):
             with pytest.raises(InputError, match=f"outer_state: .*{words}"):
                 training_of(world, AllReduce(pace=2, what=what), outer_state=where)
         with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
             ScheduleAverager(job(AllReduce(pace=2, what=DILOCO)).schedule, world=world)
-        return texts
 
-    for keep, correction in ranks.run(3, work):
-        assert "measures what workers moved since they were equal" in keep
-        assert "has outer steps, for which it is not derived" in correction
+    ranks.run(3, work)
 
 
 @pytest.mark.parametrize(("workers", "momentum"), [(4, 0.5), (5, 0.5), (6, 0.0)])

@@ -1,4 +1,4 @@
-"""Schedules decided by CP-SAT: what they must keep, what is proved of them, and that the search uses them."""
+"""Schedules decided by CP-SAT: what they must keep, that small ones are the best, and that the search uses them."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,7 +7,7 @@ import networkx as nx
 import pytest
 
 from helpers.synthesis import synthesise
-from partreduce.schedulers.synthesis import Limits, Problem, Status
+from partreduce.schedulers.synthesis import Limits, Problem
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cp_sat import new_model, solve
 from partreduce.schedulers.synthesis.explicit_alphabet import partition_cost, partitions
@@ -37,24 +37,19 @@ def decided(asked, num_phases, **more):
 
 
 @pytest.mark.parametrize(("shape", "value"), [("1x9", 2 / 9), ("5,3,1", 2 / 9)])
-def test_a_grid_of_groups_of_three_is_found_and_proved_best(shape, value):
+def test_a_grid_of_groups_of_three_is_found(shape, value):
     asked = problem(shape, max_group=3)
-    decision = decided(asked, 2)
-    assert decision.status is Status.OPTIMAL
-    assert decision.bound == pytest.approx(value)
-    assert float(figures.consensus_distance(schedule_of(asked, decision.phases))) == pytest.approx(value)
+    assert float(figures.consensus_distance(schedule_of(asked, decided(asked, 2)))) == pytest.approx(value)
 
 
-def test_a_cube_is_proved_best_among_three_phases_of_pairs():
+def test_a_cube_is_found_among_three_phases_of_pairs():
     asked = problem("1x8", max_group=2)
-    decision = decided(asked, 3, hint=by_digits(8, 2, 3))
-    assert decision.status is Status.OPTIMAL
-    cube = float(figures.consensus_distance(schedule_of(asked, by_digits(8, 2, 3))))
-    assert decision.bound == pytest.approx(cube) == pytest.approx(4 / 8)
+    phases = decided(asked, 3, hint=by_digits(8, 2, 3))
+    assert float(figures.consensus_distance(schedule_of(asked, phases))) == pytest.approx(4 / 8)
 
 
 @pytest.mark.parametrize("largest", [2, 4])
-def test_no_schedule_is_below_the_bound(largest):
+def test_no_schedule_of_two_phases_is_better(largest):
     asked = problem("2,2", max_group=largest)
     listed = phases_of(4, largest)
     found = [
@@ -62,9 +57,7 @@ def test_no_schedule_is_below_the_bound(largest):
         for phases in product(listed, repeat=2)
         if joined(phases, 4)
     ]
-    decision = decided(asked, 2)
-    assert decision.status is Status.OPTIMAL
-    assert decision.bound <= min(found) + 1e-9
+    assert float(figures.consensus_distance(schedule_of(asked, decided(asked, 2)))) == pytest.approx(min(found))
 
 
 def phases_of(num_workers, largest):
@@ -86,11 +79,10 @@ def test_a_budget_is_enough_for_the_cheapest_schedule_that_agrees_and_no_less():
     listed = phases_of(5, 3)
     cost = {groups: partition_cost(groups, asked) for groups in listed}
     least = min(cost[a] + cost[b] for a, b in product(listed, repeat=2) if joined((a, b), 5))
-    decision = decided(asked, 2, budget=least * 1.001)
-    assert decision.status is Status.OPTIMAL
-    assert sum(partition_cost(groups, asked) for groups in decision.phases) == pytest.approx(least, rel=2e-3)
+    phases = decided(asked, 2, budget=least * 1.001)
+    assert sum(partition_cost(groups, asked) for groups in phases) == pytest.approx(least, rel=2e-3)
     # A thousandth below is too little, for certain.
-    assert decided(asked, 2, budget=least * 0.999).status is Status.INFEASIBLE
+    assert decided(asked, 2, budget=least * 0.999) == ()
 
 
 @pytest.mark.parametrize("hardware", [EVEN, THIN, replace(EVEN, num_nics=2), replace(EVEN, bus=Link.of_bandwidth(4e9))])
@@ -107,15 +99,13 @@ def test_loads_never_say_more_than_the_phase_takes(hardware):
 def test_budget_groups_and_meetings_of_nodes_are_kept():
     asked = problem("3,2", max_group=3, max_gap=0)
     free = decided(asked, 2)
-    seconds = sum(partition_cost(groups, asked) for groups in free.phases)
+    seconds = sum(partition_cost(groups, asked) for groups in free)
     node_of = asked.cluster.node_of()
-    for groups in free.phases:
+    for groups in free:
         assert max(map(len, groups)) <= 3
         assert any(len(set(node_of[list(group)])) > 1 for group in groups)
     tight = decided(asked, 2, budget=0.9 * seconds)
-    assert tight.status in {Status.OPTIMAL, Status.INFEASIBLE}
-    assert sum(partition_cost(groups, asked) for groups in tight.phases) <= 0.9 * seconds * (1 + 1e-3)
-    assert tight.status is Status.INFEASIBLE or tight.bound >= free.bound - 1e-9
+    assert sum(partition_cost(groups, asked) for groups in tight) <= 0.9 * seconds * (1 + 1e-3)
 
 
 def test_the_start_by_digits_is_a_period_of_groups_within_the_limit():
@@ -152,9 +142,7 @@ def test_a_limit_of_no_time_is_never_an_answer():
     for j in range(40):
         model.add(sum(row[j] for row in cells) <= 1)
     model.add(sum((i * j % 7) * cells[i][j] for i in range(41) for j in range(40)) == 60)
-    outcome = solve(model, cells[0], time_limit=5, max_deterministic_time=1e-9)
-    assert outcome.status in {Status.UNKNOWN, Status.INFEASIBLE}
-    assert outcome.values == ()
+    assert solve(model, cells[0], time_limit=5, max_deterministic_time=1e-9).values == ()
 
 
 def test_same_seed_same_decision(capfd):

@@ -393,4 +393,4 @@ def test_limits_choose_the_method() -> None:
     phases = tuple(Phase.from_labels(a.reshape(-1)) for a in (labels // 8, labels % 8))
     schedule = Schedule("grid", Cluster.parse("8x8"), Static(phases=GroupPhases(phases)))
     assert "dense" in contraction(schedule).how
-    assert "Lanczos" in contraction(schedule, limit=FigureLimits(dense_workers=10)).how
+    assert "svds" in contraction(schedule, limit=FigureLimits(dense_workers=10)).how

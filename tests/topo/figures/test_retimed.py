@@ -51,14 +51,13 @@ def test_workers_that_never_agree_do_so_at_no_pace():
         )
 
 
-def test_a_sampled_figure_keeps_its_enclosure_and_says_what_was_not_sampled():
-    known = retimed(SCHEDULES[-1], "worker", limit=FigureLimits(dense_workers=3, seconds=0.2))
-    at_two, once = known.consensus_distance_at(2, late=True), known.consensus_distance
-    assert at_two.value == pytest.approx(2 * once.value + 2.5 * 6 / 7)
-    assert at_two.kind is once.kind
-    assert known.drift_at(1, late=False) == known.drift
-    assert known.drift_at(1, late=True).value is None
-    assert known.drift_at(2, late=False).value is None
+def test_what_is_not_found_at_pace_1_is_not_found_at_others():
+    known = retimed(SCHEDULES[-1], "worker", limit=FigureLimits(dense_workers=3))
+    assert known.late_distance_at(2) == float("inf")
+    for pace, late in ((1, False), (1, True), (2, False), (3, True)):
+        for figure in (known.consensus_distance_at(pace, late=late), known.drift_at(pace, late=late)):
+            assert figure.value is None
+            assert "explicit schedules have this figure up to 512 workers" in figure.how
 
 
 @pytest.mark.parametrize("change", [{"pace": 2}, {"when": Late()}])

@@ -1,16 +1,11 @@
-"""The age bound: below every schedule there is, and tight on the worked example."""
+"""The search's answers: the worked example, limits that it keeps, limits that nothing keeps."""
 
 from dataclasses import replace
-from itertools import pairwise, product
 
-import numpy as np
 import pytest
 
 from helpers.synthesis import synthesise
-from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status, scoring
-from partreduce.schedulers.synthesis.age_bound import age_tables, cycle_mean_bound, dual_bound
-from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
-from partreduce.schedulers.synthesis.front import TOLERANCE
+from partreduce.schedulers.synthesis import Limits, Objective, Problem, Status
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
 from partreduce.schedulers.synthesis.segments import Beam, segments_of, sketch_front
 from partreduce.topo.cluster import Cluster
@@ -28,41 +23,7 @@ def cluster(shape: str) -> Cluster:
     return replace(Cluster.parse(shape), hardware=HARDWARE)
 
 
-@pytest.mark.parametrize("shape", ["2x2", "2,1"])
-def test_no_short_period_is_below_the_bound(shape):
-    problem = Problem(cluster=cluster(shape))
-    if problem.cluster.is_regular:
-        alphabet = rule_alphabet(problem)
-    else:
-        alphabet = explicit_alphabet(problem, (1,) * problem.cluster.num_workers, seed=0, expired=never)
-    bound = dual_bound(alphabet, never, depth=3)
-    assert bound is not None
-    maps = alphabet.covariance_maps()
-    for length in (1, 2, 3, 4):
-        table = np.array(list(product(range(len(alphabet)), repeat=length)))
-        table = table[:: max(1, len(table) // 4000)]
-        period = scoring.compose_all(alphabet.space, [maps[table[:, t]] for t in range(length)])
-        values = scoring.consensus_distance(alphabet.space, period)
-        costs = alphabet.costs[table].mean(axis=1)
-        for value, cost in zip(values, costs, strict=True):
-            assert value >= bound.at(cost) - 1e-9
-            if np.isfinite(value):
-                assert cost >= bound.budget_for(value) - 1e-9
-
-
-def test_deeper_tables_never_weaken_the_bound():
-    alphabet = rule_alphabet(Problem(cluster=cluster("2x2")))
-    tables = [age_tables(alphabet, depth) for depth in (1, 2, 3, 4)]
-    bounds = [cycle_mean_bound(table, 3.0, never) for table in tables if table is not None]
-    assert len(bounds) == 4
-    assert all(b >= a - 1e-4 for a, b in pairwise(bounds))
-
-
-def test_worked_example_optimum_is_proved_for_any_period():
-    alphabet = rule_alphabet(Problem(cluster=cluster("4x4")))
-    bound = dual_bound(alphabet, never, depth=3, num_prices=6, budgets=(0.1104,))
-    assert bound is not None
-    assert 5 / 16 - TOLERANCE <= bound.at(0.1104) <= 5 / 16
+def test_the_worked_example_is_found():
     front = synthesise(Problem(cluster=cluster("4x4"), limits=Limits(max_communication=0.1104)), effort=2)
     assert front.best is not None
     assert front.best.consensus_distance == pytest.approx(5 / 16)
@@ -95,12 +56,11 @@ def test_impossible_budget_is_one_line_with_the_nearest_thing():
     assert f"{least:.6g}" in front.reason
 
 
-def test_contradicting_limits_are_infeasible_by_the_age_bound():
+def test_limits_that_no_candidate_keeps_together_name_the_nearest():
     limits = Limits(max_communication=0.1104, max_consensus_distance=0.2)
     front = synthesise(Problem(cluster=cluster("4x4"), limits=limits), effort=2)
-    assert front.status is Status.INFEASIBLE
-    assert "age bound" in front.reason
-    assert "rules over node radices [2, 2]" in front.reason
+    assert front.status is Status.UNKNOWN
+    assert front.reason.endswith("was found; the least found within the budget is 0.3125")
 
 
 def test_beats_figure_10_at_its_own_communication_from_another_seed():
@@ -108,8 +68,6 @@ def test_beats_figure_10_at_its_own_communication_from_another_seed():
     assert front.best is not None
     assert front.best.consensus_distance <= 0.3542
     assert front.best.communication_seconds_per_step <= 0.1104 * (1 + 1e-9)
-    assert front.best.status in {Status.OPTIMAL, Status.FEASIBLE}
-    assert front.best.bound is None or front.best.bound <= front.best.consensus_distance
 
 
 def test_composition_of_period_24_reaches_its_communication():
@@ -120,8 +78,6 @@ def test_composition_of_period_24_reaches_its_communication():
     assert best is not None
     assert best.communication_seconds_per_step <= 0.052
     assert best.consensus_distance <= 8 / 7
-    needed = float(front.proof.partition("needs ")[2].split()[0]) / 1e3
-    assert 0.03 < needed <= best.communication_seconds_per_step
 
 
 @pytest.mark.parametrize(
@@ -153,4 +109,3 @@ def test_uneven_speeds_try_proportional_paces():
     assert {one.schedule.strategy.pace for one in front.candidates[1:3]} == {1, (2, 2, 2, 1, 1)}, "in turns"
     quickest = min(front.candidates, key=lambda c: cycle_time(c.schedule, hardware).per_step)
     assert quickest.schedule.strategy.pace == (2, 2, 2, 1, 1)  # nobody waits for the slow workers' first step
-    assert all(c.bound is None or c.bound <= c.consensus_distance for c in front.candidates)
