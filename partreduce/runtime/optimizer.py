@@ -161,8 +161,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             "codec": fact_of(plan.strategy.how),
             "drift correction": "none" if alpha is None else f"{alpha:.12g}",
         }
-        details = {"model": flat.layout(), "buffer rules": flat.rule_lines()}
-        agreed = agree(facts, details, world, device, timeout, mesh=mesh, replica=replica)
+        agreed = agree(facts, flat.details(), world, device, timeout, mesh=mesh, replica=replica)
         if alone:
             say_alone(self.schedule)
             reached = agreed.world

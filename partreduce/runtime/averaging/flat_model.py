@@ -48,8 +48,8 @@ _newest: Any = WeakTensorKeyDictionary()
 class BufferPolicy(StrEnum):
     """What happens to the model's buffers at each group operation.
 
-    Each by its rule (see `buffer_rules`), which is the mean for BatchNorm's statistics; none of them; or those that would
-    be averaged, too, are copied from the group's lowest rank.
+    Each by its rule (see `buffer_rules`), which is the mean for BatchNorm's statistics; none of them; or those of rule
+    `mean`, too, are copied from the group's lowest rank.
     """
 
     AVERAGE = "average"
@@ -202,15 +202,7 @@ class FlatModel:
                 is_there = values.data_ptr() == base + offset or not values.numel()
                 if held.get(attribute) is not slot.parameter or not (is_there or slot.returns(bucket.flat)):
                     self._refuse_moved(rank)
-        for held, attribute, name, form in self._forms:
-            buffer = held.get(attribute)
-            if (
-                buffer is None
-                or buffer.shape != form.shape
-                or buffer.dtype is not form.dtype
-                or buffer.layout is not form.layout
-            ):
-                check_form(name, buffer, form, rank)
+        self.check_buffers(rank)
         for parts, name, module in self._parts:
             if parts.get(name) is not module:
                 self._refuse_lost(rank)
@@ -231,6 +223,17 @@ class FlatModel:
                         f"{list(parameter.shape)} that the model did not have when DistributedOptimizer was made, so "
                         "it would be trained without being averaged; change the model first, then wrap"
                     )
+
+    def check_buffers(self, rank: int) -> None:
+        """Check that every buffer has the form that it had at wrapping; part of `check`.
+
+        Raises:
+            InputError: naming the buffer.
+        """
+        for held, attribute, name, form in self._forms:
+            buffer = held.get(attribute)
+            if buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != form:
+                check_form(name, buffer, form, rank)
 
     def _refuse_lost(self, rank: int) -> None:
         """A module was replaced: by one that holds it, as torch.compile does, or by one without its parameters."""
@@ -308,6 +311,10 @@ class FlatModel:
     def rule_lines(self) -> list[str]:
         """One line per buffer with its rule, equal on all workers that run the same model."""
         return [f"buffer {name} {rule.value}" for name, rule in self.rules.items()]
+
+    def details(self) -> dict[str, list[str]]:
+        """The lines behind what a handshake compares by hashes."""
+        return {"model": self.layout(), "buffer rules": self.rule_lines()}
 
     def undecided_values(self) -> dict[str, str]:
         """What the values of those buffers look like that are averaged unless they are masks; waits for a device."""

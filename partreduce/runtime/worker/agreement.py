@@ -163,7 +163,7 @@ def facts_of(
     """What all workers of a run must have in common, field by field, as short texts."""
     from partreduce.topo.document.canonical import schedule_sha256
 
-    layout, rules = flat.layout(), flat.rule_lines()
+    layout, rules = flat.details().values()
     return {
         "schedule": f"{schedule.name!r} (sha256 {schedule_sha256(schedule)[:16]})",
         "model": f"{len(layout)} tensors (sha256 {_digest(layout)})",

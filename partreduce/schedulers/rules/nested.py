@@ -45,9 +45,7 @@ def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> Static:
 def pairs_pairs_all_refusal(cluster: Cluster, pair_rounds: int) -> str | None:
     """It needs workers that share a node."""
     if len(local_ranks(cluster)) < 2:
-        return (
-            f"every node has 1 worker, so there are no pairs inside nodes; use allreduce(every={pair_rounds + 1})"
-        )
+        return f"every node has 1 worker, so there are no pairs inside nodes; use allreduce(every={pair_rounds + 1})"
     return None
 
 
