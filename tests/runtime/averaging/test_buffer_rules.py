@@ -10,6 +10,7 @@ import torch
 from torch.nn.utils import parametrizations, prune
 from torch.nn.utils import spectral_norm as old_spectral_norm
 
+from helpers.warm import WARM
 from partreduce.runtime.averaging.buffer_rules import (
     KINDS,
     BufferRule,
@@ -589,3 +590,41 @@ def test_models_with_different_rules_do_not_begin(ranks):
     errors = ranks.run(N, work, catch=HandshakeError)
     ranks.fresh()
     assert all("buffer rules" in str(error) and "rank 2 has buffer _u first" in str(error) for error in errors), errors
+
+
+JOINING = """
+import os, sys, time
+import torch, partreduce
+rank, lost = int(os.environ["RANK"]), os.path.exists("lost")
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+model.register_buffer("keep", torch.ones(3) if lost else torch.tensor([1.0, 0.0, 1.0]))
+every = partreduce.strategies.AllReduce(pace=2)
+schedule = partreduce.Schedule("every", partreduce.Cluster.regular(1, 3), every)
+optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model, schedule, timeout=60)
+while optimizer.steps < 400:
+    if rank == 2 and lost:
+        open("again", "w").close()
+    if rank == 2 and optimizer.steps == 6 and not lost:
+        open("lost", "w").close()
+        os.kill(os.getpid(), 9)
+    optimizer.zero_grad()
+    model(torch.randn(4, 4)).square().mean().backward()
+    optimizer.step()
+    if optimizer.steps > 8 and not os.path.exists("again"):
+        time.sleep(0.05)
+optimizer.finish()
+print("end", rank, lost, optimizer.run.flat.rules["keep"].value, model.keep.tolist(), flush=True)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_a_worker_that_joins_has_the_rules_of_the_others(tmp_path):
+    """Its own values, when it begins, would say something else, and its share of a mask would be added to the copy."""
+    (tmp_path / "train.py").write_text(JOINING)
+    words = "run -n 3 --survive 1 --max-restarts 1 train.py".split()
+    ran = WARM.run("partreduce", *words, cwd=tmp_path, check=False)
+    lines = sorted(re.findall(r"end (\d) (\w+) (\w+) (\[.*\])", ran.stdout))
+    joined = ("2", "True", "first", "[1.0, 0.0, 1.0]")
+    assert lines == [("0", "False", *joined[2:]), ("1", "False", *joined[2:]), joined], ran.stdout + ran.stderr
