@@ -623,7 +623,7 @@ print("end", rank, lost, optimizer.run.flat.rules["keep"].value, model.keep.toli
 def test_a_worker_that_joins_has_the_rules_of_the_others(tmp_path):
     """Its own values, when it begins, would say something else, and its share of a mask would be added to the copy."""
     (tmp_path / "train.py").write_text(JOINING)
-    words = "run -n 3 --survive 1 --max-restarts 1 train.py".split()
+    words = ["run", "-n", "3", "--survive", "1", "--max-restarts", "1", "train.py"]
     ran = WARM.run("partreduce", *words, cwd=tmp_path, check=False)
     lines = sorted(re.findall(r"end (\d) (\w+) (\w+) (\[.*\])", ran.stdout))
     joined = ("2", "True", "first", "[1.0, 0.0, 1.0]")
