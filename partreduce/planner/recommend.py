@@ -237,7 +237,7 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
             f"{ratio}, but {_lost(fastest, job)}; so it has to win at {LOST_RATIO:g} times its steps. A pilot "
             "tells whether your job bears it (partreduce measure FILE.py:NAME)"
         )
-    of = dict(zip(map(id, both := [*allowed, chosen]), counted(both, job), strict=True))
+    of = dict(zip(map(id, both := [*allowed, fastest, chosen]), counted(both, job), strict=True))
     worst = of[id(fastest)] / of[id(chosen)]
     uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))
     if worst > 1 >= uncoded:

@@ -72,8 +72,9 @@ def save_checkpoint(
     ending.refuse_unless_running("save or load a checkpoint")
     if optimizer.engine.is_behind:
         return directory
-    ending.guard(optimizer.engine.gather)
     run = optimizer.run
+    run.flat.check(run.rank)
+    ending.guard(optimizer.engine.gather)
     if optimizer.steps % run.pace and not optimizer.runner.saves_inside_rounds:
         last = (optimizer.round + 1) * run.pace
         raise InputError(

@@ -91,8 +91,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: the optimizer that takes the local steps.
         model: the module it trains; its trainable parameters become views of flat arrays.
         schedule: a Schedule or the path of a schedule file.
-        buffers: BatchNorm statistics at each group operation: `average` (default), `local`, or `broadcast` from the
-            group's lowest rank. Integer buffers stay local.
+        buffers: running statistics (BatchNorm) at each group operation: `average` (default), `local`, or `broadcast`
+            from the group's lowest rank. Masks and the like are copied from that rank, integer buffers stay local.
         optimizer_state: `local` (default) or `average`, which sends momentum and the like along.
         timeout: seconds that a group operation may wait for its members.
         trace: a directory for one Perfetto trace per worker and for reports of failures.
@@ -159,7 +159,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         plan = with_codec(self.schedule, group_form, codec, device)
         policies.refuse_apart(plan)
         facts |= {"form": group_form.value, "codec": fact_of(plan.strategy.how)}
-        agreed = agree(facts, flat.layout(), world, device, timeout, mesh=mesh, replica=replica)
+        agreed = agree(facts, flat.details(), world, device, timeout, mesh=mesh, replica=replica)
         if alone:
             say_alone(self.schedule)
             reached = agreed.world
@@ -214,9 +214,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
         """What all workers do together before the first step."""
         run, tables = self.run, self.run.tables
-        if broadcast and not (run.epochs is not None and joins()):
+        has_joined = run.epochs is not None and joins()
+        if broadcast and not has_joined:
             self.meeting.broadcast()
-        elif not broadcast and not run.alone and isinstance(self.engine, GradientEngine):
+        if not run.alone and not has_joined:  # who joins gets the rules of the others
+            self._copy_masks(are_equal=broadcast)
+        if not broadcast and not run.alone and isinstance(self.engine, GradientEngine):
             self.engine.compare_starts = self._refuse_different_starts
         if tables:
             with _connecting(run.reducer.world, run.reducer.heartbeat):
@@ -229,6 +232,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if (epochs := run.epochs) is not None:
             reducers = (*run.mean_reducers, *self.runner.reducers)
             self.ending.guard(lambda: epochs.begin(reducers, self._handover))
+
+    def _copy_masks(self, *, are_equal: bool) -> None:
+        """Find the buffers whose values are those of a mask: on all workers the same ones."""
+        flat = self.run.flat
+        seen = [flat.undecided_values()]
+        if seen[0] and not are_equal:
+            with self.run.reducer.heartbeat.gathering("the first step", self.round):
+                seen = self.meeting.exchange("buffers", seen[0])
+        flat.copy_masks(flat.masks_among(seen))
 
     def _refuse_different_starts(self) -> None:
         """Refuse models that begin apart and, with equal gradients, would stay so."""
@@ -405,7 +417,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with run.reducer.recorder.span("evaluation"), contextlib.ExitStack() as until_after:
                 with as_usual(), run.reducer.heartbeat.gathering("mean_model()", self.round):
                     self.runner.settle()
-                    own = until_after.enter_context(own_values_kept(run.flat))
+                    own = until_after.enter_context(own_values_kept(run.flat, run.rank))
                     members = self.runner.others.gathered("mean_model()")
                     with self.ending.looking_for_differences():
                         if run.epochs is not None:

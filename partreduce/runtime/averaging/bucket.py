@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
+from partreduce.runtime.averaging.buffer_rules import BufferRule, Form
 from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH, Tail
 
 ALIGN_BYTES = 64
@@ -64,12 +65,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Piggybacked:
-    """A tensor that rides along: copied into the scratch array, reduced, copied back."""
+    """A tensor that rides along: copied into the scratch array, reduced, copied back.
+
+    What no group averages (rule `own`) rides with the mean model alone, as bytes.
+    """
 
     name: str
-    shape: tuple[int, ...]
+    form: Form
     start: int
-    broadcast: bool
+    rule: BufferRule
     fetch: Callable[[], torch.Tensor | None]
 
     @property
@@ -77,10 +81,16 @@ class Piggybacked:
         """Whether it is optimizer state, which the model does not hold."""
         return ":" in self.name
 
+    @property
+    def room(self) -> int:
+        """How many numbers of an array belong to it."""
+        count = torch.Size(self.form.shape).numel()
+        return count * self.form.dtype.itemsize if self.rule is BufferRule.OWN else count
+
     def view(self, scratch: torch.Tensor) -> torch.Tensor:
-        """This piggybacked tensor's part of the scratch array."""
-        count = torch.Size(self.shape).numel()
-        return scratch[self.start : self.start + count].view(self.shape)
+        """This piggybacked tensor's part of the scratch array; where it travels as bytes, in its own dtype."""
+        part = scratch[self.start : self.start + self.room]
+        return (part.view(self.form.dtype) if self.rule is BufferRule.OWN else part).view(self.form.shape)
 
 
 @dataclass(slots=True)

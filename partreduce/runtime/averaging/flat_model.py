@@ -1,12 +1,14 @@
 """Flat model: a model's parameters as views of one flat array per (device, dtype), and what rides along with them.
 
 After `FlatModel(...)` every trainable parameter is a view of a flat array: a group operation moves one array and
-commits it with one pass. BatchNorm buffers and optimizer state, where a policy asks for it, ride in the same operation.
+commits it with one pass. Buffers (by their rules) and optimizer state, where a policy asks for it, ride in the same
+operation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from operator import itemgetter
 from typing import Any
@@ -15,7 +17,17 @@ from weakref import ref
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot, aligned
+from partreduce.runtime.averaging.bucket import ALIGN_BYTES, Bucket, Piggybacked, Slot, aligned
+from partreduce.runtime.averaging.buffer_rules import (
+    AVERAGED,
+    BufferRule,
+    Form,
+    Values,
+    buffer_kind,
+    check_form,
+    may_be_mask,
+    values_of,
+)
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.foreign import wrapped_by
 from partreduce.runtime.averaging.load_watch import count_loads
@@ -25,8 +37,6 @@ from partreduce.runtime.averaging.shards import Sharders, is_sharded, local
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.fragments import Fragments, assign
 
-AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-"""What a trainable parameter may be of; a frozen one, of whatever, is only sent at the start."""
 SAMPLED_FROZEN = 1 << 12
 """Numbers of each frozen parameter by which a change is noticed."""
 
@@ -36,7 +46,11 @@ _newest: Any = WeakTensorKeyDictionary()
 
 
 class BufferPolicy(StrEnum):
-    """What happens to the model's floating-point buffers (BatchNorm statistics) at each group operation."""
+    """What happens to the model's buffers at each group operation.
+
+    Each by its rule (see `buffer_rules`), which is the mean for BatchNorm's statistics; none of them; or those of rule
+    `mean`, too, are copied from the group's lowest rank.
+    """
 
     AVERAGE = "average"
     LOCAL = "local"
@@ -56,7 +70,7 @@ class FlatModel:
     Args:
         model: the module.
         optimizer: trains its parameters.
-        buffers: what happens to floating-point buffers.
+        buffers: what happens to buffers.
         state: what happens to the optimizer's state.
         apart: parameters that are exchanged another way, with a line for each that says what they are.
         fragments: into which parts it is cut, of which each has buckets of its own.
@@ -95,10 +109,18 @@ class FlatModel:
         for key in dict.fromkeys(sorted(keys, key=itemgetter(0))):
             same = [entry for entry, its in zip(trainable, keys, strict=True) if its == key]
             self.buckets.append(_flatten(same, self.sharders, fragment=key[0]))
+        self.buffer_policy = buffers
         self.buffer_buckets: list[Bucket] = []
-        """Buckets of buffers alone, for the mean model, when they do not ride along with every operation."""
-        local = buffers is BufferPolicy.LOCAL
-        self._add_buffers(self.buffer_buckets if local else self.buckets, broadcast=buffers is BufferPolicy.BROADCAST)
+        """Buckets of buffers alone, for the mean model: of those that do not ride along with every operation."""
+        self.rules: dict[str, BufferRule] = {}
+        """What an average does with each buffer."""
+        self._undecided: list[str] = []
+        """Buffers that are averaged unless their values are those of a mask."""
+        self.keeps_buffers = False
+        """Whether averages of groups leave workers with different buffers, counters aside."""
+        self._forms: list[tuple[dict[str, torch.Tensor | None], str, str, Form]] = []
+        """Of each buffer where its module holds it, its name there and in the model, and its form."""
+        self._add_buffers()
         self._riding: dict[torch.nn.Parameter, list[str]] = {}
         if state is StatePolicy.AVERAGE:
             self._add_state(optimizer)
@@ -160,14 +182,16 @@ class FlatModel:
         return [buffer for _, buffer in self.named_buffers()]
 
     def check(self, rank: int, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Notice parameters that were moved or replaced since wrapping, or given to the optimizer. O(their number).
+        """Notice parameters that were moved or replaced since wrapping, or given to the optimizer, and other buffers.
+
+        O(their number).
 
         Args:
             rank: this worker, to be named.
             optimizer: whose groups are looked at, too.
 
         Raises:
-            InputError: naming the parameter.
+            InputError: naming the parameter or the buffer.
         """
         if self.sharders.shards:
             self.sharders.reshard()
@@ -178,6 +202,7 @@ class FlatModel:
                 is_there = values.data_ptr() == base + offset or not values.numel()
                 if held.get(attribute) is not slot.parameter or not (is_there or slot.returns(bucket.flat)):
                     self._refuse_moved(rank)
+        self.check_buffers(rank)
         for parts, name, module in self._parts:
             if parts.get(name) is not module:
                 self._refuse_lost(rank)
@@ -198,6 +223,17 @@ class FlatModel:
                         f"{list(parameter.shape)} that the model did not have when DistributedOptimizer was made, so "
                         "it would be trained without being averaged; change the model first, then wrap"
                     )
+
+    def check_buffers(self, rank: int) -> None:
+        """Check that every buffer has the form that it had at wrapping; part of `check`.
+
+        Raises:
+            InputError: naming the buffer.
+        """
+        for held, attribute, name, form in self._forms:
+            buffer = held.get(attribute)
+            if buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != form:
+                check_form(name, buffer, form, rank)
 
     def _refuse_lost(self, rank: int) -> None:
         """A module was replaced: by one that holds it, as torch.compile does, or by one without its parameters."""
@@ -262,7 +298,7 @@ class FlatModel:
                     f"{'='.join(slot.names)} {shape} {bucket.dtype} {bucket.device.type} strides {slot.stride}"
                 )
             lines += [
-                f"{tensor.name} {'×'.join(map(str, tensor.shape))} {bucket.dtype}" for tensor in bucket.piggybacked
+                f"{tensor.name} {'×'.join(map(str, tensor.form.shape))} {bucket.dtype}" for tensor in bucket.piggybacked
             ]
         lines += self._apart.values()
         lines += [f"frozen parameter {'×'.join(map(str, p.shape))} {p.dtype}" for p in self.frozen]
@@ -272,16 +308,58 @@ class FlatModel:
         ]
         return lines
 
-    def _add_buffers(self, buckets: list[Bucket], *, broadcast: bool) -> None:
+    def rule_lines(self) -> list[str]:
+        """One line per buffer with its rule, equal on all workers that run the same model."""
+        return [f"buffer {name} {rule.value}" for name, rule in self.rules.items()]
+
+    def details(self) -> dict[str, list[str]]:
+        """The lines behind what a handshake compares by hashes."""
+        return {"model": self.layout(), "buffer rules": self.rule_lines()}
+
+    def undecided_values(self) -> dict[str, str]:
+        """What the values of those buffers look like that are averaged unless they are masks; waits for a device."""
+        named = dict(self.named_buffers())
+        return {name: values_of(named[name]).value for name in self._undecided if name in named}
+
+    def masks_among(self, seen: Sequence[Mapping[str, str]]) -> list[str]:
+        """The masks, by what the values look like to all workers: zeros and ones everywhere, somewhere both."""
+        looks = {name: {one.get(name) for one in seen} for name in self._undecided}
+        return [name for name, found in looks.items() if Values.MASK in found and Values.OTHER not in found]
+
+    def copy_masks(self, masks: Sequence[str]) -> None:
+        """Copy these buffers from now on; called on all workers alike, between two operations."""
+        for bucket in self.buckets + self.buffer_buckets:
+            bucket.piggybacked = [
+                replace(tensor, rule=BufferRule.FIRST) if tensor.name in masks else tensor
+                for tensor in bucket.piggybacked
+            ]
+        self.rules |= dict.fromkeys(masks, BufferRule.FIRST)
+        self._undecided = []
+
+    def _add_buffers(self) -> None:
+        is_local = self.buffer_policy is BufferPolicy.LOCAL
+        self.keeps_buffers = is_local
         for prefix, module in self.model.named_modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.is_floating_point() and buffer.layout is torch.strided:
+            for attribute, buffer in module.named_buffers(recurse=False):
+                name, kind = f"{prefix}.{attribute}".lstrip("."), buffer_kind(attribute, buffer, module)
+                rule = self.rules[name] = kind.rule
+                self._forms.append((module._buffers, attribute, name, Form.of(buffer)))  # noqa: SLF001 - as above
+                if rule is BufferRule.CONSTANT:
+                    continue
 
-                    def fetch(module: torch.nn.Module = module, name: str = name) -> torch.Tensor | None:
-                        now = module._buffers.get(name)  # noqa: SLF001 - modules may replace the tensor at any time
-                        return None if now is None else stored(now)
+                def fetch(module: torch.nn.Module = module, attribute: str = attribute) -> torch.Tensor | None:
+                    now = module._buffers.get(attribute)  # noqa: SLF001 - modules may replace the tensor at any time
+                    return None if now is None else stored(now)
 
-                    _ride(buckets, f"{prefix}.{name}".lstrip("."), stored(buffer), broadcast=broadcast, fetch=fetch)
+                if rule is BufferRule.OWN:
+                    self.keeps_buffers |= buffer.is_floating_point()
+                    _ride(self.buffer_buckets, name, stored(buffer), rule, fetch)
+                    continue
+                if may_be_mask(kind):
+                    self._undecided.append(name)
+                if rule is BufferRule.MEAN and self.buffer_policy is BufferPolicy.BROADCAST:
+                    rule = BufferRule.FIRST
+                _ride(self.buffer_buckets if is_local else self.buckets, name, stored(buffer), rule, fetch)
 
     def _add_state(self, optimizer: torch.optim.Optimizer) -> None:
         others = state_keys(optimizer)
@@ -299,24 +377,22 @@ class FlatModel:
                     value = optimizer.state[parameter].get(key) if parameter in optimizer.state else None
                     return local(value) if isinstance(value, torch.Tensor) else None
 
-                _ride([bucket], f"{slot.names[0]}:{key}", slot.values, broadcast=False, fetch=fetch)
+                _ride([bucket], f"{slot.names[0]}:{key}", slot.values, BufferRule.MEAN, fetch)
 
 
 def _ride(
-    buckets: list[Bucket],
-    name: str,
-    like: torch.Tensor,
-    *,
-    broadcast: bool,
-    fetch: Callable[[], torch.Tensor | None],
+    buckets: list[Bucket], name: str, like: torch.Tensor, rule: BufferRule, fetch: Callable[[], torch.Tensor | None]
 ) -> None:
-    """Let a tensor ride in the bucket of its device and dtype; a new bucket if there is none."""
-    bucket = next((known for known in buckets if known.device == like.device and known.dtype == like.dtype), None)
+    """Let a tensor ride in the bucket of its device and dtype, or of bytes; a new bucket if there is none."""
+    dtype = torch.uint8 if rule is BufferRule.OWN else like.dtype
+    bucket = next((known for known in buckets if known.device == like.device and known.dtype == dtype), None)
     if bucket is None:
-        bucket = Bucket(like.device, like.dtype, 0, torch.empty(0, dtype=like.dtype, device=like.device))
+        bucket = Bucket(like.device, dtype, 0, torch.empty(0, dtype=dtype, device=like.device))
         buckets.append(bucket)
-    bucket.piggybacked.append(Piggybacked(name, tuple(like.shape), bucket.length, broadcast, fetch))
-    bucket.length += like.numel()
+    if rule is BufferRule.OWN:  # whose bytes are looked at in its own dtype
+        bucket.length = -(-bucket.length // ALIGN_BYTES) * ALIGN_BYTES
+    bucket.piggybacked.append(Piggybacked(name, Form.of(like), bucket.length, rule, fetch))
+    bucket.length += bucket.piggybacked[-1].room
 
 
 def _named_parameters(

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.buffer_rules import Form, check_form
 from partreduce.runtime.averaging.commit import commit_mean
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 
 def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
-    """Replace the parameters and floating-point buffers of `members` by their means over all of them; alone, nothing.
+    """Replace the parameters of `members` by their means over all of them, and buffers by their rules; alone, nothing.
 
     What is read or kept next is this mean, so the checks on it are waited for.
 
@@ -39,17 +41,23 @@ def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch
 
 
 @contextmanager
-def own_values_kept(flat: FlatModel) -> Iterator[list[torch.Tensor]]:
-    """Afterwards parameters, buffers and optimizer state that rides along are what they were before, bit for bit."""
-    tensors = _values(flat)
+def own_values_kept(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
+    """Afterwards parameters, buffers and optimizer state that rides along are what they were before, bit for bit.
+
+    Raises:
+        InputError: worker `rank` has given a buffer another shape inside; everything else is what it was.
+    """
+    tensors, buffers = _values(flat), dict(flat.named_buffers())
     with torch.no_grad():
         own = [tensor.clone() for tensor in tensors]
+        own_buffers = {name: (buffer.clone(), Form.of(buffer)) for name, buffer in buffers.items()}
     states = [
         (value, value.clone())
         for bucket in flat.buckets
         for tensor in bucket.piggybacked
         if tensor.is_state and (value := tensor.fetch()) is not None
     ]
+    problem: InputError | None = None
     try:
         yield own
     finally:
@@ -59,6 +67,16 @@ def own_values_kept(flat: FlatModel) -> Iterator[list[torch.Tensor]]:
                 tensor.copy_(value)
             for tensor, value in states:
                 tensor.copy_(value)
+            now = dict(flat.named_buffers())
+            for name, (value, form) in own_buffers.items():
+                try:
+                    check_form(name, now.get(name), form, rank, "when mean_model() began")
+                except InputError as error:
+                    problem = problem or error
+                else:
+                    now[name].copy_(value)
+    if problem is not None:
+        raise problem
 
 
 SAMPLED = 1 << 16
@@ -81,9 +99,9 @@ def has_moved(flat: FlatModel, before: list[torch.Tensor]) -> bool:
 
 def squared_distance(flat: FlatModel, own: list[torch.Tensor]) -> float:
     """Of this worker's `own` parameters to those that the model holds now."""
-    buckets = zip(flat.buckets, own, strict=False)  # what follows them is frozen, or buffers
+    buckets = zip(flat.buckets, own, strict=False)  # what follows them is frozen
     return float(sum((bucket.flat - before).double().square().sum().item() for bucket, before in buckets))
 
 
 def _values(flat: FlatModel) -> list[torch.Tensor]:
-    return [bucket.flat for bucket in flat.buckets] + [p.detach() for p in flat.frozen] + flat.buffers()
+    return [bucket.flat for bucket in flat.buckets] + [p.detach() for p in flat.frozen]

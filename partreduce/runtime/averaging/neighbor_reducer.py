@@ -2,7 +2,8 @@
 
 Each worker sends its whole scratch array (parameters, piggybacked tensors, tag) to its out-neighbours and receives one
 from each in-neighbour; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in the scratch array, in one order, and
-committed as a group's mean would be. Costs one receive array of model size for every in-neighbour of the busiest round.
+committed as a group's mean would be. Buffers that are copied are those of the lowest rank that a worker hears, or its
+own. Costs one receive array of model size for every in-neighbour of the busiest round.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from fractions import Fraction
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.buffer_rules import BufferRule
 from partreduce.runtime.averaging.gradients import KeptGradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
@@ -156,11 +158,17 @@ class PeerReducer(Reducer):
     def _combine(self, reduction: PeerReduction, index: int, length: int) -> None:
         near = reduction.neighbourhood
         mean = reduction.arrays[index][:length]
+        copied = [one for one in self.buckets[index].piggybacked if one.rule is BufferRule.FIRST]
         with torch.no_grad():
+            first = [one.view(mean).clone() for one in copied]
+            if near.sources and near.sources[0][0] < self.world.rank:
+                first = [one.view(reduction.heard[index, 0][0]) for one in copied]
             own_weight, weights = unit_weights([weight for _, weight in near.sources], mean.dtype)
             mean.mul_(own_weight)
             for place, weight in enumerate(weights):
                 mean.add_(reduction.heard[index, place][0][:length], alpha=weight)
+            for one, values in zip(copied, first, strict=True):
+                one.view(mean).copy_(values)
 
 
 class PeerReduction(Reduction):

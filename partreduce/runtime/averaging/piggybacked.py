@@ -1,43 +1,31 @@
-"""Piggybacked tensors: BatchNorm buffers and optimizer state that travel in a bucket's array, beside the parameters."""
+"""Piggybacked tensors: buffers and optimizer state that travel in a bucket's array, beside the parameters."""
 
 from __future__ import annotations
 
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.buffer_rules import BufferRule, check_form
 from partreduce.runtime.averaging.commit import replace_where
-from partreduce.topo.errors import InputError
 
 
 def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_first: bool, rank: int) -> None:
     """Copy what rides along into an operation's array, divided by the number of members; zero where there is none.
 
+    Of what is copied from the lowest rank that one sends its values, and the others zeros.
+
     Raises:
-        InputError: worker `rank` has given a buffer a shape or a dtype that has no place in the array.
+        InputError: worker `rank` has removed a buffer, or given it a form that has no place in the array.
     """
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
-        if value is not None and tuple(value.shape) != tensor.shape:
-            raise InputError(
-                f"buffer {tensor.name!r}: has the shape {list(value.shape)} on worker {rank} now, and had "
-                f"{list(tensor.shape)} on all workers when DistributedOptimizer was made; keep its size, or give it "
-                "the new one on every worker before that"
-            )
-        if value is not None and value.layout is not torch.strided:
-            raise InputError(
-                f"buffer {tensor.name!r}: is sparse on worker {rank} now, and was dense on all workers when "
-                "DistributedOptimizer was made; keep it dense, or make it sparse on every worker before that"
-            )
-        if value is not None and value.is_complex():
-            raise InputError(
-                f"buffer {tensor.name!r}: is {value.dtype} on worker {rank} now, and was {bucket.dtype} on all workers "
-                "when DistributedOptimizer was made; keep it real, or make it complex on every worker before that, "
-                "which leaves it out of the average"
-            )
+        if not tensor.is_state:
+            check_form(tensor.name, value, tensor.form, rank)
         part = tensor.view(array)
-        if value is None or (tensor.broadcast and not is_first):
+        is_copied = tensor.rule is not BufferRule.MEAN
+        if value is None or (is_copied and not is_first):
             part.zero_()
-        elif tensor.broadcast:
+        elif is_copied:
             part.copy_(value)
         else:
             torch.div(value.detach(), divisor, out=part)
@@ -58,10 +46,24 @@ def commit_piggybacked(
         if value is None:
             continue
         new = tensor.view(sums)
+        if tensor.rule is BufferRule.OWN:
+            _replace_bytes(value, new, ok)
+            continue
         old = before[index] if before is not None else None
-        if old is not None:
+        if old is not None and tensor.rule is BufferRule.FIRST:
+            # Whose values these are may have others by now, and keeps them. All of it, since vectors belong together.
+            new = torch.where((new == old).all(), value, new)
+        elif old is not None:
             # What stood still takes the mean as it is: the infinities of a mask would make a difference of no number.
             new = torch.where(value == old, new, new + (value - old))
             if tensor.name.endswith("running_var"):
                 new = new.clamp_min(0)  # a variance stays one
         replace_where(value, new, ok)
+
+
+def _replace_bytes(value: torch.Tensor, new: torch.Tensor, ok: torch.Tensor | None) -> None:
+    """As `replace_where`, for dtypes in which a device may not choose between two tensors."""
+    if ok is not None:
+        own = value.detach().contiguous().reshape(-1).view(torch.uint8)
+        new = torch.where(ok, new.reshape(-1).view(torch.uint8), own).view(value.dtype).view(value.shape)
+    value.copy_(new)

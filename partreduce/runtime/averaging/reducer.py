@@ -480,11 +480,12 @@ class Reducer:
                 kept = None if isinstance(gradients, bool) else gradients[index]
                 reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares, tail, kept)
             else:
-                if bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
+                if bucket.size and bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
                     first = bucket.size // 8
                     reduction.load(index, slice(0, first))
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
-                reduction.load(index, slice(first, bucket.size))
+                if bucket.size:
+                    reduction.load(index, slice(first, bucket.size))
             if bucket.piggybacked:
                 load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
             if tail is not None:

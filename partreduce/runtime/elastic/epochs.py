@@ -249,7 +249,7 @@ class Epochs(Everyone):
         return sum(self.since.get(member, 0) <= step for member in self.members)
 
     def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
-        """Replace parameters and floating-point buffers by their means over all who are left, who all call this.
+        """Replace parameters by their means over all who are left, and buffers by their rules; all of them call this.
 
         Raises:
             PeerLostError: as above.

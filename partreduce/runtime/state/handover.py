@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+from partreduce.runtime.averaging.buffer_rules import BufferRule
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.worker.engine import Engine
@@ -100,6 +101,7 @@ class Handover:
             "data": [self.engine.data_epoch, [] if self.run.epochs is None else self.run.epochs.views],
             "since": [] if self.run.epochs is None else list(self.run.epochs.since.items()),
             "changes_means": self.run.applier.changes_means,
+            "rules": self.run.flat.rules,
             "generation": self.engine.uneven_inputs.generation,
             "lineage": [self.meeting.lineage, self.meeting.earlier],
             "objects": base64.b64encode(states.getvalue()).decode(),
@@ -131,6 +133,7 @@ class Handover:
         self.engine.go_on_from(steps)
         self.engine.catch_up()
         self.run.applier.changes_means = extra["changes_means"]
+        self.run.flat.copy_masks([name for name, rule in extra["rules"].items() if rule == BufferRule.FIRST])
         self.runner.resume(steps, self.engine.round)
 
     def _file(self) -> StateFile:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from partreduce.runtime.averaging.buffer_rules import AVERAGED, BufferRule
 from partreduce.runtime.state.saved_tables import gathered_of, layouts_of, shards_of
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
@@ -78,7 +79,7 @@ class StateFile:
             _restore_random_states(tensors, facts["random"], self.flat.buckets[0].device)
 
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
-        """Put the mean of several workers' models in place; integer buffers are the first worker's.
+        """Put the mean of several workers' models in place; buffers that are not averaged are the first worker's.
 
         Returns how the sharded tables were dealt out, whose rows are left to `deal_anew`.
         """
@@ -96,13 +97,18 @@ class StateFile:
             for name in self._model():
                 if name not in tensors:
                     raise DocumentError(name, "is missing", str(path))
-                if tensors[name].is_floating_point():
+                if self._is_averaged(name, tensors[name]):
                     value = tensors[name].double()
                     sums[name] = sums[name] + value if name in sums else value
                 first.setdefault(name, tensors[name])
         means = {name: (total / count).to(first[name].dtype) for name, total in sums.items()}
         self._restore(self._model(), first | means)
         return layouts
+
+    def _is_averaged(self, name: str, tensor: torch.Tensor) -> bool:
+        kind, _, rest = name.partition("/")
+        is_mean = kind != "buffer" or self.flat.rules.get(rest) is BufferRule.MEAN
+        return is_mean and tensor.dtype in AVERAGED
 
     def _model(self) -> Tensors:
         """The live tensors of the model by name, each once, without the rows that only this worker has."""

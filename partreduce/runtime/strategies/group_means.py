@@ -229,7 +229,7 @@ class GroupMeans(ParameterRunner):
     def _makes_equal(self, group: Group) -> bool:
         """Whether all workers hold the same model after this group's operation, buffers included."""
         everyone = len(group.members) == len(self.others.members)
-        return everyone and group.relax == 1 and not self.run.flat.buffer_buckets
+        return everyone and group.relax == 1 and not self.run.flat.keeps_buffers
 
     def _mean_pace(self, group: Group) -> float:
         """The pace that everybody's progress is brought to."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partreduce.runtime.averaging.flat_model import BufferPolicy
 from partreduce.runtime.averaging.neighbor_reducer import Neighbourhood, PeerReducer
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.strategies.group_means import GroupMeans
@@ -22,7 +23,7 @@ class NeighborMeans(GroupMeans):
     """
 
     def __init__(self, strategy: Neighbor, run: Run) -> None:
-        if any(tensor.broadcast for bucket in run.flat.buckets for tensor in bucket.piggybacked):
+        if run.flat.buffer_policy is BufferPolicy.BROADCAST:
             raise InputError("buffers='broadcast': neighbours have no common first worker; use 'average' or 'local'")
         near = [Neighbourhood(strategy, t, run.rank) for t in range(len(strategy.rounds))]
         reducer = PeerReducer(run.reducer, near)

@@ -116,7 +116,7 @@ class GradientPipeline(LateGradients[_Sent]):
     A step waits for the oldest sum, lets the newest gradients go and then applies the oldest: at most K - 1 operations
     are in flight, in K arrays of model size. Where nothing has come back yet (the first K - 1 steps, those after the
     warm-up, and after a load) a gradient of zero goes through the optimizer, as in Algorithm 1; parameters that nobody
-    trains get one, too. BatchNorm buffers that ride along become x + (mean of K - 1 steps ago - own value then); they
+    trains get one, too. Buffers that are averaged become x + (mean of K - 1 steps ago - own value then); they
     ride with every (K - 1)-th gradient, as correcting them again before a correction has arrived would oscillate.
     """
 

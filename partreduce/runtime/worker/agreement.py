@@ -101,7 +101,7 @@ class Agreed:
 
 def agree(
     facts: Mapping[str, str],
-    layout: Sequence[str],
+    details: Mapping[str, Sequence[str]],
     world: World | None,
     device: torch.device,
     timeout: float,
@@ -109,7 +109,7 @@ def agree(
     mesh: DeviceMesh | None = None,
     replica: Sequence[int] = (),
 ) -> Agreed:
-    """Compare `facts`, and the model's layout behind its hash, over all workers; join the run where no world is given.
+    """Compare `facts`, and the lines behind those that are hashes, over all workers; join the run if no world is given.
 
     With `mesh` the workers are its replicas, and `replica` are the ranks of this one's processes, this one first.
 
@@ -118,7 +118,6 @@ def agree(
         UnavailableError: a worker did not arrive within the timeout; all others name it.
         InputError: no launcher, or a CUDA run without NCCL.
     """
-    details = {"model": layout}
     if is_alone(world, mesh):
         return Agreed(AloneWorld(), "alone")
     if world is not None:
@@ -164,17 +163,21 @@ def facts_of(
     """What all workers of a run must have in common, field by field, as short texts."""
     from partreduce.topo.document.canonical import schedule_sha256
 
-    layout = flat.layout()
-    digest = hashlib.sha256("\n".join(layout).encode()).hexdigest()
+    layout, rules = flat.details().values()
     return {
         "schedule": f"{schedule.name!r} (sha256 {schedule_sha256(schedule)[:16]})",
-        "model": f"{len(layout)} tensors (sha256 {digest[:16]})",
+        "model": f"{len(layout)} tensors (sha256 {_digest(layout)})",
         "optimizer": type(optimizer).__name__,
         "buffers": policies.buffers.value,
+        "buffer rules": f"{len(rules)} buffers (sha256 {_digest(rules)})",
         "optimizer_state": policies.optimizer_state.value,
         "torch version": torch.__version__,
         "partreduce version": _partreduce_version(),
     }
+
+
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.flat_model import AVERAGED
+from partreduce.runtime.averaging.buffer_rules import AVERAGED
 from partreduce.runtime.averaging.roll_call import roll_call
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.waiting import GoneError

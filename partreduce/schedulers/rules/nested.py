@@ -29,7 +29,7 @@ def node_then_all(cluster: Cluster, node_rounds: int) -> Static:
 def node_then_all_refusal(cluster: Cluster, node_rounds: int) -> str | None:
     """It needs workers that share a node."""
     if len(local_ranks(cluster)) < 2:
-        return f"every node has 1 worker, so node rounds do nothing; use allreduce with every={node_rounds + 1}"
+        return f"every node has 1 worker, so node rounds do nothing; use allreduce(every={node_rounds + 1})"
     return None
 
 
@@ -45,9 +45,7 @@ def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> Static:
 def pairs_pairs_all_refusal(cluster: Cluster, pair_rounds: int) -> str | None:
     """It needs workers that share a node."""
     if len(local_ranks(cluster)) < 2:
-        return (
-            f"every node has 1 worker, so there are no pairs inside nodes; use allreduce with every={pair_rounds + 1}"
-        )
+        return f"every node has 1 worker, so there are no pairs inside nodes; use allreduce(every={pair_rounds + 1})"
     return None
 
 
@@ -105,7 +103,7 @@ def hierarchy_refusal(cluster: Cluster, levels: tuple[int, ...] | None, rounds: 
             f"levels {'x'.join(map(str, chosen))} do not multiply to {cluster.num_nodes} nodes; use factors ≥ 2, {near}"
         )
     if len(local_ranks(cluster)) < 2 and len(chosen) < 2:
-        return f"there is one level only; use allreduce with every={rounds + 1}"
+        return f"there is one level only; use allreduce(every={rounds + 1})"
     period = sum(rounds**level for level in range(len(_firsts(cluster, chosen))))
     if period > MAX_PERIOD:
         return f"{rounds} rounds on each level give a period of {period}, above {MAX_PERIOD}; use fewer rounds"

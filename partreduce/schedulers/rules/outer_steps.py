@@ -55,10 +55,10 @@ def regions_diloco_refusal(cluster: Cluster, regions: int | None, every: int, lr
     if regions is not None and (regions < 2 or cluster.num_nodes % regions):
         return f"{cluster.num_nodes} nodes are not {regions} regions of as many; give a divisor of the nodes, 2 or more"
     if cluster.num_nodes < 2:
-        return f"there is one node, so one region; use diloco with every={every}"
+        return f"there is one node, so one region; use diloco(every={every})"
     radices = _radices(cluster, regions)
     if len(local_ranks(cluster)) * prod(radices[1:]) < 2:
-        return f"every region has 1 worker; use diloco with every={every}"
+        return f"every region has 1 worker; use diloco(every={every})"
     return None
 
 

@@ -7,6 +7,7 @@ import torch
 
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot
+from partreduce.runtime.averaging.buffer_rules import BufferRule, Form
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
@@ -23,7 +24,7 @@ def bucket_of(live, sums=(), *, parameters=(), piggybacked=()):
     for parameter in parameters:
         slots.append(Slot((f"p{start}",), parameter, (), start, parameter.stride()))
         start += parameter.numel()
-    length = len(live) + sum(torch.Size(tensor.shape).numel() for tensor in piggybacked)
+    length = len(live) + sum(tensor.room for tensor in piggybacked)
     bucket = Bucket(torch.device("cpu"), torch.float64, len(live), flat, slots, list(piggybacked), length)
     array = bucket.lend()
     array[: len(sums)] = torch.tensor(sums, dtype=torch.float64)
@@ -34,8 +35,13 @@ def leaf(*values):
     return torch.nn.Parameter(torch.tensor(values, dtype=torch.float64))
 
 
-def tensor(name, value, start, *, broadcast=False, shape=None):
-    return Piggybacked(name, shape or tuple(value.shape), start, broadcast, lambda: value)
+def tensor(name, value, start, rule=BufferRule.MEAN):
+    return Piggybacked(name, Form.of(value), start, rule, lambda: value)
+
+
+def missing_state(start):
+    form = Form((1,), torch.float64, torch.strided)
+    return Piggybacked("exp_avg:w", form, start, BufferRule.MEAN, lambda: None)
 
 
 @pytest.mark.parametrize("swap", [False, True])
@@ -89,11 +95,11 @@ def test_a_false_check_leaves_values_and_zeroes_changes_even_where_they_are_no_n
 
 
 def test_piggybacked_tensors_are_loaded_in_shares_or_from_the_first_member_alone():
-    value, count, nothing = torch.tensor([[2.0], [4.0]]), torch.tensor(6.0), None
+    value, count = torch.tensor([[2.0], [4.0]]), torch.tensor(6.0)
     piggybacked = [
         tensor("bn.running_mean", value.double(), 1),
-        tensor("bn.num_batches_tracked", count.double(), 3, broadcast=True),
-        Piggybacked("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: nothing),
+        tensor("layer.weight_mask", count.double(), 3, BufferRule.FIRST),
+        missing_state(4),
     ]
     for is_first, expected in ((True, [9.0, 1.0, 2.0, 6.0, 0.0]), (False, [9.0, 1.0, 2.0, 0.0, 0.0])):
         bucket, array = bucket_of([0], [9, 9, 9, 9, 9], piggybacked=piggybacked)
@@ -110,8 +116,7 @@ def test_piggybacked_tensors_are_committed_and_keep_what_changed_since_a_snapsho
     def loaded():
         piggybacked = [
             tensor("bn.running_mean", mean.double(), 0), tensor("bn.running_var", var.double(), 2),
-            Piggybacked("exp_avg:w", (1,), 4, broadcast=False, fetch=lambda: None), tensor("count", batches.double(),
-            5),
+            missing_state(4), tensor("batches", batches.double(), 5),
         ]  # fmt: skip
         bucket, sums = bucket_of([], [10, 20, 0.5, 0.25, 77, 5], piggybacked=piggybacked)
         return bucket, sums, [one.fetch() for one in piggybacked]

@@ -1,0 +1,163 @@
+"""Buffer rules: what becomes of a model's buffers where workers average; one table, for all strategies and places.
+
+A rule follows from what a buffer is: its type, its name, the class of its module. So all workers that run the same
+model have the same rules, which the handshake compares. One rule depends on values: a buffer of zeros and ones is a
+mask. It is applied where all workers have the same values, or have exchanged what theirs look like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import NamedTuple
+
+import torch
+
+from partreduce.topo.errors import InputError
+
+AVERAGED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+"""What a trainable parameter may be of, and a buffer that is averaged."""
+QUANTIZERS = ("ObserverBase", "FakeQuantizeBase")
+"""Classes of quantization-aware training, by name, since versions of torch and torchao have their own."""
+
+
+class BufferRule(StrEnum):
+    """What an average does with a buffer."""
+
+    MEAN = "mean"
+    """Each average of a group, and the mean model, take the mean."""
+    FIRST = "first"
+    """Both take the values of the group's lowest rank."""
+    OWN = "own"
+    """Each worker keeps its own values; the mean model takes those of the lowest rank."""
+    CONSTANT = "constant"
+    """Nobody sends it; the handshake compares it."""
+
+
+class Kind(NamedTuple):
+    """A row of the table: buffers of one kind, how they are known, and their rule."""
+
+    name: str
+    fits: Callable[[str, torch.Tensor, torch.nn.Module], bool]
+    rule: BufferRule
+
+
+def _is_sparse(_attribute: str, buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
+    return buffer.layout is not torch.strided
+
+
+def _is_no_real_number(_attribute: str, buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
+    return buffer.dtype not in AVERAGED
+
+
+def _is_of_quantizer(_attribute: str, _buffer: torch.Tensor, module: torch.nn.Module) -> bool:
+    return any(base.__name__ in QUANTIZERS for base in type(module).__mro__)
+
+
+def _is_singular_vector(attribute: str, _buffer: torch.Tensor, module: torch.nn.Module) -> bool:
+    if type(module).__name__ == "_SpectralNorm":
+        return attribute in ("_u", "_v")
+    hooks = [hook for hook in module._forward_pre_hooks.values() if type(hook).__name__ == "SpectralNorm"]  # noqa: SLF001 - torch has no public way
+    return any(attribute in (f"{hook.name}_u", f"{hook.name}_v") for hook in hooks)  # type: ignore[attr-defined]
+
+
+def _is_statistic(attribute: str, _buffer: torch.Tensor, module: torch.nn.Module) -> bool:
+    return attribute.startswith("running_") or isinstance(module, torch.nn.modules.batchnorm._NormBase)  # noqa: SLF001 - as above
+
+
+def _is_mask(attribute: str, _buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
+    return attribute == "mask" or attribute.endswith("_mask")
+
+
+def _is_any(_attribute: str, _buffer: torch.Tensor, _module: torch.nn.Module) -> bool:
+    return True
+
+
+KINDS = (
+    Kind("sparse", _is_sparse, BufferRule.CONSTANT),
+    Kind("integer, bool, complex, float8", _is_no_real_number, BufferRule.OWN),
+    Kind("of an observer or fake quantizer", _is_of_quantizer, BufferRule.OWN),
+    Kind("vectors of `spectral_norm`", _is_singular_vector, BufferRule.FIRST),
+    Kind("running statistics", _is_statistic, BufferRule.MEAN),
+    Kind("masks, by name", _is_mask, BufferRule.FIRST),
+    Kind("other real numbers", _is_any, BufferRule.MEAN),
+)
+"""The table: the first kind that fits counts."""
+
+
+def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -> Kind:
+    """The kind of the buffer that `module` has under a name of its own."""
+    return next(kind for kind in KINDS if kind.fits(attribute, buffer, module))
+
+
+def buffer_rule(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -> BufferRule:
+    """The rule of its kind."""
+    return buffer_kind(attribute, buffer, module).rule
+
+
+def may_be_mask(kind: Kind) -> bool:
+    """Whether the values of such a buffer decide: with zeros and ones alone it is a mask."""
+    return kind is KINDS[-1]
+
+
+class Values(StrEnum):
+    """What the values of a buffer look like."""
+
+    MASK = "mask"
+    """Zeros and ones."""
+    UNIFORM = "uniform"
+    """Only zeros, or only ones, as masks and new statistics may be."""
+    OTHER = "other"
+
+
+def values_of(buffer: torch.Tensor) -> Values:
+    """What a buffer's values look like; waits for a device."""
+    ones = buffer == 1
+    if not buffer.numel() or not bool((ones | (buffer == 0)).all()):
+        return Values.OTHER
+    return Values.MASK if bool(ones.any()) and not bool(ones.all()) else Values.UNIFORM
+
+
+AT_WRAPPING = "on all workers when DistributedOptimizer was made"
+BEFORE = "before DistributedOptimizer is made"
+
+
+class Form(NamedTuple):
+    """What every worker's buffer stays: its shape, dtype and layout when the model was wrapped."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    layout: torch.layout
+
+    @classmethod
+    def of(cls, buffer: torch.Tensor) -> Form:
+        return cls(tuple(buffer.shape), buffer.dtype, buffer.layout)
+
+
+def check_form(name: str, buffer: torch.Tensor | None, form: Form, rank: int, then: str = AT_WRAPPING) -> None:
+    """Check that a buffer has the form that it had `then`; a float may become a float of another width.
+
+    Raises:
+        InputError: worker `rank` has removed it, or has given it a shape, dtype or layout that others' do not have.
+    """
+    if buffer is None:
+        raise InputError(
+            f"buffer {name!r}: was removed on worker {rank}, and was there {then}; keep it, or remove it on every "
+            f"worker {BEFORE}"
+        )
+    if buffer.shape != form.shape:
+        raise InputError(
+            f"buffer {name!r}: has the shape {list(buffer.shape)} on worker {rank} now, and had {list(form.shape)} "
+            f"{then}; keep its size, or give it the new one on every worker {BEFORE}"
+        )
+    if buffer.layout is not form.layout:
+        now, was = ("sparse", "dense") if form.layout is torch.strided else ("dense", "sparse")
+        raise InputError(
+            f"buffer {name!r}: is {now} on worker {rank} now, and was {was} {then}; keep it {was}, or make it {now} "
+            f"on every worker {BEFORE}"
+        )
+    if buffer.dtype is not form.dtype and not (buffer.dtype in AVERAGED and form.dtype in AVERAGED):
+        raise InputError(
+            f"buffer {name!r}: is {buffer.dtype} on worker {rank} now, and was {form.dtype} {then}; keep its dtype, "
+            f"or convert it on every worker {BEFORE}"
+        )
