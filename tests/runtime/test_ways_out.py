@@ -12,8 +12,8 @@ import torch
 
 from helpers.warm import WARM
 from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.phase import Phase

@@ -20,8 +20,8 @@ from partreduce.runtime.averaging.buffer_rules import (
     check_form,
     values_of,
 )
+from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.state.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import HandshakeError, InputError
 from partreduce.topo.phase import Phase
