@@ -184,7 +184,7 @@ SCHEDULES = {
     ),
     "gap-tokens": kept(5, CIRCLE, Gap(max_ig=2, order=Order.PARALLEL)),
     "gap-stale": kept(5, CIRCLE, Gap(max_ig=3, staleness=1, skip=Skip(limit=4), weights=Weights.ITERATION)),
-    "gap-backup": kept(5, CIRCLE, Gap(max_ig=2, backup=(1, 0, 0, 1, 0), skip=Skip(limit=2), inquire=True)),
+    "gap-backup": kept(5, CIRCLE, Gap(max_ig=2, backup=(1, 0, 0, 1, 0), skip=Skip(limit=2))),
     "gap-robust": kept(5, ALL_OF_5, Gap(max_ig=2, backup=2)),
     "gap-searched": kept(5, ALL_OF_5, Gap(max_ig=2, backup=(1, 3, 0, 2, 2))),
     "gap-one-way": kept(4, [*shift(3, Fraction(1, 3)), (2, 3, Fraction(1, 2))], Gap(max_ig=1)),

@@ -114,7 +114,7 @@ TABLE, OUTER = "strategy.what.tables[0]", "strategy.what.outer"
 RULED = {"codec": "int8", "form": "hierarchical"}
 FEEDBACK = {"codec": "int4", "error_feedback": True}
 STARTED_SO = {"count": "open-round", "missed": "each", "staleness": 4, "grace": 0, "synchronise_every": 0, "seed": 0}
-KEPT_SO = {"staleness": 0, "backup": 0, "reduce": "received", "weights": "graph", "inquire": False, "order": "serial"}
+KEPT_SO = {"staleness": 0, "backup": 0, "weights": "graph", "order": "serial"}
 
 # fmt: off
 READ_EDGES = [
@@ -221,12 +221,8 @@ READ_EDGES = [
         gap(max_ig=3, skip={"limit": 2}), f"{KEPT}: skip goes with backup or staleness"),
     reads(GAP, "or with backup workers", gap(max_ig=3, backup=1, skip={"limit": 2}),
         gap(max_ig=3, backup=0, skip={"limit": 2}), f"{KEPT}: skip goes with backup or staleness"),
-    reads(GAP, "who inquires has backup workers", gap(max_ig=3, backup=1, inquire=True), gap(max_ig=3, inquire=True),
-        f"{KEPT}: inquire goes with backup"),
-    *(reads(GAP, f"{what} goes with staleness", gap(staleness=1, **more), gap(**more), f"{KEPT}: newest and iteration")
-      for what, more in (
-        ("newest", {"reduce": "newest"}), ("iteration", {"weights": "iteration"}),
-    )),
+    reads(GAP, "iteration goes with staleness", gap(staleness=1, weights="iteration"), gap(weights="iteration"),
+        f"{KEPT}: iteration goes with staleness"),
     *(reads(GAP, f"NOTIFY-ACK goes without {what}", gap(max_ig=3, notify_ack=True),
         gap(max_ig=3, notify_ack=True, **more), f"{KEPT}: notify_ack goes with neither") for what, more in (
         ("staleness", {"staleness": 1}), ("backup workers", {"backup": 1}),

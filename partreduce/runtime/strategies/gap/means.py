@@ -21,7 +21,7 @@ from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updat
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
-from partreduce.topo.strategies.gap import Gap, Order, Reducing
+from partreduce.topo.strategies.gap import Gap, Order
 from partreduce.topo.strategies.neighbor import Neighbor
 
 
@@ -53,14 +53,7 @@ class GapMeans(OneSided):
         capacities = capacities_of(machine.graph, self.gap, run.rank)
         self.log.capacities = capacities.updates
         self.rings = PayloadRings(run.rank, capacities.slots, self.layout, newest_only=self.gap.staleness > 0)
-        self.driver = GapDriver(
-            machine,
-            run.rank,
-            self.rings,
-            keeps=self.gap.reduce is Reducing.NEWEST,
-            log=self.log,
-            send=self._send_from_side,
-        )
+        self.driver = GapDriver(machine, run.rank, self.rings, log=self.log, send=self._send_from_side)
         super().__init__(
             strategy,
             run,
