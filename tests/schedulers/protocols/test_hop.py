@@ -18,7 +18,6 @@ from partreduce.schedulers.protocols.hop import (
     Ack,
     Advance,
     Reduce,
-    SendUpdate,
     Token,
     Update,
 )
