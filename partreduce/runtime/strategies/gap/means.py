@@ -8,7 +8,7 @@ import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, Further, Run
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.gap.deadline import wait_in_step
 from partreduce.runtime.strategies.gap.driver import Averaged, GapDriver, Letter, Outcome, Recipients
@@ -84,7 +84,7 @@ class GapMeans(OneSided):
         if first:
             self._open(step, round_)
 
-    def end_round(self, step: int, round_: int) -> Further:
+    def end_round(self, step: int, round_: int) -> int:
         """Send, reduce and enter the next round, or a later one, waiting where the protocol says so."""
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
@@ -104,7 +104,7 @@ class GapMeans(OneSided):
             self._depart(operation, outcome.letters)
         self.run.reducer.recorder.end(operation)
         self.run.reducer.heartbeat.doing(f"computes step {self._round}")
-        return Further(skipped, skipped)
+        return skipped
 
     def settle(self) -> None:
         """Wait until everything has come that neighbours sent up to now, so that the queues are complete."""
