@@ -127,11 +127,6 @@ def refuse_schedule(schedule: Schedule) -> None:
         raise InputError(
             f"drift correction: schedule {schedule.name!r} overlaps, for which it is not derived; {way_out}"
         )
-    if not strategy.when.takes_all:
-        raise InputError(
-            f"drift correction: in schedule {schedule.name!r} a quorum decides which progress a round has, for which "
-            f"it is not derived; {way_out}"
-        )
     if not strategy.what.outer.is_plain:
         raise InputError(
             f"drift correction: schedule {schedule.name!r} has outer steps, for which it is not derived; "
