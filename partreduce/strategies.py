@@ -38,7 +38,6 @@ from partreduce.topo.strategies import Phased as Phased
 from partreduce.topo.strategies import Pipeline as Pipeline
 from partreduce.topo.strategies import Quorum as Quorum
 from partreduce.topo.strategies import QuorumStart as QuorumStart
-from partreduce.topo.strategies import Reducing as Reducing
 from partreduce.topo.strategies import Round as Round
 from partreduce.topo.strategies import Route as Route
 from partreduce.topo.strategies import Routes as Routes

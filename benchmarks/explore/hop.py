@@ -113,26 +113,20 @@ def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
 
 
 def _sends(machine: Hop) -> PerProcess:
-    """An update goes to all out-neighbours but, with inquiry, those whose tokens say that they are past its use."""
-    setting = machine.setting
-    split = machine.fine or setting.notify_ack
+    """An update goes to all out-neighbours."""
+    split = machine.fine or machine.setting.notify_ack
 
     def check(v: int, state: HopState) -> str | None:
         for event in machine.ready(v, state):
             after, actions = machine.step(v, state, event)
             sent = [(a.to, a.message.step) for a in actions if isinstance(a, Send) and isinstance(a.message, Update)]
             sends = isinstance(event, SendUpdate) or (isinstance(event, Advance) and not split)
-            due = []
-            if sends:
-                targets = machine.graph.targets[v]
-                lead = [tokens - (setting.max_ig or 0) for tokens in after.tokens] or [0] * len(targets)
-                nearby = [not setting.inquire or ahead <= setting.staleness for ahead in lead]
-                due = [(w, after.step) for w, is_near in zip(targets, nearby, strict=True) if is_near]
+            due = [(w, after.step) for w in machine.graph.targets[v]] if sends else []
             if sent != due:
                 return f"worker {v} in {state} sends updates {sent}; due are {due}"
         return None
 
-    return PerProcess("sends to whom it serves", check)
+    return PerProcess("sends to all out-neighbours", check)
 
 
 def _no_passing(machine: Hop) -> PerPair:
@@ -176,12 +170,11 @@ def _last_sent(machine: Hop, state: HopState) -> int:
 def _queue_truth(machine: Hop) -> PerPair:
     """A queue holds exactly the updates that were sent, have arrived and can still serve.
 
-    Updates that were skipped, or that inquiry left out, were never sent. Whoever did so knew that the receiver was past
-    their step: so of the steps from the receiver's on, which are all that serve without staleness, none is missing.
+    Updates that were skipped were never sent. Whoever skipped them knew that the receiver was past their step: so of
+    the steps from the receiver's on, which are all that serve without staleness, none is missing.
     Under staleness the newest stands for all, and who has sent in its step has sent something at least as new.
     """
     staleness = machine.setting.staleness
-    leaves_out = machine.setting.skip is not None or machine.setting.inquire
 
     def check(pair: Pair) -> str | None:
         u, a, v, b, there, _ = pair
@@ -191,7 +184,7 @@ def _queue_truth(machine: Hop) -> PerPair:
         sent = [k for k in range(oldest, _last_sent(machine, a) + 1) if k not in waiting]
         held = [oldest + bit for bit in range(queue.bit_length()) if queue >> bit & 1]
         expected = sent[-1:] if staleness else sent
-        is_sure = not leaves_out or not staleness or expected == [a.step]
+        is_sure = machine.setting.skip is None or not staleness or expected == [a.step]
         if not is_sure and len(held) <= 1 and set(held) <= set(sent):
             return None
         if held == expected or (not held and expected and expected[-1] < 0):

@@ -14,7 +14,7 @@ from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.gap import Gap, Reducing, Skip
+from partreduce.topo.strategies.gap import Gap, Skip
 from partreduce.verify.gap_bounds import exact_bounds
 
 
@@ -62,10 +62,9 @@ SMALL = (
     hop("standard, undirected ring of 3, reordered", both_ways(3), Gap(), REORDERED),
     hop("staleness 1, ring of 3", ring(3), Gap(staleness=1)),
     hop("NOTIFY-ACK, ring of 3", ring(3), Gap(notify_ack=True)),
-    hop("the newest again, hybrid, tokens max_ig 2 in fine steps, pair", PAIR,
-        Gap(backup=1, staleness=1, max_ig=2, reduce=Reducing.NEWEST), fine=True),
-    hop("inquiry, skips up to 2, hybrid, tokens max_ig 2 in fine steps, pair", PAIR,
-        Gap(backup=1, staleness=1, max_ig=2, skip=Skip(limit=2), inquire=True), fine=True),
+    hop("hybrid, tokens max_ig 2 in fine steps, pair", PAIR, Gap(backup=1, staleness=1, max_ig=2), fine=True),
+    hop("skips up to 2, hybrid, tokens max_ig 2 in fine steps, pair", PAIR,
+        Gap(backup=1, staleness=1, max_ig=2, skip=Skip(limit=2)), fine=True),
     hop("skips of 3, staleness 2, tokens max_ig 3 in fine steps, pair", PAIR,
         Gap(max_ig=3, staleness=2, skip=Skip(limit=3, trigger=3)), fine=True),
     hop("skips up to 2 from 3 behind, staleness 1, tokens max_ig 3 in fine steps, pair", PAIR,
@@ -81,8 +80,7 @@ SMALL = (
     hop("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), Gap(backup=1, max_ig=1)),
     hop("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
         Gap(backup=1, staleness=1, max_ig=1)),
-    hop("inquiry, skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH,
-        Gap(backup=1, max_ig=2, skip=Skip(limit=2), inquire=True)),
+    hop("skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH, Gap(backup=1, max_ig=2, skip=Skip(limit=2))),
     hop("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
         Gap(backup=1, staleness=1, max_ig=2, skip=Skip(limit=2)), AT_ONCE),
     hop("NOTIFY-ACK, ring of 4", ring(4), Gap(notify_ack=True)),
@@ -137,8 +135,6 @@ def _setting(chosen: dict[str, Any]) -> Gap:
         backup=spare,
         notify_ack=chosen["notify_ack"],
         skip=chosen["skip"],
-        reduce=chosen["reduce"],
-        inquire=chosen["inquire"],
     )
 
 
@@ -161,8 +157,6 @@ FACTORS = Factors(
         "backup": [Level(""), Level("one", "a backup for worker 0", 3), Level("all", "backup 1", 10)],
         "notify_ack": [Level(False), Level(True, "NOTIFY-ACK", 3)],
         "skip": [Level(None), Level(Skip(limit=2), "skips up to 2", 3)],
-        "reduce": [Level(Reducing.RECEIVED), Level(Reducing.NEWEST, "the newest again")],
-        "inquire": [Level(False), Level(True, "inquiry")],
         "fine": [Level(False), Level(True, "fine steps", 3)],
         "wire": [Level(False), Level(True, "reordered", 2)],
         "suspicions": [Level(0), Level(1, "one taken for dead", 10)],

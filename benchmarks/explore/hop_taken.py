@@ -16,7 +16,6 @@ from benchmarks.explore.reductions import Hop
 from benchmarks.explore.search.properties import PerProcess, Property, through
 from partreduce.schedulers.protocols.base import Note, Outcome, Received
 from partreduce.schedulers.protocols.hop import Advance, HopState, Reduce, SendUpdate, Update
-from partreduce.topo.strategies.gap import Reducing
 
 NOTHING = -(2**60)
 """No update that could still serve has come."""
@@ -44,12 +43,6 @@ class Recording:
     def channels(self) -> Sequence[tuple[int, int]]:
         return self.machine.channels
 
-    @property
-    def is_kept(self) -> bool:
-        """Whether a reduce depends on what came since the last one."""
-        setting = self.machine.setting
-        return setting.staleness > 0 and setting.reduce is Reducing.RECEIVED
-
     def start(self, process: int) -> Outcome[Recorded]:
         state, actions = self.machine.start(process)
         return Recorded(state, (NOTHING,) * len(self.machine.graph.sources[process])), actions
@@ -61,7 +54,7 @@ class Recording:
         """As the machine; a reduce, also one before a skip, starts the record anew."""
         after, actions = self.machine.step(process, state.worker, event)
         came = state.came
-        if not self.is_kept:
+        if not self.machine.setting.staleness:  # a reduce takes the updates of its step, whenever they came
             return Recorded(after, came), actions
         if isinstance(event, Received) and isinstance(event.message, Update):
             place = self.machine.graph.sources[process].index(event.source)
@@ -106,7 +99,7 @@ def of_the_worker(prop: Property) -> Property:
 def takes_what_came(machine: Hop) -> PerProcess:
     """A reduce averages the newest update that has come since the last one, of everybody of whom one has that serves.
 
-    Where the newest counts again, it averages the newest in every queue; without staleness, the updates of its step.
+    Without staleness, it averages the updates of its step.
     """
     setting = machine.setting
 
@@ -129,12 +122,9 @@ def takes_what_came(machine: Hop) -> PerProcess:
         fitting, first = [], state.worker.step - setting.staleness
         for u, queue, came in zip(machine.graph.sources[v], state.worker.updates, state.came, strict=True):
             held = {first + bit for bit in range(queue.bit_length()) if queue >> bit & 1}
+            served = came
             if not setting.staleness:
                 served = step if step in held else NOTHING
-            elif setting.reduce is Reducing.RECEIVED:
-                served = came
-            else:
-                served = max(held, default=NOTHING)
             if served >= step - setting.staleness:
                 fitting.append((u, served))
         return tuple(fitting)

@@ -1,13 +1,12 @@
 """The properties of partial collectives: rounds, quorum, lateness, each call once, equal results, a common end.
 
-Written from eager-SGD's text (PPoPP 2020, Lemma 5.1: liveness, safety, quorum, staleness), from what queues of results
-add to it, and from groups. Each call has a number, so that a state says where its gradient is, or its progress; what
-the numbers stand for, and that means are kept, is linear algebra on top (docs/theory/quorum-groups.md).
+Written from eager-SGD's text (PPoPP 2020, Lemma 5.1: liveness, safety, quorum, staleness), and from what queues of
+results add to it. Each call has a number, so that a state says where its gradient is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerProcess, PerState, Property
 from benchmarks.explore.search.view import View
@@ -42,15 +41,15 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
     listed: list[Property] = [
         NoDeadlock(),
         by_one("does what it may", lambda w, state: _does_what_it_may(machine, w, state)),
-        by_two("one round at a time, with the whole group", lambda pair: _one_round(machine, pair)),
-        by_one("a quorum has come", lambda w, state: _quorum_has_come(machine, w, state)),
+        by_two("one round at a time, with all", _one_round),
+        by_one("a quorum has come", lambda _, state: _quorum_has_come(machine, state)),
         by_one("an arrival is for its round", lambda w, state: _arrival_in_place(setting, w, state)),
         PerState("rests only for want of a quorum", lambda view: _rests_rightly(machine, view)),
         PerState("no round that nobody needs", _needed),
         by_one("each call is in one place", _in_one_place),
-        by_two("each call counts once", lambda pair: _counts_once(machine, pair)),
+        by_two("each call counts once", _counts_once),
         by_one("results are taken in order", lambda w, state: _in_order(setting, w, state)),
-        by_two("results are the same in the group", lambda pair: _same_results(machine, pair)),
+        by_two("results are the same for all", _same_results),
         by_one("a call takes a result", lambda w, state: _call_takes(setting, w, state)),
         by_two("all end at the same round", _same_end),
     ]
@@ -63,13 +62,12 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
     return tuple(listed)
 
 
-def _shares_of_round(machine: Partial, w: int, state: PartialState) -> dict[int, Share] | None:
-    """What each member brings to the round that runs; None unless one runs and all of it is known."""
+def _shares_of_round(state: PartialState) -> list[Share] | None:
+    """What each worker brings to the round that runs; None unless one runs and all of it is known."""
     if state.entered == state.done:
         return None
-    members = machine.members(w, state.done)
-    found = {v: share for v in members for share in state.shares[v] if share.round == state.done}
-    return found if len(found) == len(members) else None
+    found = [share for known in state.shares for share in known if share.round == state.done]
+    return found if len(found) == len(state.shares) else None
 
 
 def _has_room(setting: Quorum, state: PartialState) -> bool:
@@ -89,9 +87,9 @@ def _does_what_it_may(machine: Partial, w: int, state: PartialState) -> str | No
     elif state.stage != MEETING and state.done > state.version:
         allowed.add(Take())
     if state.entered > state.done:
-        if _shares_of_round(machine, w, state) is not None:
+        if _shares_of_round(state) is not None:
             allowed.add(Finish())
-    elif state.entered in state.activated and _has_room(machine.setting, state):
+    elif state.entered < state.activated and _has_room(machine.setting, state):
         allowed.add(Begin())
     if offered == allowed:
         return None
@@ -100,22 +98,23 @@ def _does_what_it_may(machine: Partial, w: int, state: PartialState) -> str | No
     )
 
 
-def _one_round(machine: Partial, pair: Pair) -> str | None:
-    """A round is over for one only after its whole group has entered it, and nobody enters one before the last is."""
+def _one_round(pair: Pair) -> str | None:
+    """A round is over for one only after all have entered it, and nobody enters one before the last is."""
     u, a, v, b, _, _ = pair
     if not 0 <= a.entered - a.done <= 1:
         return f"worker {u} has entered {a.entered} rounds and is done with {a.done}"
-    missed = [r for r in range(b.entered, a.done) if v in machine.members(u, r)]
-    return f"worker {u} is done with round {missed[0]}, which worker {v} has not entered" if missed else None
+    return (
+        f"worker {u} is done with round {b.entered}, which worker {v} has not entered" if b.entered < a.done else None
+    )
 
 
-def _quorum_has_come(machine: Partial, w: int, state: PartialState) -> str | None:
-    """So many members have something in the round, of those that have or had not ended; or the one that is drawn."""
-    shares = _shares_of_round(machine, w, state)
+def _quorum_has_come(machine: Partial, state: PartialState) -> str | None:
+    """So many workers have something in the round, of those that have or had not ended; or the one that is drawn."""
+    shares = _shares_of_round(state)
     if shares is None:
         return None
-    going_on = [v for v, share in shares.items() if not share.ended]
-    come = [v for v, share in shares.items() if share.gradients]
+    going_on = [v for v, share in enumerate(shares) if not share.ended]
+    come = [v for v, share in enumerate(shares) if share.gradients]
     quorum = machine.setting.quorum
     needed = min(quorum, len({*going_on, *come})) if isinstance(quorum, int) else min(1, len(going_on))
     if len(come) < needed:
@@ -125,16 +124,16 @@ def _quorum_has_come(machine: Partial, w: int, state: PartialState) -> str | Non
     return None
 
 
-def _from_drawn(machine: Partial, round_: int, members: tuple[int, ...]) -> tuple[int, ...]:
-    """The members from the one on that is drawn under majority, once around."""
+def _from_drawn(machine: Partial, round_: int) -> list[int]:
+    """The workers from the one on that is drawn under majority, once around."""
     first = machine.initiators[round_ % len(machine.initiators)] if machine.initiators else 0
-    return tuple(members[(first + i) % len(members)] for i in range(len(members)))
+    return [(first + i) % machine.num_workers for i in range(machine.num_workers)]
 
 
-def _may_start(machine: Partial, round_: int, shares: dict[int, Share]) -> list[int]:
+def _may_start(machine: Partial, round_: int, shares: list[Share]) -> list[int]:
     """Under majority: who may have been the first from the drawn place on that went on as the round began."""
     found = []
-    for v in _from_drawn(machine, round_, tuple(shares)):
+    for v in _from_drawn(machine, round_):
         found.append(v)
         if not shares[v].ended:
             break
@@ -153,20 +152,17 @@ def _arrival_in_place(setting: Quorum, w: int, state: PartialState) -> str | Non
 def _rests_rightly(machine: Partial, view: View) -> str | None:
     """Where no thread can move and no message is on its way, each thread waits for want of a quorum, or of room.
 
-    So a group waits for no more of its members' calls than its quorum asks for, and otherwise only for a member that is
-    held up in an earlier round in the same way, or by its own full queue, or by a model that is not synchronised.
+    So a round waits for no more calls than its quorum asks for, and otherwise only for a full queue, or for a model
+    that is not synchronised.
     """
     if any(view.in_flight.values()):
         return None
     states = view.processes
     if any({Begin(), Finish()} & set(machine.ready(w, state)) for w, state in enumerate(states)):
         return None
-    rests: dict[int, bool] = {}
-    for w in sorted(range(len(states)), key=lambda w: _at(states[w])):
-        rests[w] = _is_held(machine, view, rests, w)
-        if not rests[w]:
-            return f"worker {w} waits in round {_at(states[w])}, and nothing that may hold it up does"
-    return None
+    if _is_held(machine, states):
+        return None
+    return f"all wait in round {min(map(_at, states))}, and nothing that may hold them up does"
 
 
 def _at(state: PartialState) -> int:
@@ -174,29 +170,23 @@ def _at(state: PartialState) -> int:
     return state.entered - 1 if state.is_running else state.entered
 
 
-def _is_held(machine: Partial, view: View, rests: dict[int, bool], w: int) -> bool:
-    """Whether one of the permitted reasons holds a thread up; of threads in earlier rounds that is known."""
-    states, setting = view.processes, machine.setting
-    round_ = _at(states[w])
-    if not states[w].is_running and not _has_room(setting, states[w]):
+def _is_held(machine: Partial, states: Sequence[PartialState]) -> bool:
+    """Whether one of the permitted reasons holds up the first round that is not over for all."""
+    setting, round_ = machine.setting, min(map(_at, states))
+    here = [state for state in states if _at(state) == round_]
+    if any(not state.is_running and not _has_room(setting, state) for state in here):
         return True
-    members = machine.members(w, round_)
-    behind = [v for v in members if _at(states[v]) < round_]
-    full = [v for v in members if not states[v].is_running and not _has_room(setting, states[v])]
-    if behind or full:
-        return all(rests[v] for v in behind)
-    if any(states[v].is_running for v in members):
-        return False  # the others could enter
-    going_on = [v for v in members if not states[v].resting]
-    come = [v for v in members if _arrival_counts(setting, states[v])]
+    if len(here) < len(states) or any(state.is_running for state in here):
+        return False  # the others could enter, or the sum end
+    going_on = [v for v, state in enumerate(states) if not state.resting]
+    come = [v for v, state in enumerate(states) if _arrival_counts(setting, state)]
     quorum = setting.quorum
     if not going_on:
-        needed: int = max(state.arrived[v] for v, state in enumerate(states) if v in members or state.resting)
-        return round_ >= needed
+        return round_ >= max(state.arrived[v] for v, state in enumerate(states))
     if isinstance(quorum, int):
         return len(come) < min(quorum, len({*come, *going_on}))
     if quorum is QuorumStart.MAJORITY:
-        return next(v for v in _from_drawn(machine, round_, members) if v in going_on) not in come
+        return next(v for v in _from_drawn(machine, round_) if v in going_on) not in come
     return not come
 
 
@@ -224,12 +214,10 @@ def _in_one_place(w: int, state: PartialState) -> str | None:
     return f"worker {w} has {there} in its round and buffer; of {state.calls} calls {state.counted} are in results"
 
 
-def _counts_once(machine: Partial, pair: Pair) -> str | None:
+def _counts_once(pair: Pair) -> str | None:
     """What a worker has of another's calls is what that one has sent: no more, and each in its own round."""
     u, a, v, b, _, _ = pair
     for share in a.shares[v]:
-        if v not in machine.members(u, share.round):
-            return f"worker {u} keeps a share of round {share.round} of worker {v}, which is in another group"
         if share.round >= b.entered:
             return f"worker {u} has a share of round {share.round}, which worker {v} has not entered"
         own = [other for other in b.shares[v] if other.round == share.round]
@@ -252,12 +240,12 @@ def _in_order(setting: Quorum, w: int, state: PartialState) -> str | None:
     return f"results {held} wait for worker {w}, which has taken {state.version} of {state.done}"
 
 
-def _same_results(machine: Partial, pair: Pair) -> str | None:
-    """All members of a group have the same calls in it."""
+def _same_results(pair: Pair) -> str | None:
+    """All have the same calls in a round."""
     u, a, v, b, _, _ = pair
     other = {result.round: result for result in b.results}
     for result in a.results:
-        if v in machine.members(u, result.round) and other.get(result.round, result) != result:
+        if other.get(result.round, result) != result:
             return f"round {result.round} is {result.counts} at worker {u}, {other[result.round].counts} at worker {v}"
     return None
 

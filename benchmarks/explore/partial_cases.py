@@ -1,4 +1,4 @@
-"""The configurations of partial collectives that the explorer is run on, of all and of groups, and a covering array."""
+"""The configurations of partial collectives that the explorer is run on, and a covering array."""
 
 from __future__ import annotations
 
@@ -14,35 +14,15 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 
 Numbers = tuple[int, ...]
-Phases = tuple[tuple[Numbers, ...], ...]
-"""Of every round of a period its groups; who is in none rests."""
 
 
-def quorum(  # noqa: PLR0917 - a table's columns
-    name: str,
-    setting: Quorum,
-    calls: Numbers,
-    initiators: Numbers | None = None,
-    network: Network = USUAL,
-    phases: Phases = (),
+def quorum(
+    name: str, setting: Quorum, calls: Numbers, initiators: Numbers | None = None, network: Network = USUAL
 ) -> Configuration:
-    """`calls` says how many calls each worker makes, `initiators` who starts rounds; without phases all are a group."""
-
-    def group_of(worker: int, round_: int) -> Numbers:
-        there = phases[round_ % len(phases)]
-        return next((group for group in there if worker in group), (worker,))
-
-    machine = Partial(setting, len(calls), calls, initiators, group_of if phases else None)
+    """`calls` says how many calls each worker makes, `initiators` who starts rounds."""
+    machine = Partial(setting, len(calls), calls, initiators)
     return Configuration(name, machine, lambda machine, _: Explored(machine, partial_properties(machine)), network)
 
-
-NODE_THEN_ALL: Phases = (((0, 1), (2, 3)), ((0, 1, 2, 3),))
-CHAIN: Phases = (((0, 1),), ((1, 2),))
-"""Three workers: in each round one of them rests."""
-ALL_OF_3: Phases = (((0, 1, 2),),)
-PAIR: Phases = (((0, 1),),)
-CROSSED: Phases = (((0, 1), (2, 3)), ((1, 2), (0, 3)))
-ALL_THEN_PAIR: Phases = (((0, 1, 2),), ((1, 2),))
 
 SOLO, MAJORITY = QuorumStart.SOLO, QuorumStart.MAJORITY
 SOLO_1, SOLO_2 = Quorum(quorum=SOLO, staleness=1), Quorum(quorum=SOLO, staleness=2)
@@ -66,18 +46,9 @@ SMALL = (
            Quorum(quorum=SOLO, count=BY_CALL, missed=LATEST, synchronise_every=2), (3, 3)),
     quorum("majority by call, latest, 2 workers", Quorum(quorum=MAJORITY, count=BY_CALL, missed=LATEST), (3, 2),
            (0, 1)),
-    quorum("solo, C 1, a pair", SOLO_1, (2, 2), phases=PAIR),
-    quorum("solo, C 2, a pair, at once", SOLO_2, (3, 1), network=AT_ONCE, phases=PAIR),
-    quorum("solo, C 1, a chain of 3, at once", SOLO_1, (2, 2, 1), network=AT_ONCE, phases=CHAIN),
-    quorum("solo, C 2, a chain of 3, at once", SOLO_2, (2, 1, 0), network=AT_ONCE, phases=CHAIN),
-    quorum("majority, C 1, a group of 3, at once", MAJORITY_1, (2, 1, 0), (1, 2), AT_ONCE, ALL_OF_3),
-    quorum("2 in a group of 3, C 1, at once", TWO_1, (2, 2, 1), network=AT_ONCE, phases=ALL_OF_3),
-    quorum("2 in a group of 3, C 1", TWO_1, (1, 1, 0), phases=ALL_OF_3),
-    quorum("2, C 2, node-then-all, at once", TWO_2, (2, 1, 0, 2), network=AT_ONCE, phases=NODE_THEN_ALL),
-    quorum("solo, C 1, node-then-all, at once", SOLO_1, (2, 0, 0, 0), network=AT_ONCE, phases=NODE_THEN_ALL),
-    quorum("majority, C 1, node-then-all, at once", MAJORITY_1, (2, 1, 0, 1), (1, 2, 0), AT_ONCE, NODE_THEN_ALL),
-    quorum("solo, C 1, crossed pairs, at once", SOLO_1, (1, 1, 1, 0), network=AT_ONCE, phases=CROSSED),
-    quorum("solo, C 1, a pair, reordered and doubled", SOLO_1, (1, 1), network=WILD, phases=PAIR),
+    quorum("majority, C 1, 3 workers of 3 calls, at once", MAJORITY_1, (2, 1, 0), (1, 2), AT_ONCE),
+    quorum("2 of 3, C 1, 2 calls", TWO_1, (1, 1, 0)),
+    quorum("solo, C 1, 2 workers, reordered and doubled", SOLO_1, (1, 1), network=WILD),
 )  # fmt: skip
 
 LARGE = (
@@ -95,18 +66,9 @@ LARGE = (
     quorum("2 of 3, C 2, at once", TWO_2, (3, 3, 2), network=AT_ONCE),
     quorum("2 of 4, C 1, at once", TWO_1, (2, 1, 1, 1), network=AT_ONCE),
     quorum("3 of 4, C 1, at once", Quorum(quorum=3, staleness=1), (2, 2, 2, 1), network=AT_ONCE),
-    quorum("solo, C 1, node-then-all, 2 go on, at once", SOLO_1, (2, 0, 1, 0), network=AT_ONCE, phases=NODE_THEN_ALL),
-    quorum("solo, C 1, node-then-all, 4 go on, at once", SOLO_1, (1, 1, 1, 1), network=AT_ONCE, phases=NODE_THEN_ALL),
-    quorum("majority, C 1, node-then-all, 4 go on, at once", MAJORITY_1, (2, 1, 1, 1), (1, 2, 0), AT_ONCE,
-           NODE_THEN_ALL),
-    quorum("2, C 2, node-then-all, 4 go on, at once", TWO_2, (3, 2, 2, 2), network=AT_ONCE, phases=NODE_THEN_ALL),
-    quorum("solo, C 2, crossed pairs, at once", SOLO_2, (2, 1, 1, 1), network=AT_ONCE, phases=CROSSED),
-    quorum("solo, C 1, a chain of 3", SOLO_1, (2, 1, 1), phases=CHAIN),
-    quorum("majority, C 1, all then a pair", MAJORITY_1, (1, 1, 1), (2, 0), phases=ALL_THEN_PAIR),
-    quorum("2 in a group of 3, C 1, 4 calls", TWO_1, (2, 1, 1), phases=ALL_OF_3),
-    quorum("2 in a group of 3, C 2", TWO_2, (2, 1, 1), phases=ALL_OF_3),
-    quorum("2 in a group of 3, C 1, reordered and doubled", TWO_1, (1, 1, 0), network=WILD, phases=ALL_OF_3),
-    quorum("solo, C 1, a pair, 3 calls, reordered and doubled", SOLO_1, (2, 1), network=WILD, phases=PAIR),
+    quorum("2 of 3, C 1, 4 calls", TWO_1, (2, 1, 1)),
+    quorum("2 of 3, C 2", TWO_2, (2, 1, 1)),
+    quorum("2 of 3, C 1, reordered and doubled", TWO_1, (1, 1, 0), network=WILD),
 )  # fmt: skip
 
 

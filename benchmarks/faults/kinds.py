@@ -32,7 +32,7 @@ from partreduce.topo.strategies import (
 )
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.base import Strategy
-from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
 from partreduce.topo.strategies.generated import Division, Generated
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.topo.strategies.pairwise import Pairwise
@@ -247,11 +247,9 @@ KINDS = {
     "gap notify-ack": _gap(notify_ack=True),
     "gap notify-ack parallel": _gap(notify_ack=True, order=Order.PARALLEL),
     "gap backup": _gap(max_ig=3, backup=1),
-    "gap backup parallel": _gap(max_ig=3, backup=1, inquire=True, order=Order.PARALLEL),
+    "gap backup parallel": _gap(max_ig=3, backup=1, order=Order.PARALLEL),
     "gap staleness": _gap(staleness=2),
-    "gap staleness parallel": _gap(
-        max_ig=4, staleness=2, reduce=Reducing.NEWEST, weights=Weights.ITERATION, order=Order.PARALLEL
-    ),
+    "gap staleness parallel": _gap(max_ig=4, staleness=2, weights=Weights.ITERATION, order=Order.PARALLEL),
     "gap skip": _gap(max_ig=4, backup=1, skip=Skip(limit=4)),
     "gap skip parallel": _gap(max_ig=5, staleness=3, backup=1, skip=Skip(limit=3), order=Order.PARALLEL),
     "generated": Kind(Generated(group_size=2, division=Division.GLOBAL, slow_threshold=None), None, "groups"),

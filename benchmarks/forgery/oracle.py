@@ -21,16 +21,8 @@ JUDGES = runs.JUDGES | payloads.JUDGES | tables.JUDGES | losses.JUDGES
 OF_EVENTS = ("deadlock-free", "queues", "gap", "gap-of-pairs", "skip", "memory")
 """What is said of who waits for whom where workers keep a gap."""
 
-OF_MATRICES = (
-    "conflict-free",
-    "membership",
-    "doubly-stochastic",
-    "unit-sums",
-    "consensus",
-    "contraction",
-    "exact-consensus",
-)
-"""What holds of the models that groups average, whoever comes late."""
+OF_MATRICES = ("doubly-stochastic", "unit-sums", "consensus", "contraction", "exact-consensus", "consensus-distance")
+"""What is said of the matrices of a period."""
 
 
 def is_true(entry: Document, raw: Document) -> bool:
@@ -55,15 +47,11 @@ class Truth:
         n, name, rules = len(self.matrices[0]), entry["claim"], self.rules
         if self.overlap:
             return False
-        if self.quorum is not None and self.raw["strategy"]["kind"] == "allreduce":
+        if self.quorum is not None:
             return quorums.is_true(entry, self.quorum, n)
-        if self.quorum is not None and name in quorums.OF_GROUPS:
-            return self.listed is not None and quorums.is_true_of_groups(entry, self.raw, self.listed, self.matrices)
-        if self.quorum is not None and name not in OF_MATRICES:
-            return False
         if rules is not None and (name in OF_EVENTS or kept_gaps.is_lossy(rules.gap)):
             return kept_gaps.is_true(entry, self.raw, rules)
-        if runs.outer_of(self.raw).get("own") and name in (*OF_MATRICES[2:], "consensus-distance"):
+        if runs.outer_of(self.raw).get("own") and name in OF_MATRICES:
             return False
         judge = JUDGES.get(name, _of_matrices)
         return judge(entry, self.raw, self.listed, self.matrices)

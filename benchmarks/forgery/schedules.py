@@ -65,11 +65,6 @@ def by_quorum(n: int, quorum: Quorum) -> Schedule:
     return Schedule("q", Cluster.regular(n, 1), AllReduce(when=quorum))
 
 
-def in_nodes_then_all(quorum: Quorum) -> Schedule:
-    phases = RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
-    return Schedule("n", Cluster.regular(2, 2), Static(phases=phases, when=quorum))
-
-
 def half(*pair: int, a: Fraction = Fraction(1, 2)) -> Group:
     return Group(pair, 2 * a)
 
@@ -119,17 +114,6 @@ SCHEDULES = {
     "quorum-call": by_quorum(4, Quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, seed=2)),
     "quorum-latest": by_quorum(3, Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=5)),
     "quorum-unequal": by_quorum(4, Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST)),
-    "quorum-groups": explicit(
-        6,
-        [[0, 1], [2, 3, 4]],
-        [[1, 2], [4, 5]],
-        [[0, 5]],
-        when=Quorum(quorum=2, staleness=3),
-        pace=(1, 2, 1, 1, 3, 1),
-        prologue=2,
-    ),
-    "quorum-groups-exact": in_nodes_then_all(Quorum(quorum=QuorumStart.MAJORITY, grace=50, seed=4)),
-    "quorum-groups-relaxed": explicit(4, [Group((0, 1, 2, 3), Fraction(7, 5))], [[0, 1]], when=Quorum(quorum=3)),
     "coded-rule": Schedule(
         "c",
         Cluster.regular(2, 2),
@@ -184,7 +168,7 @@ SCHEDULES = {
     ),
     "gap-tokens": kept(5, CIRCLE, Gap(max_ig=2, order=Order.PARALLEL)),
     "gap-stale": kept(5, CIRCLE, Gap(max_ig=3, staleness=1, skip=Skip(limit=4), weights=Weights.ITERATION)),
-    "gap-backup": kept(5, CIRCLE, Gap(max_ig=2, backup=(1, 0, 0, 1, 0), skip=Skip(limit=2), inquire=True)),
+    "gap-backup": kept(5, CIRCLE, Gap(max_ig=2, backup=(1, 0, 0, 1, 0), skip=Skip(limit=2))),
     "gap-robust": kept(5, ALL_OF_5, Gap(max_ig=2, backup=2)),
     "gap-searched": kept(5, ALL_OF_5, Gap(max_ig=2, backup=(1, 3, 0, 2, 2))),
     "gap-one-way": kept(4, [*shift(3, Fraction(1, 3)), (2, 3, Fraction(1, 2))], Gap(max_ig=1)),

@@ -151,7 +151,6 @@ CELLS = [
     ),
     Cell("allreduce of parameters, hierarchical, int8, feedback", AllReduce(pace=2, how=INSIDE_TOO)),
     Cell("allreduce, quorum", AllReduce(when=PATIENT)),
-    Cell("static, quorum", Static(phases=PAIRS, when=PATIENT)),
     Cell("generated", GENERATED),
     Cell("generated, hierarchical", replace(GENERATED, how=NODES)),
     Cell("server", Server(hosts=(0, 2))),

@@ -116,9 +116,7 @@ class Virtual:
         takes = float(self._group_loads(range(count)).seconds().max())
         links = InTurn(self.schedule.cluster, self.hardware)
         machine = Waiting(quorum, count, collective=False)
-        timing = Summing(
-            self.learner, self.lengths, links.latency, lambda *_: takes, machine.members, mean_seconds=takes
-        )
+        timing = Summing(self.learner, self.lengths, links.latency, takes)
         self.machine, self.summing = VirtualMachine(machine, timing, keep_notes=False), timing
         return self._until(lambda steps: timing.summed_gradients >= steps * count)
 

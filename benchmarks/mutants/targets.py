@@ -57,7 +57,7 @@ SHARDING = (
     "wire",
 )
 ROUTES = (("tests/partreduce/planner/test_routes.py",), ("tests/partreduce/planner/test_design_model.py",))
-GROUP_QUORUMS = "tests/runtime/strategies/test_quorum_groups.py"
+QUORUM_RUNS = "tests/runtime/strategies/test_quorum.py"
 QUORUM_ARRAYS = "tests/runtime/strategies/test_quorum_arrays.py"
 AVERAGED = ("tests/runtime/test_silent_numbers.py", "tests/runtime/averaging/test_against_reference.py")
 
@@ -141,13 +141,12 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "partreduce/verify/quorum.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
-        f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_group_quorums.py",),)
+        f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
         for name in ("quorums", "quorum_runs")
     },
     **{f"partreduce/runtime/sharding/{name}.py": HYBRID for name in SHARDING},
-    **{f"partreduce/runtime/strategies/quorum/{name}.py": ((GROUP_QUORUMS,),) for name in ("driver", "rounds")},
-    "partreduce/runtime/strategies/quorum/groups.py": ((QUORUM_ARRAYS,), (GROUP_QUORUMS,)),
-    "partreduce/runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), ("tests/runtime/strategies/test_quorum.py",)),
+    **{f"partreduce/runtime/strategies/quorum/{name}.py": ((QUORUM_RUNS,),) for name in ("driver", "rounds")},
+    "partreduce/runtime/strategies/quorum/sums.py": ((QUORUM_ARRAYS,), (QUORUM_RUNS,)),
     "partreduce/runtime/strategies/gap/driver.py": (
         ("tests/runtime/strategies/test_gap_driver.py",),
         ("tests/schedulers/simulator/test_gap_replay.py", "tests/runtime/strategies/test_gap.py"),

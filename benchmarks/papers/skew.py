@@ -131,9 +131,8 @@ def draws(trial: Trial, seed: int) -> Iterator[int]:
 
     when: Any = schedule_of(trial, seed).strategy.when
     machine = Partial(when, trial.processes)
-    everybody = tuple(range(trial.processes))
     for round_ in count():
-        yield machine._drawn(round_, everybody)  # noqa: SLF001 - no run says whom it drew
+        yield machine._drawn(round_)  # noqa: SLF001 - no run says whom it drew
 
 
 def waiting(initiator: int) -> int:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partreduce.console import size
 from partreduce.planner.answer import Answer
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.job import Job
-from partreduce.planner.slowdown import Slowdown, weighs_quorums
+from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import on_request, outer_steps
-from partreduce.planner.trials.quorums import memory_of_groups
 from partreduce.schedulers.synthesis.cluster_shape import derived_paces
 
 
@@ -31,14 +29,9 @@ def not_weighed(job: Job) -> list[str]:
     """What is no candidate, though nobody asked for something else, and why; O(num_workers) where steps vary."""
     said, count = [], job.cluster.num_workers
     if count > MAX_GRAPH_WORKERS and (kinds := _of_fewer(job)):
-        way_out = "; --when quorum weighs quorums of all workers" if "quorums" in kinds else ""
+        way_out = "; --when quorum weighs quorums" if "quorums" in kinds else ""
         listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         said.append(f"{listed} are weighed for at most {MAX_GRAPH_WORKERS} workers, not {count}{way_out}")
-    elif weighs_quorums(job) and job.max_queues is not None and memory_of_groups(job) > job.max_queues:
-        said.append(
-            f"quorums of groups are not weighed: a worker keeps {size(memory_of_groups(job))} for them, and max-queues "
-            f"is {size(job.max_queues)}"
-        )
     if not on_request.is_open(job):
         return said
     slowdown = Slowdown.of(job)
@@ -63,7 +56,7 @@ def not_weighed(job: Job) -> list[str]:
 def _of_fewer(job: Job) -> list[str]:
     """Kinds of candidates that this job would have if it had fewer workers."""
     if job.quorum:
-        return ["quorums of groups"]
+        return []
     kinds = ["weighted graphs"]
     if len(derived_paces(job.cluster)) > 1:
         kinds.append("unequal paces")

@@ -23,16 +23,14 @@ class Facts:
     `words` say the setting; `memory_bytes` is what the busiest worker keeps beside its parameters; `least_share` is
     what the least heard worker's gradients count, where an even share is 1; `unheard` lists whose count next to
     nothing. `more` is how many of All-Reduce's steps its lateness may cost beyond `steps_ratio`, as a part of them.
-    `of` names the schedule whose groups start by a quorum, where not all workers are one group.
 
-    Under a quorum `active` workers are in a round on average, whose `gradients` are as much as that many of
-    All-Reduce's (steps, of groups); `gradients_per_second` is of all. `age` is the mean of their lateness in rounds,
-    `delay` the same in whole steps, of as many gradients as there are workers, and `bound` the most rounds that are
-    proved. Of a gap `gradients` is the part of all workers whose gradients would leave as much noise in the mean,
-    `progress` how far a step brings it where lockstep gives 1, and `computed` the part of all steps that were computed
-    rather than skipped. Of outer steps `peak` is the most bytes that one step sends out of a node, `by_task` the steps
-    ratio on each task of the steps model, in the place of a price, and `rate` the share of All-Reduce's best learning
-    rate that they were measured at.
+    Under a quorum `active` workers are in a round on average, with as many `gradients`; `gradients_per_second` is of
+    all. `age` is the mean of their lateness in rounds, `delay` the same in whole steps, of as many gradients as there
+    are workers, and `bound` the most rounds that are proved. Of a gap `gradients` is the part of all workers whose
+    gradients would leave as much noise in the mean, `progress` how far a step brings it where lockstep gives 1, and
+    `computed` the part of all steps that were computed rather than skipped. Of outer steps `peak` is the most bytes
+    that one step sends out of a node, `by_task` the steps ratio on each task of the steps model, in the place of a
+    price, and `rate` the share of All-Reduce's best learning rate that they were measured at.
     """
 
     kind: str
@@ -41,7 +39,6 @@ class Facts:
     least_share: float
     gradients: float
     more: float = 0.0
-    of: str = ""
     unheard: tuple[int, ...] = ()
     active: float = 0.0
     gradients_per_second: float = 0.0
@@ -58,7 +55,7 @@ class Facts:
         """As it stands in an option's JSON; null where nothing takes time."""
         shown = {key: getattr(self, name) for key, name in SHOWN[self.kind].items()}
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in shown.items()}
-        return {"setting": self.words, **({"of": self.of} if self.of else {}), **finite}
+        return {"setting": self.words, **finite}
 
 
 SHOWN = {
@@ -239,23 +236,20 @@ class Option:
         """The relative error of `steps_ratio` that 9 of 10 schedules keep; gradients averaged in lockstep define 1."""
         if self.lateness is Lateness.PIPELINE:
             return self.model.delay_error
-        if self.quorum and not self.quorum.of:
+        if self.quorum:
             return self.model.delay_error * min(1.0, self.quorum.delay)
         if self.schedule.strategy.averages_gradients:
             return 0.0
-        return self.model.error(data, late=self.late or self.quorum is not None)
+        return self.model.error(data, late=self.late)
 
     @property
     def basis(self) -> str:
         """Whose errors `steps_ratio_error` is, as the subject of a sentence."""
-        of_gradients = self.quorum is not None and not self.quorum.of
-        return "measured pipelines" if self.lateness is Lateness.PIPELINE or of_gradients else self.model.basis
+        return "measured pipelines" if self.lateness is Lateness.PIPELINE or self.quorum else self.model.basis
 
     @property
     def num_phases(self) -> int:
-        """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum of all 1, these."""
-        if self.quorum and self.quorum.of:
-            return self.schedule.phased.num_distinct_phases(self.schedule.cluster)
+        """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum 1, all workers."""
         return self.schedule.num_distinct_phases() if self.schedule.is_mixing else 1
 
     def to_json(self) -> dict[str, Any]:

@@ -63,12 +63,11 @@ def weigh(job: Job, clock: Clock, until: float, say: Callable[[str], None]) -> W
     weighed.left_out["the catalogue"] = missed
     if not alone:
         _search(weighed, job, clock, until - clock.limit * sum(kind.share for kind in kinds), say)
-    known = () if alone else tuple(weighed.options)
     for index, kind in enumerate(kinds):
         say(f"running {kind.name} in virtual time")
         later = clock.limit * sum(one.share for one in kinds[index + 1 :])
         trials = Trials(job, clock, until - later)
-        weighed.options += kind.options(trials, known)
+        weighed.options += kind.options(trials)
         weighed.left_out[kind.name] = trials.left_out
     if job.survive:
         weighed.options = [option for option in weighed.options if goes_on(option.schedule)]

@@ -227,13 +227,10 @@ def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG0
     """One for the mean model, the send buffer, each result that may wait (the sum that runs among them), and the taken.
 
     A call takes all that wait, or one, and others may come while it applies them. With `latest` one result waits beside
-    the sum that runs. Of groups: the shadow, what rounds changed in it since the last taking, where results that wait
-    are added up, and a round's snapshot and sum, whatever the queue.
+    the sum that runs.
     """
     when = strategy.when
     assert isinstance(when, Quorum), "the registry names the protocol"
-    if not strategy.averages_gradients:
-        return 4
     waiting = when.staleness if when.keeps_equal else 2
     return 2 + waiting + (when.staleness if when.keeps_equal and when.count is Counting.OPEN_ROUND else 1)
 

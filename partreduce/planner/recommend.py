@@ -287,9 +287,9 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
 def _phases(option: Option) -> str:
     if option.is_plain:
         return "one group of all workers"
-    if option.quorum and not option.quorum.of:
+    if option.quorum:
         return f"one group of all workers with {option.quorum.memory_bytes / 1e6:.3g} MB of results"
-    if option.facts and not option.gap and not option.quorum and not option.schedule.is_mixing:
+    if option.facts and not option.gap and not option.schedule.is_mixing:
         return "a protocol that decides while the job runs"
     if option.gap:
         return f"one graph with {option.gap.memory_bytes / 1e6:.3g} MB of queues"
@@ -366,9 +366,7 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
         options = [option for option in options if option.quorum]
         least = min((option.quorum.memory_bytes for option in options if option.quorum), default=None)
         if least is None:
-            return (
-                "no quorum was found within the limits; raise --max group or --max period, or leave out --when quorum"
-            )
+            return "no quorum is within the limits; raise --max group, or leave out --when quorum"
         if least > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {least:.0f}; raise it"
     if job.gap:

@@ -62,8 +62,8 @@ def save_checkpoint(
         keep: how many checkpoints stay.
 
     Raises:
-        InputError: inside a round of more than one step, where workers average on request or by a quorum; at different
-            rounds; or `extra` is not JSON.
+        InputError: inside a round of more than one step, where workers average on request; at different rounds; or
+            `extra` is not JSON.
         FileProblem: a worker could not write; the same sentence on all of them, and the run may go on.
         PeerLostError: a worker is gone or does not call it.
     """

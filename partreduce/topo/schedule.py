@@ -72,11 +72,6 @@ class Schedule:
             return "outer steps from anchors of each worker's own are no mixing matrix of models"
         if self.strategy.when.takes_all:
             return ""
-        if self.strategy.keeps_matrices:
-            return (
-                "every round averages with its own mixing matrix, and whose progress is in it is decided while the job "
-                "runs"
-            )
         return "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
 
     @property

@@ -23,7 +23,7 @@ from partreduce.verify.membership import asks_everyone, prove_membership
 from partreduce.verify.on_request import prove_generated, prove_pairwise, prove_server
 from partreduce.verify.outer_steps import NAME as OUTER_CONSENSUS
 from partreduce.verify.outer_steps import prove_own_anchors
-from partreduce.verify.quorum import essential_of_quorum, prove_quorum
+from partreduce.verify.quorum import prove_quorum
 from partreduce.verify.runs import ages, claims_of_runs, deadlock_free
 from partreduce.verify.stated import Stated
 from partreduce.verify.stochastic import DOUBLY, sums_of_groups
@@ -196,8 +196,7 @@ PROVERS_OF_PROTOCOL: dict[str, Prover] = {
     ),
     "quorum": Prover(
         prove_quorum,
-        frozenset({"deadlock-free", "conservation"}),
-        more=essential_of_quorum,
+        frozenset({"deadlock-free", "conservation", "equal-replicas"}),
         is_certified=True,
     ),
 }

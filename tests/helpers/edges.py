@@ -637,10 +637,6 @@ EDGES = [
     # near the limits of what is checked at all
     Edge(MEMBERSHIP, "a worker that skips before others", (rule([2], 2, [([1], [0])]), answers("-", "1 1", "-", "1 1")),
         (rule([2], 2, [([1], [0])]), answers("-", "1 1", "-", "-")), ".answers"),
-    Edge("certificate.py", "of steps that are known: consensus-distance",
-        (groups(3, *[[one] for one in BOTH]), HUGE_COVARIANCE),
-        (groups(3, *[[one] for one in BOTH], when={"quorum": {"quorum": "solo"}}), HUGE_COVARIANCE),
-        "; expected a claim about groups by quorum"),
     Edge(DISTANCE, "the very bound", (HALF, distance(Fraction(7471105, 2**25), [110, -90, 110])),
         (HALF, distance(Fraction(7471105, 2**25) - TINY, [110, -90, 110])), "at least 0.2226"),
     # averages that allow for paces 1, 2, 3; the prover's data

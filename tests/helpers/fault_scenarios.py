@@ -91,9 +91,6 @@ def of_kind(kind) -> Schedule:
         "allreduce": everyone,
         "pipeline": lambda: Schedule("pipeline", cluster, AllReduce(when=Pipeline())),
         "quorum": lambda: Schedule("quorum", cluster, AllReduce(when=Quorum(quorum=QuorumStart.SOLO))),
-        "quorum of groups": lambda: Schedule(
-            "groups", cluster, Static(phases=pairs().strategy.phases, when=Quorum(quorum=QuorumStart.SOLO))
-        ),
         "pairwise": lambda: Schedule("pairs", cluster, Pairwise(active=(0, 1))),
         "server": lambda: Schedule("server", cluster, Server(hosts=(0, 1))),
         "asynchronous server": lambda: Schedule("server", cluster, Server(hosts=(0, 1), synchronous=False)),
@@ -248,12 +245,12 @@ BY_LAUNCHER = {
     "gap, staleness": (5, lambda: killed_in_step_2(0.05, 3, staleness=2, order=Order.PARALLEL)),
     "gap, backup": (5, lambda: killed_in_step_2(1.5, 4, together=True, backup=1, max_ig=3)),
     **{f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
-        for kind in ("pipeline", "quorum", "quorum of groups")},
+        for kind in ("pipeline", "quorum")},
     **{f"killed in {s}": (4, lambda s=s: killed_at_start(s)) for s in ("imports", "handshake", "connecting")},
     "row": (5, lambda: trained(chain(), int(os.environ["VICTIM"]), signal.SIGSTOP, timeout=8,
         at=int(os.environ["AT"]))),
     **{f"killed, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGKILL, timeout=60))
-        for kind in ("static", "allreduce", "pipeline", "quorum", "quorum of groups", "pairwise", "server",
+        for kind in ("static", "allreduce", "pipeline", "quorum", "pairwise", "server",
         "asynchronous server")},
 }  # fmt: skip
 WITHOUT_LAUNCHER = {

@@ -19,7 +19,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
 from partreduce.topo.strategies.neighbor import Neighbor
 from partreduce.verify.gap_bounds import exact_bounds
 
@@ -79,13 +79,12 @@ def random_gap(rng, n, edges):
         gap["notify_ack"] = kind == "notify_ack"
         if kind in ("staleness", "both") or (kind == "skip" and rng.random() < 0.5):
             gap["staleness"] = rng.choice([1, 2, 5])
-            gap |= {"reduce": rng.choice(list(Reducing)), "weights": rng.choice(list(Weights))}
+            gap["weights"] = rng.choice(list(Weights))
         if kind in ("backup", "both") or (kind == "skip" and (rng.random() < 0.5 or "staleness" not in gap)):
             gap["backup"] = rng.choice([1, tuple(rng.randint(0, sources[v]) for v in range(n))])
         if kind == "skip":
             trigger = rng.choice([2, 2, 3])
             gap["skip"] = Skip(limit=rng.choice([trigger, 10]), trigger=trigger, behind=rng.choice([2, 2, 4]))
-        gap["inquire"] = gap["max_ig"] is not None and rng.random() < 0.4
         try:
             return plan_of(n, edges, Gap(**gap))
         except ScheduleError:

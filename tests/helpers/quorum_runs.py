@@ -16,14 +16,14 @@ import torch
 
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies.event_log import QuorumLog
-from partreduce.runtime.strategies.quorum import runner
+from partreduce.runtime.strategies.quorum import gradients
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 
-runner.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
+gradients.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
 SIZES = (3, 2)
 WIDTH = sum(SIZES)
 

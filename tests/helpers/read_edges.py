@@ -37,10 +37,6 @@ def quorum(n=4, **members):
     return over_all(n, when={"quorum": members})
 
 
-def grouped(*phases, options=None, **members):
-    return groups(4, *(phases or [[[0, 1, 2]]]), when={"quorum": members}, **(options or {}))
-
-
 def table(**members):
     given = {"parameter": "t", "rows": 6, "columns": 2} | members
     return over_all(3, what={"tables": [{name: value for name, value in given.items() if value is not None}]})
@@ -114,7 +110,7 @@ TABLE, OUTER = "strategy.what.tables[0]", "strategy.what.outer"
 RULED = {"codec": "int8", "form": "hierarchical"}
 FEEDBACK = {"codec": "int4", "error_feedback": True}
 STARTED_SO = {"count": "open-round", "missed": "each", "staleness": 4, "grace": 0, "synchronise_every": 0, "seed": 0}
-KEPT_SO = {"staleness": 0, "backup": 0, "reduce": "received", "weights": "graph", "inquire": False, "order": "serial"}
+KEPT_SO = {"staleness": 0, "backup": 0, "weights": "graph", "order": "serial"}
 
 # fmt: off
 READ_EDGES = [
@@ -144,7 +140,7 @@ READ_EDGES = [
         over_all(how={"codec": "int8", "error_feedback": 1}), "strategy.how.error_feedback: must be one of [Fal"),
     reads(AXES, "a pipeline has these members", pipeline(), pipeline(depth=2), f"{LATE}: has unknown keys ['depth']"),
     reads(AXES, "a pipeline of gradients in each step", pipeline(), over_all(when={"pipeline": {}}, pace=2),
-        "strategy.when: goes with allreduce at pace 1, a quorum with static as well"),
+        "strategy.when: a pipeline and a quorum go with allreduce at pace 1"),
     reads(AXES, "a pipeline is an object", pipeline(), over_all(when={"pipeline": 2}), f"{LATE}: must be an object"),
     reads(AXES, "lockstep", over_all(when="lockstep"), over_all(when="late"), "strategy.when: must be one of ['lock"),
     reads(AXES, "one round late", over_all(when={"late": 1}), over_all(when={"late": 2}),
@@ -221,12 +217,8 @@ READ_EDGES = [
         gap(max_ig=3, skip={"limit": 2}), f"{KEPT}: skip goes with backup or staleness"),
     reads(GAP, "or with backup workers", gap(max_ig=3, backup=1, skip={"limit": 2}),
         gap(max_ig=3, backup=0, skip={"limit": 2}), f"{KEPT}: skip goes with backup or staleness"),
-    reads(GAP, "who inquires has backup workers", gap(max_ig=3, backup=1, inquire=True), gap(max_ig=3, inquire=True),
-        f"{KEPT}: inquire goes with backup"),
-    *(reads(GAP, f"{what} goes with staleness", gap(staleness=1, **more), gap(**more), f"{KEPT}: newest and iteration")
-      for what, more in (
-        ("newest", {"reduce": "newest"}), ("iteration", {"weights": "iteration"}),
-    )),
+    reads(GAP, "iteration goes with staleness", gap(staleness=1, weights="iteration"), gap(weights="iteration"),
+        f"{KEPT}: iteration goes with staleness"),
     *(reads(GAP, f"NOTIFY-ACK goes without {what}", gap(max_ig=3, notify_ack=True),
         gap(max_ig=3, notify_ack=True, **more), f"{KEPT}: notify_ack goes with neither") for what, more in (
         ("staleness", {"staleness": 1}), ("backup workers", {"backup": 1}),
@@ -272,32 +264,13 @@ READ_EDGES = [
         quorum(quorum=2, missed="latest", staleness=3), f"{STARTED}: staleness goes with missed each"),
     reads(QUORUM, "models meet again where the latest counts", quorum(quorum=2, missed="latest", synchronise_every=9),
         quorum(quorum=2, synchronise_every=9), f"{STARTED}: synchronise_every goes with missed latest"),
-    reads(QUORUM, "a group's quorum is below its largest", grouped(quorum=2), grouped([[0, 1]], [[2, 3]], quorum=2),
-        f"{STARTED}: fewer than the 2 of the largest group"),
-    reads(QUORUM, "a group of more than one, or one that starts it", grouped([], quorum="solo"), grouped([], quorum=2),
-        f"{STARTED}: fewer than the 1 of the largest group"),
-    reads(QUORUM, "a block's group counts its nodes", rule([2], 2, [([0, 1], [0])], when={"quorum": {"quorum": 3}}),
-        rule([2], 2, [([0, 1], [])], when={"quorum": {"quorum": 3}}),
-        f"{STARTED}: fewer than the 2 of the largest group"),
-    *(reads(QUORUM, f"groups have no {name}", grouped(quorum=2), grouped(quorum=2, **{name: value}),
-        f"{STARTED}: {name}: not in groups, where models are averaged") for name, value in (
-        ("count", "call"), ("missed", "latest"),
-    )),
-    *(reads(QUORUM, f"groups have a {name}", grouped(**members), grouped(**members, count="call"), "count: not in")
-      for name, members in (
-        ("staleness", {"quorum": 2, "staleness": 3}), ("grace", {"quorum": 2, "grace": 5}),
-        ("seed", {"quorum": "majority", "seed": 5}),
-    )),
-    reads(QUORUM, "a round of groups takes what came", grouped(quorum=2),
-        grouped(quorum=2, options={"averaging": "step-normalised"}),
-        "strategy.averaging: mean, since a round takes what came"),
     *(reads(QUORUM, f"a quorum sums {what}", quorum(quorum=2), over_all(4, when={"quorum": {"quorum": 2}}, how=given),
         "strategy.how: what a quorum sums goes as it is, when it is whole") for what, given in (
         ("without a codec", {"codec": "int8"}), ("the whole", {"sending": "layers"}),
     )),
     reads(QUORUM, "a quorum of gradients in each step", quorum(quorum=2),
         over_all(4, when={"quorum": {"quorum": 2}}, pace=2),
-        "strategy.when: goes with allreduce at pace 1, a quorum with static as well"),
+        "strategy.when: a pipeline and a quorum go with allreduce at pace 1"),
     # tables
     *(reads(TABLES, f"{name} of at least 1", table(**{name: 1}), table(**{name: 0}), f"{TABLE}.{name}: {COUNT}")
       for name in (
@@ -382,7 +355,6 @@ READ_EDGES = [
         groups(3, *phases, what={"outer": {"lr": 2}}, **more),
         f"{OUTER}: acts where a round of the period averages over all workers, in lockstep") for what, phases, more in (
         ("all meet", [[[0, 1]]], {}), ("nobody is late", [[[0, 1, 2]]], {"when": {"late": 1}}),
-        ("nobody goes before others", [[[0, 1, 2]]], {"when": {"quorum": {"quorum": 2}}}),
     )),
     # turns of fragments, and merging late
     *(reads(TABLES, f"fragments {rule}", turns(4, true), turns(4, false), f"strategy.what.fragments: {says}")
@@ -420,8 +392,6 @@ READ_EDGES = [
     *(reads(SCHEDULE, f"turns go with {what}", turns(4, 2), raw,
         "strategy.what.fragments: goes with allreduce or groups, plain means") for what, raw in (
         ("groups in lockstep", groups(3, [[0, 1, 2]], pace=4, when={"merge": {"steps": 1}}, what={"fragments": 2})),
-        ("groups that all wait for", groups(3, [[0, 1, 2]], pace=4, when={"quorum": {"quorum": 2}},
-            what={"fragments": 2})),
         ("groups with one anchor", groups(3, [[0, 1, 2]], pace=4,
             what={"fragments": 2, "outer": {"lr": "1/2", "anchor": "own"}})),
         ("no graphs", graph(2, [(0, 1, "1/2"), (1, 0, "1/2")], pace=4, what={"fragments": 2})),

@@ -500,7 +500,7 @@ def gap() -> None:
     values = weights(model).unique().tolist()
     optimizer.finish()
     report(values=values, mean=weights(model).unique().tolist())
-    setting = Gap(max_ig=4, staleness=1, backup=1, skip=Skip(limit=10), inquire=True, weights=Weights.ITERATION)
+    setting = Gap(max_ig=4, staleness=1, backup=1, skip=Skip(limit=10), weights=Weights.ITERATION)
     model, optimizer = constant(neighbours(setting), 1, trace=os.environ["TRACE"])
     taken = 0
     for batch in optimizer.batches(range(20)):

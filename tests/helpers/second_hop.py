@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import Ack, Advance, Reduce, SendUpdate, Token, Update
-from partreduce.topo.strategies.gap import Reducing
 
 
 @dataclass
@@ -53,9 +52,9 @@ class SecondHop:
         return len(self.fitting(v, step)) >= self.asked[v]
 
     def taken(self, v, step):
-        """What step averages: under staleness, unless the newest counts again, only what came since the last reduce."""
+        """What step averages: under staleness only what came since the last reduce."""
         chosen = self.fitting(v, step)
-        if self.setting.staleness and self.setting.reduce is Reducing.RECEIVED:
+        if self.setting.staleness:
             chosen = {u: k for u, k in chosen.items() if (u, k) in self.workers[v].since}
         return tuple(sorted(chosen.items()))
 
@@ -77,11 +76,7 @@ class SecondHop:
         return [Advance()] if max_ig is None or not worker.known or slowest + max_ig > worker.step else []
 
     def updates(self, v):
-        worker = self.workers[v]
-        past = {
-            w for w in self.out[v] if self.setting.inquire and worker.known[w] > worker.step + self.setting.staleness
-        }
-        return [Send(w, Update(worker.step)) for w in self.out[v] if w not in past]
+        return [Send(w, Update(self.workers[v].step)) for w in self.out[v]]
 
     def do(self, v, event):
         worker = self.workers[v]

@@ -71,9 +71,6 @@ SCHEDULES = {
     "neighbours": lambda: Neighbor(rounds=(EDGES,)),
     "gap": lambda: Neighbor(rounds=(EDGES,), when=Gap(max_ig=2)),
     "quorum": lambda: AllReduce(when=Quorum(quorum=QuorumStart.SOLO)),
-    "quorum of groups": lambda: Static(
-        phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),)), when=Quorum(quorum=QuorumStart.SOLO)
-    ),
     "pairwise": lambda: Pairwise(active=(0,)),
     "server": lambda: Server(hosts=(1,)),
     "asynchronous server": lambda: Server(hosts=(1,), synchronous=False),

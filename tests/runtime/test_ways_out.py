@@ -19,7 +19,7 @@ from partreduce.topo.errors import PartreduceError
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Pairwise, Static
 
 N = 2
 PAIR = GroupPhases((Phase.from_groups(N, [range(N)]),))
@@ -290,15 +290,6 @@ def outer_state_without_outer_steps(world, told, _folder):
     to_the_end(model, wrapped(world, model, **({} if told else {"outer_state": "host"})))
 
 
-@way("set it to 0 or leave the correction out")
-def drift_correction_with_momentum(world, told, _folder):
-    pairs = Static(phases=PAIR, pace=2)
-    for momentum, correction in [(0.0, 0.5), (0.9, None)] if told else [(0.9, 0.5)]:
-        model = network()
-        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-        to_the_end(model, wrapped(world, model, pairs, inner=inner, drift_correction=correction))
-
-
 @way("is a file; give the path of a directory")
 def a_trace_that_is_a_file(world, told, folder):
     path = folder / f"trace-{world.rank}"
@@ -514,7 +505,7 @@ def a_checkpoint_at_a_number(world, told, folder):
 @way("call it where optimizer.steps % 4 == 0, next at step 4")
 def a_checkpoint_inside_a_round(world, told, folder):
     model = network()
-    optimizer = wrapped(world, model, Static(phases=PAIR, pace=4), drift_correction=0.5)
+    optimizer = wrapped(world, model, Pairwise(active=(0,), pace=4))
     train(model, optimizer, 4 if told else 3)
     save_checkpoint(optimizer, folder)
     to_the_end(model, optimizer, 4)

@@ -20,7 +20,7 @@ from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Neighbor, Round
-from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
 from partreduce.verify.checker.facts.without_backup import two_closed_sets
@@ -35,9 +35,9 @@ PAPER = {
     "notify-ack": Gap(notify_ack=True),
     "backup": Gap(max_ig=4, backup=1),
     "staleness": Gap(max_ig=4, staleness=5, weights=Weights.ITERATION),
-    "staleness alone": Gap(staleness=2, reduce=Reducing.NEWEST),
+    "staleness alone": Gap(staleness=2),
     "hybrid": Gap(max_ig=4, backup=1, staleness=5, weights=Weights.UNIFORM),
-    "skips": Gap(max_ig=4, backup=1, skip=Skip(limit=10), inquire=True),
+    "skips": Gap(max_ig=4, backup=1, skip=Skip(limit=10)),
     "stale skips": Gap(max_ig=4, staleness=5, skip=Skip(limit=10)),
 }
 

@@ -121,7 +121,7 @@ class Gaps(Kind):
         is_small = job.cluster.num_workers <= MAX_GRAPH_WORKERS and not job.quorum
         return is_small and (bool(job.gap) or (job.gap is None and not Slowdown.of(job).is_even))
 
-    def options(self, trials: Trials, known: Sequence[Option] = ()) -> list[Option]:  # noqa: ARG002
+    def options(self, trials: Trials) -> list[Option]:
         """See `Kind`; one is measured in any case where nothing else is asked for."""
         job = trials.job
         candidates = {one.name: one for one in _candidates(trials)}

@@ -102,8 +102,8 @@ class Kind(ABC):
         """Whether strategies of this kind are candidates: where they are asked for, or answer what sets steps apart."""
 
     @abstractmethod
-    def options(self, trials: Trials, known: Sequence[Option] = ()) -> list[Option]:
-        """Those that answer a job which weighs this kind, each run; `known` are options that are priced already."""
+    def options(self, trials: Trials) -> list[Option]:
+        """Those that answer a job which weighs this kind, each run."""
 
     @abstractmethod
     def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:

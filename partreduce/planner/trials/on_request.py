@@ -125,7 +125,7 @@ class OnRequest(Kind):
     def weighs(self, job: Job) -> bool:
         return is_open(job) and job.cluster.num_workers <= MOST_WORKERS and not Slowdown.of(job).is_even
 
-    def options(self, trials: Trials, known: Sequence[Option] = ()) -> list[Option]:  # noqa: ARG002
+    def options(self, trials: Trials) -> list[Option]:
         job, count = trials.job, trials.job.cluster.num_workers
         work = PER_EVENT * ROUNDS * count * (8 + count / 4)
         listed = []

@@ -41,7 +41,7 @@ class OuterSteps(Kind):
     def weighs(self, job: Job) -> bool:
         return not why_not_weighed(job) and is_thin(job)
 
-    def options(self, trials: Trials, known: Sequence[Option] = ()) -> list[Option]:  # noqa: ARG002
+    def options(self, trials: Trials) -> list[Option]:
         job = trials.job
         listed = [
             (schedule.name, Trial(schedule.name, work_of(schedule, job), partial(_priced, schedule, one, job)))

@@ -25,7 +25,6 @@ from partreduce.runtime.strategies.pairwise import PairMeans
 from partreduce.runtime.strategies.pipeline import GradientPipeline
 from partreduce.runtime.strategies.progress_means import ProgressMeans
 from partreduce.runtime.strategies.quorum.gradients import QuorumGradients
-from partreduce.runtime.strategies.quorum.groups import QuorumGroups
 from partreduce.runtime.transport.through_servers import ServerCommunicator, ThroughServers
 from partreduce.topo.errors import MissingFeatureError
 from partreduce.topo.schedule import Schedule
@@ -51,11 +50,6 @@ def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
     if strategy.averages_gradients:
         return GradientMeans(run, divisor=None if strategy.what.average_dense else 1)
     return _means_of_groups(strategy, run)
-
-
-def _static(strategy: Static, run: Run) -> Runner:
-    """Fixed groups: in lockstep, late by a round, or by a quorum of each."""
-    return QuorumGroups(strategy.when, run) if isinstance(strategy.when, Quorum) else _means_of_groups(strategy, run)
 
 
 def _means_of_groups(strategy: Static | AllReduce, run: Run) -> Runner:
@@ -119,7 +113,7 @@ class _Entry(Generic[Kind]):
 
 _RUNNERS: tuple[_Entry[Any], ...] = (
     _Entry(AllReduce, _all_reduce),
-    _Entry(Static, _static),
+    _Entry(Static, _means_of_groups),
     _Entry(Neighbor, _neighbor),
     _Entry(Server, _server),
     _Entry(Generated, GeneratedMeans),

@@ -9,7 +9,7 @@ import torch
 
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, Run
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
@@ -72,7 +72,7 @@ class AsynchronousServer(OneSided):
         """Before the first step: where progress is counted from."""
         self._open(round_)
 
-    def end_round(self, step: int, round_: int) -> Further:
+    def end_round(self, step: int, round_: int) -> int:
         """Send the round's progress and take the model that comes back."""
         self.run.reducer.refuse_if_gone(self._peer_watch, step, round_)
         self._open(round_)
@@ -89,7 +89,7 @@ class AsynchronousServer(OneSided):
         else:
             self._ask(Push(), step, round_, progress)
             self._take(None, Take())
-        return NO_FURTHER
+        return 0
 
     def settle(self) -> None:
         """Take the answer in flight and the newest model, keeping what was learned since."""

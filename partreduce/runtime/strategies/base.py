@@ -226,15 +226,6 @@ class GradientRunner(Runner):
         """
 
 
-class Further(NamedTuple):
-    """Rounds that the end of a round took beside its own."""
-
-    rounds: int = 0
-    skipped: int = 0
-    """Those of them that nobody took: a worker left behind may skip some."""
-
-
-NO_FURTHER = Further()
 ADDS_PROGRESS = "would send the difference to the others as progress"
 
 
@@ -257,6 +248,6 @@ class ParameterRunner(Runner):
     def end_step(self, step: int) -> None:
         """Called after each step, before the end of its round, also where a worker without data takes none."""
 
-    def end_round(self, step: int, round_: int) -> Further:  # noqa: ARG002 - for runners that average
-        """Called after the last step of a round."""
-        return NO_FURTHER
+    def end_round(self, step: int, round_: int) -> int:  # noqa: ARG002 - for runners that average
+        """Called after the last step of a round; how many of the next rounds a worker left behind skips."""
+        return 0

@@ -13,7 +13,7 @@ from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.liveness.survivors import Survivors
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, ParameterRunner, Run
 from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
@@ -74,7 +74,7 @@ class GeneratedMeans(ParameterRunner):
             if self.normalises:
                 self._starts = [bucket.flat.clone() for bucket in self.run.flat.buckets]
 
-    def end_round(self, step: int, round_: int) -> Further:  # noqa: ARG002 - as above
+    def end_round(self, step: int, round_: int) -> int:  # noqa: ARG002 - as above
         """Average with the round's group, if there is one, and ask for the next."""
         self.client.begin()
         group = self._group()
@@ -83,7 +83,7 @@ class GeneratedMeans(ParameterRunner):
             self._average(step, *group)
         self._starts = []  # a round without data has learned nothing
         self.client.begin()
-        return NO_FURTHER
+        return 0
 
     def _group(self) -> tuple[int, tuple[int, ...]] | None:
         """The round's group; a generator that is silent may be so because the run ends, and then it is said why."""

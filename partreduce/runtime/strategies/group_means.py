@@ -12,7 +12,7 @@ from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapsho
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.elastic.epochs import Epochs
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, ParameterRunner, Run
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, ParameterRunner, Run
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 
@@ -51,7 +51,7 @@ class GroupMeans(ParameterRunner):
         if first and self._started < round_:
             self._begin_round(step, round_)
 
-    def end_round(self, step: int, round_: int) -> Further:
+    def end_round(self, step: int, round_: int) -> int:
         """Run or complete the round's group operation and commit it."""
         if self._started < round_:
             self._begin_round(step, round_)
@@ -68,7 +68,7 @@ class GroupMeans(ParameterRunner):
             self.send(step, round_)
             self.merge()
             self.are_equal = self._makes_equal(group)
-        return NO_FURTHER
+        return 0
 
     def carry_out(self, epochs: Epochs, step: int, round_: int, turn: int) -> None:
         """The operation of a turn in lockstep, with those who are left."""

@@ -12,7 +12,7 @@ import torch
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.piggybacked import load_piggybacked, snapshot_piggybacked
 from partreduce.runtime.elastic.sums_ahead import Sums
-from partreduce.runtime.strategies.base import NO_FURTHER, Further, Run
+from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
@@ -26,7 +26,7 @@ class LastingLateMeans(GroupMeans):
         assert run.epochs is not None, "as said"
         self._epochs = run.epochs
 
-    def end_round(self, step: int, round_: int) -> Further:
+    def end_round(self, step: int, round_: int) -> int:
         """Commit the mean with which the round began, and begin the next."""
         if self._started < round_:
             self._begin_round(step, round_)
@@ -38,7 +38,7 @@ class LastingLateMeans(GroupMeans):
             ahead=round_,
         )
         self._begin_round(step, round_ + 1)
-        return NO_FURTHER
+        return 0
 
     def connected(self) -> None:
         """All have lost the sums of their rounds."""

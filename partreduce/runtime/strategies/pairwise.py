@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, NO_FURTHER, Further, Run
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
@@ -55,7 +55,7 @@ class PairMeans(OneSided):
         """Before the first step: the model starts from the live parameters."""
         self._open()
 
-    def end_round(self, step: int, round_: int) -> Further:
+    def end_round(self, step: int, round_: int) -> int:
         """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
         self.run.reducer.refuse_if_gone(self._peer_watch, step, round_)
         self._open()
@@ -68,7 +68,7 @@ class PairMeans(OneSided):
                 self._choose(step, round_)
                 self._wait()
         self._adopt(())
-        return NO_FURTHER
+        return 0
 
     def settle(self) -> None:
         """Nobody of this worker's neighbours has an exchange under way afterwards; the newest model is live."""

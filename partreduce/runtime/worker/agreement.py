@@ -70,8 +70,6 @@ class Policies:
             raise InputError(
                 "optimizer_state='average': with averaged gradients the states are equal already; use 'local'"
             )
-        if average_states and schedule.strategy.when.delays_gradients:
-            raise InputError("optimizer_state='average': a quorum averages models alone; use 'local'")
         if average_states and (schedule.strategy.mixes_late or schedule.strategy.when.late_steps):
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 

@@ -75,10 +75,9 @@ class ParameterEngine(Engine[ParameterRunner]):
             )
 
     def _end_round(self, step: int, round_: int) -> None:
-        """End a round; steps of rounds that the runner went further than it count as taken."""
-        further = self.runner.end_round(step, round_)
-        skipped = further.skipped * self.run.pace
-        self._count(self._progress.step + further.rounds * self.run.pace)  # what it does now, though it is no further
+        """End a round; steps of rounds that the runner skips count as taken."""
+        skipped = self.runner.end_round(step, round_) * self.run.pace
+        self._count(self._progress.step + skipped)  # what it does now, though it is no further
         self.skipped += skipped
         self._batches_to_drop += skipped
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.round import Round
-from partreduce.topo.strategies.gap import Gap, Reducing
+from partreduce.topo.strategies.gap import Gap
 
 SENDING, REDUCING, ENTERING = range(3)
 
@@ -70,7 +70,7 @@ class HopState:
     `updates[q]` has bit b set when the update of step (step − staleness + b) from source q is in the queue, so the
     queues move with the step. `tokens[q]` counts the tokens in hand from target q. `acked[q]` says whether target q
     has acknowledged the update before this step's. `fresh[q]` says whether an update of source q has come since the
-    last reduce; kept only where that decides what is averaged.
+    last reduce; kept only under staleness in fine steps, where that decides what is averaged.
     """
 
     step: int
@@ -105,16 +105,13 @@ class Hop:
     setting: Gap
     fine: bool = False
     _split: bool = field(init=False, repr=False)
-    _tracks_fresh: bool = field(init=False, repr=False)
     _needed: tuple[int, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_setting(self.graph, self.setting)
         spare = self.setting.backups(self.graph.num_workers)
         is_split = self.fine or self.setting.notify_ack
-        is_received = self.setting.reduce is Reducing.RECEIVED
         object.__setattr__(self, "_split", is_split)
-        object.__setattr__(self, "_tracks_fresh", is_split and self.setting.staleness > 0 and is_received)
         object.__setattr__(self, "_needed", tuple(len(s) - b for s, b in zip(self.graph.sources, spare, strict=True)))
 
     @property
@@ -138,7 +135,7 @@ class Hop:
             updates=(0,) * len(self.graph.sources[process]),
             tokens=() if self.setting.max_ig is None else (self.setting.max_ig,) * len(targets),
             acked=(True,) * len(targets) if self.setting.notify_ack else (),
-            fresh=(False,) * len(self.graph.sources[process]) if self._tracks_fresh else (),
+            fresh=(False,) * len(self.graph.sources[process]) if self._split and self.setting.staleness else (),
         )
         return state, () if self._split else self._updates_to(process, state)
 
@@ -195,8 +192,7 @@ class Hop:
         oldest, used = state.step - self.setting.staleness, []
         for place, (source, queue) in enumerate(zip(self.graph.sources[process], state.updates, strict=True)):
             if self.setting.staleness:
-                is_new = not self._tracks_fresh or state.fresh[place]
-                taken = queue.bit_length() - 1 if queue >> (by - 1) and is_new else -1
+                taken = queue.bit_length() - 1 if queue >> (by - 1) and state.fresh[place] else -1
             else:
                 taken = by - 1 if queue >> (by - 1) & 1 else -1
             if taken >= 0:
@@ -250,13 +246,9 @@ class Hop:
         return HopState(state.step, state.stage, updates, state.tokens, state.acked, fresh)
 
     def _updates_to(self, process: int, state: HopState) -> tuple[Action, ...]:
-        """The update of this step for all out-neighbours, but for those that are known to be past its use."""
-        targets = self.graph.targets[process]
-        if self.setting.inquire and self.setting.max_ig is not None:
-            past = self.setting.max_ig + self.setting.staleness
-            targets = tuple(v for v, tokens in zip(targets, state.tokens, strict=True) if tokens <= past)
+        """The update of this step for all out-neighbours."""
         update = Update(state.step)
-        return tuple([Send(v, update) for v in targets])
+        return tuple([Send(v, update) for v in self.graph.targets[process]])
 
 
 def hop_of(graph: Round, setting: Gap) -> Hop:

@@ -12,7 +12,7 @@ GOES_ON = -2
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """Message: the round `round` of the sender's group may start."""
+    """Message: round `round` may start."""
 
     round: int
 
@@ -55,7 +55,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Event: a gradient, or the steps of a call, are computed; they are handed over."""
+    """Event: a gradient is computed and handed over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The sum of a round: how many gradients of each member are in it."""
+    """The sum of a round: how many gradients of each worker are in it."""
 
     round: int
     counts: tuple[int, ...]
@@ -88,7 +88,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class PartialState:
-    """One worker. What it makes has numbers, by which it can be told where each of them is.
+    """One worker. Its gradients have numbers, by which it can be told where each of them is.
 
     Training: `calls` made, `version` rounds taken, `stage`, whether it is `resting` for ever; `buffer` holds what no
     round has, `oldest` is the version with which the oldest of it was begun (−1: none). Thread: rounds `entered`,
@@ -96,8 +96,8 @@ class PartialState:
     own calls in the rounds done.
 
     It knows 1 + the last round for which worker w has come (`arrived[w]`), the last round that w needs (`lasts[w]`),
-    that the rounds `activated`, which it has not entered, may start, and how many rounds somebody needs (`wanted`).
-    `synchronised` is the round up to which models are, `here[w]` the one for which worker w waits.
+    and how many rounds may start (`activated`). `synchronised` is the round up to which models are, `here[w]` the one
+    for which worker w waits.
     """
 
     calls: int = 0
@@ -113,8 +113,7 @@ class PartialState:
     counted: int = 0
     arrived: tuple[int, ...] = ()
     lasts: tuple[int, ...] = ()
-    activated: tuple[int, ...] = ()
-    wanted: int = 0
+    activated: int = 0
     synchronised: int = 0
     here: tuple[int, ...] = ()
 

@@ -1,20 +1,16 @@
-"""Quorums in virtual time, of all workers or of each group: the protocol objects, with seconds for what they do.
+"""Quorums in virtual time: the protocol objects, with seconds for what they do.
 
-A call is ready when its worker has computed: a gradient, or in groups the progress of a round's steps. Word of a round
-that starts takes the latency of its way; a sum begins when the last thread of its group has entered the round, and
-takes what it takes in lockstep, where all groups of a phase share the links. A worker that rests in a round has nothing
-to sum. A thread that may enter a round waits up to `grace` for a call of its own. The mean of all models, every
-`synchronise_every` rounds, is one more sum of all, for which trainings wait. Adding up, and applying results, take no
-time.
+A call is ready when its worker has computed a gradient. Word of a round that starts takes the latency of its way; a sum
+begins when the last thread has entered the round, and takes what it takes in lockstep. A thread that may enter a round
+waits up to `grace` for a call of its own. The mean of all models, every `synchronise_every` rounds, is one more sum,
+for which trainings wait. Adding up, and applying results, take no time.
 
-A run of `num_rounds` lets every worker go until it has taken the results of so many rounds; threads of different groups
-may be in different rounds. A call may take several results at once; its computing stands in the row of the first, and
-the other rows are empty.
+A run of `num_rounds` lets every worker go until it has taken the results of so many rounds. A call may take several
+results at once; its computing stands in the row of the first, and the other rows are empty.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send
-from partreduce.schedulers.protocols.partial import Partial, members_of
+from partreduce.schedulers.protocols.partial import Partial
 from partreduce.schedulers.protocols.partial_state import MEETING, Begin, Call, Finish, Here, PartialState
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.in_turn import InTurn
@@ -31,7 +27,6 @@ from partreduce.schedulers.simulator.machine import Meeting, Step, VirtualMachin
 from partreduce.schedulers.simulator.record import QuorumRecord
 from partreduce.schedulers.simulator.recorder import Recorder
 from partreduce.schedulers.simulator.timeline import Timeline
-from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.quorum import Quorum
 from partreduce.topo.timing import loads
 
@@ -82,15 +77,13 @@ class QuorumTiming(Recorder):
     Args:
         seconds: that each worker computes for each of its calls, shape (num_rounds, num_workers).
         way: (source, to) → seconds that word is on its way.
-        sum_seconds: (worker, round) → seconds of its group's sum.
-        members: (worker, round) → those of its group.
-        mean_seconds: of a mean of all models.
+        sum_seconds: of a sum, of gradients or of models.
         grace: seconds that a thread waits for a call of its own worker.
 
     Records of shape (num_rounds, num_workers): when the computing whose call took a round's result had begun
-    (`begun`) and ended (`computed`), when it was taken, and averaged where models are (`finish`), how many calls a
-    worker had in the round (`gradients`), and when its group's sum began and ended (`sums`, two of them). `ages` says
-    of every call how many rounds lay between its weights and its round, which stands at the same place in `rounds`.
+    (`begun`) and ended (`computed`), when it was taken, and averaged where models are (`finish`), and how many calls a
+    worker had in the round (`gradients`). `summed` (2, num_rounds) is when each sum began and ended. `ages` says of
+    every call how many rounds lay between its weights and its round, which stands at the same place in `rounds`.
     """
 
     sees_messages = False
@@ -99,17 +92,14 @@ class QuorumTiming(Recorder):
         self,
         seconds: npt.NDArray[np.float64],
         way: Callable[[int, int], float],
-        sum_seconds: Callable[[int, int], float],
-        members: Callable[[int, int], tuple[int, ...]],
+        sum_seconds: float,
         *,
-        mean_seconds: float = 0.0,
         grace: float = 0.0,
     ) -> None:
         super().__init__(seconds)
-        self._way, self._sum_seconds, self._mean_seconds, self._grace = way, sum_seconds, mean_seconds, grace
+        self._way, self._sum_seconds, self._grace = way, sum_seconds, grace
         self._everybody = tuple(range(seconds.shape[1]))
-        self._members = members
-        self.sums = np.full((2, *seconds.shape), np.nan)
+        self.summed = np.full((2, len(seconds)), np.nan)
         self.gradients = np.zeros(seconds.shape, dtype=np.int64)
         self.ages: list[int] = []
         self.rounds: list[int] = []
@@ -129,13 +119,12 @@ class QuorumTiming(Recorder):
         """Grace begins with the word that a round starts; what is computed has begun by then, and goes on."""
         return self._grace > 0
 
-    def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401
-        """A group's sum is one operation of its members, the mean of all models one of all."""
+    def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002
+        """A sum, and the mean of all models, is one operation of all."""
         if isinstance(event, Finish):
-            members = self._members(process, state.done)
-            return Meeting((state.done, members[0]), members, self._sum_seconds(process, state.done))
+            return Meeting(("sum", state.done), self._everybody, self._sum_seconds)
         if isinstance(event, Mean):
-            return Meeting(("mean", state.version), self._everybody, self._mean_seconds)
+            return Meeting(("mean", state.version), self._everybody, self._sum_seconds)
         return None
 
     def happened(self, step: Step) -> None:
@@ -145,7 +134,7 @@ class QuorumTiming(Recorder):
             self._called[worker] = step.work_start, step.work_end
             self._versions[worker].append(state.version)
         elif isinstance(step.event, Finish) and state.done < len(self.seconds):
-            self.sums[:, state.done, worker] = step.start, step.end
+            self.summed[:, state.done] = step.start, step.end
         for action in step.actions:
             match action:
                 case Note(("begun", int(row), tuple(gradients))) if row < len(self.seconds):
@@ -161,55 +150,28 @@ class QuorumTiming(Recorder):
                 case Note(("synchronised", int(version))) if version <= len(self.seconds):
                     self.finish[version - 1, worker] = step.end
 
-    @property
-    def summed(self) -> npt.NDArray[np.float64]:
-        """When the first sum of each round began and the last ended, shape (2, num_rounds)."""
-        return np.array([np.nanmin(self.sums[0], axis=1), np.nanmax(self.sums[1], axis=1)])
-
     def record(self) -> QuorumRecord:
         return QuorumRecord(self.summed, self.gradients, np.array(self.rounds), np.array(self.ages))
 
 
 def run_quorum(case: Case) -> Timeline:
-    """Every worker's rounds under a quorum of all or of each group; a round is O(n · size of a group) messages.
+    """Every worker's rounds under a quorum; a round is O(n²) messages.
 
     Where one worker starts a round, and not a number of them, it is O(n).
     """
-    schedule, cluster, size = case.schedule, case.schedule.cluster, case.size()
-    setting, grouped = schedule.strategy.when, not schedule.strategy.averages_everyone
+    schedule, cluster = case.schedule, case.schedule.cluster
+    setting = schedule.strategy.when
     assert isinstance(setting, Quorum), "the registry names the protocol"
-    group_of = members_of(schedule) if grouped else None
-    machine = Waiting(setting, cluster.num_workers, group_of=group_of, collective=False)
-    everybody = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
-    phases = (everybody, *(map(schedule.phase, range(schedule.phased.period)) if grouped else ()))
-    loaded = [loads.of_phase(phase, cluster, case.hardware, model_bytes=size, form=case.form.value) for phase in phases]
-    labels = [phase.labels() for phase in phases]  # (num_workers,) each, -1 for who rests
-    seconds_of = [np.append(one.seconds(), 0.0) for one in loaded]  # of each group, and of who rests
-
-    def place(round_: int) -> int:
-        """Which of the phases a round is."""
-        late = round_ - schedule.prologue
-        return 1 + late % (len(phases) - 1) if grouped and late >= 0 else 0
-
-    def sum_seconds(worker: int, round_: int) -> float:
-        phase = place(round_)
-        return float(seconds_of[phase][labels[phase][worker]])
-
-    timing = QuorumTiming(
-        case.seconds(),
-        InTurn(cluster, case.hardware).latency,
-        sum_seconds,
-        machine.members,
-        mean_seconds=float(seconds_of[0][0]),
-        grace=setting.grace * 1e-6,
-    )
+    machine = Waiting(setting, cluster.num_workers, collective=False)
+    load = loads.of_phase(schedule.phase(0), cluster, case.hardware, model_bytes=case.size(), form=case.form.value)
+    sum_seconds = float(load.seconds()[0])
+    way, grace = InTurn(cluster, case.hardware).latency, setting.grace * 1e-6
+    timing = QuorumTiming(case.seconds(), way, sum_seconds, grace=grace)
     VirtualMachine(machine, timing, seed=case.seed, keep_notes=False).run()
     nic_bytes = np.zeros(cluster.num_nodes)
     means = case.num_rounds // setting.synchronise_every if setting.synchronise_every else 0
-    times = Counter(map(place, range(case.num_rounds))) + Counter({0: means})
-    for phase, count in times.items():
-        np.add.at(nic_bytes, loaded[phase].node, loaded[phase].bytes_ * count)
+    np.add.at(nic_bytes, load.node, load.bytes_ * (case.num_rounds + means))
     # Of a sum a worker sees what runs after its call; of one that it missed nothing.
-    timing.start = np.minimum(np.maximum(timing.sums[0], timing.computed), timing.finish)
+    timing.start = np.minimum(np.maximum(timing.summed[0][:, None], timing.computed), timing.finish)
     timing.end = timing.finish
     return timing.timeline(case, nic_bytes, None, quorum=timing.record())

@@ -21,7 +21,6 @@ from partreduce.topo.strategies.base import Phased as Phased
 from partreduce.topo.strategies.base import Strategy as Strategy
 from partreduce.topo.strategies.gap import Gap as Gap
 from partreduce.topo.strategies.gap import Order as Order
-from partreduce.topo.strategies.gap import Reducing as Reducing
 from partreduce.topo.strategies.gap import Skip as Skip
 from partreduce.topo.strategies.gap import Weights as Weights
 from partreduce.topo.strategies.generated import Division as Division

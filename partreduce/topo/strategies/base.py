@@ -66,19 +66,16 @@ class Strategy(Closed, ABC):
             self._check_outer(cluster)
         if self.takes_turns:
             self._check_turns()
-        self._check_lateness()
+        if self.when.delays_gradients and not self.averages_gradients:
+            raise ScheduleError(
+                f"when.{self.when.word}: goes with pace 1, where gradients are averaged; pace is {self.pace}"
+            )
         if self.how.form not in self.forms:
             known = " or ".join(self.forms)
             raise ScheduleError(f"how.form: is {self.how.form}; strategy {self.kind!r} travels as {known}")
         self._check_how(cluster)
         self._check_what()
         self.check_kind(cluster)
-
-    def _check_lateness(self) -> None:
-        if self.when.delays_gradients and not self.averages_gradients:
-            raise ScheduleError(
-                f"when.{self.when.word}: goes with pace 1, where gradients are averaged; pace is {self.pace}"
-            )
 
     def _check_how(self, cluster: Cluster) -> None:
         self.how.check()
@@ -265,11 +262,6 @@ class Mixing(Strategy):
     def prologue(self) -> int:
         """First rounds that average over all workers before the period starts."""
         return 0
-
-    @property
-    def keeps_matrices(self) -> bool:
-        """Whether every round averages with its own matrix, even where it is open whose progress is in it."""
-        return self.when.takes_all
 
     @abstractmethod
     def steps(self, cluster: Cluster) -> tuple[MixingStep, ...]:

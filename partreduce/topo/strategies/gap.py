@@ -29,16 +29,6 @@ Steps = Annotated[int, Ge(0), Le(MAX_STALENESS)]
 Several = Annotated[Count, Ge(2)]
 
 
-class Reducing(Choice):
-    """Which of the updates that a staleness admits are averaged."""
-
-    RECEIVED = "received"
-    """Those that have come since the last reduce; an older one that still serves only lets the worker go on (4.4)."""
-
-    NEWEST = "newest"
-    """The newest of every in-neighbour that still serves, the same one again where nothing newer has come."""
-
-
 class Weights(Choice):
     """How much an update counts."""
 
@@ -92,11 +82,11 @@ class Gap(Closed, Waiting):
 
     `max_ig`: a worker takes a token from each of its out-neighbours to enter a step, and leaves one for each of its
     in-neighbours; so it is never further ahead of an out-neighbour than this (None: no token queues). `staleness` s:
-    an update of step k−s or later serves in step k, and `reduce` says which of them are averaged. `backup`: how many of
-    its in-neighbours a worker may do without; because its own update is always there, it does not matter whether N_in
-    counts the worker itself, as the paper does. `notify_ack`: update k is sent only after every out-neighbour
-    acknowledged k−1. `skip`: a worker left behind skips steps. `inquire`: an update that its receiver will drop is not
-    sent; the tokens in hand say where it is, so that no message is needed (section 6.2b).
+    an update of step k−s or later serves in step k; those that have come since the last reduce are averaged, and an
+    older one that still serves only lets the worker go on (4.4). `backup`: how many of its in-neighbours a worker may
+    do without; because its own update is always there, it does not matter whether N_in counts the worker itself, as the
+    paper does. `notify_ack`: update k is sent only after every out-neighbour acknowledged k−1. `skip`: a worker left
+    behind skips steps.
     """
 
     word: ClassVar[str] = "gap"
@@ -109,9 +99,7 @@ class Gap(Closed, Waiting):
     backup: Spare = 0
     notify_ack: bool = False
     skip: Skip | None = None
-    reduce: Reducing = Reducing.RECEIVED
     weights: Weights = Weights.GRAPH
-    inquire: bool = False
     order: Order = Order.SERIAL
 
     @property
@@ -127,10 +115,8 @@ class Gap(Closed, Waiting):
         words += ["notify-ack"] * self.notify_ack
         if self.skip is not None:
             words.append(f"skip {self.skip.limit}" + f" from {self.skip.behind} behind" * (self.skip.behind > 2))
-        plain = Gap()
-        words += [str(one) for one in (self.reduce, self.order) if one not in (plain.reduce, plain.order)]
-        words += [f"weights {self.weights}"] * (self.weights is not plain.weights)
-        words += ["inquire"] * self.inquire
+        words += [str(self.order)] * (self.order is not Order.SERIAL)
+        words += [f"weights {self.weights}"] * (self.weights is not Weights.GRAPH)
         return " ".join(words)
 
     @property
@@ -171,28 +157,19 @@ class Gap(Closed, Waiting):
             raise ScheduleError(
                 "when.gap.notify_ack: needs every update of every step; backup, staleness and skip do not go with it"
             )
-        if not self.staleness:
-            if self.reduce is Reducing.NEWEST:
-                raise ScheduleError("when.gap.reduce: is newest; without staleness only updates of one step serve")
-            if self.weights is Weights.ITERATION:
-                raise ScheduleError(
-                    "when.gap.weights: is iteration; without staleness all that is averaged is of one step; use uniform"
-                )
-        for name, is_asked in (("skip", self.skip is not None), ("inquire", self.inquire)):
-            if is_asked and self.max_ig is None:
-                raise ScheduleError(f"when.gap.{name}: tokens say where the out-neighbours are; give max_ig as well")
+        if not self.staleness and self.weights is Weights.ITERATION:
+            raise ScheduleError(
+                "when.gap.weights: is iteration; without staleness all that is averaged is of one step; use uniform"
+            )
         if self.skip is not None:
+            if self.max_ig is None:
+                raise ScheduleError("when.gap.skip: tokens say where the out-neighbours are; give max_ig as well")
             self.skip.check()
             if not (self.staleness or self.has_backup):
                 raise ScheduleError(
                     "when.gap.skip: never happens, since an out-neighbour that needs every update is at most 1 step "
                     "ahead; give backup or staleness as well"
                 )
-        if self.inquire and not self.has_backup:
-            raise ScheduleError(
-                "when.gap.inquire: leaves nothing out, since an out-neighbour that does without no one needs every "
-                "update that it may still wait for; give backup as well"
-            )
 
     def check_neighbours(self, numbers: Sequence[int]) -> None:
         """Refuse more backup workers than there are in-neighbours, whose `numbers` these are, shape (num_workers,).

@@ -145,24 +145,3 @@ class Quorum(Closed, Waiting):
         if isinstance(self.quorum, int) and self.quorum >= num_workers:
             rule = "a quorum of all is lockstep; leave when out" if self.quorum == num_workers else "it is at most that"
             raise ScheduleError(f"when.quorum.quorum: is {self.quorum} of {num_workers} workers; {rule}")
-
-    def check_groups(self, largest: int) -> None:
-        """Refuse what means nothing where each group of a schedule has a quorum of its own.
-
-        Args:
-            largest: members of the largest group.
-        """
-        where = "in groups"
-        if isinstance(self.quorum, int) and self.quorum >= largest:
-            raise ScheduleError(
-                f"when.quorum.quorum: is {self.quorum}, and no group has more than {largest} workers; a quorum of all "
-                "members is lockstep: leave when out, or ask for fewer"
-            )
-        if self.count is not Counting.OPEN_ROUND:
-            raise ScheduleError(
-                f"when.quorum.count: is {self.count}; {where} a worker counts for the next round that its thread "
-                "enters, whichever call that is; leave it out"
-            )
-        if self.missed is not MissedResults.EACH:
-            rule = "corrections are added, and one that is lost would move the mean of all models"
-            raise ScheduleError(f"when.quorum.missed: is {self.missed}; {where} {rule}; leave it out")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
 from typing import ClassVar
 
 from partreduce.topo.cluster import Cluster
@@ -12,9 +11,8 @@ from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Bulk, Rounds
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import RulePhase, RuleView, check_rule
-from partreduce.topo.strategies.axes import Form, Late, Lockstep, When
-from partreduce.topo.strategies.base import Averaging, Phased
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.axes import Form, Lockstep
+from partreduce.topo.strategies.base import Phased
 
 MAX_EXPLICIT_WORKERS = 2**24
 """Explicit groups cost memory and time per worker and phase; a small file must not ask for more than a machine has."""
@@ -59,11 +57,6 @@ class RulePhases(Bulk):
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group | None:
         """The group of one worker. O(size of the group), whatever the cluster."""
         return self.view(cluster).group_of(worker, index)
-
-    def largest_group(self) -> int:
-        """Members of the largest group, 1 where everybody rests. O(blocks)."""
-        blocks = (block for phase in self.phases for block in phase)
-        return max((len(b.local) * prod(self.node_radices[d] for d in b.across) for b in blocks), default=1)
 
     def are_plain(self) -> bool:
         """Whether no block has a relax factor. O(blocks)."""
@@ -126,10 +119,6 @@ class GroupPhases(Bulk):
         label = int(phase.labels()[worker])
         return None if label < 0 else phase[label]
 
-    def largest_group(self) -> int:
-        """Members of the largest group, 1 where everybody rests. O(groups)."""
-        return max((int(phase.sizes.max(initial=1)) for phase in self.phases), default=1)
-
     def are_plain(self) -> bool:
         """Whether no group has a relax factor. O(groups)."""
         return all(relax == 1 for phase in self.phases for relax in phase.relax or ())
@@ -143,12 +132,10 @@ class GroupPhases(Bulk):
 class Static(Phased):
     """Phases that repeat for ever, written as rules or as explicit groups.
 
-    The first `prologue` rounds average over all workers before the period starts. By a quorum a group's round starts
-    when some of its members have come, and takes what the others have published by then (docs/theory).
+    The first `prologue` rounds average over all workers before the period starts.
     """
 
     kind: ClassVar[str] = "static"
-    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Quorum)
     forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
 
     phases: RulePhases | GroupPhases
@@ -156,8 +143,6 @@ class Static(Phased):
 
     def refuses_codec(self, cluster: Cluster) -> str:
         """Parameters need a round of all: what is rounded is what was added since everybody was equal."""
-        if isinstance(self.when, Quorum):
-            return "by a quorum workers are never equal at one time, so there is nothing to count from; leave it out"
         if self.has_round_of_all(cluster):
             return ""
         return (
@@ -191,21 +176,6 @@ class Static(Phased):
         if not len(self.phases):
             raise ScheduleError("phases: is empty; a static schedule has at least 1 phase")
         self.phases.check(cluster)
-        if isinstance(self.when, Quorum):
-            self.when.check_groups(self.phases.largest_group())
-            if self.averaging is not Averaging.MEAN:
-                raise ScheduleError(
-                    f"averaging: is {self.averaging}; by a quorum a round takes as much progress of each member as "
-                    "came, so there is no number of steps to divide by; leave it out"
-                )
-
-    def _check_lateness(self) -> None:
-        """What a quorum brings late is progress, of any pace."""
-
-    @property
-    def keeps_matrices(self) -> bool:
-        """By a quorum who is late brings what it has, so that all members are in every mean (of shadow models)."""
-        return True
 
     @property
     def period(self) -> int:

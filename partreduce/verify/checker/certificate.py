@@ -25,11 +25,8 @@ from .strict_json import as_choice, as_list, as_object, as_text
 
 FORMAT = "partreduce.certificate"
 
-STEPS: frozenset[Mode] = frozenset({"rounds", "gap"})
-"""What workers add between two averagings is known."""
-
-MATRICES: frozenset[Mode] = STEPS | {"groups by quorum"}
-"""The matrices of a period are known, applied one after the other at whatever times."""
+MATRICES: frozenset[Mode] = frozenset({"rounds", "gap"})
+"""The matrices of a period are known, applied one after the other, and what workers add between two averagings."""
 
 
 class Claim(NamedTuple):
@@ -44,12 +41,12 @@ CLAIMS: dict[str, Claim] = {
     "membership": Claim(membership.check, ("answers",), MATRICES | {"own anchors"}),
     "outer-consensus": Claim(outer_steps.check, ("squared", "weights"), frozenset({"own anchors"})),
     "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
-    "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), STEPS | {"lossy gap"}),
+    "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), MATRICES | {"lossy gap"}),
     "consensus/power": Claim(consensus.check_by_power, ("periods", "squared")),
     "contraction/pivots": Claim(contraction.check_by_pivots, ("squared",)),
     "contraction/factor": Claim(contraction.check_by_factor, ("squared",)),
     "contraction/norms": Claim(contraction.check_by_norms, ("squared",)),
-    "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance"), STEPS),
+    "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance")),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ()),
     "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
     "survives": Claim(survives.check, ("workers", "nodes", "squared", "answers"), frozenset({"rounds"})),

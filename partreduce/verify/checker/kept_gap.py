@@ -26,16 +26,12 @@ DEFAULTS: dict[str, object] = {
     "backup": 0,
     "notify_ack": False,
     "skip": None,
-    "reduce": "received",
     "weights": "graph",
-    "inquire": False,
     "order": "serial",
 }
 CHOICES: dict[str, tuple[object, ...]] = {
     "notify_ack": (False, True),
-    "reduce": ("received", "newest"),
     "weights": ("graph", "uniform", "iteration"),
-    "inquire": (False, True),
     "order": ("serial", "parallel"),
 }
 
@@ -92,12 +88,10 @@ def read_gap(raw: object, place: str) -> KeptGap:
     )
     is_lossless = gap.takes_all or not gap.notify_ack
     require(is_lossless, place, "notify_ack goes with neither staleness, nor backup workers, nor skips")
-    needs_staleness = value["reduce"] == "newest" or gap.weights == "iteration"
-    require(staleness or not needs_staleness, place, "newest and iteration go with staleness")
+    require(staleness or gap.weights != "iteration", place, "iteration goes with staleness")
     require(gap.max_ig is not None or not skip, place, "skip needs max_ig")
     require(gap.max_ig is not None or not gap.has_backup, place, "backup needs max_ig")
     require(not skip or staleness or gap.has_backup, place, "skip goes with backup or staleness")
-    require(not value["inquire"] or gap.has_backup, place, "inquire goes with backup")
     return gap
 
 

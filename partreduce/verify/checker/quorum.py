@@ -1,23 +1,15 @@
 """Reading `when.quorum`: rounds that start when enough workers have come, and what late gradients count for.
 
-Which gradients a round of all sums is decided while the job runs. So there is no matrix and no phase to speak about,
-and only the claims on rounds that a quorum starts are read (`facts/quorum.py`). Where the groups of a schedule start
-so, everybody in a group is averaged, so the schedule has its matrices (`facts/quorum.py`).
+Which gradients a round sums is decided while the job runs. So there is no matrix and no phase to speak about, and only
+the claims on rounds that a quorum starts are read (`facts/quorum.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-from math import prod
 from typing import Any, NamedTuple
 
-from .averages import Average
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_object
-
-IN_GROUPS = ("staleness", "grace", "seed")
-"""What a quorum of groups may say besides; the others are about gradients."""
 
 LIMIT = 2**31
 """No number of workers, results, microseconds or rounds reaches this, and no seed 2^53."""
@@ -47,23 +39,6 @@ class StartedRounds(NamedTuple):
     capacity: int
     synchronised: int
     missed: str
-
-
-def require_in_groups(
-    strategy: dict[str, Any], setting: StartedRounds, phases: Sequence[Sequence[Average]], radices: Sequence[int]
-) -> None:
-    """Refuse what means nothing where each group has a quorum: of all of the largest one's members, or of gradients.
-
-    The document of the strategy is in canonical form: no member equals its default.
-    """
-    place = "strategy.when.quorum"
-    others = sorted(set(strategy["when"]["quorum"]) - {"quorum", *IN_GROUPS})
-    require(not others, place, f"{', '.join(others)}: not in groups, where models are averaged")
-    averages = chain.from_iterable(phases)
-    sizes = (len(members) * prod(radices[digit] for digit in across) for members, across, _ in averages)
-    largest = max(sizes, default=1)
-    require(setting.needed == 1 or setting.needed < largest, place, f"fewer than the {largest} of the largest group")
-    require("averaging" not in strategy, "strategy.averaging", "mean, since a round takes what came")
 
 
 def read_quorum(raw: object, place: str, num_workers: int) -> StartedRounds:

@@ -24,7 +24,7 @@ from .axes import When, read_how, read_when
 from .events import EventGraph
 from .failure_plans import Contingency, read_contingencies
 from .kept_gap import KeptGap, event_graph, require_fit
-from .quorum import StartedRounds, require_in_groups
+from .quorum import StartedRounds
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text, shortest
 from .tables import Tables, read_what
@@ -47,7 +47,7 @@ DEFAULTS: dict[str, object] = {
 Numbers = dict[str, Any]
 """What is stated of a schedule, by the names of its numbers."""
 
-Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "groups by quorum", "own anchors"]
+Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "own anchors"]
 """In lockstep, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
 steps of groups, whose rounds are no matrices."""
 
@@ -80,8 +80,8 @@ class Options:
 class Schedule(Options):
     """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
 
-    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` of all
-    starts rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
+    The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` starts
+    rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
     0 where nodes are unequal. `nodes` are the nodes as the file lists them, empty where it says only that each has
     `node_size` workers, in the order of ranks. `contingencies` ascend, smaller losses first.
     """
@@ -107,7 +107,7 @@ class Schedule(Options):
     def mode(self) -> Mode:
         """How workers wait for one another, which decides what can be said."""
         if self.quorum is not None:
-            return "groups by quorum" if self.phases else "rounds by quorum"
+            return "rounds by quorum"
         if self.gap is None:
             return "own anchors" if self.tables.outer.has_own_anchors else "rounds"
         return "gap" if self.gap.takes_all else "lossy gap"
@@ -212,10 +212,7 @@ def read_schedule(document: object) -> Schedule:
     parts = _read_strategy(raw["strategy"], cluster)
     options = _read_options(raw["strategy"], cluster)
     if options.quorum is not None:
-        if raw["strategy"]["kind"] == "allreduce":
-            parts["phases"] = []  # what a round sums is decided as the job runs
-        else:
-            require_in_groups(raw["strategy"], options.quorum, parts["phases"], parts["radices"])
+        parts["phases"] = []  # what a round sums is decided as the job runs
     if options.kept:
         parts["phases"] = [[Average([0], [0], 1 - options.kept)]]
     contingencies = _read_contingencies(raw, cluster, options) if "contingencies" in raw else []
@@ -234,10 +231,9 @@ def read_schedule(document: object) -> Schedule:
         is_fixed = len(schedule.rounds) == len(schedule.paces) == 1
         require(is_fixed, "strategy.when.gap", "goes with 1 weighted graph, and 1 pace for all")
         require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
-    is_lockstep = not (schedule.is_late or schedule.quorum)  # graphs have no such round, a pipeline averages gradients
     outer = schedule.tables.outer
-    may_meet = outer.has_own_anchors or bool(schedule.averages_of_all)
-    may_step = outer.is_plain or (may_meet and is_lockstep)
+    may_meet = outer.has_own_anchors or bool(schedule.averages_of_all)  # graphs have no such round
+    may_step = outer.is_plain or (may_meet and not schedule.is_late)  # a pipeline and a quorum sum gradients
     require(may_step, "strategy.what.outer", "acts where a round of the period averages over all workers, in lockstep")
     is_static = raw["strategy"]["kind"] == "static" and schedule.how["codec"] == "none"
     may_be_own = is_static and all(average.relax == 1 for phase in schedule.phases for average in phase)
@@ -357,8 +353,8 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> Options:
     averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late and is_plain
     if tables.num_fragments > 1 or late_steps or kept:
         _require_turns(raw, paces, when, tables)
-    fits = averages_gradients or not (pipeline or (quorum and raw["kind"] != "static"))
-    require(fits, "strategy.when", "goes with allreduce at pace 1, a quorum with static as well")
+    fits = averages_gradients or not (pipeline or quorum)
+    require(fits, "strategy.when", "a pipeline and a quorum go with allreduce at pace 1")
     repeats_sums = raw["kind"] == "allreduce" and not is_late
     how = read_how(raw, averages_gradients=averages_gradients, repeats_sums=repeats_sums)
     is_whole = how["codec"] == "none" and how["sending"] == "whole"
@@ -395,11 +391,11 @@ def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Ta
     > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
     """
     is_merged = when.steps or when.kept
-    is_of_groups = raw["kind"] == "static" and not (is_merged or when.quorum or tables.outer.has_own_anchors)
+    is_of_groups = raw["kind"] == "static" and not (is_merged or tables.outer.has_own_anchors)
     is_known = raw["kind"] == "allreduce" or is_of_groups
     is_timed = len(paces) == 1 or not is_merged
     is_alike = is_known and is_timed and raw.get("averaging", "mean") == "mean"
-    is_plain = is_alike and not when.is_late  # a pipeline and a quorum of all go with pace 1, which has no turns
+    is_plain = is_alike and not when.is_late  # a pipeline and a quorum go with pace 1, which has no turns
     place = "strategy.what.fragments" if tables.num_fragments > 1 else "strategy.when.merge"
     rule = "goes with allreduce or groups, plain means and, merged late, 1 pace for all, without other lateness"
     require(is_plain, place, rule)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 STEPS = 6
 GRADIENTS = [name for name, kind in KINDS.items() if kind.gradients]
-PROGRESS = [name for name, kind in KINDS.items() if kind.in_turn or kind.late or kind.shadow or kind.outer]
+PROGRESS = [name for name, kind in KINDS.items() if kind.in_turn or kind.late or kind.outer]
 EARLY = [name for name, kind in KINDS.items() if kind.early]
 WHOLE = [name for name in GRADIENTS if name not in EARLY]
 QUORUMS = [name for name, kind in KINDS.items() if kind.quorum]

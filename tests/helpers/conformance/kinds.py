@@ -46,8 +46,6 @@ class Kind:
     """Steps by which gradients are late."""
     quorum: bool = False
     """Whether a call may take several means."""
-    shadow: bool = False
-    """Whether rounds average a second model, to which a call adds what the first one did."""
     outer: dict | None = None
     """What torch's SGD, as the outer optimizer of a round of all, is made with."""
     turns: int = 1
@@ -101,7 +99,6 @@ KINDS = {
     ),
     "static": Kind(Static(phases=PHASES), (FIRST_TWO, LAST_TWO, MEAN)),
     "static, outer": Kind(Static(phases=PHASES, what=OUTER), (FIRST_TWO, LAST_TWO, MEAN), outer=DILOCO),
-    "static, quorum": Kind(Static(phases=PHASES, when=PATIENT), (FIRST_TWO, LAST_TWO, MEAN), shadow=True),
     "neighbor": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
     "neighbor, late": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Late()), (RING,), late=True),
     "neighbor, gap": Kind(gap(Order.SERIAL), (RING,)),

@@ -221,7 +221,7 @@ def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     answer = plan(job("300x2", hardware=hardware, effort=0.3))
     assert answer.recommendation.status == "catalogue"
     not_weighed = "weighted graphs, unequal paces, neighbours that keep a gap and quorums are weighed for at most 256"
-    assert f"{not_weighed} workers, not 600; --when quorum weighs quorums of all workers" in answer.cautions
+    assert f"{not_weighed} workers, not 600; --when quorum weighs quorums" in answer.cautions
     front = synthesise(Problem(cluster=replace(Cluster.parse("300x2"), hardware=hardware)), effort=0.3)
     assert front.status is Status.UNKNOWN
     assert "up to 512 workers" in front.reason

@@ -10,10 +10,12 @@ import pytest
 from partreduce import Job, load_schedule, plan
 from partreduce.__main__ import main
 from partreduce.planner.lateness import Lateness
+from partreduce.planner.left_out import not_weighed
 from partreduce.planner.predict import predict
 from partreduce.planner.recommend import permitted
 from partreduce.planner.trials import quorum_runs, quorums
 from partreduce.schedulers.simulator.simulate import simulate
+from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, UnknownError
 from partreduce.topo.hardware import Hardware, Link
@@ -40,7 +42,7 @@ def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
     assert planned.recommendation.schedule.strategy.when == Quorum(
         quorum=7, staleness=planned.recommendation.quorum.bound
     )
-    options = {option.quorum.words: option for option in planned.options if option.quorum and not option.quorum.of}
+    options = {option.quorum.words: option for option in planned.options if option.quorum}
     assert set(options) == {"solo", "majority", "4 of 8", "7 of 8"}
     lockstep = min(o.time for o in planned.options if o.is_plain and o.pace == 1 and not o.late)
     assert 3 < lockstep / planned.recommendation.time < 4.5, "gradients a second allow 4.5"
@@ -109,6 +111,32 @@ def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
     assert not any(option.quorum for option in permitted(planned.options, job(hardware=ONE_SLOW, quorum=False)))
     with pytest.raises(InputError, match="a quorum is asked for, and something else"):
         job(gap=True)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "hardware", "options", "said"),
+    [
+        ("257x1", ONE_SLOW, {}, []),
+        ("257x1", replace(HARDWARE, jitter=0.01), {"quorum": None, "gap": None}, ["weighted graphs are weighed for"]),
+        (
+            "257x1",
+            ONE_SLOW,
+            {"quorum": None, "gap": False},
+            ["weighted graphs, unequal paces and quorums", "two answers are yours"],
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_not_weighed_is_said(cluster, hardware, options, said):
+    others = ("groups on request", "outer steps")
+    found = [line for line in not_weighed(job(cluster, hardware, **options)) if not line.startswith(others)]
+    assert len(found) == len(said)
+    assert all(line.startswith(begin) for line, begin in zip(found, said, strict=True)), found
+
+
+def test_limits_on_groups_leave_no_quorum():
+    with pytest.raises(UnknownError, match="no quorum is within the limits; raise --max group, or leave out --when"):
+        plan(job(limits=Limits(max_group=2), effort=2.0))
 
 
 def test_long_steps_by_command_line(tmp_path, capsys):

@@ -67,7 +67,6 @@ LATE = 0.02
         ("allreduce of gradients, hierarchical, int8 across nodes", "commit"),
         ("allreduce of parameters, hierarchical, int8, feedback", "all"),
         ("allreduce, quorum", "all"),
-        ("static, quorum", "all"),
         ("generated", "all"),
         ("generated, hierarchical", "sum"),
         ("server", "all"),

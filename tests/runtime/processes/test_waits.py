@@ -220,7 +220,7 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver, tmp_path):
     assert answer["code"] == 76, "the run says that it went on without a worker"
 
 
-@pytest.mark.parametrize("kind", ["pipeline", "quorum", "quorum of groups"])
+@pytest.mark.parametrize("kind", ["pipeline", "quorum"])
 def test_a_stopped_worker_is_named_where_gradients_are_in_flight(driver, kind):
     answer = driver.run(f"stopped, {kind}")
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
@@ -231,7 +231,7 @@ def test_a_stopped_worker_is_named_where_gradients_are_in_flight(driver, kind):
 
 @pytest.mark.parametrize(
     "kind",
-    ["static", "allreduce", "pipeline", "quorum", "quorum of groups", "pairwise", "server", "asynchronous server"],
+    ["static", "allreduce", "pipeline", "quorum", "pairwise", "server", "asynchronous server"],
 )
 def test_a_kill_is_noticed_long_before_the_timeout_by_every_kind(driver, kind):
     answer = driver.run(f"killed, {kind}")

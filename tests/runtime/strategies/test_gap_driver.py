@@ -20,14 +20,7 @@ def driver_of(gap):
     """Worker 0 of three in step 0, its update sent, and what its mailbox's thread sent."""
     rings = PayloadRings(0, {1: 3, 2: 3}, Layout([ARRAY]))
     sent = []
-    driver = GapDriver(
-        Hop(RING, gap, fine=True),
-        0,
-        rings,
-        keeps=False,
-        log=GapLog(is_on=True),
-        send=sent.append,
-    )
+    driver = GapDriver(Hop(RING, gap, fine=True), 0, rings, log=GapLog(is_on=True), send=sent.append)
     return driver, sent
 
 

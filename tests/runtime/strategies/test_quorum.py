@@ -2,11 +2,13 @@
 
 import itertools
 import os
+import random
 import threading
 import time
 import warnings
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,9 +27,15 @@ from partreduce.planner.predict import ARRAYS
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies.quorum import spread
+from partreduce.runtime.strategies.quorum.driver import Begun
+from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
 from partreduce.runtime.strategies.quorum.spread import children
+from partreduce.runtime.strategies.quorum.sums import GradientSum
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.nccl import NcclWorld
+from partreduce.runtime.transport.tags import tag_of
+from partreduce.runtime.transport.waiting import GoneError
+from partreduce.schedulers.protocols.partial_state import Share
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
 from partreduce.topo.schedule import Schedule
@@ -335,11 +343,62 @@ def test_communicators_are_used_again_only_after_all_have_finished(ranks):
         lines = []
         for finishes in (True, False, True):
             _, _, optimizer = wrapped(world, schedule_of(2))
-            lines.append(optimizer.runner.line(0))
+            lines.append(optimizer.runner.communicator)
             (optimizer.finish if finishes else optimizer.runner.close)()
         return [lines.index(line) for line in lines]
 
     assert ranks.run(2, work) == [[0, 0, 2], [0, 0, 2]]
+
+
+@pytest.mark.parametrize("grace", [20_000_000, 20_000], ids=["long", "short"])
+def test_a_round_that_may_begin_waits_for_a_workers_own_gradient_as_long_as_its_grace(ranks, grace):
+    """Worker 0 begins a second round; the others come a little later, or not before it has gone on."""
+    gone_on = threading.Event()
+
+    def work(world):
+        model, _, optimizer = wrapped(world, schedule_of(4, grace=grace))
+        call(model, optimizer, 0)
+        if world.rank:
+            assert gone_on.wait(0.3 if grace > 1e6 else 60) == (grace < 1e6)
+        call(model, optimizer, 1)
+        if not world.rank:
+            gone_on.set()
+        optimizer.finish()
+        return [event.numbers for event in optimizer.runner.log.events if event.kind == "finished"]
+
+    found = ranks.run(4, work)
+    assert grace < 1e6 or found == [[(1, 1, 1, 1)] * 2] * 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_workers_read_what_each_of_them_has_told_and_notice_who_is_elsewhere(seed):
+    """Any counts; what is read is the sum of what was written."""
+    draw = random.Random(seed)
+    size = draw.randrange(2, 7)
+    shares = [Share(40, tuple(range(draw.choice([0, 1, 2, 500])))) for _ in range(size)]
+    brought = [
+        GradientSum([torch.full((room_for(size),), 7.0)], is_empty=False, scaled=draw.random() < 0.2)
+        for _ in range(size)
+    ]
+    payload = SimpleNamespace(room=lambda one: one.arrays[0])
+    driver = SimpleNamespace(close=None, payload=payload)
+    threads = [RoundsThread(driver, SimpleNamespace(size=size, place=place), None, None) for place in range(size)]
+    begun = [Begun(3, 40, share, one) for share, one in zip(shares, brought, strict=True)]
+    here, there = tag_of("run", 3, 40), tag_of("run", 3, 41)
+
+    def told(tags):
+        for thread, one, tag in zip(threads, begun, tags, strict=True):
+            thread._write(one, tag)
+        total = torch.stack([one.arrays[0] for one in brought]).sum(0)
+        for one in brought:
+            one.arrays[0].copy_(total)
+
+    told([here] * size)
+    for thread, one in zip(threads, begun, strict=True):
+        assert thread._read(one, here) == (shares, any(one.scaled for one in brought))
+    told([*[here] * (size - 1), there])
+    with pytest.raises(GoneError, match="different rounds"):
+        threads[0]._read(begun[0], here)
 
 
 def test_a_tree_tells_everybody_once():
@@ -366,7 +425,7 @@ def test_a_sum_in_two_levels_is_summed_so(ranks):
 
     def work(world):
         model, _, optimizer = wrapped(world, schedule)
-        form = type(optimizer.runner.communicators[optimizer.run.everyone]).__name__
+        form = type(optimizer.runner.communicator).__name__
         for number in range(3):
             call(model, optimizer, number)
         optimizer.finish()

@@ -1,14 +1,10 @@
-"""The arrays of a quorum by themselves: late gradients in the send buffer, and the shadow between rounds and calls."""
-
-from fractions import Fraction
+"""The arrays of a quorum by themselves: late gradients in the send buffer, and sums that wait."""
 
 import pytest
 import torch
 
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.strategies.quorum.groups import Shadows
 from partreduce.runtime.strategies.quorum.sums import GradientSums
-from partreduce.topo.phase import Group
 
 ROOM = 5
 
@@ -93,10 +89,10 @@ def test_a_gradient_scaler_once_at_work_on_a_gradient_in_a_sum_is_not_forgotten(
         for scaled in order:
             model.has(1, 1)
             sums.add(scaled=scaled)
-        assert sums.is_special(sums.depart()), order
+        assert sums.depart().scaled, order
     for round_ in range(4):  # whose arrays were used under a scaler before
         one = sums.depart()
-        assert not sums.is_special(one)
+        assert not one.scaled
         one.scaled = True
         sums.keep(round_, one)
         sums.retain(())
@@ -171,7 +167,7 @@ def test_a_new_segment_has_nothing_of_the_last_one():
     sums.clear()
     one = brought(sums)
     assert delivered(model, sums, one) == (None, None)
-    assert not sums.is_special(one)
+    assert not one.scaled
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -184,11 +180,11 @@ def test_a_sum_is_divided_by_the_workers_however_many_gradients_are_in_it(dtype)
         sums.add(scaled=False)
     one = brought(sums)
     assert float(one.arrays[0][0]) == (12 if dtype is torch.float32 else 12 / 8)
-    sums.arrived(one, special=False)
+    sums.arrived(one, scaled=False)
     assert delivered(model, sums, one) == (12 / 8, 12 / 8)
     assert not one.scaled
     empty = brought(sums)
-    sums.arrived(empty, special=True)
+    sums.arrived(empty, scaled=True)
     assert empty.scaled
     assert all(torch.isfinite(array).all() for array in empty.arrays)
 
@@ -205,97 +201,3 @@ def test_what_a_rounds_workers_tell_one_another_lies_beside_their_gradients(dtyp
     assert room.dtype == torch.float32, "which carries numbers exactly"
     room.fill_(7)
     assert delivered(model, sums, one) == (1, 2)
-
-
-# Shadows.
-
-
-@pytest.mark.parametrize("relax", [Fraction(1), Fraction(1, 2), Fraction(5, 4)])
-def test_the_shadow_follows_what_rounds_and_training_do_in_any_order(relax):
-    """s + t(m - b) with each round, s = x + c with each call, x = s and c = 0 with each taking: in exact binary.
-
-    The group has four members, and all others bring the same.
-    """
-    model = Two()
-    (bucket,) = buckets_of(model)
-    groups = {round_: Group((0, 1, 2, 3), relax) for round_ in range(4)}
-    shadows = Shadows([bucket], ROOM, groups.get)
-    bucket.flat.fill_(8.0)
-    shadows.clear()
-    x = s = 8.0
-    c = 0.0
-
-    def trains(step):
-        nonlocal x
-        bucket.flat.add_(step)
-        x += step
-
-    def publishes():
-        nonlocal s
-        shadows.publish()
-        s = x + c
-
-    def takes():
-        nonlocal x, c
-        shadows.take([])
-        x, c = s, 0.0
-
-    def departs():
-        snapshot = shadows.depart()
-        assert set(snapshot.arrays[0][: bucket.size].tolist()) == {s}
-        return snapshot, s
-
-    def arrives(round_, departed, other):
-        nonlocal s, c
-        snapshot, own = departed
-        snapshot.arrays[0][: bucket.size].add_(3 * other)  # the sum of all
-        shadows.keep(round_, snapshot)
-        t = float(relax)
-        moved = t * ((own + 3 * other) / 4 - own)
-        s, c = s + moved, c + moved
-
-    def agrees():
-        assert set(shadows._shadow[0].tolist()) == {s}
-        assert set(bucket.flat.tolist()) == {x}
-        assert set(shadows._changes[0].tolist()) == {c}
-
-    trains(2.0)
-    publishes()
-    departed = departs()
-    trains(16.0)
-    arrives(0, departed, 26.0)  # which this worker has not taken when it publishes
-    agrees()
-    publishes()
-    agrees()
-    departed = departs()
-    trains(4.0)
-    publishes()  # while the round runs
-    arrives(1, departed, 2.0)
-    agrees()
-    arrives(2, departs(), 66.0)  # a second result before it takes both
-    agrees()
-    takes()
-    agrees()
-    trains(1.0)
-    publishes()
-    agrees()
-    before = s
-    shadows.keep(9, shadows.depart())  # it rests
-    assert s == before
-    agrees()
-
-
-def test_a_model_that_is_about_to_be_replaced_is_left_as_it_is_until_the_next_segment():
-    model = Two()
-    (bucket,) = buckets_of(model)
-    shadows = Shadows([bucket], ROOM, lambda _: Group((0, 1)))
-    bucket.flat.fill_(1.0)
-    shadows.clear()
-    shadows.depart()
-    bucket.flat.fill_(5.0)
-    shadows.keeps_model = True
-    shadows.take([])
-    assert set(bucket.flat.tolist()) == {5.0}
-    shadows.clear()
-    assert not shadows.keeps_model
-    assert set(shadows.depart().own[0].tolist()) == {5.0}

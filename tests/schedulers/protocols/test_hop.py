@@ -18,12 +18,11 @@ from partreduce.schedulers.protocols.hop import (
     Ack,
     Advance,
     Reduce,
-    SendUpdate,
     Token,
     Update,
 )
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.gap import Gap, Reducing, Skip
+from partreduce.topo.strategies.gap import Gap, Skip
 
 RING = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
 BOTH_WAYS = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
@@ -40,12 +39,9 @@ SETTINGS = {
     "stale": Gap(staleness=1),
     "stale with tokens": Gap(staleness=2, max_ig=3),
     "stale with backup": Gap(staleness=2, max_ig=2, backup=1),
-    "newest": Gap(staleness=2, max_ig=3, reduce=Reducing.NEWEST),
-    "inquiry": Gap(backup=1, max_ig=2, inquire=True),
     "skips": Gap(max_ig=3, skip=Skip(limit=3), staleness=2),
-    "skips of the newest": Gap(max_ig=2, skip=Skip(limit=2), staleness=1, reduce=Reducing.NEWEST),
-    "skips and inquiry": Gap(max_ig=3, skip=Skip(limit=3), backup=1, inquire=True),
-    "long skips": Gap(max_ig=4, skip=Skip(limit=4, trigger=3), backup=1, staleness=1, inquire=True),
+    "skips with backup": Gap(max_ig=3, skip=Skip(limit=3), backup=1),
+    "long skips": Gap(max_ig=4, skip=Skip(limit=4, trigger=3), backup=1, staleness=1),
     "skips of 2 from 4 behind": Gap(max_ig=2, skip=Skip(limit=2, behind=4), backup=1, staleness=2),
     "notify-ack": Gap(notify_ack=True),
     "notify-ack with tokens": Gap(notify_ack=True, max_ig=1),
@@ -89,7 +85,7 @@ def renamed_note(what, permutation):
     return (word, step, *(tuple(sorted((permutation[u], k) for u, k in pairs)) for pairs in used))
 
 
-@pytest.mark.parametrize("setting", ["standard", "tokens 1", "skips", "skips and inquiry", "notify-ack with tokens"])
+@pytest.mark.parametrize("setting", ["standard", "tokens 1", "skips", "skips with backup", "notify-ack with tokens"])
 @pytest.mark.parametrize("graph", ["ring", "both ways", "star"])
 def test_hop_does_under_new_names_what_it_did_under_the_old(graph, setting):
     machine = Hop(GRAPHS[graph], SETTINGS[setting], fine=True)
@@ -192,32 +188,23 @@ def test_before_a_skip_the_updates_that_are_there_are_taken_and_tokens_are_given
     assert (after.step, after.updates, after.tokens) == (3, (0, 1), (1, 2))
 
 
-def test_what_has_come_counts_once_and_the_newest_again():
-    came = {"received": [((1, 1), (2, 0)), ((1, 1),), ()], "newest": [((1, 1), (2, 0)), ((1, 1), (2, 0)), ((1, 1),)]}
-    for word, (_, second, third) in came.items():
-        machine = Hop(BOTH_WAYS, Gap(staleness=1, reduce=Reducing(word)), fine=True)
-        state = machine.start(0)[0]
-
-        def reduced(state, machine=machine):
-            after, (note,) = machine.step(0, replace(state, stage=REDUCING), Reduce())
-            return machine.step(0, after, Advance())[0], note.what[2]
-
-        for source, step in ((1, 0), (2, 0)):
-            state, _ = machine.step(0, state, Received(source, Update(step)))
-        state, used = reduced(state)
-        assert used == ((1, 0), (2, 0))
-        state, _ = machine.step(0, state, Received(1, Update(1)))
-        state, used = reduced(state)
-        assert used == second
-        _, used = reduced(state)
-        assert used == third
-
-
-def test_an_update_is_kept_from_whoever_is_known_to_be_past_it():
-    machine = Hop(BOTH_WAYS, Gap(max_ig=2, backup=1, inquire=True, staleness=1), fine=True)
+def test_what_has_come_counts_once():
+    machine = Hop(BOTH_WAYS, Gap(staleness=1), fine=True)
     state = machine.start(0)[0]
-    assert machine.step(0, replace(state, tokens=(4, 3)), SendUpdate())[1] == (Send(2, Update(0)),)
-    assert machine.step(0, replace(state, tokens=(3, 3)), SendUpdate())[1] == (Send(1, Update(0)), Send(2, Update(0)))
+
+    def reduced(state):
+        after, (note,) = machine.step(0, replace(state, stage=REDUCING), Reduce())
+        return machine.step(0, after, Advance())[0], note.what[2]
+
+    for source, step in ((1, 0), (2, 0)):
+        state, _ = machine.step(0, state, Received(source, Update(step)))
+    state, used = reduced(state)
+    assert used == ((1, 0), (2, 0))
+    state, _ = machine.step(0, state, Received(1, Update(1)))
+    state, used = reduced(state)
+    assert used == ((1, 1),)
+    _, used = reduced(state)
+    assert used == ()
 
 
 def test_a_setting_that_does_not_fit_its_graph_is_refused():

@@ -22,7 +22,7 @@ from partreduce.topo.errors import ScheduleError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Late, Lockstep, Neighbor, Round
-from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip
+from partreduce.topo.strategies.gap import Gap, Order, Skip
 from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 from partreduce.topo.timing.cost import round_seconds
 from partreduce.verify.gap_bounds import exact_bounds
@@ -112,11 +112,10 @@ SETTINGS = [
     {"max_ig": 3, "backup": 1},
     {"staleness": 2},
     {"max_ig": 4, "staleness": 2, "backup": 1},
-    {"max_ig": 4, "staleness": 2, "reduce": Reducing.NEWEST},
+    {"max_ig": 4, "staleness": 2},
     {"max_ig": 3, "backup": 1, "skip": Skip(limit=4)},
-    {"max_ig": 5, "staleness": 3, "backup": 1, "skip": Skip(limit=10, trigger=3), "inquire": True},
+    {"max_ig": 5, "staleness": 3, "backup": 1, "skip": Skip(limit=10, trigger=3)},
     {"max_ig": 4, "backup": 1, "skip": Skip(limit=2, behind=4)},
-    {"max_ig": 2, "backup": 1, "inquire": True},
     {"notify_ack": True},
 ]
 

@@ -15,7 +15,7 @@ from partreduce.topo.document.schema import schedule_schema
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import Neighbor, Round
-from partreduce.topo.strategies.gap import Gap, Order, Reducing, Skip, Weights
+from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
 from partreduce.verify import checker
 
 RING = [(i, (i + d) % 4, Fraction(1, 3)) for i in range(4) for d in (1, 3)]
@@ -26,10 +26,10 @@ GAPS = {
     "tokens": (Gap(max_ig=4), {"max_ig": 4}),
     "paper": (Gap(max_ig=4, staleness=5, skip=Skip(limit=10), weights=Weights.ITERATION, order=Order.PARALLEL),
         {"max_ig": 4, "staleness": 5, "skip": {"limit": 10}, "weights": "iteration", "order": "parallel"}),
-    "backups": (Gap(max_ig=1, backup=(1, 0, 2, 0), inquire=True, weights=Weights.UNIFORM),
-        {"max_ig": 1, "backup": [1, 0, 2, 0], "inquire": True, "weights": "uniform"}),
-    "newest": (Gap(max_ig=2, staleness=1, reduce=Reducing.NEWEST, skip=Skip(limit=5, trigger=3)),
-        {"max_ig": 2, "staleness": 1, "reduce": "newest", "skip": {"limit": 5, "trigger": 3}}),
+    "backups": (Gap(max_ig=1, backup=(1, 0, 2, 0), weights=Weights.UNIFORM),
+        {"max_ig": 1, "backup": [1, 0, 2, 0], "weights": "uniform"}),
+    "skips": (Gap(max_ig=2, staleness=1, skip=Skip(limit=5, trigger=3)),
+        {"max_ig": 2, "staleness": 1, "skip": {"limit": 5, "trigger": 3}}),
     "notify-ack": (Gap(notify_ack=True, weights=Weights.UNIFORM), {"notify_ack": True, "weights": "uniform"}),
 }  # fmt: skip
 
@@ -48,8 +48,8 @@ def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
     dumped = dump_schedule(schedule)
     assert dumped["strategy"]["when"] == {"gap": raw}
     assert parse_schedule(json.dumps(dumped).encode()).strategy == schedule.strategy
-    every = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None, "reduce": "received"}
-    spelled = every | {"weights": "graph", "inquire": False, "order": "serial"} | raw
+    every = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None}
+    spelled = every | {"weights": "graph", "order": "serial"} | raw
     if "skip" in raw:
         spelled["skip"] = {"trigger": 2, "behind": 2, **raw["skip"]}
     for written in (raw, spelled):
@@ -83,12 +83,10 @@ REFUSED = [
     ({"skip": {"limit": 2, "behind": 1}, "max_ig": 1, "staleness": 1}, {}, r"when\.gap\.skip\.behind: is 1"),
     ({"skip": {}, "max_ig": 1, "staleness": 1}, {}, "limit"),
     ({"skip": {"limit": 3, "far": 1}, "max_ig": 1, "staleness": 1}, {}, "far"),
-    ({"reduce": "newest"}, {}, r"when\.gap\.reduce: is newest; without staleness"),
-    ({"reduce": "oldest"}, {}, "reduce"),
+    ({"reduce": "newest", "staleness": 1}, {}, "reduce"),  # a setting of earlier versions
     ({"weights": "iteration"}, {}, r"when\.gap\.weights: is iteration; without staleness"),
     ({"weights": "uniform"}, {"edges": RING[:-1]}, r"when\.gap\.weights: is uniform, but edge"),
-    ({"inquire": True, "backup": 1}, {}, "backup|inquire"),
-    ({"inquire": True, "max_ig": 2, "staleness": 1}, {}, r"when\.gap\.inquire: leaves nothing out"),
+    ({"inquire": True, "max_ig": 2, "backup": 1}, {}, "inquire"),  # a setting of earlier versions
     ({"order": "other"}, {}, "order"),
     ({"gaps": 1}, {}, "gaps"),
     ([], {}, r"when\.gap"),

@@ -159,7 +159,7 @@ CODED = {"tables": [{"parameter": "t", "rows": 6, "columns": 2, "codec": "int8"}
 EVEN_ROUNDS = [[(0, 1, weight), (1, 0, weight)] for weight in ("1/2", "1/4")]
 APART, TOGETHER = [([0], [0]), ([1], [1])], [([0, 1], [])]
 ABOUT = ([0], [0]), ([0, 1], []), ([1], [1]), ([0], [1]), ([1], [0])
-TWO, GO_ON = {"quorum": {"quorum": 2}}, {"n": 3, "skip": {"limit": 9}}
+GO_ON = {"n": 3, "skip": {"limit": 9}}
 SKIPS = [
     ([(0, 1), (1, 2), (2, 0), (1, 0)], {"max_ig": 5, "staleness": 1}, [2, 2, 2]),
     ([(0, 1), (1, 2), (2, 0), (1, 0)], {"max_ig": 5, "backup": [1, 0, 0]}, [0, 0, 6]),
@@ -298,9 +298,6 @@ BY_HAND = [
     (document(1, 2, kind="allreduce", when={"pipeline": {"width": 4}}, how={"codec": "bfloat16"}), "sent-bytes",
         sending("1/2", 0, "3/2")),
     (graph(3, [(0, 1, "1/4"), (0, 2, "0"), (1, 2, "1/4")]), "sent-bytes", sending(2, 2)),
-    # quorums of groups
-    (groups(4, [[0, 1, 2]], when={"quorum": {"quorum": 2}}), "deadlock-free", {"needed": [[3, 2]]}),
-    (groups(4, [[0, 1, 2]], when=TWO, prologue=1), "deadlock-free", {"needed": [[3, 2], [4, 2]]}),
     # gaps
     (gap([(0, 1), (1, 0)], n=2), "gap-of-pairs", {"from": 0, "to": 1, "bound": 1}),
     (gap([], n=2), "gap-of-pairs", {"from": 0, "to": 1, "bound": -1}),

@@ -75,8 +75,6 @@ def gap_document(draw):
         "order": lambda: draw.choice(["parallel", "serial"]),
         "notify_ack": lambda: draw.choice([True, False]),
         "weights": lambda: draw.choice(["uniform", "iteration", "graph"]),
-        "reduce": lambda: draw.choice(["received", "newest"]),
-        "inquire": lambda: draw.choice([True, False]),
     }  # fmt: skip
     gap = {name: values[name]() for name in draw.sample(list(values), draw.choice([0, 1, 1, 2, 3]))}
     if draw.random() < 0.5:

@@ -30,11 +30,7 @@ MAJORITY_3, MAJORITY_CALL = "majority, C 1, 3 workers, at once", "majority by ca
 LATEST = "solo, latest, synchronised every 2, 2 workers, at once"
 LATEST_CALL = "solo by call, latest, synchronised every 2, 2 workers"
 QUORUM, WILD = "2 of 3, C 1, at once", "2 of 2, C 1, reordered and doubled"
-PAIR, PAIR_2, PAIR_WILD = "solo, C 1, a pair", "solo, C 2, a pair, at once", "solo, C 1, a pair, reordered and doubled"
-CHAIN, CROSSED = "solo, C 1, a chain of 3, at once", "solo, C 1, crossed pairs, at once"
-GROUP_MAJORITY, GROUP_QUORUM = "majority, C 1, a group of 3, at once", "2 in a group of 3, C 1, at once"
-DELAYED = "2 in a group of 3, C 1, 4 calls"
-NODES, NODES_2 = "solo, C 1, node-then-all, at once", "2, C 2, node-then-all, at once"
+DELAYED = "2 of 3, C 1, 4 calls"
 
 
 BUGS = bug = Bugs(Partial, PartialState)
@@ -51,33 +47,20 @@ def late_for_nothing(_, original, process, state):
     return (called, actions) if state.entered == state.version else (replace(called, arrived=state.arrived), ())
 
 
-def to_the_group_before(machine, original, process, state):
-    started, actions = original(process, state)
-    members = machine.members(process, max(state.entered - 1, 0))
-    return started, tuple(a for a in actions if isinstance(a, Send) and a.to in members)
-
-
 def drawn_by_itself(machine, _, process, state):
-    draws = {"_initiator": lambda self, round_, members, going_on: members[(process + 1) % len(members)]}
+    draws = {"_initiator": lambda self, round_, going_on: (process + 1) % self.num_workers}
     own = {one.name: getattr(machine, one.name) for one in fields(machine) if one.init}
     return type("Partial", (Partial,), draws)(**own)._started(process, state)
 
 
 def as_solo(machine, _, process, state):
     solo = replace(machine.setting, quorum=QuorumStart.SOLO)
-    return Partial(solo, machine.num_workers, group_of=machine.group_of)._started(process, state)
+    return Partial(solo, machine.num_workers)._started(process, state)
 
 
-def resting(machine, original, process, state):
-    if machine.members(process, state.entered) == (process,):
-        state = replace(state, activated=tuple(sorted({*state.activated, state.entered})))
-    return original(process, state)
-
-
-def without_one(machine, _, process, state):
-    members = machine.members(process, state.done)
-    missing = [v for v in members if not state.shares[v] or state.shares[v][0].round != state.done]
-    return len(missing) <= (len(members) > 1)
+def without_one(machine, _, state):
+    missing = [known for known in state.shares if not known or known[0].round != state.done]
+    return len(missing) <= 1
 
 
 def with_nothing_of_it(_, original, process, state):
@@ -86,33 +69,27 @@ def with_nothing_of_it(_, original, process, state):
     return original(process, replace(state, shares=shares))
 
 
-def to_its_group(machine, original, process, state):
-    ended, actions = original(process, state)
-    members = machine.members(process, state.entered)
-    return ended, tuple(a for a in actions if a.to in members)
-
-
 def as_of_done(_, original, process, state):
     ended, actions = original(process, replace(state, arrived=put(state.arrived, process, state.done)))
     return replace(ended, arrived=state.arrived), actions
 
 
 def endlessly(machine, original, process, state):
-    if GOES_ON not in [state.lasts[v] for v in machine.members(process, state.entered)]:
-        state = replace(state, wanted=max(state.wanted, state.entered + 1))
-    return original(process, state)
+    lasts = state.lasts
+    if state.last is not None:
+        state = replace(state, lasts=(max(state.last, state.entered),) * len(lasts))
+    started, actions = original(process, state)
+    return replace(started, lasts=lasts), actions
 
 
 def never_again(machine, original, process, state):
-    members = machine.members(process, state.entered)
-    return original(process, state) if GOES_ON in [state.lasts[v] for v in members] else (state, ())
+    return original(process, state) if state.last is None else (state, ())
 
 
 def noted_only(_, original, process, state, event):
     if not hears(event, Ended):
         return original(process, state, event)
-    last = event.message.round
-    return replace(state, lasts=put(state.lasts, event.source, last), wanted=max(state.wanted, last + 1)), ()
+    return replace(state, lasts=put(state.lasts, event.source, event.message.round)), ()
 
 
 def said_early(machine, original, process, state, event):
@@ -125,41 +102,30 @@ def said_early(machine, original, process, state, event):
 
 # fmt: off
 # What joins a buffer and leaves it.
-bug("_begun", "What was published stays in the buffer when a round begins.", SOLO, PAIR,
+bug("_begun", "What is taken along stays in the buffer when a round begins.", SOLO,
     left=lambda now, was: replace(now, buffer=was.buffer, oldest=was.oldest))
-bug("_called", "What is published while a round runs is not in the next snapshot.", SOLO, PAIR,
+bug("_called", "A gradient that is handed over while a round runs is not in the next one.", SOLO,
     left=lambda now, was: replace(now, buffer=was.buffer, oldest=was.oldest) if was.is_running else now)
-bug("_begun", "A late member brings its shadow of the round before, without what it has published since.", SOLO, PAIR,
+bug("_begun", "A late worker brings nothing of what is in its send buffer, which is emptied.", SOLO,
     seen=lambda s: replace(s, buffer=(), oldest=-1))
 bug("_called", "A gradient replaces what is in the send buffer.", SOLO, seen=lambda s: replace(s, buffer=(), oldest=-1))
 bug("_begun", "A round takes nothing of the send buffer, which waits for ever.", SOLO,
     seen=lambda s: replace(s, buffer=()), left=lambda now, was: replace(now, buffer=was.buffer, oldest=was.oldest))
 # Words that start a round.
-bug("_activated", "Word that a group's round starts starts other groups' rounds before it as well.", CHAIN,
-    seen=lambda s, source, round_: replace(s, activated=tuple(range(s.entered, round_ + 1))))
 bug("step", "Word that the next round starts is lost on a thread that is in a round.", SOLO,
     instead=lambda _, original, p, s, event:
         (s, ()) if hears(event, Activate) and s.is_running else original(p, s, event))
-bug("_activated", "Word of a round that is not the next one is lost.", SOLO, CHAIN,
-    instead=lambda _, original, p, s, source, round_:
-        original(p, s, source, round_) if round_ == s.entered else (s, ()))
-bug("_activated", "An activation starts the next round, whichever it was for.", SOLO,
-    instead=lambda _, original, p, s, source, round_: original(p, s, source, max(round_, s.entered)))
-bug("_started", "Who starts a round keeps it to itself.", MAJORITY, PAIR, told=lambda actions: ())
+bug("step", "Word of a round that is not the next one is lost.", SOLO,
+    instead=lambda _, original, p, s, event:
+        (s, ()) if hears(event, Activate) and event.message.round != s.entered else original(p, s, event))
+bug("step", "An activation starts the next round, whichever it was for.", SOLO,
+    left=lambda now, was, event: replace(now, activated=max(now.activated, was.entered + 1))
+        if hears(event, Activate) else now)
+bug("_started", "Who starts a round keeps it to itself.", MAJORITY, told=lambda actions: ())
 bug("_started", "Word that a round starts goes to one worker only.", MAJORITY_3, told=lambda actions: actions[:1])
-bug("_started", "Word of a start goes to the members of the round before.", CROSSED, instead=to_the_group_before)
-bug("step", "A round that was activated by two workers runs twice.", SOLO,
-    left=lambda now, was, event: replace(now, activated=(was.entered, *now.activated))
-        if hears(event, Activate) and event.message.round < was.entered else now)
-bug("step", "That a later round is needed is not kept by a worker that is in an earlier one.", NODES,
-    left=lambda now, was, event: replace(now, wanted=was.wanted)
-        if hears(event, Activate | Arrived) and event.message.round > was.entered else now)
-bug("_begun", "What is known of the next round is not looked at when the thread gets there.", QUORUM, CHAIN,
-    left=lambda now, was: replace(now, activated=tuple(r for r in was.activated if r > was.entered)),
+bug("_begun", "What is known of the next round is not looked at when the thread gets there.", QUORUM,
+    left=lambda now, was: replace(now, activated=was.activated),
     told=lambda actions: tuple(a for a in actions if not sends(a, Activate)))
-bug("_entered", "Word of a later round is taken to say that all rounds before it have started, whoever is in them.",
-    CHAIN, instead=lambda _, original, p, s, source, round_:
-        replace(s, activated=tuple(sorted({*s.activated, *range(s.entered, round_)}))))
 # Results that wait for a training.
 bug("_taken", "By call the newest result is taken, and those before it later.", MAJORITY_CALL,
     seen=lambda s: replace(s, results=s.results[::-1]))
@@ -167,14 +133,14 @@ bug("_taken", "All results leave the queue, and one of them counts as taken.", S
     left=lambda now, was: replace(now, version=was.version + 1))
 bug("_taken", "A result that is taken stays in the queue.", SOLO,
     left=lambda now, was: replace(now, results=was.results))
-bug("_called", "A worker that has called goes on computing at once.", SOLO, PAIR,
+bug("_called", "A worker that has called goes on computing at once.", SOLO,
     left=lambda now, was: replace(now, stage=COMPUTING))
-bug("_may_begin", "One result more than C may wait.", SOLO_2, PAIR_2, seen=lambda s: replace(s, results=s.results[1:]))
-bug("_may_begin", "A worker whose queue is full joins the next round.", SOLO_2, PAIR_2,
+bug("_may_begin", "One result more than C may wait.", SOLO_2, seen=lambda s: replace(s, results=s.results[1:]))
+bug("_may_begin", "A worker whose queue is full joins the next round.", SOLO_2,
     seen=lambda s: replace(s, results=()))
-bug("_may_begin", "A worker joins no round while any result waits.", SOLO_2, PAIR_2,
+bug("_may_begin", "A worker joins no round while any result waits.", SOLO_2,
     instead=lambda _, original, s: original(s) and not s.results)
-bug("_finished", "Results overwrite one another although each is to be applied: a correction is lost.", SOLO_2, PAIR_2,
+bug("_finished", "Results overwrite one another although each is to be applied: a correction is lost.", SOLO_2,
     left=lambda now, was: replace(now, results=now.results[-1:]))
 bug("_may_take", "A late worker waits for the round that its gradient joins, although results are there.", SOLO,
     instead=lambda _, original, s: original(s) and (s.resting or s.done >= s.arrived[0]))
@@ -183,44 +149,40 @@ bug("_finished", "A newer result is dropped while an older one waits.", LATEST,
 bug("_taken", "By call all results are taken at once, so a late worker calls less often.", MAJORITY_CALL,
     left=lambda now, was: replace(now, results=(), version=was.done))
 # Who counts for a round, and starts it.
-bug("_called", "Progress that missed a round does not count for the open one.", SOLO, PAIR, instead=late_for_nothing)
+bug("_called", "A gradient that missed a round does not count for the open one.", SOLO, instead=late_for_nothing)
 bug("_called", "By call a gradient whose round is over counts for the open one.", SOLO_CALL, instead=alone)
-bug("_is_quorate", "A group starts when one member fewer than the quorum has come.", QUORUM, GROUP_QUORUM,
+bug("_is_quorate", "A round starts when one worker fewer than the quorum has come.", QUORUM,
     instead=lambda m, _, come, counted: come >= max(1, m.setting.needed(counted) - 1))
-bug("_is_quorate", "A group waits for one member more than the quorum.", QUORUM, GROUP_QUORUM,
+bug("_is_quorate", "A round waits for one worker more than the quorum.", QUORUM,
     instead=lambda m, _, come, counted: come >= min(m.setting.needed(counted) + 1, counted))
-bug("_started", "Arrivals of workers outside the group count.", NODES_2,
-    seen=lambda s: replace(s, activated=(*s.activated, s.entered))
-        if s.entered not in s.activated and sum(known > 0 for known in s.arrived) >= 2 else s)
-bug("_is_quorate", "A group that is smaller than the quorum waits for as many all the same.", GROUP_QUORUM,
+bug("_is_quorate", "Where fewer go on than the quorum, a round waits for as many all the same.", QUORUM,
     instead=lambda m, _, come, counted: come >= m.setting.quorum)
 bug("_started",
-    "A member that has come and ended since is not counted, so members differ on whether a quorum is there.",
+    "A worker that has come and ended since is not counted, so workers differ on whether a quorum is there.",
     DELAYED, left=lambda now, was: replace(now, arrived=was.arrived), seen=lambda s: replace(s, arrived=tuple(
         0 if last != GOES_ON else known for known, last in zip(s.arrived, s.lasts, strict=True))))
-bug("_started", "Ended members are asked for like others.", QUORUM, GROUP_QUORUM,
+bug("_started", "Ended workers are asked for like others.", QUORUM,
     seen=lambda s: replace(s, lasts=(GOES_ON,) * len(s.lasts)))
-bug("_initiator", "A member that has ended is drawn, and nobody takes its place.", MAJORITY, GROUP_MAJORITY,
-    instead=lambda _, original, round_, members, going_on: original(round_, members, list(members)))
-bug("_started", "The first to come starts the round, drawn or not.", MAJORITY, GROUP_MAJORITY, instead=as_solo)
+bug("_initiator", "A worker that has ended is drawn, and nobody takes its place.", MAJORITY,
+    instead=lambda m, original, round_, going_on: original(round_, range(m.num_workers)))
+bug("_started", "The first to come starts the round, drawn or not.", MAJORITY, instead=as_solo)
 bug("_started", "Workers draw from seeds of their own, so they differ on who starts a round.", MAJORITY,
     instead=drawn_by_itself)
-bug("_started", "Whoever came for the round before counts for the open one.", QUORUM, GROUP_QUORUM,
+bug("_started", "Whoever came for the round before counts for the open one.", QUORUM,
     seen=lambda s: replace(s, arrived=tuple(known + 1 if known else 0 for known in s.arrived)),
     left=lambda now, was: replace(now, arrived=was.arrived))
 bug("step", "An arrival that was heard of late counts, and one for a later round is forgotten with it.", WILD,
     left=lambda now, was, event: replace(now, arrived=put(now.arrived, event.source, event.message.round + 1))
         if hears(event, Arrived) else now)
-bug("_started", "A worker that rests in a round passes it without a call of its own.", CHAIN, instead=resting)
 # Sums.
-bug("_is_summed", "A sum is over when one member has not entered it.", SOLO, PAIR, instead=without_one)
-bug("_finished", "A sum is over when one member has not entered it.", instead=with_nothing_of_it)
-bug("_shared", "What a member brings to a round that this worker is not in yet is dropped.", PAIR,
+bug("_is_summed", "A sum is over when one worker has not entered it.", SOLO, instead=without_one)
+bug("_finished", "A sum is over when one worker has not entered it.", instead=with_nothing_of_it)
+bug("_shared", "What a worker brings to a round that this worker is not in yet is dropped.", SOLO,
     instead=lambda _, original, s, source, share: s if share.round >= s.entered else original(s, source, share))
 bug("_shared", "What another worker brings to the next round is dropped by a thread that is still in the round before.",
     MAJORITY_3, instead=lambda _, original, s, source, share:
         s if share.round > s.done and s.is_running else original(s, source, share))
-bug("_shared", "What a member brings to a later round is taken for the round that runs.", PAIR,
+bug("_shared", "What a worker brings to a later round is taken for the round that runs.", SOLO,
     instead=lambda _, original, s, source, share:
         original(s, source, replace(share, round=max(s.done, min(share.round, s.entered - 1)))))
 bug("_shared", "A share of the next round replaces that of the round that runs.", MAJORITY_3,
@@ -229,22 +191,20 @@ bug("_shared", "A share of the next round replaces that of the round that runs."
 bug("_finished", "A worker's own gradients are not in the sum that it takes.", SOLO,
     instead=lambda _, original, p, s: original(
         p, replace(s, shares=put(s.shares, p, tuple(replace(share, gradients=()) for share in s.shares[p])))))
-bug("_shared", "A share that comes twice is kept for the next round.", WILD, PAIR_WILD,
+bug("_shared", "A share that comes twice is kept for the next round.", WILD,
     instead=lambda _, original, s, source, share: original(s, source, replace(share, round=share.round + 1)
         if share.round < s.done or share in s.shares[source] else share))
 # Ends.
-bug("_ended", "A worker that ends tells nobody.", SOLO, PAIR, told=lambda actions: ())
-bug("_ended", "A worker that ends tells the members of its open round only.", CHAIN, instead=to_its_group)
-bug("_ended", "A worker that ends needs the rounds that are done, not the one that its last progress waits for.", CHAIN,
+bug("_ended", "A worker that ends tells nobody.", SOLO, told=lambda actions: ())
+bug("_ended", "A worker that ends needs the rounds that are done, not the one that its last gradient waits for.", SOLO,
     instead=as_of_done)
-bug("step", "The last round is the one that was heard of last, not the largest.", CHAIN,
+bug("step", "The last round is the one that was heard of last, not the largest.", SOLO,
     left=lambda now, was, event: replace(now, lasts=tuple(
         known if known == GOES_ON else event.message.round for known in now.lasts)) if hears(event, Ended) else now)
-bug("_started", "A group whose members have all ended starts one round after another, needed or not.", NODES,
-    instead=endlessly)
-bug("_started", "A group whose members have all ended starts nothing more.", NODES, instead=never_again)
-bug("step", "That a member has ended does not start a round that waited for it.", GROUP_MAJORITY, instead=noted_only)
-bug("step", "A worker says with its last call that it has ended, before it comes.", SOLO, PAIR, instead=said_early)
+bug("_started", "Where all have ended one round starts after another, needed or not.", SOLO, instead=endlessly)
+bug("_started", "Where all have ended nothing starts any more.", MAJORITY, instead=never_again)
+bug("step", "That a worker has ended does not start a round that waited for it.", MAJORITY, instead=noted_only)
+bug("step", "A worker says with its last call that it has ended, before it comes.", SOLO, instead=said_early)
 bug("_may_begin", "A worker's thread enters no more rounds once it has said that its worker has ended.", SOLO,
     instead=lambda _, original, s: original(s) and not (s.resting and not s.buffer))
 bug("_may_begin", "A thread enters one more round after the last one.", SOLO,
@@ -289,4 +249,4 @@ def test_seeded_bug_is_killed(says):
         enough = 60_000 if name is DELAYED else 6_000
         found = replace(configuration, max_states=enough).run(configuration.of(kind))
         assert "fails" in [finding.verdict for finding in found.findings], f"unnoticed in {name}"
-    assert len(BUGS) == 63
+    assert len(BUGS) == 55

@@ -92,7 +92,6 @@ class GapDriver(GenerationDriver[HopState]):
         machine: the protocol, fine.
         rank: this worker.
         rings: where the arrays of updates lie, in places of the proved capacity.
-        keeps: whether an array may be averaged again in a later step.
         log: what happens here.
         send: sends an update that was offered, where the mailbox's thread is the one who may let it leave.
     """
@@ -105,14 +104,13 @@ class GapDriver(GenerationDriver[HopState]):
         rank: int,
         rings: PayloadRings,
         *,
-        keeps: bool,
         log: GapLog,
         send: Callable[[Recipients], None],
     ) -> None:
         super().__init__(machine, rank)
         self.rank, self.rings, self.log = rank, rings, log
         self.sources, self.targets = machine.graph.sources[rank], machine.graph.targets[rank]
-        self._keeps, self._send = keeps, send
+        self._send = send
         self._part = _Part(0)
         self._marks: dict[int, int] = {}
         self._paused = 0
@@ -291,6 +289,5 @@ class GapDriver(GenerationDriver[HopState]):
 
     def _fetch(self, step: int, used: Sequence[tuple[int, int]]) -> Averaged:
         """The arrays of the updates that a step uses; the rings compare the steps."""
-        get = self.rings.look if self._keeps else self.rings.take
-        arrays = tuple(get(source, of) for source, of in used)
+        arrays = tuple(self.rings.take(source, of) for source, of in used)
         return Averaged(step, tuple((source, of) for source, of in used), arrays)

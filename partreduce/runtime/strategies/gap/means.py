@@ -8,7 +8,7 @@ import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, Further, Run
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.gap.deadline import wait_in_step
 from partreduce.runtime.strategies.gap.driver import Averaged, GapDriver, Letter, Outcome, Recipients
@@ -21,7 +21,7 @@ from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updat
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
-from partreduce.topo.strategies.gap import Gap, Order, Reducing
+from partreduce.topo.strategies.gap import Gap, Order
 from partreduce.topo.strategies.neighbor import Neighbor
 
 
@@ -53,14 +53,7 @@ class GapMeans(OneSided):
         capacities = capacities_of(machine.graph, self.gap, run.rank)
         self.log.capacities = capacities.updates
         self.rings = PayloadRings(run.rank, capacities.slots, self.layout, newest_only=self.gap.staleness > 0)
-        self.driver = GapDriver(
-            machine,
-            run.rank,
-            self.rings,
-            keeps=self.gap.reduce is Reducing.NEWEST,
-            log=self.log,
-            send=self._send_from_side,
-        )
+        self.driver = GapDriver(machine, run.rank, self.rings, log=self.log, send=self._send_from_side)
         super().__init__(
             strategy,
             run,
@@ -91,7 +84,7 @@ class GapMeans(OneSided):
         if first:
             self._open(step, round_)
 
-    def end_round(self, step: int, round_: int) -> Further:
+    def end_round(self, step: int, round_: int) -> int:
         """Send, reduce and enter the next round, or a later one, waiting where the protocol says so."""
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
@@ -111,7 +104,7 @@ class GapMeans(OneSided):
             self._depart(operation, outcome.letters)
         self.run.reducer.recorder.end(operation)
         self.run.reducer.heartbeat.doing(f"computes step {self._round}")
-        return Further(skipped, skipped)
+        return skipped
 
     def settle(self) -> None:
         """Wait until everything has come that neighbours sent up to now, so that the queues are complete."""

@@ -11,18 +11,15 @@ data does, all take the results up to the same last round, and nothing is on its
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
-import torch
-
-from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.missing import Missing
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.strategies.quorum.spread import Spread
+from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.partial import Partial
@@ -47,85 +44,22 @@ WORDS: dict[str, type[AWord]] = {"activate": Activate, "arrived": Arrived, "here
 """The messages that travel by mailbox; shares travel in the sums."""
 KINDS = {word: kind for kind, word in WORDS.items()}
 
-Sum = TypeVar("Sum", bound="Summed")
-
-
-class Summed(Protocol):
-    """What a worker brings to a round, and later the sum of that round."""
-
-    arrays: list[torch.Tensor]
-    """Of each bucket, in host memory; the first that carries exact numbers has room behind, or one more array."""
-
-
-class Payload(ABC, Generic[Sum]):
-    """What is summed.
-
-    Args:
-        buckets: of the model.
-        room: numbers that a round's workers tell one another besides.
-    """
-
-    def __init__(self, buckets: Sequence[Bucket], room: int) -> None:
-        self.buckets, self._room = tuple(buckets), room
-        self.carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
-        """The array at whose end the room is."""
-
-    # What the driver asks for, under its lock.
-
-    @abstractmethod
-    def depart(self) -> Sum:
-        """Take what is in the send buffer along, and leave that empty."""
-
-    @abstractmethod
-    def keep(self, round_: int, arrived: Sum) -> None:
-        """The sum of a round is there."""
-
-    @abstractmethod
-    def take(self, rounds: Sequence[int]) -> list[Sum]:
-        """The sums of these rounds, for the training to apply."""
-
-    def retain(self, rounds: Sequence[int]) -> None:
-        """Of the sums that are kept, only those of these rounds are still needed."""
-
-    def release(self, sums: Sequence[Sum]) -> None:
-        """These have been applied."""
-
-    @abstractmethod
-    def clear(self) -> None:
-        """All begins afresh."""
-
-    # What the collective thread asks for, without the lock.
-
-    def arrays(self, payload: Sum) -> list[torch.Tensor]:
-        return payload.arrays
-
-    def room(self, payload: Sum) -> torch.Tensor:
-        """Where a round's workers tell one another what they must."""
-        return payload.arrays[self.carrier][-self._room :]
-
-    def is_special(self, payload: Sum) -> bool:  # noqa: ARG002 - where there is such a thing
-        """One more thing that all must know if it holds for anybody."""
-        return False
-
-    def arrived(self, payload: Sum, *, special: bool) -> None:
-        """The sum is there."""
-
 
 @dataclass(frozen=True, slots=True)
-class Begun(Generic[Sum]):
+class Begun:
     """A round that the collective thread is in, with what this worker brings."""
 
     segment: int
     round: int
     share: Share
-    payload: Sum
+    payload: GradientSum
 
 
 @dataclass(frozen=True, slots=True)
-class Taken(Generic[Sum]):
+class Taken:
     """Results that the training is to apply, by round ascending."""
 
-    sums: tuple[Sum, ...]
+    sums: tuple[GradientSum, ...]
     by: int
     """Rounds by which the worker is further."""
 
@@ -140,20 +74,20 @@ class Word:
     to: tuple[int, ...]
 
 
-class QuorumDriver(GenerationDriver[PartialState], Generic[Sum]):
-    """The protocol object, its state and the payload of one worker; a segment is a generation.
+class QuorumDriver(GenerationDriver[PartialState]):
+    """The protocol object, its state and the gradients of one worker; a segment is a generation.
 
     Args:
         machine: the protocol, with shares that meet in collectives.
         rank: this worker.
-        payload: what is summed.
+        payload: the send buffer, and the sums that wait.
         log: what happens here.
         grace: seconds that a round which may begin waits for this worker's own gradient.
     """
 
     machine: Partial
 
-    def __init__(self, machine: Partial, rank: int, payload: Payload[Sum], *, log: QuorumLog, grace: float) -> None:
+    def __init__(self, machine: Partial, rank: int, payload: GradientSums, *, log: QuorumLog, grace: float) -> None:
         super().__init__(machine, rank, generation=-1)
         self.rank, self.payload, self.log = rank, payload, log
         self.error: BaseException | None = None
@@ -194,7 +128,7 @@ class QuorumDriver(GenerationDriver[PartialState], Generic[Sum]):
     def may_take(self) -> bool:
         return self.offers(Take)
 
-    def take(self) -> Taken[Sum]:
+    def take(self) -> Taken:
         """The results that are there; `may_take` was true before."""
         with self.condition:
             before = self.open_state
@@ -207,7 +141,7 @@ class QuorumDriver(GenerationDriver[PartialState], Generic[Sum]):
         self._post(words)
         return taken
 
-    def release(self, sums: Sequence[Sum]) -> None:
+    def release(self, sums: Sequence[GradientSum]) -> None:
         """The training has applied these."""
         with self.condition:
             self.payload.release(sums)
@@ -251,7 +185,7 @@ class QuorumDriver(GenerationDriver[PartialState], Generic[Sum]):
 
     # The collective thread.
 
-    def begin(self) -> Begun[Sum] | None:
+    def begin(self) -> Begun | None:
         """Enter the next round as soon as the protocol lets it; None once the driver is closed."""
         with self.condition:
             self.condition.wait_for(lambda: self._closing or self.offers(Begin))
@@ -270,19 +204,17 @@ class QuorumDriver(GenerationDriver[PartialState], Generic[Sum]):
         state = self.open_state
         return not state.buffer and not state.resting
 
-    def finish(self, begun: Begun[Sum], shares: Mapping[int, Share]) -> None:
-        """The sum of a round is there, and with it what each member has brought."""
+    def finish(self, begun: Begun, shares: Sequence[Share]) -> None:
+        """The sum of a round is there, and with it what each worker has brought."""
         words: list[Word] = []
         with self.condition:
-            for source, share in shares.items():
+            for source, share in enumerate(shares):
                 if source != self.rank:
                     words += self._step(Received(source, share))
             words += self._step(Finish())
             self.payload.keep(begun.round, begun.payload)
             self.payload.retain([result.round for result in self.open_state.results])
-            self.log.add(
-                "finished", self._generation, begun.round, tuple(len(share.gradients) for share in shares.values())
-            )
+            self.log.add("finished", self._generation, begun.round, tuple(len(share.gradients) for share in shares))
         self._post(words)
 
     def fail(self, error: BaseException) -> None:

@@ -7,23 +7,34 @@ call, such as a learning rate, differs then between two workers that apply the s
 from __future__ import annotations
 
 import zlib
+from collections.abc import Callable
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 
 from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
+from partreduce.runtime.strategies.event_log import QuorumLog
 from partreduce.runtime.strategies.gradient_means import TAKEN_ELSEWHERE
-from partreduce.runtime.strategies.quorum.driver import Taken
-from partreduce.runtime.strategies.quorum.rounds import room_for
-from partreduce.runtime.strategies.quorum.runner import QuorumRunner
+from partreduce.runtime.strategies.missing import wait_for_missing
+from partreduce.runtime.strategies.quorum.driver import QuorumDriver, Taken
+from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
+from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
+from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.schedulers.protocols.partial import Partial
-from partreduce.topo.errors import InputError, UnavailableError
+from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 from partreduce.topo.strategies.quorum import Quorum
+
+CLOSE_SECONDS = 1.0
+_lines_in_use: WeakKeyDictionary[World, set[str]] = WeakKeyDictionary()
 
 PARTED = (
     "partreduce: workers have applied the same sums with different settings of the optimizer (say a learning rate), so "
@@ -44,7 +55,7 @@ class Settings:
         self.number = zlib.crc32(repr(settings_of(self._optimizer)).encode(), self.number)
 
 
-class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
+class QuorumGradients(GradientRunner):
     """A call adds a gradient to the send buffer and takes the results that are there, waiting for at least one.
 
     A round is a step of the optimizer, and a call may take several: `each` applies them one after the other, so that
@@ -57,15 +68,46 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
     was at work on any gradient in it. Gradients are summed in host memory, wherever the model lies.
     """
 
+    agrees_on_end = True
+
     def __init__(self, when: Quorum, run: Run) -> None:
-        everyone = run.everyone
+        super().__init__(run)
+        self.when = when
+        everyone, reducer = run.everyone, run.reducer
         self.sums = GradientSums(run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone))
-        super().__init__(when, run, Partial(when, len(everyone)), self.sums, {everyone})
+        reducer.heartbeat.unequal = MET
+        self.log = QuorumLog(is_on=reducer.recorder.directory is not None)
+        machine = Partial(when, len(everyone))
+        self.driver = QuorumDriver(machine, run.rank, self.sums, log=self.log, grace=when.grace * 1e-6)
+        self._line, self._is_concluded = _free_line(reducer.world), False
+        world = reducer.world.on_host()
+        if not world.has(everyone, name=self._line):
+            world.create(everyone, name=self._line)
+        self.communicator = world.communicator(everyone, name=self._line)
+        mailbox = Mailbox(  # last, as it would have to be closed where what follows fails
+            reducer.world.store,
+            run.rank,
+            f"{reducer.key} quorum",
+            self.driver.deliver,
+            max_bytes=0,
+            timeout=reducer.timeout,
+            heartbeat=reducer.heartbeat,
+        )
+        self.mailboxes.append(mailbox)
+        self.driver.spread = Spread(mailbox, len(everyone))
+        self.on_host = Reducer(
+            world, (), reducer.recorder, reducer.heartbeat, key=f"{reducer.key} quorum", timeout=reducer.timeout
+        )
+        self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
+        self._base: int | None = None
         self._settings, self._has_warned = Settings(run.applier.optimizer), False
         self.keeps_equal = when.keeps_equal
         self._met = 0
         """The round of this segment in which models were averaged last."""
-        self.start()
+        reducer.recorder.attach("quorum", self.log.facts)
+        reducer.recorder.attach("mailbox", mailbox.traffic_facts)
+        mailbox.start()
+        self._thread.start()
         self._open()
 
     def average(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
@@ -91,7 +133,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         self.refuse_failure()
         self.count_from_here()
 
-        def applied(taken: Taken[GradientSum]) -> None:
+        def applied(taken: Taken) -> None:
             if apply:
                 self._applied(taken, but_last=False)
             else:
@@ -128,10 +170,10 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
 
     def _open(self) -> None:
         """Begin a segment: from now on the others' rounds run, whether this worker has called or not."""
-        self._met = 0
-        self.open()
+        self._met, self._base = 0, None
+        self.driver.open()
 
-    def _applied(self, taken: Taken[GradientSum], *, but_last: bool) -> GradientSum | None:
+    def _applied(self, taken: Taken, *, but_last: bool) -> GradientSum | None:
         """Apply results one after the other; with `but_last` the last is left to the caller."""
         sums = list(taken.sums)
         last = sums.pop() if but_last else None
@@ -155,7 +197,7 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         # It ends the last round: who has finished after as many, or waits for all elsewhere, has been in it.
         operation = self.on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8, lag=1)
         try:
-            self.on_host.wait_for(self.communicators[self.run.everyone].all_reduce(numbers), operation)
+            self.on_host.wait_for(self.communicator.all_reduce(numbers), operation)
         except (RuntimeError, GoneError, UnavailableError) as error:
             raise self.on_host.failure(operation, error) from None
         self.on_host.recorder.end(operation)
@@ -174,3 +216,104 @@ class QuorumGradients(QuorumRunner[GradientSum], GradientRunner):
         round_ = self.base + state.version
         # It counts to the round that it ends, as in `Ending.finish`.
         average_everywhere(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
+
+    def count_from_here(self) -> None:
+        """Called by the training before it calls, ends or takes in a segment: its steps so far are those before it.
+
+        Not where the segment begins, nor by the thread that sums: a state may be loaded after that, and the others'
+        rounds may run while it is.
+        """
+        if self._base is None:
+            self._base = self.run.progress.step
+
+    @property
+    def base(self) -> int:
+        """For reports: the steps before this segment; equal on all workers once they count."""
+        return self.run.progress.step if (base := self._base) is None else base
+
+    def conclude(self) -> None:
+        """All have come to the end: no sum is under way on this runner's communicators any more."""
+        self._is_concluded = True
+
+    def close(self) -> None:
+        self.driver.close()
+        super().close()
+        self._thread.join(CLOSE_SECONDS)
+        if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
+            _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
+
+    def call(self, load: Callable[[], None]) -> Taken:
+        """Hand over what `load` adds to the send buffer, and take the results that are there, at least one."""
+        self.driver.call(load)
+        self.wait(self.driver.may_take)
+        return self.driver.take()
+
+    def end_segment(self, apply: Callable[[Taken], None]) -> int:
+        """Take part in the others' rounds until all have come here; the rounds by which that went further."""
+        driver, further = self.driver, 0
+        driver.end()
+        while not driver.has_ended():
+            self.wait(lambda: driver.may_take() or driver.has_ended())
+            if driver.may_take():
+                taken = driver.take()
+                further += taken.by
+                apply(taken)
+        driver.close_segment()
+        return further
+
+    def refuse_failure(self) -> None:
+        """Raise what ended the collective thread.
+
+        Raises:
+            PeerLostError: a worker is gone or too late.
+        """
+        error = self.driver.error
+        if isinstance(error, PartreduceError):
+            raise error
+        if error is not None:
+            raise UnavailableError(f"a partial sum failed ({type(error).__name__}: {error})") from error
+
+    def _look(self) -> None:
+        """The same, and what ended the mailbox's thread."""
+        self.refuse_failure()
+        for mailbox in self.mailboxes:
+            mailbox.refuse_failure()
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Wait for what another thread brings about.
+
+        A sum needs every worker's process, so the end of any of them is everybody's; how slow one may be is another
+        matter. A round that runs has a limit of its own, which the collective thread keeps.
+
+        Raises:
+            PeerLostError: it cannot come.
+        """
+        reducer, everyone = self.run.reducer, self.run.everyone
+        try:
+            wait_for_missing(
+                done,
+                self.driver.missing,
+                self.driver.condition,
+                reducer.heartbeat,
+                reducer.timeout,
+                why=lambda _: reducer.heartbeat.gone(everyone),
+                refuse_failure=self._look,
+                told=lambda lack: f"this worker waited for {lack.what}",
+            )
+        except GoneError as error:
+            round_ = self.run.progress.step
+            operation = reducer.recorder.begin("wait for a partial sum", round_, round_, self.run.everyone, 0)
+            raise reducer.failure(operation, error) from None
+
+
+def _free_line(world: World) -> str:
+    """The name of communicators that no other optimizer of this process uses; the same on all workers.
+
+    Each looks at its own process only, and all see the same: lines are taken where optimizers are made and given back
+    in `finish()`, behind the place to which all have come, so in the order of the script; and whoever fails in either
+    place leaves this world (`Ending.guarded`, and `DistributedOptimizer` while it connects).
+    """
+    in_use = _lines_in_use.setdefault(world, set())
+    name = next(name for number in range(len(in_use) + 1) if (name := f"quorum {number}") not in in_use)
+    in_use.add(name)
+    return name

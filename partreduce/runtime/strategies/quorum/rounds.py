@@ -1,19 +1,19 @@
 """Rounds: the thread that takes part in the sums of partial collectives, strictly 0, 1, 2, …, for one worker.
 
-What is summed is not its concern (see `Payload`): it enters a round when the driver lets it, with what the send
-buffer holds, sums that over the members together with what the workers must tell one another, and hands both over.
+It enters a round when the driver lets it, with what the send buffer holds, sums that over all workers together with
+what they must tell one another, and hands both over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.quorum.driver import Begun, Payload, QuorumDriver, Summed
+from partreduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
+from partreduce.runtime.strategies.quorum.sums import GradientSums
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
@@ -22,7 +22,6 @@ from partreduce.schedulers.protocols.partial_state import Share
 from partreduce.topo.errors import PartreduceError, UnavailableError
 
 KIND = "partial sum"
-Sum = TypeVar("Sum", bound=Summed)
 
 
 def room_for(num_workers: int) -> int:
@@ -30,26 +29,24 @@ def room_for(num_workers: int) -> int:
     return num_workers + 1 + TAG_LENGTH
 
 
-class RoundsThread(Generic[Sum]):
+class RoundsThread:
     """The collective thread of one worker.
 
     Args:
-        driver: says when a round is entered, and learns what came of it.
-        bringing: knows the arrays.
-        line: the communicator of a round, for this thread alone; None where this worker rests in it.
+        driver: says when a round is entered, and learns what came of it; its payload knows the arrays.
+        line: the communicator of all workers, for this thread alone.
         reducer: waits with a limit, and says whom for; its buckets lie in host memory.
         clock: rounds before the present segment, alike on all workers.
     """
 
     def __init__(
         self,
-        driver: QuorumDriver[Sum],
-        bringing: Payload[Sum],
-        line: Callable[[int], Communicator | None],
+        driver: QuorumDriver,
+        line: Communicator,
         reducer: Reducer,
         clock: Callable[[], int],
     ) -> None:
-        self._driver, self._bringing, self._line = driver, bringing, line
+        self._driver, self._line = driver, line
         self._reducer, self._clock = reducer, clock
         self._thread = Background(self._run, name="partreduce-rounds", stop=driver.close)
 
@@ -68,28 +65,28 @@ class RoundsThread(Generic[Sum]):
         except BaseException as error:  # noqa: BLE001 - the training raises it
             self._driver.fail(error)
 
-    def _execute(self, begun: Begun[Sum]) -> None:
-        reducer, line = self._reducer, self._line(begun.round)
-        if line is None:
-            self._driver.finish(begun, {self._driver.rank: begun.share})
-            return
-        members = line.members
+    @property
+    def _sums(self) -> GradientSums:
+        return self._driver.payload
+
+    def _execute(self, begun: Begun) -> None:
+        reducer, line = self._reducer, self._line
         round_ = self._clock() + begun.round
-        arrays = self._bringing.arrays(begun.payload)
+        arrays = self._sums.arrays(begun.payload)
         tag = tag_of(reducer.key, KIND, begun.segment, begun.round)
-        self._write(begun, tag, line)
+        self._write(begun, tag)
         num_bytes = sum(array.nbytes for array in arrays)
-        operation = reducer.recorder.begin(KIND, round_, round_, members, num_bytes)
+        operation = reducer.recorder.begin(KIND, round_, round_, line.members, num_bytes)
         try:
             works = [line.all_reduce(array) for array in arrays]
             for work in works:
                 reducer.wait_for(work, operation)
-            shares, special = self._read(begun, tag, line.size)
+            shares, scaled = self._read(begun, tag)
         except (RuntimeError, GoneError, PartreduceError) as error:
             raise self._failed(operation, error) from None
         reducer.recorder.end(operation)
-        self._bringing.arrived(begun.payload, special=special)
-        self._driver.finish(begun, dict(zip(members, shares, strict=True)))
+        self._sums.arrived(begun.payload, scaled=scaled)
+        self._driver.finish(begun, shares)
         self._driver.say(reducer.heartbeat.doing)
 
     def _failed(self, operation: Operation, error: Exception) -> BaseException:
@@ -98,17 +95,16 @@ class RoundsThread(Generic[Sum]):
             return UnavailableError(f"the run ended during {operation}")
         return self._reducer.failure(operation, error)
 
-    def _write(self, begun: Begun[Sum], tag: tuple[int, ...], line: Communicator) -> None:
-        """What this worker tells, in its own place; all others are zero. (members + 1 + spare + tag,)."""
-        room, numbers = self._bringing.room(begun.payload), [0] * line.size
-        numbers[line.place] = len(begun.share.gradients)
-        special = int(self._bringing.is_special(begun.payload))
-        spare = [0] * (len(room) - len(numbers) - 1 - len(tag))
-        room.copy_(torch.tensor([*numbers, special, *spare, *tag], dtype=room.dtype))
+    def _write(self, begun: Begun, tag: tuple[int, ...]) -> None:
+        """What this worker tells, in its own place; all others are zero. (workers + 1 + tag,)."""
+        room, numbers = self._sums.room(begun.payload), [0] * self._line.size
+        numbers[self._line.place] = len(begun.share.gradients)
+        room.copy_(torch.tensor([*numbers, int(begun.payload.scaled), *tag], dtype=room.dtype))
 
-    def _read(self, begun: Begun[Sum], tag: tuple[int, ...], size: int) -> tuple[list[Share], bool]:
-        room = self._bringing.room(begun.payload)
+    def _read(self, begun: Begun, tag: tuple[int, ...]) -> tuple[list[Share], bool]:
+        """What each worker has brought, and whether a GradScaler was at work on any of it."""
+        room, size = self._sums.room(begun.payload), self._line.size
         if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
             raise GoneError("its members ran different rounds at the same time (their tags differ)")
-        *counts, special = map(int, room[: size + 1].tolist())
-        return [Share(begun.round, tuple(range(count))) for count in counts], bool(special)
+        *counts, scaled = map(int, room[: size + 1].tolist())
+        return [Share(begun.round, tuple(range(count))) for count in counts], bool(scaled)

@@ -1,8 +1,8 @@
 """Sums: a worker's send buffer, the gradients in it, and the sums of rounds that wait to be applied; in host memory.
 
 An array of one bucket holds its gradients as the bucket lays them out, then one number for each parameter, which says
-whether anybody had a gradient for it. The first array that can (see `Payload`) also has room for what a round's workers
-must tell one another.
+whether anybody had a gradient for it. The first array that carries exact numbers also has room for what a round's
+workers must tell one another.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import sparse_gradient
-from partreduce.runtime.strategies.quorum.driver import Payload
 
 
 @dataclass(slots=True, eq=False)
@@ -29,7 +28,7 @@ class GradientSum:
     """Whether a GradScaler was at work on a gradient in it, so that what is not finite must be looked for."""
 
 
-class GradientSums(Payload[GradientSum]):
+class GradientSums:
     """The send buffer of one worker and the sums that wait.
 
     Costs an array of model size for the send buffer, for the round that runs, and for each result that waits or was
@@ -37,13 +36,14 @@ class GradientSums(Payload[GradientSum]):
 
     Args:
         buckets: of the model.
-        room: numbers that a round needs besides.
+        room: numbers that a round's workers tell one another besides.
         num_workers: whose gradients are summed.
     """
 
     def __init__(self, buckets: Sequence[Bucket], room: int, *, num_workers: int) -> None:
-        super().__init__(buckets, room)
-        self._num_workers = num_workers
+        self.buckets, self._room, self._num_workers = tuple(buckets), room, num_workers
+        self._carrier = next((index for index, bucket in enumerate(buckets) if bucket.exact), len(buckets))
+        """The array at whose end the room is."""
         self.made = 0
         """Sums that were allocated so far; they are used again."""
         self._spare: list[GradientSum] = []
@@ -62,9 +62,9 @@ class GradientSums(Payload[GradientSum]):
             return lent
         arrays = []
         for index, bucket in enumerate(self.buckets):
-            length = bucket.size + len(bucket.slots) + (self._room if index == self.carrier else 0)
+            length = bucket.size + len(bucket.slots) + (self._room if index == self._carrier else 0)
             arrays.append(torch.zeros(length, dtype=bucket.dtype, pin_memory=bucket.device.type == "cuda"))
-        if self.carrier == len(self.buckets):
+        if self._carrier == len(self.buckets):
             arrays.append(torch.zeros(self._room))
         self.made += 1
         return GradientSum(arrays)
@@ -117,6 +117,7 @@ class GradientSums(Payload[GradientSum]):
     # What the driver asks for, under its lock.
 
     def depart(self) -> GradientSum:
+        """Take what is in the send buffer along, and leave that empty."""
         departed, self._buffer = self._buffer, self._lent()
         return departed
 
@@ -136,6 +137,7 @@ class GradientSums(Payload[GradientSum]):
             self._give_back(self._kept.pop(round_))
 
     def release(self, sums: Sequence[GradientSum]) -> None:
+        """These have been applied."""
         for one in sums:
             self._in_use = [other for other in self._in_use if other is not one]
             self._give_back(one)
@@ -158,13 +160,18 @@ class GradientSums(Payload[GradientSum]):
                 array.zero_()
         return payload.arrays
 
-    def is_special(self, payload: GradientSum) -> bool:
-        """Whether a GradScaler was at work here."""
-        return payload.scaled
+    def room(self, payload: GradientSum) -> torch.Tensor:
+        """Where a round's workers tell one another what they must."""
+        return payload.arrays[self._carrier][-self._room :]
 
-    def arrived(self, payload: GradientSum, *, special: bool) -> None:
-        """Divide the sum here, so that it costs the training nothing."""
-        payload.scaled = special
+    def arrived(self, payload: GradientSum, *, scaled: bool) -> None:
+        """The sum is there: divide it here, so that it costs the training nothing.
+
+        Args:
+            payload: the sum.
+            scaled: whether a GradScaler was at work on any worker's gradient in it.
+        """
+        payload.scaled = scaled
         with torch.no_grad():
             for index, (bucket, array) in enumerate(zip(self.buckets, payload.arrays, strict=False)):
                 if self._num_workers != (already := self.divisor(index)):

@@ -57,12 +57,6 @@ GAP: dict[str, Stated] = {
     "gap-of-pairs": kept_gap.gap_of_pairs,
     "memory": kept_gap.memory,
 }
-QUORUM: dict[str, Stated] = {
-    "rounds-in-order": quorum.nothing_besides,
-    "quorum": quorum.contributors,
-    "conservation": quorum.nothing_besides,
-    "staleness": quorum.staleness,
-}
 FACTS: dict[Mode, dict[str, Stated]] = {
     "rounds": {
         **SUMS,
@@ -98,15 +92,12 @@ FACTS: dict[Mode, dict[str, Stated]] = {
         "staleness": kept_gap.staleness,
     },
     "rounds by quorum": {
-        **QUORUM,
+        "rounds-in-order": quorum.nothing_besides,
+        "quorum": quorum.contributors,
+        "conservation": quorum.nothing_besides,
+        "staleness": quorum.staleness,
         "deadlock-free": quorum.live,
         "equal-replicas": quorum.equal_replicas,
-    },
-    "groups by quorum": {
-        **SUMS,
-        **QUORUM,
-        "deadlock-free": quorum.live_in_groups,
-        "mean-preserved": quorum.nothing_besides,
     },
 }
 """What is stated of a schedule, by how its workers wait for one another."""
@@ -123,7 +114,7 @@ OF_THE_FILE = {
     "row-error",
     "mean-moved",
 }
-"""Facts. All others follow from the rules of a protocol, and so does all that is said of a gap or a quorum but sums."""
+"""Facts. All others follow from the rules of a protocol, and so does all that is said of a gap but sums."""
 
 
 def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None:
