@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partreduce.schedulers import registry
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.schedule import Schedule
@@ -13,6 +14,7 @@ def catalogue() -> list[str]:
     return registry.names()
 
 
+@check_arguments
 def design(cluster: Cluster | str, *, using: str, **parameters: object) -> Schedule:
     """Build a schedule from the catalogue for a cluster.
 

@@ -10,6 +10,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from partreduce.runtime.arguments import checked_number
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError, of_type
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def remember(optimizer: DistributedOptimizer, parameters: Iterable[torch.Tensor]
         _optimizers[parameter] = ref(optimizer)
 
 
+@check_arguments
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,

@@ -12,6 +12,7 @@ from partreduce.runtime.virtual_time.quorum import run_quorum
 from partreduce.runtime.virtual_time.rounds import run_rounds
 from partreduce.runtime.virtual_time.servers import run_servers
 from partreduce.runtime.virtual_time.timeline import Timeline
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError, MissingFeatureError, of_type
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
@@ -34,6 +35,7 @@ PROTOCOLS = {
 """What runs each `Strategy.protocol`, by which workers write to each other as it comes; others have fixed phases."""
 
 
+@check_arguments
 def simulate(
     schedule: Schedule,
     hardware: Hardware | None = None,

@@ -8,6 +8,7 @@ from enum import StrEnum
 from fractions import Fraction
 
 from partreduce.schedulers.synthesis.age_bound import DualBound
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
@@ -84,6 +85,7 @@ class Limits:
         Raises:
             InputError: a limit outside its range; the message names it as the command line does.
         """
+        check_fields(self)
         for name in ("max_communication", "max_consensus_distance"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):

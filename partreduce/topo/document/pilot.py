@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.model import dumped, read_value
 from partreduce.topo.document.place import child, shown, shown_path
 from partreduce.topo.document.reader import read_json
@@ -19,6 +20,7 @@ FORMAT = "partreduce.pilot"
 VERSION = 1
 
 
+@check_arguments
 def load_pilot(path: str | os.PathLike[str]) -> Pilot:
     """Read a pilot file strictly.
 

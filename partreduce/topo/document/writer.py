@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write, write_descriptor
 from partreduce.topo.document.groups import phase_text
 from partreduce.topo.document.place import shown_path
@@ -24,6 +25,7 @@ _OPEN_KEYS = ("strategy", "hardware", "prices")
 _LINE_KEYS = ("phases", "rounds", "nodes", "contingencies", "probes")
 
 
+@check_arguments
 def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
     """Write a schedule file, atomically: readers see the old file or the new one, never a part.
 
