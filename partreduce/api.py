@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from partreduce.schedulers import registry
-from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.schedule import Schedule
@@ -14,7 +13,6 @@ def catalogue() -> list[str]:
     return registry.names()
 
 
-@check_arguments
 def design(cluster: Cluster | str, *, using: str, **parameters: object) -> Schedule:
     """Build a schedule from the catalogue for a cluster.
 

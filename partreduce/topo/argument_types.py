@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import numbers
 import os
 import sys
 import types
@@ -91,10 +90,10 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - an annotation; on
         return value is None
     if not isinstance(kind, type) or kind in (Any, object):
         return True  # Any, a type variable, a string: nothing to check
-    if kind in (float, Fraction):
-        return isinstance(value, numbers.Real)
-    if kind in (int, bool):  # numpy's bool is no number to Python
-        return isinstance(value, numbers.Integral) or type(value).__name__ in ("bool", "bool_")
+    if kind in (float, Fraction):  # numbers of numpy, and tensors that hold one, as well
+        return hasattr(value, "__float__")
+    if kind in (int, bool):
+        return hasattr(value, "__index__") or type(value).__name__ == "bool_"
     if issubclass(kind, Enum):
         return isinstance(value, kind) or (isinstance(value, str) and value in [one.value for one in kind])
     if issubclass(kind, (str, bytes, Mapping, os.PathLike)) or not issubclass(kind, Iterable):

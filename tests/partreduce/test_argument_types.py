@@ -126,6 +126,6 @@ def test_what_stands_for_a_type_is_accepted():
         return f"{number} {count} {path} {word} {many}"
 
     assert takes(1, None, "x", "shuffled", [1]) == "1 None x shuffled [1]"
-    assert takes(torch.tensor(2).item(), True, "x", partreduce.Data.SHUFFLED, (1,)).startswith("2 True")
+    assert takes(torch.tensor(2), True, "x", partreduce.Data.SHUFFLED, (1,)).startswith("2 True ")
     with pytest.raises(InputError, match=r"word: expected Data \(shuffled, per-worker, per-node\), got str 'mine'"):
         takes(1, 1, "x", "mine", ())

@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from partreduce.runtime.arguments import checked_number
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.errors import InputError, of_type
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,6 @@ def clip_grad_norm_(
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
     """
     max_norm = checked_number("clip_grad_norm_: max_norm", max_norm)
-    of_type(parameters, Iterable, "clip_grad_norm_: parameters", "give model.parameters()")
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     kept: list[DistributedOptimizer | None] = [_optimizers[one]() for one in given if one in _optimizers]
     owners = {owner for owner in kept if owner is not None}

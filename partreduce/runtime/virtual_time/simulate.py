@@ -13,7 +13,7 @@ from partreduce.runtime.virtual_time.rounds import run_rounds
 from partreduce.runtime.virtual_time.servers import run_servers
 from partreduce.runtime.virtual_time.timeline import Timeline
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.errors import InputError, MissingFeatureError, of_type
+from partreduce.topo.errors import InputError, MissingFeatureError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
@@ -69,8 +69,7 @@ def simulate(
         MissingFeatureError: tables beside a server.
         ScheduleError: groups overlap.
     """
-    of_type(schedule, Schedule, "simulate: schedule", "give a Schedule; partreduce.load_schedule(path) reads one")
-    hardware = of_type(hardware or Hardware(), Hardware, "simulate: hardware", "give a partreduce.Hardware")
+    hardware = hardware or Hardware()
     compute = ComputeTimes.of(hardware) if compute is None else compute
     count = schedule.num_workers
     compute.check(count)

@@ -17,7 +17,7 @@ from partreduce.topo.document.groups import phase_text
 from partreduce.topo.document.place import shown_path
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.document.schedule import encodable, schedule_of
-from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError, of_type
+from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 
@@ -34,7 +34,6 @@ def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
         ScheduleError: the schedule cannot be expressed in the format (a name of several lines, a fraction of more
             digits than the format holds, a certificate with integers beyond ±2**53).
     """
-    of_type(schedule, Schedule, "write_schedule: schedule", "the path comes first, then the Schedule")
     write_file(path, schedule_text(schedule).encode())
 
 
