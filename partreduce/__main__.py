@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import traceback
@@ -11,6 +12,8 @@ from contextlib import suppress
 UNWRITTEN = 74
 INTERNAL = 70
 INTERRUPTED = 130
+ARGUMENTS = ("data", "format", "max_queues", "model_bytes", "time_limit", "when")
+"""Arguments of Python functions that errors name and that are options of commands."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -39,7 +42,7 @@ def _answer(arguments: list[str], *, debug: bool) -> int:
     except PartreduceError as error:
         if debug:
             traceback.print_exc()
-        return _say(str(error), error.exit_code)
+        return _say(in_options(str(error)), error.exit_code)
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
     except (OutputLostError, BrokenPipeError):
@@ -82,6 +85,18 @@ def _invoke(arguments: list[str]) -> int:
         path = getattr(getattr(error, "ctx", None), "command_path", "partreduce")
         return _say(f"{message()} (see `{path} --help`)", int(code)) if message() else int(code)
     return result if isinstance(result, int) else 0
+
+
+def in_options(message: str) -> str:
+    """Write the Python arguments that an error names as the options of the command line: `format=x` is `--format x`."""
+    names = "|".join(ARGUMENTS)
+    message = re.sub(rf"^({names})(?=:)", lambda found: _option(found[1]), message)
+    message = re.sub(rf"\b({names})=(?=\w)", lambda found: f"{_option(found[1])} ", message)
+    return re.sub(rf"\b({names})=", lambda found: _option(found[1]), message)
+
+
+def _option(argument: str) -> str:
+    return "--" + argument.replace("_", "-")
 
 
 def _say(message: str, code: int) -> int:

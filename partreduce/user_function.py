@@ -1,7 +1,4 @@
-"""A function of the user's own file, `FILE.py:NAME`: what `--model`, `--step` and `partreduce measure` take.
-
-`partreduce verify FILE.py:NAME` reads its function by `partreduce.verify.functions`, which runs the file apart.
-"""
+"""A function of the user's own file, `FILE.py:NAME`: for `--model`, `--step`, `partreduce measure` and `verify`."""
 
 from __future__ import annotations
 

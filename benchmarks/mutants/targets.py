@@ -115,10 +115,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         f"partreduce/verify/{name}.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS))
         for name in ("runs", "codec_error", "stated")
     },
-    **{
-        f"partreduce/verify/{name}.py": (("tests/verify/test_functions_in_processes.py",),)
-        for name in ("functions", "function_process", "asked_function")
-    },
+    "partreduce/verify/functions.py": (("tests/verify/test_proof_methods.py",),),
     **{
         str(path.relative_to(ROOT)): (CHECKER,)
         for path in sorted((ROOT / "partreduce" / "verify" / "checker").rglob("*.py"))

@@ -19,10 +19,11 @@ from partreduce.topo.figures import figures
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import WIDER
 from partreduce.topo.units import parse_size
+from partreduce.user_function import function_of
 from partreduce.verify import checker
 from partreduce.verify.base import Claim, Proof
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.functions import prove_function_file
+from partreduce.verify.functions import prove_function
 from partreduce.verify.prove import prove
 from partreduce.verify.runs import in_bytes
 
@@ -152,7 +153,8 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> tuple[S
     """The expansion and proof of a user's `group_of(worker, step, cluster)`."""
     if cluster is None or period is None:
         raise InputError(f"{place}: a function needs --cluster and --period, the declared number of steps of a period")
-    proved = prove_function_file(place, load_cluster(cluster), period)
+    function = function_of(place, "FILE.py:NAME")
+    proved = prove_function(function, load_cluster(cluster), period, place.rpartition(":")[2])
     return proved.schedule, proved.proof
 
 

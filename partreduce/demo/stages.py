@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from partreduce.api import design
 from partreduce.demo.results import Result, read_result
+from partreduce.runtime.launcher.signals import format_end
 from partreduce.topo.document.writer import write_file, write_schedule
 from partreduce.topo.errors import FileProblem, UnavailableError
 from partreduce.topo.figures import figures
@@ -139,7 +140,7 @@ def train(plan: Plan, folder: Path, watch: Callable[[str, int], None]) -> None:
                 process.terminate()
                 process.wait()
     if process.returncode:
-        raise UnavailableError(f"training ended with exit code {process.returncode}; what the workers said is in {log}")
+        raise UnavailableError(f"training {format_end(process.returncode)}; what the workers said is in {log}")
     for name in plan.schedules:
         watch(name, plan.steps * plan.turns)
 

@@ -11,6 +11,7 @@ from partreduce.planner.lateness import Lateness
 from partreduce.planner.steps_model import Optimizer, StepsModel, shipped
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.pipeline import stability_limit
@@ -110,12 +111,13 @@ class Job:
             InputError: one worker, no links, no model size, no time or effort, limits that this cluster cannot meet, or
                 a pilot that says nothing about this job.
         """
+        check_fields(self)
         check_cluster(self.cluster)
         self.compute_times().check(self.cluster.num_workers)
         if self.time_limit is not None and not self.time_limit > 0:
-            raise InputError(f"time-limit: is {self.time_limit} s; give the search some time, such as 30s")
+            raise InputError(f"time_limit: is {self.time_limit} s; give the search some time, such as 30s")
         if self.time_limit == float("inf"):
-            raise InputError(f"time-limit: is {self.time_limit}; it is a finite number > 0")
+            raise InputError(f"time_limit: is {self.time_limit}; it is a finite number > 0")
         if self.effort is not None and not 0 < self.effort < float("inf"):
             raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
         if self.codec is Codec.INT4:
@@ -124,7 +126,7 @@ class Job:
             )
         self.limits.check(self.cluster)
         if self.max_queues is not None and not 0 <= self.max_queues < float("inf"):
-            raise InputError(f"max-queues: is {self.max_queues} bytes; it is a finite number >= 0")
+            raise InputError(f"max_queues: is {self.max_queues} bytes; it is a finite number >= 0")
         if self.gap and self.when is Lateness.PIPELINE:
             raise InputError(
                 "when: a gap is kept between parameters, a pipeline is one of gradients; choose one of them"
@@ -140,8 +142,8 @@ class Job:
         self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
             raise InputError(
-                f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with --data "
-                f"{self.pilot.data}, or run the pilot with --data {self.data}"
+                f"pilot: ran on {self.pilot.data} data and the job's are {self.data}; plan with "
+                f"data={self.pilot.data}, or run the pilot with data={self.data}"
             )
 
     def _check_survive(self) -> None:
@@ -170,7 +172,7 @@ class Job:
             raise InputError(
                 f"curvature: is {self.curvature}; gradients that come a step late diverge from {limit:g} on, so the "
                 f"learning rate would have to be less than {limit / self.curvature:.2g} times as large; leave out "
-                "--when pipeline"
+                "when=pipeline"
             )
 
     @property

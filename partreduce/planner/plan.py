@@ -22,6 +22,7 @@ from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
 from partreduce.planner.trials import kinds
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Front
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.pilot import dump_pilot
 from partreduce.topo.errors import InfeasibleError, UnknownError
 from partreduce.topo.pilot import Pilot
@@ -71,6 +72,7 @@ class Plan:
         }
 
 
+@check_arguments
 def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     """Measure the catalogue, search for better schedules, keep the front, recommend one and prove it.
 

@@ -13,6 +13,7 @@ from functools import partial
 from partreduce.schedulers.protocols.hop import Hop, hop_of
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.simulator.timeline import Timeline
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
@@ -64,6 +65,7 @@ class Prediction:
     peak_nic_bytes: float | None = None
 
 
+@check_arguments
 def predict(
     schedule: Schedule,
     hardware: Hardware,

@@ -9,7 +9,8 @@ import torch
 
 from partreduce.runtime.arguments import checked_number
 from partreduce.runtime.optimizer import optimizer_of
-from partreduce.topo.errors import InputError, of_type
+from partreduce.topo.argument_types import check_arguments
+from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from partreduce.runtime.sharding.tables import Tables
 
 
+@check_arguments
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -49,7 +51,6 @@ def clip_grad_norm_(
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
     """
     max_norm = checked_number("clip_grad_norm_: max_norm", max_norm)
-    of_type(parameters, Iterable, "clip_grad_norm_: parameters", "give model.parameters()")
     given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     owners = {owner for owner in map(optimizer_of, given) if owner is not None}
     if len(owners) > 1:

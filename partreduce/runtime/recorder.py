@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import FileProblem
 
@@ -195,6 +196,7 @@ class Recorder:
             return None
 
 
+@check_arguments
 def merge_traces(directory: str | Path, output: str | Path | None = None) -> Path:
     """Join the traces of all workers in a directory into one file (default `trace.json` there), times from 0.
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
 
@@ -34,6 +35,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot exist."""
+        check_fields(self)
         if self.num_nodes < 1:
             raise InputError(f"cluster: num_nodes is {self.num_nodes}; a cluster has at least 1 node")
         if (self.workers_per_node is None) == (self.nodes is None):

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le
 
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError, of_type
 from partreduce.topo.fields import Closed, check_ranges
 
@@ -32,6 +33,7 @@ class Link:
 
     def __post_init__(self) -> None:
         """Refuse negative and non-finite values."""
+        check_fields(self)
         check_ranges(self, InputError, "link.")
 
     @classmethod
@@ -66,6 +68,7 @@ class Switch:
 
     def __post_init__(self) -> None:
         """Sort the nodes; refuse a switch without nodes, and nodes that stand twice in it."""
+        check_fields(self)
         if not self.nodes:
             raise InputError("switch: has no nodes below it; a switch names at least 1 node")
         object.__setattr__(self, "nodes", tuple(sorted(self.nodes)))
@@ -139,6 +142,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         """Refuse switches that overlap without nesting, times without end, and shares and segments that are none."""
+        check_fields(self)
         check_ranges(self, InputError, "hardware.")
         listed = (self.layers,) if isinstance(self.layers, int) else self.layers
         if listed is not None and (min(listed, default=0) < 0 or not any(listed)):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.contingency import Contingency, by_loss, check_contingencies
 from partreduce.topo.errors import ScheduleError
@@ -41,6 +42,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Keep only the cluster's shape; check that the strategy fits it."""
+        check_fields(self)
         object.__setattr__(self, "cluster", self.cluster.shape())
         if self.num_workers < 2:
             raise ScheduleError(f"cluster {self.cluster}: has 1 worker; a schedule needs at least 2 workers")

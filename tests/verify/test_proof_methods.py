@@ -6,7 +6,6 @@ import json
 import random
 import sys
 from fractions import Fraction
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +22,9 @@ from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, Static
-from partreduce.verify import Status, checker, functions, prove
-from partreduce.verify.asked_function import ask, load_function
+from partreduce.verify import Status, checker, prove
 from partreduce.verify.certificate import certificate_bytes, confirm
+from partreduce.verify.functions import prove_function
 
 CHECKER = Path(checker.__file__).parent
 
@@ -162,12 +161,6 @@ def test_a_power_that_does_not_shrink_proves_no_consensus(squared):
 # Functions
 
 
-def prove_function(function, cluster, period, name="function"):
-    """As `prove_function_file`, but asked here."""
-    steps = ([ask(function, worker, step, cluster) for worker in range(cluster.num_workers)] for step in count())
-    return functions._prove(steps, cluster, period, name, "")
-
-
 def ring_pairs(worker, step, cluster):
     n = cluster.num_workers
     base = worker - (worker - step) % 2
@@ -186,7 +179,7 @@ def test_a_phase_function_is_expanded_proved_and_exported(tmp_path):
 
 
 def test_members_that_disagree_are_named():
-    proof = prove_function(lambda w, s, c: {w, (w + 1) % c.num_workers}, Cluster.regular(4, 1), 1).proof
+    proof = prove_function(lambda w, s, c: {w, (w + 1) % c.num_workers}, Cluster.regular(4, 1), 1, "f").proof
     assert proof.verdict is Status.REFUTED
     assert proof["membership"].witness["member"] == 1
     with pytest.raises(RefutedError, match="membership is refuted"):
@@ -194,7 +187,9 @@ def test_members_that_disagree_are_named():
 
 
 def test_a_wrong_period_is_refuted():
-    proof = prove_function(lambda w, s, c: {0, 1} if w < 2 and s % 3 == 0 else None, Cluster.regular(4, 1), 2).proof
+    proof = prove_function(
+        lambda w, s, c: {0, 1} if w < 2 and s % 3 == 0 else None, Cluster.regular(4, 1), 2, "f"
+    ).proof
     assert "declared period 2 is wrong" in proof["membership"].explanation
 
 
@@ -206,6 +201,8 @@ def _stranger(worker, step, cluster):
     ("function", "said"),
     [
         (lambda w, s, c: 1 / 0, "raised ZeroDivisionError"),
+        (lambda w, s, c: sys.exit(0), "raised SystemExit: 0"),
+        (lambda w, s, c: (_ for _ in ()).throw(ValueError("one\ntwo")), "raised ValueError: one two"),
         (lambda w, s, c: {w, 99}, "ranks 0..3"),
         (lambda w, s, c: {w, "x"}, "TypeError"),
         (lambda w, s, c: {w, 2.5}, "plain integers"),
@@ -213,21 +210,28 @@ def _stranger(worker, step, cluster):
 )
 def test_a_function_that_fails_gives_one_sentence(function, said):
     with pytest.raises(InputError, match=said) as error:
-        prove_function(function, Cluster.regular(4, 1), 1)
+        prove_function(function, Cluster.regular(4, 1), 1, "f")
     assert "\n" not in str(error.value)
 
 
 def test_a_function_whose_worker_is_not_in_its_own_group_is_refuted():
-    assert "in which it is not" in prove_function(_stranger, Cluster.regular(3, 1), 1).proof["membership"].explanation
+    assert (
+        "in which it is not" in prove_function(_stranger, Cluster.regular(3, 1), 1, "f").proof["membership"].explanation
+    )
 
 
-def test_functions_load_by_file_and_name(tmp_path):
-    (tmp_path / "mine.py").write_text("def all_of(worker, step, cluster):\n    return range(cluster.num_workers)\n")
-    function = load_function(f"{tmp_path}/mine.py:all_of")
-    assert prove_function(function, Cluster.regular(3, 1), 1).proof.verdict is Status.PROVED
-    for wrong in ("mine.py", f"{tmp_path}/none.py:f", f"{tmp_path}/mine.py:absent"):
-        with pytest.raises(InputError):
-            load_function(wrong)
+def test_a_function_that_answers_by_chance_is_refuted():
+    draws = random.Random(0)
+    proof = prove_function(
+        lambda w, s, c: {0, 1} if w < 2 and draws.random() < 0.5 else None, Cluster.regular(1, 8), 16, "chance"
+    ).proof
+    assert proof.verdict is Status.REFUTED
+
+
+@pytest.mark.parametrize(("period", "said"), [(0, "at least 1 step"), (10**7, "evaluations; at most")])
+def test_a_period_that_cannot_be_asked_is_an_error(period, said):
+    with pytest.raises(InputError, match=said):
+        prove_function(ring_pairs, Cluster.regular(8, 1), period, "f")
 
 
 # The program

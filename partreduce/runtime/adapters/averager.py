@@ -14,6 +14,7 @@ from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.alone import is_alone, say_alone
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.runtime.transport.worlds import World
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
@@ -35,6 +36,7 @@ class ScheduleAverager:
         InputError: a schedule that averages otherwise, or for another number of workers.
     """
 
+    @check_arguments
     def __init__(
         self,
         schedule: Schedule | str | Path,

@@ -15,6 +15,7 @@ from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.runtime.transport.torch_api import GradBucket
 from partreduce.runtime.transport.worlds import World
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
@@ -44,6 +45,7 @@ class ScheduleHookState:
         InputError: a schedule that cannot be followed this way.
     """
 
+    @check_arguments
     def __init__(
         self,
         schedule: Schedule | str | Path,
@@ -83,6 +85,7 @@ class ScheduleHookState:
         return self.schedule.group_of(self.rank, self.step // self.schedule.pace_of(self.rank))
 
 
+@check_arguments
 def schedule_hook(state: ScheduleHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Average one bucket of gradients over the group that the schedule names, or leave it as it is.
 

@@ -11,6 +11,7 @@ import torch
 
 from partreduce.runtime.adapters.averager import ScheduleAverager, tensors_of
 from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
@@ -41,6 +42,7 @@ class ScheduleLocalSGD:
         InputError: a model that is spread over processes, or a schedule that averages otherwise.
     """
 
+    @check_arguments
     def __init__(
         self,
         accelerator: Any,  # noqa: ANN401 - of a library that need not be installed
@@ -81,6 +83,8 @@ class ScheduleLocalSGD:
 
 def refuse_spread_models(accelerator: Any, who: str) -> None:  # noqa: ANN401 - of a library that need not be installed
     """Refuse an Accelerator whose processes do not have a whole model each."""
+    if not hasattr(accelerator, "distributed_type"):
+        raise InputError(f"{who}: accelerator: expected accelerate.Accelerator, got {type(accelerator).__name__}")
     kind = accelerator.distributed_type.value
     if kind not in WHOLE:
         raise InputError(

@@ -9,6 +9,8 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 
+from partreduce.runtime.averaging.module_hook import ModuleHook
+
 
 class LoadCount:
     """How often a model, or a part of it, was loaded."""
@@ -17,7 +19,6 @@ class LoadCount:
         self.count = 0
 
 
-# The hook must be a plain function, since models are pickled and deep-copied with their hooks.
 _watched: WeakKeyDictionary[torch.nn.Module, WeakSet[LoadCount]] = WeakKeyDictionary()
 
 
@@ -27,11 +28,12 @@ def count_loads(model: torch.nn.Module) -> LoadCount:
     for module in model.modules():
         if module not in _watched:
             _watched[module] = WeakSet()
-            module.register_load_state_dict_post_hook(_note_load)  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_post_hook(_NoteLoad())  # type: ignore[no-untyped-call]
         _watched[module].add(loads)
     return loads
 
 
-def _note_load(module: torch.nn.Module, _incompatible_keys: object) -> None:
-    for loads in _watched.get(module, ()):
-        loads.count += 1
+class _NoteLoad(ModuleHook):
+    def __call__(self, module: torch.nn.Module, _incompatible_keys: object) -> None:
+        for loads in _watched.get(module, ()):
+            loads.count += 1

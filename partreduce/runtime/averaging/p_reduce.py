@@ -22,12 +22,14 @@ from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.transport.alone import is_alone
 from partreduce.runtime.transport.rendezvous import default_world
 from partreduce.runtime.transport.worlds import World
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 SCRATCH_ARRAYS = 4
 
 
+@check_arguments
 def p_reduce(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     group: Group | Iterable[int],

@@ -13,6 +13,7 @@ from partreduce.runtime.data.dealing import Views, dealt
 from partreduce.runtime.elastic.nodes_left import as_started
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
@@ -62,6 +63,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         InputError: less data than one round needs, or numbers below 1.
     """
 
+    @check_arguments
     def __init__(
         self,
         data: Sized | int,

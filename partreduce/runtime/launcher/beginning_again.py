@@ -24,13 +24,13 @@ from partreduce.runtime.launcher.interpreter_end import flush_everything
 from partreduce.runtime.launcher.launch import import_once
 from partreduce.runtime.launcher.orphans import die_with_parent, orphans_ended
 from partreduce.runtime.launcher.signals import (
-    SIGNALLED,
     Terminated,
     as_in_a_fresh_process,
     heard,
     held,
     let_through,
     raise_unheard,
+    shell_exit_code,
     terminable,
 )
 from partreduce.topo.errors import FencedError, FileProblem, InputError, MissingFeatureError, PartreduceError
@@ -110,10 +110,9 @@ def _in_a_fork(action: Callable[[], int]) -> tuple[int, bool]:
             except (KeyboardInterrupt, Terminated) as signalled:
                 heard()
                 asked = True
-                number = signalled.exit_code - SIGNALLED if isinstance(signalled, Terminated) else signal.SIGINT
+                number = signalled.number if isinstance(signalled, Terminated) else signal.SIGINT
                 os.kill(child, number)
-    code = os.waitstatus_to_exitcode(ended[1])
-    return (code if code >= 0 else SIGNALLED - code), asked
+    return shell_exit_code(os.waitstatus_to_exitcode(ended[1])), asked
 
 
 def _become(action: Callable[[], int], parent: int) -> None:
@@ -131,7 +130,7 @@ def _become(action: Callable[[], int], parent: int) -> None:
         except Terminated as ended:
             code = ended.exit_code
         except KeyboardInterrupt:
-            code = SIGNALLED + signal.SIGINT
+            code = shell_exit_code(-signal.SIGINT)
     except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
         traceback.print_exc()
     finally:

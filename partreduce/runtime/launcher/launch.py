@@ -28,7 +28,14 @@ from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flus
 from partreduce.runtime.launcher.last_line import explained, tell
 from partreduce.runtime.launcher.orphans import Guardian, die_with_parent
 from partreduce.runtime.launcher.outlet import Outlet
-from partreduce.runtime.launcher.signals import Terminated, as_in_a_fresh_process, held, raise_unheard, terminable
+from partreduce.runtime.launcher.signals import (
+    Terminated,
+    as_in_a_fresh_process,
+    end_by_signal,
+    held,
+    raise_unheard,
+    terminable,
+)
 from partreduce.runtime.launcher.supervision import Child, end_all, supervise
 from partreduce.runtime.launcher.workers import Worker
 from partreduce.topo.cluster import Cluster
@@ -331,6 +338,8 @@ def _fork(
         with contextlib.suppress(BaseException):
             flush_everything()
     finally:  # alone, so that Ctrl-C in the lines before does not let a second launcher out
+        if code < 0:
+            end_by_signal(-code)
         os._exit(code & 0xFF)
 
 
@@ -360,7 +369,7 @@ def _keep_destroyed_groups() -> None:
 
 
 def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str], variables: Mapping[str, str]) -> int:
-    """What a forked child does; returns its exit code."""
+    """What a forked child does; returns its exit code, or minus the signal that ends it."""
     import runpy
 
     import torch
@@ -390,14 +399,14 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
 
 
 def _code_of(error: BaseException) -> int:
-    """Say what ended the script, as Python does, and with which exit code."""
+    """Say what ended the script, as Python does, and with which exit code; minus the signal that ends it."""
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")
             return 1
-        return error.code or 0
+        return (error.code or 0) & 0xFF
     if isinstance(error, KeyboardInterrupt):
-        return 130
+        return -signal.SIGINT
     sys.last_value = known = explained(error)
     if isinstance(known, PartreduceError):
         return tell(known)

@@ -26,7 +26,7 @@ from partreduce.runtime.environment import MASTER_ADDR, RUN_ID, RUN_SECRET
 from partreduce.runtime.launcher.agent import ASK_SECONDS, ASKS, RECORD
 from partreduce.runtime.launcher.launch import GRACE_SECONDS, serve_store, told_of_losses
 from partreduce.runtime.launcher.outlet import Outlet
-from partreduce.runtime.launcher.signals import held, let_through, raise_unheard
+from partreduce.runtime.launcher.signals import format_end, held, let_through, raise_unheard
 from partreduce.runtime.launcher.supervision import Line, complete_lines, supervise
 from partreduce.runtime.launcher.workers import Worker
 from partreduce.topo.errors import InputError, UnavailableError
@@ -51,7 +51,7 @@ class RemoteWorker(Worker):
 
     host: Host
     told: int | None = None
-    """Its exit code, if the agent has said it."""
+    """Its `code`, if the agent has said it."""
 
     def reap(self) -> bool:
         self.code = self.told
@@ -149,7 +149,7 @@ class Host:
         except subprocess.TimeoutExpired:
             self._ssh.kill()
             code = self._ssh.wait()
-        return f"its connection ended, ssh with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
+        return f"its connection ended: ssh {format_end(code)}"
 
     def close(self) -> None:
         for stream in (self._ssh.stdout, self._ssh.stderr):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from types import FrameType
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SIGNALLED = 128
-"""Exit codes above it name the signal that ended a process."""
+"""A shell's exit code of a process that a signal ended is this and the signal's number."""
 AGAIN_SECONDS = 1.0
 """Signals that follow one another faster are one request: GNU `timeout` signals a process and then its whole group."""
 
@@ -27,7 +28,32 @@ class Terminated(BaseException):
 
     def __init__(self, number: int) -> None:
         super().__init__(f"ended by signal {number}")
-        self.exit_code = SIGNALLED + number
+        self.number = number
+        self.exit_code = shell_exit_code(-number)
+
+
+def shell_exit_code(returncode: int) -> int:
+    """Return the exit code by which a shell reports a process.
+
+    Args:
+        returncode: as `subprocess` has it: what the process passed to `exit`, or minus the signal that ended it.
+    """
+    return returncode if returncode >= 0 else SIGNALLED - returncode
+
+
+def format_end(returncode: int) -> str:
+    """Format how a process ended, for a sentence about it; `returncode` is as of `shell_exit_code`."""
+    if returncode >= 0:
+        return f"ended with exit code {returncode}"
+    known = -returncode in set(signal.Signals)  # most real-time signals have no name
+    return f"was killed by signal {-returncode}" + (f" ({signal.Signals(-returncode).name})" if known else "")
+
+
+def end_by_signal(number: int) -> None:
+    """End this process by a signal, as the kernel does where no program handles it."""
+    signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    os.kill(os.getpid(), number)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from partreduce.runtime.launcher.orphans import end_groups
 from partreduce.runtime.launcher.outlet import AlikeErrors
-from partreduce.runtime.launcher.signals import SIGNALLED, Terminated, heard, held, let_through, raise_unheard
+from partreduce.runtime.launcher.signals import (
+    Terminated,
+    format_end,
+    heard,
+    held,
+    let_through,
+    raise_unheard,
+    shell_exit_code,
+)
 from partreduce.runtime.launcher.workers import ANSWER_SECONDS, Worker
 from partreduce.topo.errors import FencedError, UnavailableError
 
@@ -70,7 +78,7 @@ class Child(Worker):
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return False
-        self.code = ended.si_status if ended.si_code == os.CLD_EXITED else SIGNALLED + ended.si_status
+        self.code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
         return True
 
     def signal(self, number: signal.Signals) -> None:
@@ -99,21 +107,26 @@ class _Shutdown:
     survive: bool = False
     patient: bool = False
     code: int = 0
+    """The run's exit code; that of a signal is as a shell reports it."""
+    request: int = 0
+    """The signal by which somebody asked for the end of the run."""
     deadline: float = float("inf")
     signals: list[signal.Signals] = field(default_factory=lambda: [signal.SIGTERM, signal.SIGKILL])
 
     def begin(self, code: int, grace: float) -> None:
         """Note the first failure; later ones change nothing, unless they are what the first was a consequence of."""
         if not self.knows_cause and not self.has_signalled:
-            self.code = code
+            self.code = shell_exit_code(code)
         self.deadline = min(self.deadline, time.monotonic() + grace)
 
-    def asked(self, code: int, grace: float, workers: Sequence[Worker]) -> None:
+    def asked(self, number: int, grace: float, workers: Sequence[Worker]) -> None:
         """Somebody wants the run to end: pass it on, and end who does not; asked again, end them now."""
-        again = self.code == code
-        _signal(workers, signal.SIGKILL if again else signal.SIGTERM)
-        self.code, self.signals = code, [signal.SIGKILL]
-        self.begin(code, grace)
+        gentle = signal.SIGINT if number == signal.SIGINT else signal.SIGTERM
+        _signal(workers, signal.SIGKILL if self.request == number else gentle)
+        self.request, self.code = number, shell_exit_code(-number)
+        if gentle == signal.SIGTERM:
+            self.signals = [signal.SIGKILL]
+        self.begin(-number, grace)
 
     @property
     def knows_cause(self) -> bool:
@@ -123,7 +136,7 @@ class _Shutdown:
     @property
     def has_signalled(self) -> bool:
         """Whether workers were already ended from here, so that a signal is no news."""
-        return len(self.signals) < 2 or self.code == 130  # as Ctrl-C
+        return len(self.signals) < 2 or bool(self.request)
 
     def failed(self, worker: Worker, workers: Sequence[Worker], grace: float) -> None:
         """A worker ended with a failure; where that is one of the run, the others have the grace period left."""
@@ -187,12 +200,10 @@ def supervise(
                         selector.register(descriptor, selectors.EVENT_READ, started)
             except Terminated as ended:
                 heard()
-                shutdown.asked(ended.exit_code, grace, workers)
+                shutdown.asked(ended.number, grace, workers)
             except KeyboardInterrupt:
                 heard()
-                _signal(workers, signal.SIGINT if shutdown.code != 130 else signal.SIGKILL)
-                shutdown.code = 130
-                shutdown.begin(130, grace)
+                shutdown.asked(signal.SIGINT, grace, workers)
         with let_through(mask):
             for key in list(selector.get_map().values()):
                 _forward(key.fd, key.data, outlet, alike, width, last=True)
@@ -204,14 +215,14 @@ def supervise(
 
 def _is_lost(worker: Worker) -> bool:
     """Whether the others of a run that outlives lost workers go on without this one."""
-    signalled_or_fenced = worker.code is not None and (worker.code > SIGNALLED or worker.code == FencedError.exit_code)
+    signalled_or_fenced = worker.code is not None and (worker.code < 0 or worker.code == FencedError.exit_code)
     return signalled_or_fenced or bool(worker.lost)
 
 
 def _ended_by_itself(worker: Worker) -> bool:
     """Whether no signal ended a worker: of those that are seen to have ended at one time, these are looked at last."""
     assert worker.code is not None
-    return worker.code <= SIGNALLED and not worker.lost
+    return worker.code >= 0 and not worker.lost
 
 
 def _collect(
@@ -277,18 +288,17 @@ def _tell(store: Store, worker: Worker, outlet: Outlet, *, first: bool, ended: b
 
     assert worker.code is not None
     if _is_lost(worker) and worker.code != FencedError.exit_code:
-        number = worker.code - SIGNALLED
-        text = worker.lost or f"was killed by signal {number} ({signal.Signals(number).name})"
+        text = worker.lost or format_end(worker.code)
         if not ended:
             # A worker that a signal ends prints nothing itself.
-            hint = "; the kernel does that when memory runs out" if number == signal.SIGKILL else ""
+            hint = "; the kernel does that when memory runs out" if worker.code == -signal.SIGKILL else ""
             with contextlib.suppress(RuntimeError):
                 where = stage_of(store, worker.rank)
                 outlet.write(f"partreduce: worker {worker.rank} {text} {where}{hint}\n", errors=True)
     elif not first:
         return
     else:
-        text = f"ended with exit code {worker.code}"
+        text = format_end(worker.code)
         if not ended and not (worker.has_complained or worker.has_more_to_say()):
             with contextlib.suppress(RuntimeError):
                 where = stage_of(store, worker.rank)

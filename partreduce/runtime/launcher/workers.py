@@ -15,6 +15,7 @@ class Worker:
 
     rank: int
     code: int | None = field(default=None, kw_only=True)
+    """Its exit code, or minus the signal that ended it."""
     lost: str = field(default="", kw_only=True)
     """Why nobody can say how it ended: its host is gone."""
     has_complained: bool = field(default=False, kw_only=True)
@@ -22,7 +23,7 @@ class Worker:
     children_until: float = field(default=float("inf"), kw_only=True)
 
     def reap(self) -> bool:
-        """Whether it has ended; then `code` is its exit code, 128 + signal number if it was killed."""
+        """Whether it has ended; then `code` says how."""
         raise NotImplementedError
 
     def signal(self, number: signal.Signals) -> None:

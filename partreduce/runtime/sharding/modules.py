@@ -7,8 +7,9 @@ too: from the rows that this call needs, each once.
 
 from __future__ import annotations
 
+import copy
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
@@ -38,12 +39,17 @@ class Handle:
         self.table.copies.append(weakref.ref(module))
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
 
-    def __reduce__(self) -> NoReturn:
-        """Refuse pickling."""
-        raise InputError(
-            f"parameter {self.table.name!r}: its rows are spread over the workers, so the model cannot be pickled; "
-            "save model.state_dict(), which all workers call"
-        )
+    def check_can_be_pickled(self) -> None:
+        """Check that this worker has the whole table, which a pickled module holds.
+
+        Raises:
+            InputError: it has some rows only.
+        """
+        if self.table.is_sharded:
+            raise InputError(
+                f"parameter {self.table.name!r}: its rows are spread over the workers, so the model cannot be pickled; "
+                "save model.state_dict(), which all workers call"
+            )
 
     def rows(self, weight: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """The rows that a call needs, [rows, columns], the indices into them, and the place of the padding row.
@@ -154,6 +160,24 @@ class _SavedWhole(torch.nn.Module):
     """A module whose state dict holds the whole of its table."""
 
     weight: torch.Tensor
+
+    def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Pickle the module that the user made, which needs no workers; see `Handle.check_can_be_pickled`."""
+        if (handle := handle_of(self)) is not None:
+            handle.check_can_be_pickled()
+        own = next(kind for kind in type(self).__mro__ if not issubclass(kind, _SavedWhole))
+        plain = own.__new__(own)
+        plain.__dict__.update({name: value for name, value in self.__dict__.items() if name != ATTRIBUTE})
+        # By protocol 1 a class may be stated that is not this one's.
+        return plain.__reduce_ex__(1)  # type: ignore[return-value]  # a module's is a tuple
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _SavedWhole:
+        """Copy the module with its class and its handle; a copy of a routed module is routed."""
+        if (copy_as_user_does := getattr(super(), "__deepcopy__", None)) is not None:
+            return cast("_SavedWhole", copy_as_user_does(memo))
+        memo[id(self)] = copied = type(self).__new__(type(self))
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         """The whole table; see `whole`."""

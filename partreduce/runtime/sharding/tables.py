@@ -113,8 +113,6 @@ class Tables:
             table.staging = staging
         gathers = any(not table.is_sharded for table in self.tables)
         wire = Wire(_on_host(reducer), cluster, coalesces=self._coalesces, gathers=gathers)
-        if wire.has_a_node_each:  # then a step is short of bytes and long of messages
-            reducer.world.sum_directly()
         shapes = [
             Shape(
                 table.name,

@@ -53,7 +53,6 @@ class Wire:
         self.node = _made(world, mates) if self.coalesces and len(mates) > 1 else None
         """The workers of this node; None where rows are not coalesced, or it is alone on its node."""
         self._node_size = max(sizes)
-        self.has_a_node_each = max(sizes) == 1
         self._places = _places_on_nodes(self.nodes)
         self.owners = self.everyone
         """Those from whom this worker asks rows, and to whom it brings gradients: all workers. Where the nodes are

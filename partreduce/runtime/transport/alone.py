@@ -76,9 +76,6 @@ class AloneWorld:
     def create(self, members: tuple[int, ...], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as above
         self.communicator(members)
 
-    def sum_directly(self) -> None:
-        """Nothing is summed."""
-
     def streams(self, device: torch.device) -> Streams:
         return streams_of(device)
 

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport.staged import Sums
-from partreduce.runtime.transport.tags import EXACT_DTYPES
 from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, Work, sum_options
 from partreduce.runtime.transport.waiting import LimitedWork, RunningWork
 from partreduce.topo.errors import MissingFeatureError, UnavailableError
@@ -42,9 +41,6 @@ class Communicator:
         self.is_closed = False
         self.in_blocks: Sums | None = None
         """Sums by codecs of blocks, where the world prepared the group for them."""
-        self.directly: Sums | None = None
-        """Sums of arrays of at most `longest_direct` bytes, where the world prepared the group for them."""
-        self.longest_direct = 0
         self.is_inside_a_node = False
         """Whether the world knows that nothing of this group crosses from one node to another."""
 
@@ -72,9 +68,6 @@ class Communicator:
         """
         if coding is not None and not (self.is_inside_a_node and coding.how.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
-        if self.directly is not None and tensor.nbytes <= self.longest_direct and tensor.dtype in EXACT_DTYPES:
-            self._live()
-            return self.directly.start(tensor)
         try:
             work: Work = self._live().allreduce([tensor], self._sum_options)
         except RuntimeError as error:
@@ -176,9 +169,8 @@ class Communicator:
     def close(self) -> list[object]:
         """Let go of what lies below and return it; when the last reference to it goes, its sockets close."""
         backend, self._backend, self.is_closed = self._backend, None, True
-        for sums in (self.in_blocks, self.directly):
-            if sums is not None:
-                sums.close()
+        if self.in_blocks is not None:
+            self.in_blocks.close()
         return [backend]
 
 

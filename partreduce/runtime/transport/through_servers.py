@@ -181,9 +181,6 @@ class ThroughServers:
     def everyone(self) -> Communicator:
         return self._communicator
 
-    def sum_directly(self) -> None:
-        """Sums go through the servers, which is as direct."""
-
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
         """Whether these are all workers."""
         return self._world.has(members, name=name) if name else len(members) == self.size

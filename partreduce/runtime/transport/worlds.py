@@ -18,7 +18,6 @@ import torch
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.coded_sums import FlatCodedStages
 from partreduce.runtime.transport.communicators import Communicator, first_line
-from partreduce.runtime.transport.direct_sums import DirectStages, longest_direct
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
 from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.notes import deaths_of
@@ -34,8 +33,8 @@ from partreduce.topo.schedule import Schedule
 MAX_GROUPS = 64
 """Groups that one worker may belong to; each costs it about one file descriptor per other member."""
 DESTROY_SECONDS = 0.2
-IN_BLOCKS, DIRECTLY = "blocks", "direct"
-"""The names of the further communicators of groups that sum by codecs of blocks, and short arrays directly."""
+IN_BLOCKS = "blocks"
+"""The name of the further communicators of groups that sum by codecs of blocks."""
 
 
 class World(Protocol):
@@ -67,9 +66,6 @@ class World(Protocol):
 
     def everyone(self) -> Communicator:
         """The group of all workers."""
-
-    def sum_directly(self) -> None:
-        """Let all workers' group add short arrays directly from now on, on the CPU; all workers call it."""
 
     def next_instance(self) -> int:
         """A number that counts the optimizers of this world, equal on all workers."""
@@ -259,12 +255,6 @@ class GroupTable(ABC):
 
     def everyone(self) -> Communicator:
         return self.communicator(range(self.size))
-
-    def sum_directly(self) -> None:
-        group = self.everyone()
-        if group.directly is None and not self.is_queued and (most := longest_direct(self.size)):
-            stages = DirectStages(self.create(group.members, name=DIRECTLY))
-            group.directly, group.longest_direct = self._staged(stages), most
 
     def next_instance(self) -> int:
         """A number that counts the optimizers of this world, equal on all workers."""

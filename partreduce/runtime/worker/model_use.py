@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.foreign import averaged_elsewhere, refuse_averaged_gradients
 from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
+from partreduce.runtime.averaging.module_hook import ModuleHook
 from partreduce.runtime.environment import RESTART_COUNT
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.user_warning import warn_user
@@ -48,7 +49,7 @@ class ModelUse:
             model = self.run.flat.model
             _watch(model, _watched, self)
             self._hooks = [
-                model.register_forward_pre_hook(_before_forward),
+                model.register_forward_pre_hook(_BeforeForward()),
                 *(
                     part.register_state_dict_pre_hook(_BeforeStateDict(ref(self), f"model.{name}".rstrip(".")))
                     for name, part in model.named_modules()
@@ -71,7 +72,7 @@ class ModelUse:
         for part in model.modules():
             if part is not model and next(part.parameters(recurse=False), None) is not None:
                 _watch(part, _watched_parts, self)
-                self._part_hooks.append(part.register_forward_pre_hook(_before_part))
+                self._part_hooks.append(part.register_forward_pre_hook(_BeforePart()))
 
     def _leave_parts(self) -> None:
         for hook in self._part_hooks:
@@ -147,7 +148,6 @@ class ModelUse:
         )
 
 
-# The hooks are plain functions, since models are pickled and deep-copied with their hooks.
 Watched: TypeAlias = "WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse | None]]"
 _watched: Watched = WeakKeyDictionary()
 _watched_parts: Watched = WeakKeyDictionary()
@@ -160,12 +160,14 @@ def _watch(module: torch.nn.Module, watched: Watched, use: ModelUse) -> None:
     watched[module], _modules[id(module)] = ref(use), module
 
 
-def _before_forward(module: torch.nn.Module, _arguments: object) -> None:
-    _forward_begins(id(module))
+class _BeforeForward(ModuleHook):
+    def __call__(self, module: torch.nn.Module, _arguments: object) -> None:
+        _forward_begins(id(module))
 
 
-def _before_part(part: torch.nn.Module, _arguments: object) -> None:
-    _part_begins(id(part))
+class _BeforePart(ModuleHook):
+    def __call__(self, part: torch.nn.Module, _arguments: object) -> None:
+        _part_begins(id(part))
 
 
 # Where torch compiles the model these two are called while it does, once, and leave nothing in what it makes.
@@ -179,7 +181,7 @@ def _part_begins(part: int) -> None:
         use.gradients_of(_modules[part])
 
 
-class _BeforeStateDict:
+class _BeforeStateDict(ModuleHook):
     """The hook that is called before a module's state dict is made, and knows when the module itself is pickled."""
 
     def __init__(self, use: Callable[[], ModelUse | None], name: str) -> None:
@@ -188,24 +190,13 @@ class _BeforeStateDict:
     def __call__(self, _module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
         self._tell(f"{self._name}.state_dict() holds")
 
-    def __deepcopy__(self, _memo: object) -> Callable[..., None]:
-        return _of_a_copy
-
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         self._tell(f"torch.save({self._name}), or pickling it, writes")
-        return _hook_of_a_copy, ()
+        return super().__reduce__()
 
     def _tell(self, what: str) -> None:
         if (use := self._use()) is not None:
             use.own_model(what)
-
-
-def _of_a_copy(_module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
-    """A copy belongs to no run."""
-
-
-def _hook_of_a_copy() -> Callable[..., None]:
-    return _of_a_copy
 
 
 def _of(module: int, watched: Watched) -> ModelUse | None:

@@ -13,6 +13,7 @@ from partreduce.schedulers.entry import hint
 from partreduce.schedulers.imports import adjacency, diloco, edge_lists, matrix_stack, networkx_graphs
 from partreduce.schedulers.imports.base import Imported, round_of, schedule
 from partreduce.schedulers.imports.exact import notes as gathering
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.descriptors import descriptor_to_read
 from partreduce.topo.document.reader import parse_json, read_bytes
@@ -41,6 +42,7 @@ def formats() -> list[str]:
     return [*_GRAPHS, *_SCHEDULES, "partreduce"]
 
 
+@check_arguments
 def import_schedule(
     path: str | os.PathLike[str],
     *,
@@ -133,9 +135,7 @@ def _sniff(data: bytes, name: str) -> str:
     first = next((words for _, words in edge_lists.lines_of(data, name)), [])
     if len(first) in (2, 3):
         return "edge-list"
-    raise ScheduleError(
-        f"{name}: its format is not recognised; name it as --format (in Python: format=), one of {', '.join(formats())}"
-    )
+    raise ScheduleError(f"{name}: its format is not recognised; give format=, one of {', '.join(formats())}")
 
 
 def _sniff_json(data: bytes, name: str) -> str:

@@ -12,7 +12,8 @@ from partreduce.schedulers.simulator.quorum import run_quorum
 from partreduce.schedulers.simulator.rounds import run_rounds
 from partreduce.schedulers.simulator.servers import run_servers
 from partreduce.schedulers.simulator.timeline import Timeline
-from partreduce.topo.errors import InputError, MissingFeatureError, of_type
+from partreduce.topo.argument_types import check_arguments
+from partreduce.topo.errors import InputError, MissingFeatureError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Form
@@ -34,6 +35,7 @@ PROTOCOLS = {
 """What runs each `Strategy.protocol`, by which workers write to each other as it comes; others have fixed phases."""
 
 
+@check_arguments
 def simulate(
     schedule: Schedule,
     hardware: Hardware | None = None,
@@ -67,8 +69,7 @@ def simulate(
         MissingFeatureError: tables beside a server.
         ScheduleError: groups overlap.
     """
-    of_type(schedule, Schedule, "simulate: schedule", "give a Schedule; partreduce.load_schedule(path) reads one")
-    hardware = of_type(hardware or Hardware(), Hardware, "simulate: hardware", "give a partreduce.Hardware")
+    hardware = hardware or Hardware()
     compute = ComputeTimes.of(hardware) if compute is None else compute
     count = schedule.num_workers
     compute.check(count)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
@@ -83,6 +84,7 @@ class Limits:
         Raises:
             InputError: a limit outside its range; the message names it as the command line does.
         """
+        check_fields(self)
         for name in ("max_communication", "max_consensus_distance"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):

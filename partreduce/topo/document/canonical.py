@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.groups import phase_text
 from partreduce.topo.document.phases import canonical_phases
 from partreduce.topo.document.schedule import encodable
@@ -38,6 +39,7 @@ def canonical_bytes(schedule: Schedule) -> bytes:
     return _text(document).encode()
 
 
+@check_arguments
 def schedule_sha256(schedule: Schedule) -> str:
     """The SHA-256 of the canonical form, as 64 hexadecimal digits."""
     return hashlib.sha256(canonical_bytes(schedule)).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.closed_model import Model, validate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.descriptors import descriptor_to_read, descriptor_to_write
@@ -99,6 +100,7 @@ def dump_cluster(cluster: Cluster) -> dict[str, Any]:
     return result
 
 
+@check_arguments
 def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
     """Write a cluster file, atomically: YAML for .yaml, .yml and standard output (`-`), JSON for .json.
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.closed_model import dumped, read_value
 from partreduce.topo.document.reader import read_json
 from partreduce.topo.document.schedule import check_header
@@ -19,6 +20,7 @@ FORMAT = "partreduce.pilot"
 VERSION = 1
 
 
+@check_arguments
 def load_pilot(path: str | os.PathLike[str]) -> Pilot:
     """Read a pilot file strictly.
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.closed_model import Model, Name, validate
 from partreduce.topo.document.contingencies import MAX_CONTINGENCIES, dump_contingency, load_contingencies
 from partreduce.topo.document.groups import plain_phase
@@ -131,6 +132,7 @@ def encodable(schedule: Schedule) -> dict[str, Any]:
     return result
 
 
+@check_arguments
 def dump_schedule(schedule: Schedule) -> dict[str, Any]:
     """The document of a schedule as plain dictionaries, lists, texts and integers; `schedule_of` reads it back."""
     result = encodable(schedule)

@@ -11,11 +11,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write, write_descriptor
 from partreduce.topo.document.groups import phase_text
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.document.schedule import encodable, schedule_of
-from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError, of_type
+from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
 from partreduce.topo.phase import Phase
 from partreduce.topo.place import shown_path
 from partreduce.topo.schedule import Schedule
@@ -24,6 +25,7 @@ _OPEN_KEYS = ("strategy", "hardware", "prices")
 _LINE_KEYS = ("phases", "rounds", "nodes", "contingencies", "probes")
 
 
+@check_arguments
 def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
     """Write a schedule file, atomically: readers see the old file or the new one, never a part.
 
@@ -32,7 +34,6 @@ def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
         ScheduleError: the schedule cannot be expressed in the format (a name of several lines, a fraction of more
             digits than the format holds, a certificate with integers beyond ±2**53).
     """
-    of_type(schedule, Schedule, "write_schedule: schedule", "the path comes first, then the Schedule")
     write_file(path, schedule_text(schedule).encode())
 
 

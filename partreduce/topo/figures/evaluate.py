@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
+from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError, ScheduleError, UnknownError
 from partreduce.topo.figures.base import Drift, Figure, Figures, Kind, absent
 from partreduce.topo.figures.decomposition import DEFAULT, FigureLimits, sectors_of
@@ -107,6 +108,7 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Figur
     )
 
 
+@check_arguments
 def figures(schedule: Schedule, *, limit: FigureLimits = DEFAULT) -> Figures:
     """All figures. What cannot be computed has value None and says why; nothing is refused.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Bulk, Rounds
@@ -27,6 +28,7 @@ class RulePhases(Bulk):
 
     def __post_init__(self) -> None:
         """Refuse explicit phases, which Python would let through."""
+        check_fields(self)
         if any(isinstance(phase, Phase) for phase in self.phases):
             raise ScheduleError("phases: rule phases are expected beside node_radices; use GroupPhases for groups")
 
@@ -84,6 +86,7 @@ class GroupPhases(Bulk):
 
     def __post_init__(self) -> None:
         """Refuse rule phases, which Python would let through."""
+        check_fields(self)
         if not all(isinstance(phase, Phase) for phase in self.phases):
             raise ScheduleError("phases: explicit groups are expected; use RulePhases for rules")
 

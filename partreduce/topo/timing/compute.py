@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.errors import InputError
 from partreduce.topo.fields import Index, check_ranges
 from partreduce.topo.hardware import LONGEST_SECONDS, Hardware, Seconds, Share, Variation
@@ -43,6 +44,7 @@ class RandomSlowdown:
 
     def __post_init__(self) -> None:
         """Refuse factors below 0 and what is no probability."""
+        check_fields(self)
         check_ranges(self, InputError, "random slowdown: ")
 
     def disturb(
@@ -65,6 +67,7 @@ class RandomDelay:
 
     def __post_init__(self) -> None:
         """Refuse numbers below 0."""
+        check_fields(self)
         check_ranges(self, InputError, "delay: ")
 
     def disturb(
@@ -91,6 +94,7 @@ class ShiftingDelay:
 
     def __post_init__(self) -> None:
         """Refuse a range that is empty or negative."""
+        check_fields(self)
         check_ranges(self, InputError, "skew: ")
         if self.low > self.high:
             raise InputError(f"skew: from {self.low} s to {self.high} s; write 0 <= LOW <= HIGH")
@@ -125,6 +129,7 @@ class ComputeTimes:
 
     def __post_init__(self) -> None:
         """Refuse negative times and factors."""
+        check_fields(self)
         check_ranges(self, InputError, "compute times: ")
         for worker, factor in self.slowdown:
             if worker < 0 or not 0 < factor <= LONGEST_SECONDS:

@@ -180,7 +180,7 @@ def bytes_of(hardware: Hardware, model_bytes: int | None) -> int:
     """
     size = model_bytes if model_bytes is not None else hardware.model_bytes
     if size is None:
-        raise InputError("model_bytes: is not given; say how large the model is, such as --model-bytes 552MB")
+        raise InputError("model_bytes: is not given; say how many bytes the model has, such as 552_000_000")
     if size <= 0:
         raise InputError(f"model_bytes: is {size}; it is a number of bytes > 0")
     return size

@@ -32,6 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import InputError
@@ -67,6 +68,7 @@ class Touched:
         Raises:
             InputError: no shares, or a node that touches less than one of its workers.
         """
+        check_fields(self)
         check_ranges(self, InputError, "touched share of ")
         if not self.worker <= self.node <= self.everyone:
             raise InputError(

@@ -10,6 +10,7 @@ import pytest
 
 from partreduce.runtime.launcher import supervision
 from partreduce.runtime.launcher.launch import variables_of
+from partreduce.runtime.launcher.signals import shell_exit_code
 from partreduce.runtime.launcher.supervision import Child, _Shutdown
 from partreduce.runtime.launcher.workers import ANSWER_SECONDS
 from partreduce.topo.cluster import Cluster
@@ -99,7 +100,7 @@ def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_t
 
 def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monkeypatch):
     machine, shutdown = Machine(monkeypatch), _Shutdown()
-    shutdown.asked(143, GRACE, machine.workers)
+    shutdown.asked(signal.SIGTERM, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGTERM, range(4))
     assert shutdown.has_signalled
     assert machine.after(GRACE / 2, shutdown) == []
@@ -107,18 +108,20 @@ def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monke
     assert machine.after(GRACE / 2 - 0.5, shutdown) == []
     assert machine.after(1.0, shutdown) == to_all(signal.SIGKILL, [1, 2, 3]), "they were asked before"
     machine.sent.clear()
-    shutdown.asked(143, GRACE, machine.workers)
+    shutdown.asked(signal.SIGTERM, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGKILL, [1, 2, 3])
     assert shutdown.code == 143
-    assert _Shutdown(code=130).has_signalled, "Ctrl-C, of which workers die before they are signalled from here"
+    shutdown = _Shutdown()
+    shutdown.asked(signal.SIGINT, GRACE, machine.workers)
+    assert (shutdown.code, shutdown.has_signalled) == (130, True)
 
 
 def test_who_does_not_end_although_it_was_killed_is_given_up_once(monkeypatch):
     machine, shutdown, given_up = Machine(monkeypatch), _Shutdown(), []
     monkeypatch.setattr(Child, "give_up", lambda child: given_up.append(child.rank))
-    shutdown.asked(143, GRACE, machine.workers)
+    shutdown.asked(signal.SIGTERM, GRACE, machine.workers)
     machine.after(GRACE + 0.5, shutdown)
-    machine.workers[0].code = 143
+    machine.workers[0].code = -signal.SIGTERM
     machine.after(ANSWER_SECONDS - 1.0, shutdown)
     assert not given_up
     machine.after(60.0, shutdown)
@@ -131,7 +134,7 @@ def test_who_survives_lost_workers_ends_by_errors_alone_and_when_nobody_is_left(
     draw = random.Random(seed)
     survive, patient = draw.random() < 0.5, draw.random() < 0.5
     machine, shutdown = Machine(monkeypatch), _Shutdown(survive=survive, patient=patient)
-    lost = (137, FencedError.exit_code)
+    lost = (-signal.SIGKILL, FencedError.exit_code)
     codes = {rank: draw.choice([0, 1, *lost]) for rank in draw.sample(range(4), 4)}
     first, hurried, ended = 0, False, []
     for rank, code in codes.items():
@@ -140,7 +143,7 @@ def test_who_survives_lost_workers_ends_by_errors_alone_and_when_nobody_is_left(
         is_lost = code in lost
         counts = code and not (survive and is_lost and not (len(ended) == 4 and all(one in lost for one in ended)))
         if counts:
-            first = first or code
+            first = first or shell_exit_code(code)
             hurried |= not (patient and is_lost)
         assert shutdown.code == first, (codes, ended)
         assert (shutdown.deadline < float("inf")) == hurried, (codes, ended)

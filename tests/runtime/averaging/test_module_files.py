@@ -1,0 +1,209 @@
+"""Files and copies of a model in mid-run need no partreduce, compute what the model does, and are not averaged."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import subprocess
+import sys
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+import partreduce
+from partreduce.runtime.averaging.module_hook import NOTHING
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Pipeline, Static
+from partreduce.topo.strategies.axes import How, Sending
+from partreduce.topo.strategies.routes import Route, Routes, TableWay
+
+TWO = Cluster.regular(1, 2)
+PAIRS = GroupPhases((Phase.from_groups(2, [[0, 1]]), Phase.from_groups(2, [])))
+TABLE = Route(parameter="0.weight", rows=20, columns=4, way=TableWay.GATHER)
+STRATEGIES = {
+    "gradients": AllReduce(),
+    "gradients by layers": AllReduce(how=How(sending=Sending.LAYERS)),
+    "gradients with delay": AllReduce(when=Pipeline()),
+    "parameters": Static(phases=PAIRS),
+    "parameters with delay": AllReduce(pace=2, when=Late()),
+    "gathered tables": AllReduce(what=Routes(tables=(TABLE,))),
+}
+LOADS = """
+import sys
+sys.modules["partreduce"] = None  # as where it is not installed
+import pathlib, torch
+for path in sorted(pathlib.Path(sys.argv[1]).glob("*.pt")):
+    saved = torch.load(path, weights_only=False)
+    with torch.no_grad():
+        assert torch.equal(saved["model"](saved["inputs"]), saved["outputs"]), path
+    saved["model"].train()
+    saved["model"](saved["inputs"]).sum().backward()
+    saved["model"].load_state_dict(saved["model"].state_dict())
+    print(path.stem)
+"""
+
+
+def network(name):
+    first = [torch.nn.EmbeddingBag(20, 4)] if "tables" in name else [torch.nn.Linear(3, 4)]
+    return torch.nn.Sequential(*first, torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+
+
+def inputs_of(name, rank):
+    return torch.arange(15).view(5, 3) + rank if "tables" in name else torch.arange(15.0).view(5, 3) / 8 + rank
+
+
+def saved_bytes(model, inputs):
+    was_training = model.training
+    with torch.no_grad():
+        outputs = model.eval()(inputs)
+    buffer = io.BytesIO()
+    torch.save({"model": model, "inputs": inputs, "outputs": outputs}, buffer)
+    model.train(was_training)
+    return buffer.getvalue()
+
+
+def files_in_mid_run(name, world):
+    """What one worker's script saves: models, and states of what trains them; and their names."""
+    model, inputs = network(name), inputs_of(name, world.rank)
+    plain = torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = DistributedOptimizer(plain, model, Schedule(name, TWO, STRATEGIES[name]), world=world, timeout=60)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    takes_scaler = "layers" not in name and "tables" not in name
+    scaler = torch.amp.GradScaler("cpu", enabled=takes_scaler)
+    files, others = {}, {}
+    for step in range(12):  # the first steps are watched more closely than the later ones
+        if step in (0, 3, 11):
+            moving = AveragedModel(model)
+            moving.update_parameters(model)
+            made = {"model": model, "copy": copy.deepcopy(model), "moving": moving, "part": model[:2]}
+            files |= {f"{name} {step} {what}": saved_bytes(one, inputs) for what, one in made.items()}
+            with optimizer.mean_model() as mean:
+                files[f"{name} {step} mean"] = saved_bytes(mean, inputs)
+                files[f"{name} {step} copy of mean"] = saved_bytes(copy.deepcopy(mean), inputs)
+            for what, state in {
+                "model": model.state_dict(), "plain": plain.state_dict(), "copy of plain": copy.deepcopy(plain),
+                "pickled plain": plain, "scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(),
+                "parameters": list(model.parameters()),
+            }.items():  # fmt: skip
+                torch.save(state, buffer := io.BytesIO())
+                others[f"{name} {step} {what}"] = buffer.getvalue()
+        optimizer.zero_grad()
+        scaler.scale(model(inputs).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+    optimizer.finish()
+    files[f"{name} finished"] = saved_bytes(model, inputs)
+    return files, others
+
+
+@pytest.mark.filterwarnings("ignore:.*mean of all")
+@pytest.mark.processes
+@pytest.mark.timeout(600)
+def test_files_of_models_in_mid_run_are_loaded_where_partreduce_is_not_installed(ranks, tmp_path):
+    for name in STRATEGIES:
+        for files, others in ranks.run(2, lambda world: files_in_mid_run(name, world)):  # noqa: B023 - called here
+            for file, data in (files | others).items():
+                assert b"partreduce" not in data, file
+            for file, data in files.items():
+                (tmp_path / f"{file}.pt").write_bytes(data)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", LOADS, tmp_path], capture_output=True, text=True, check=False, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == len(STRATEGIES) * (3 * 6 + 1)
+
+
+@pytest.mark.parametrize("name", ["gradients", "parameters", "parameters with delay"])
+def test_a_deep_copy_is_neither_averaged_nor_watched(ranks, name):
+    def work(world):
+        model, inputs = network(name), inputs_of(name, world.rank)
+        schedule = Schedule(name, TWO, STRATEGIES[name])
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(plain, model, schedule, world=world, timeout=60)
+
+        def step():
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+
+        step()
+        copied = copy.deepcopy(model)
+        own = [parameter.detach().clone() for parameter in copied.parameters()]
+        loads = optimizer.run.flat.loads.count
+        copied.eval()(inputs)
+        with torch.no_grad():
+            copied(inputs)
+        copied.load_state_dict(copied.state_dict())
+        torch.save(copied, io.BytesIO())
+        assert optimizer.run.flat.loads.count == loads
+        step()
+        assert all(map(torch.equal, own, copied.parameters()))
+        alone = torch.optim.SGD(copied.parameters(), lr=0.1)  # of which no step is refused, either
+        copied.train()(inputs).sum().backward()
+        alone.step()
+        hooks = [
+            hook
+            for module in copied.modules()
+            for kept in (module._forward_pre_hooks, module._state_dict_pre_hooks, module._load_state_dict_post_hooks)
+            for hook in kept.values()
+        ]
+        assert hooks
+        assert all(hook is NOTHING for hook in hooks)
+        optimizer.finish()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ranks.run(2, work)
+
+
+def test_a_copy_of_the_plain_optimizer_steps_without_the_schedule(ranks):
+    def work(world):
+        model = network("")
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        attached = partreduce.attach(plain, model, Schedule("s", TWO, AllReduce()), world=world, timeout=60)
+        copied, operations = copy.deepcopy(plain), attached.stats()["operations"]
+        for group in copied.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = torch.ones_like(parameter)
+        copied.step()
+        assert attached.stats()["operations"] == operations
+        attached.finish()
+
+    ranks.run(2, work)
+
+
+class Words(torch.nn.Embedding):
+    """A class of the user's."""
+
+
+@pytest.mark.parametrize("way", [TableWay.GATHER, TableWay.SHARDED])
+def test_a_module_with_a_table_is_pickled_as_the_user_made_it_where_this_worker_has_all_rows(ranks, way):
+    def work(world):
+        model = torch.nn.Sequential(Words(20, 4), torch.nn.Linear(4, 1))
+        strategy = AllReduce(what=Routes(tables=(replace(TABLE, way=way),)))
+        plain = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = DistributedOptimizer(plain, model, Schedule("s", TWO, strategy), world=world, timeout=60)
+        torch.save(model[0], buffer := io.BytesIO())
+        optimizer.finish()
+        buffer.seek(0)
+        loaded = torch.load(buffer, weights_only=False)
+        assert type(loaded) is Words
+        assert torch.equal(loaded.weight, model[0].weight)
+        assert vars(loaded).keys() == vars(Words(20, 4)).keys()
+
+    if way is TableWay.GATHER:
+        ranks.run(2, work)
+        return
+    errors = ranks.run(2, work, catch=InputError)
+    assert all("its rows are spread over the workers, so the model cannot be pickled" in str(one) for one in errors)
+    ranks.fresh()
