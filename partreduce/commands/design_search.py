@@ -133,6 +133,8 @@ def _print(planned: Plan, job: Job) -> None:
             None,
         )  # fmt: skip
     screen = console()
+    if not planned.proof.guarantees_consensus:
+        screen.print(f"consensus: {planned.consensus} ({planned.recommendation.name})", style="bold yellow")
     screen.print(rows)
     screen.print(
         "Per step: communication, whole step with waiting. distance: consensus distance; steps: predicted steps to a "

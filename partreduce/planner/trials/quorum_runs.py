@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from partreduce.planner.job import Job
 from partreduce.planner.measuring import pushed_by
-from partreduce.planner.option import Facts, Option
+from partreduce.planner.option import Facts, LongerRun, Option
 from partreduce.planner.trials.kit import PER_EVENT, error_of, memory_bytes
 from partreduce.topo.figures.base import Figure, Kind, absent
 from partreduce.topo.figures.late_distance import late_distance_like
@@ -49,8 +49,8 @@ PER_WORKER, PER_ENTRY = 3e-8, 5e-8
 class Run:
     """One run in virtual time: seconds of a round, their relative error, waiting, bytes, and what was in the rounds.
 
-    `calls` (num_rounds, num_workers) is how many each worker had in every round, the first ones as well, and `oldest`
-    the most rounds that any was late.
+    `calls` (num_rounds, num_workers) is how many each worker had in every round, the first ones as well, `ages` how many
+    rounds each of them was late, and `came` the round that it was in; `oldest` is the most rounds that any was late.
     """
 
     seconds: float
@@ -63,6 +63,19 @@ class Run:
     least_share: float
     oldest: int
     calls: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    ages: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    came: npt.NDArray[np.int64] = field(repr=False, compare=False)
+
+    def first(self, num_rounds: int) -> Run:
+        """What was in the first rounds of the run; its seconds and bytes stay those of the whole."""
+        kept, ages = self.calls[num_rounds // WARM_UP : num_rounds], self.ages[self.came < num_rounds]
+        counted = self.came[self.came < num_rounds] >= num_rounds // WARM_UP
+        return replace(
+            self,
+            gradients=float(kept.sum()) / len(kept),
+            age=float(ages[counted].mean()),
+            calls=self.calls[:num_rounds],
+        )
 
 
 class Costs(NamedTuple):
@@ -183,6 +196,8 @@ def figures_of(schedule: Schedule, calls: npt.NDArray[np.int64], node_of: npt.ND
     on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
     noise, pushed = np.zeros((2, count, count))
     phases, first, squares = phases_of(schedule), len(calls) // WARM_UP, []
+    if (after := len(calls) - first) > len(phases):
+        first += after % len(phases)  # whole periods
     for index, came in enumerate(calls):
         phase, made = phases[index % len(phases)], np.diag(came * float(pace))
         noise = phase.apply(phase.apply(noise + made).T).T
@@ -236,6 +251,8 @@ def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
         least_share=float(kept.sum(axis=0).min() / kept.sum() * kept.shape[1]),
         oldest=int(record.ages.max()),
         calls=record.gradients,
+        ages=record.ages,
+        came=record.rounds,
     )
 
 
@@ -251,8 +268,8 @@ def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
     option, count, pace = by(base, setting), job.cluster.num_workers, pace_of(base)
     option.schedule.strategy.check(job.cluster)
     assert setting.bound is not None, "each keeps one"
-    late = found.age * found.gradients / count  # rounds of as many calls as there are workers
-    option = _with_price(option, late, job) if base.is_plain else _with_figures(option, late, job, found)
+    option = _with_price(option, late_of(found), job) if base.is_plain else _with_figures(option, job, found)
+    late = late_of(found)
     words = words_of(setting, base)
     name = f"quorum: {words}, up to {setting.staleness} late"
     model = job.steps_model
@@ -283,6 +300,36 @@ def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
     )
 
 
+def late_of(found: Run) -> float:
+    """How many rounds of as many calls as there are workers its calls are late on average."""
+    return found.age * found.gradients / found.calls.shape[1]
+
+
+def longer_of(base: Option, setting: Quorum, job: Job, num_rounds: int) -> LongerRun | None:
+    """How a schedule of groups under a quorum is run for longer; None of All-Reduce, which keeps replicas equal."""
+    if base.is_plain:
+        return None
+
+    def longer(rounds: int) -> tuple[Option, tuple[float, float, float]]:
+        found = run(by(base, setting), job, job.compute_times(), rounds)
+        option = measured(base, setting, job, found)
+        parts = [found.first(rounds // part) for part in (4, 2)]
+        figures = [figures_of(base.schedule, part.calls, job.cluster.node_of()) for part in parts]
+        quarter, half = (distance_of(*one, pace_of(base)) for one in zip(figures, parts, strict=True))
+        return option, (quarter, half, float(option.consensus_distance))
+
+    whole = 4 * base.schedule.phased.period  # so that each part ends with a period
+    rounds = whole * ceil(max(num_rounds, 2 * whole) / whole)
+    return LongerRun(rounds, lambda rounds: work_of_run(base.schedule, setting, rounds), longer)
+
+
+def distance_of(figures: Figures, found: Run, pace: int) -> float:
+    """The consensus distance of groups in a run: of what came, and of the rounds that it came late."""
+    count = found.calls.shape[1]
+    # What comes a round late to all alike adds a round's steps (`topo.figures.retimed`).
+    return figures.consensus_distance + late_of(found) * pace * (count - 1) / count
+
+
 def _with_price(option: Option, late: float, job: Job) -> Option:
     """All-Reduce, with the price of gradients that are late by so many steps."""
     return replace(
@@ -293,13 +340,12 @@ def _with_price(option: Option, late: float, job: Job) -> Option:
     )
 
 
-def _with_figures(option: Option, late: float, job: Job, found: Run) -> Option:
+def _with_figures(option: Option, job: Job, found: Run) -> Option:
     """Groups, with the figures of what came in a run, and the price of averages that come so many rounds late."""
     count, pace, model = job.cluster.num_workers, pace_of(option), job.steps_model
-    figures = figures_of(option.schedule, found.calls, job.cluster.node_of())
+    figures, late = figures_of(option.schedule, found.calls, job.cluster.node_of()), late_of(found)
     how = f"by a run of {len(found.calls)} rounds"
-    # What comes a round late to all alike adds a round's steps (`topo.figures.retimed`).
-    noise = Figure(figures.consensus_distance + late * pace * (count - 1) / count, Kind.ESTIMATE, how)
+    noise = Figure(distance_of(figures, found, pace), Kind.ESTIMATE, how)
     drift = Figure(figures.drift_node if job.push == "node" else figures.drift_worker, Kind.ESTIMATE, how)
     counted = (float(noise), pushed_by(drift, job))
     apart = late * late_distance_like(float(noise), pace, 1 - 1 / count)

@@ -145,7 +145,8 @@ class Search:
         def run() -> Option:
             found = runs.run(runs.by(base, setting), self.job, self.job.compute_times(), rounds)
             self.oldest[base.name, setting] = found.oldest
-            return runs.measured(base, setting, self.job, found)
+            option = runs.measured(base, setting, self.job, found)
+            return replace(option, longer=runs.longer_of(base, setting, self.job, rounds))
 
         return Trial(runs.words_of(setting, base), runs.work_of_run(base.schedule, setting, rounds), run)
 
