@@ -99,7 +99,7 @@ def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
 
 def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     """The fact `sent-bytes` in words."""
-    is_alike = schedule is None or len(set(schedule.paces().tolist())) == 1
+    is_alike = schedule is None or schedule.has_one_pace
     worker, node, way = (size(sent[name]) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
         f"sent-bytes, a fact: in one {'step' if is_alike else 'round'} no more than {worker} leave a worker and {node} "
@@ -239,8 +239,8 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> str:
 
 
 def _steps(schedule: Schedule) -> str:
-    paces, rounds = schedule.paces(), schedule.meetings.period if schedule.meetings.is_mixing else 1
-    least, most = int(paces.min()) * rounds, int(paces.max()) * rounds
+    pace, rounds = schedule.strategy.pace, schedule.meetings.period if schedule.meetings.is_mixing else 1
+    least, most = (pace if isinstance(pace, int) else min(pace)) * rounds, schedule.largest_pace * rounds
     if most == 1:
         return "step"
     steps = f"{most} steps" if least == most else f"{least} to {most} steps"

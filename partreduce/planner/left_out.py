@@ -11,7 +11,7 @@ from partreduce.planner.job import Job
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import on_request, outer_steps
 from partreduce.planner.trials.quorums import memory_of_groups
-from partreduce.schedulers.synthesis.cluster_shape import derived_paces
+from partreduce.schedulers.synthesis.cluster_shape import has_equal_speeds
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:
@@ -65,7 +65,7 @@ def _of_fewer(job: Job) -> list[str]:
     if job.quorum:
         return ["quorums of groups"]
     kinds = ["weighted graphs"]
-    if len(derived_paces(job.cluster)) > 1:
+    if not has_equal_speeds(job.cluster):
         kinds.append("unequal paces")
     others = ["neighbours that keep a gap"] * (job.gap is None and not job.tables) + [
         "quorums"

@@ -136,8 +136,11 @@ def _decided(problem: Problem, clock: Clock, until: float, seed: int) -> list[Sc
 
 def impossible(problem: Problem) -> str | None:
     """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
-    limits, least = problem.limits, crossing_bound(problem)
-    if limits.max_communication is not None and not limits.allow_communication(least):
+    limits = problem.limits
+    if limits.max_communication is None:
+        return None
+    least = crossing_bound(problem)
+    if not limits.allow_communication(least):
         who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")
         return (
             f"max_communication: {limits.max_communication:.6g} s per step; {who} must meet at least once in "

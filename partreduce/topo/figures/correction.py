@@ -77,7 +77,7 @@ def best_alpha(schedule: Schedule) -> tuple[float, float]:
         radius = max(_radius(part, alpha) for part in classes)
         return radius >= 1 or not _spread(classes, alpha) <= MAX_NOISE * quiet, radius, alpha
 
-    strongest = STRONGEST if schedule.paces().max() == 1 else STRONGEST_LOCAL
+    strongest = STRONGEST if schedule.largest_pace == 1 else STRONGEST_LOCAL
     grid = [float(alpha) for alpha in np.geomspace(0.002, strongest, _GRID)]
     best = min(judged(alpha) for alpha in grid)[2]
     place = grid.index(best)
