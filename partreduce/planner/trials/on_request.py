@@ -64,8 +64,8 @@ def is_open(job: Job) -> bool:
 class Meetings:
     """Carries out the meetings of a run on noise, and on one unit vector for each worker. O(n · numbers) for each.
 
-    `apart` holds, after each meeting, how many rounds the workers have ended on average, and squared distances to the
-    mean: of noise, and of pushes whose mean is zero, by worker and by node.
+    `apart` holds, after each meeting, how many rounds workers have ended on average and at most, and squared distances
+    to the mean: of noise, and of pushes whose mean is zero, by worker and by node.
     """
 
     def __init__(self, cluster: Cluster, *, seed: int) -> None:
@@ -73,7 +73,7 @@ class Meetings:
         self._rng = np.random.default_rng(seed)
         self._on_node = np.eye(cluster.num_nodes)[cluster.node_of()]  # (num_workers, num_nodes)
         self._now, self._done = np.zeros((count, COLUMNS + count)), np.zeros(count, dtype=np.int64)
-        self.apart: list[tuple[float, float, float, float]] = []
+        self.apart: list[tuple[float, float, float, float, float]] = []
 
     def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
         now, count, listed = self._now, len(done), list(members)
@@ -86,13 +86,17 @@ class Meetings:
         pushed = off[:, COLUMNS:] - off[:, COLUMNS:].mean(axis=1, keepdims=True)
         squares = (off[:, :COLUMNS] ** 2).sum() / COLUMNS, (pushed**2).sum(), ((pushed @ self._on_node) ** 2).sum()
         noise, by_worker, by_node = (float(square) / len(listed) for square in squares)
-        self.apart.append((float(done.mean()), noise, by_worker, by_node))
+        self.apart.append((float(done.mean()), float(done.max()), noise, by_worker, by_node))
 
-    def mean(self, num_rounds: int) -> tuple[float, float, float]:
-        """The squared distances in the first `num_rounds` rounds of the run, without their warm-up; 0 of no meeting."""
-        apart = np.array(self.apart).reshape(-1, 4)
-        ended = apart[:, 0]
-        kept = apart[(ended >= num_rounds // WARM_UP) & (ended <= num_rounds), 1:]
+    def mean(self, num_rounds: int, part: int = 1) -> tuple[float, float, float]:
+        """The squared distances in one `part` of a run of `num_rounds`, its first, without a warm-up; 0 of no meeting.
+
+        The run is looked at as long as nobody has ended it: who has takes no steps any more, but still meets others.
+        """
+        apart = np.array(self.apart).reshape(-1, 5)
+        apart = apart[apart[:, 1] < num_rounds]
+        ended, last = apart[:, 0], float(apart[:, 0].max(initial=0.0)) / part
+        kept = apart[(ended >= last / WARM_UP) & (ended <= last), 2:]
         noise, by_worker, by_node = kept.mean(axis=0).tolist() if len(kept) else (0.0, 0.0, 0.0)
         return noise, by_worker, by_node
 
@@ -162,7 +166,7 @@ class OnRequest(Kind):
     def _run(self, schedule: Schedule, job: Job, num_rounds: int) -> tuple[Option, tuple[float, float, float]]:
         met = Meetings(job.cluster, seed=job.seed)
         timeline = _timeline(schedule, job, met, num_rounds)
-        quarter, half, whole = (met.mean(num_rounds // part)[0] for part in (4, 2, 1))
+        quarter, half, whole = (met.mean(num_rounds, part)[0] for part in (4, 2, 1))
         return _priced(schedule, timeline, met, job, self.word), (quarter, half, whole)
 
     def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:  # noqa: ARG002

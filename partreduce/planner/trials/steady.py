@@ -32,7 +32,7 @@ DOUBLINGS = 2
 """Times that a run is doubled whose consensus distance rises ever more slowly, so that it may still come to rest."""
 GROWTH = 1.5
 """Rising by so much with each doubling is no approach to a limit."""
-LISTED = 4
+LISTED = 8
 """Options that the answer names with their distances."""
 
 
