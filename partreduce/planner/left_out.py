@@ -12,6 +12,7 @@ from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import on_request, outer_steps
 from partreduce.planner.trials.quorums import memory_of_groups
 from partreduce.schedulers.synthesis.cluster_shape import has_equal_speeds
+from partreduce.schedulers.synthesis.rule_alphabet import holds_rules
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:
@@ -30,6 +31,11 @@ def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str
 def not_weighed(job: Job) -> list[str]:
     """What is no candidate, though nobody asked for something else, and why; O(num_workers) where steps vary."""
     said, count = [], job.cluster.num_workers
+    if job.cluster.is_regular and not holds_rules(job.cluster):
+        said.append(
+            f"no rules are searched for {job.cluster.workers_per_node} workers on a node, whose matrices would not fit "
+            "into memory; the catalogue's rules are weighed as far as there is time"
+        )
     if count > MAX_GRAPH_WORKERS and (kinds := _of_fewer(job)):
         way_out = "; --when quorum weighs quorums of all workers" if "quorums" in kinds else ""
         listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from partreduce.planner.job import Job
+from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.figures.classes import num_entries
-from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.schedule import Schedule
 
 PER_OPTION = 1e-2

@@ -49,8 +49,8 @@ PER_WORKER, PER_ENTRY = 3e-8, 5e-8
 class Run:
     """One run in virtual time: seconds of a round, their relative error, waiting, bytes, and what was in the rounds.
 
-    `calls` (num_rounds, num_workers) is how many each worker had in every round, the first ones as well, `ages` how many
-    rounds each of them was late, and `came` the round that it was in; `oldest` is the most rounds that any was late.
+    `calls` (num_rounds, num_workers) is how many each worker had in every round, the first ones as well, `ages` how
+    many rounds each of them was late, and `came` the round that it was in; `oldest` is the most that any was late.
     """
 
     seconds: float
