@@ -302,7 +302,7 @@ def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
 
 def late_of(found: Run) -> float:
     """How many rounds of as many calls as there are workers its calls are late on average."""
-    return found.age * found.gradients / found.calls.shape[1]
+    return found.age * found.gradients / len(found.calls[0])
 
 
 def longer_of(base: Option, setting: Quorum, job: Job, num_rounds: int) -> LongerRun | None:
@@ -325,7 +325,7 @@ def longer_of(base: Option, setting: Quorum, job: Job, num_rounds: int) -> Longe
 
 def distance_of(figures: Figures, found: Run, pace: int) -> float:
     """The consensus distance of groups in a run: of what came, and of the rounds that it came late."""
-    count = found.calls.shape[1]
+    count = len(found.calls[0])
     # What comes a round late to all alike adds a round's steps (`topo.figures.retimed`).
     return figures.consensus_distance + late_of(found) * pace * (count - 1) / count
 

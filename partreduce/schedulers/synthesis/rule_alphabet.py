@@ -146,7 +146,7 @@ def hinted_phases(problem: Problem, radices: Sequence[int]) -> Iterator[RulePhas
 def holds_rules(cluster: Cluster) -> bool:
     """Whether the matrices of a cluster's rules fit into memory; else no rules are searched."""
     digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
-    return LEAST_PHASES * 2**digits * (cluster.workers_per_node or 0) ** 2 <= MOST_ENTRIES
+    return LEAST_PHASES * (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MOST_ENTRIES
 
 
 def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> Alphabet:

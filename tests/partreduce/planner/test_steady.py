@@ -116,7 +116,7 @@ def test_what_there_is_no_time_to_run_for_longer_is_left_out_by_name():
 def test_an_option_that_is_taken_and_not_steady_is_refused_by_its_name():
     asked = replace(nearly(37e6), take="clustered gap: backup 1, parallel")
     with pytest.raises(
-        UnknownError, match="--take 'clustered gap: backup 1, parallel': .*after 60, 120 and 240 rounds"
+        UnknownError, match=r"--take 'clustered gap: backup 1, parallel': .*after 60, 120 and 240 rounds"
     ):
         checked(asked, list(gaps_of(asked).values()))
 
