@@ -62,11 +62,11 @@ def test_work_counts_the_local_ranks_of_a_rule_that_its_figures_multiply():
     built = {size: registry.build("node-then-all", Cluster.parse(f"8x{size}")) for size in (8, 1000)}
     assert work_of(built[8], job("8x8")) < 2 * PER_OPTION
     assert work_of(built[1000], job("8x1000")) < 1, "all ranks of a node are alike, which makes one class"
-    apart = [registry.build("rotating-heads", Cluster.parse(f"8x{size}")) for size in (8, 64, 512)]
+    apart = [registry.build("rotating-heads", Cluster.parse(f"8x{size}")) for size in (8, 64, 128)]
     works = [work_of(one, job(str(one.cluster))) for one in apart]
     assert works == sorted(works)
     assert works[0] < 2 * PER_OPTION
-    assert works[-1] > 30, "figures of 512 ranks that all differ take about a minute"
+    assert works[-1] > 1, "figures of 128 ranks that all differ take some seconds"
 
 
 def test_rules_of_very_many_local_ranks_are_not_searched_and_that_is_named():
