@@ -116,6 +116,7 @@ def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     path = tmp_path / "s.json"
     links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
     asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--when", "gap", "--effort", "3", "--time-limit", "1h"]
+    asked += ["--take", "clustered gap: backup 1, parallel"]
     assert main([*asked, "-o", str(path)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("Planning")
