@@ -79,12 +79,13 @@ def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
             refuse_without_place(path)
 
 
-def suggest_verify(output: Path | None) -> None:
+def suggest_verify(output: Path | None, *, guarantees_consensus: bool = True) -> None:
     """Name the command that comes next; there is none where the schedule went through a pipe."""
+    option = "" if guarantees_consensus else " --allow-no-consensus"
     if output is None:
         console().print("Next: the same with -o schedule.json", style="dim")
     elif str(output) != "-":
-        console().print(f"Next: partreduce verify {output}", style="dim")
+        console().print(f"Next: partreduce verify{option} {output}", style="dim")
 
 
 def emit_json(document: object) -> None:

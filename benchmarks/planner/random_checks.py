@@ -205,7 +205,7 @@ def _document(planned: Plan) -> list[str]:
     json.dumps(document, allow_nan=False)
     named = {row["name"] for row in document["front"]}
     wrong = [] if document["recommendation"]["name"] in named else ["the recommendation is not on the front"]
-    if planned.proof.verdict == "refuted":
+    if planned.proof.without_consensus().verdict == "refuted":
         wrong.append(f"the recommendation {planned.recommendation.name} is refuted")
     if any((option.consensus_distance.value or 0.0) < 0 for option in planned.options):
         wrong.append("a consensus distance is negative")

@@ -57,15 +57,17 @@ def search(
             emit_json({"answer": {"status": str(status), "because": str(error)}})
         raise
     document = (hybrid or planned).to_json() | ({"assumed": dict(assumed)} if assumed else {})
+    proof = planned.proof if hybrid is None else hybrid.proof
     if output is not None:
         schedule = planned.recommendation.schedule if hybrid is None else hybrid.schedule
-        proof = planned.proof if hybrid is None else hybrid.proof
         write_schedule(output, schedule.with_certificate(proof.certificate))
     if plot is not None:
         save(draw_front(planned, job.data), plot)
     if as_json:
         emit_json(document | ({"output": str(output)} if output else {}))
         return
+    if not proof.guarantees_consensus:
+        console().print(f"consensus: {planned.consensus} ({planned.recommendation.name})", style="bold yellow")
     if assumed:
         said = ", ".join(f"{option}={value}" for option, value in assumed.items())
         console().print(f"Assumed, as neither the cluster nor an option says it: {said}")
@@ -75,7 +77,7 @@ def search(
     for path in (output, plot):
         if path is not None:
             console().print(f"written to {path}")
-    suggest_verify(output)
+    suggest_verify(output, guarantees_consensus=proof.guarantees_consensus)
 
 
 def _how_long(job: Job) -> str:

@@ -21,7 +21,7 @@ from partreduce.topo.strategies.axes import WIDER
 from partreduce.topo.units import parse_size
 from partreduce.user_function import function_of
 from partreduce.verify import checker
-from partreduce.verify.base import Claim, Proof
+from partreduce.verify.base import Claim, Proof, Status
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.functions import prove_function
 from partreduce.verify.prove import prove
@@ -35,7 +35,8 @@ MARK = {
     "not proved": "[yellow]not proved[/]",
 }
 """Proved by a witness; a fact of the file; holding of a program that obeys its protocol's rules; and the other two."""
-ASSUMED = "[green]nothing is refuted[/]; what is claimed holds if the program obeys its protocol (assumed)"
+NOTHING = "[green]nothing is refuted[/]; "
+ASSUMED = "what is claimed holds if the program obeys its protocol (assumed)"
 """The verdict where a schedule may be run, but no claim has a witness."""
 
 
@@ -55,6 +56,9 @@ def command(
     ] = None,
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
     model_bytes: options.ModelBytes = None,
+    allow_no_consensus: Annotated[
+        bool, typer.Option("--allow-no-consensus", help="Exit with 0 also where only consensus is not guaranteed.")
+    ] = False,
 ) -> int:
     """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
     claim_stdout(certificate, export, as_json=as_json)
@@ -70,7 +74,8 @@ def command(
             print_sent(sent["sent_bytes"], loaded)
         if certificate is not None:
             _print_how_to_check(certificate, schedule)
-    code = {"refuted": 1, "not proved": 3}.get(proof.verdict.value, 0)
+    needed = proof.without_consensus() if allow_no_consensus else proof
+    code = {"refuted": 1, "not proved": 3}.get(needed.verdict.value, 0)
     if not code and loaded is not None and loaded.certificate and not _is_its_own(loaded, proof):
         confirm(loaded)  # whatever is proved of the file here, a run refuses one whose own certificate does not hold
     return code
@@ -95,7 +100,7 @@ def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
 
 def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     """The fact `sent-bytes` in words."""
-    is_alike = schedule is None or len(set(schedule.paces().tolist())) == 1
+    is_alike = schedule is None or schedule.has_one_pace
     worker, node, way = (size(sent[name]) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
         f"sent-bytes, a fact: in one {'step' if is_alike else 'round'} no more than {worker} leave a worker and {node} "
@@ -137,7 +142,7 @@ def _write(
 
 def _emit(proof: Proof, figures: dict[str, Any], *, explain: bool) -> None:
     claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
-    emit_json({"verdict": proof.verdict.value, "claims": claims, "figures": figures})
+    emit_json(proof.to_json() | {"claims": claims, "figures": figures})
 
 
 def _print_how_to_check(certificate: Path, schedule: Path) -> None:
@@ -173,7 +178,7 @@ def figures_of(schedule: Schedule | None) -> dict[str, Any]:
 def _print(schedule: Schedule | None, proof: Proof, figures: dict[str, Any], *, explain: bool) -> None:
     out = console()
     if schedule is None:
-        out.print(f"[bold]{escape(proof.name)}[/]: {MARK[proof.verdict.value]}")
+        out.print(f"[bold]{escape(proof.name)}[/]: {verdict_words(proof)}")
     else:
         out.print(
             f"[bold]{escape(schedule.name)}[/] on {schedule.cluster}: {schedule.num_workers} workers, strategy "
@@ -205,9 +210,13 @@ def _print(schedule: Schedule | None, proof: Proof, figures: dict[str, Any], *, 
 
 
 def verdict_words(proof: Proof) -> str:
-    """The verdict: `proved` where a certificate says so, and else what it rests on."""
-    is_witnessed = proof.verdict.value != "proved" or any(claim.status.value == "proved" for claim in proof.claims)
-    return MARK[proof.verdict.value] if is_witnessed else ASSUMED
+    """The verdict: `proved` where a certificate says so, and else what it rests on; who can part, if anybody can."""
+    statuses = {claim.status for claim in proof.claims}
+    if proof.parting_words:
+        return f"{MARK[proof.verdict.value]}; [bold red]{escape(proof.parting_words)}[/]"
+    if proof.verdict is not Status.PROVED or Status.PROVED in statuses:
+        return MARK[proof.verdict.value]
+    return ASSUMED if Status.REFUTED in statuses else NOTHING + ASSUMED
 
 
 def in_plain_words(schedule: Schedule, proof: Proof) -> str:
@@ -232,8 +241,8 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> str:
 
 
 def _steps(schedule: Schedule) -> str:
-    paces, rounds = schedule.paces(), schedule.meetings.period if schedule.meetings.is_mixing else 1
-    least, most = int(paces.min()) * rounds, int(paces.max()) * rounds
+    pace, rounds = schedule.strategy.pace, schedule.meetings.period if schedule.meetings.is_mixing else 1
+    least, most = (pace if isinstance(pace, int) else min(pace)) * rounds, schedule.largest_pace * rounds
     if most == 1:
         return "step"
     steps = f"{most} steps" if least == most else f"{least} to {most} steps"

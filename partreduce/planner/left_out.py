@@ -9,7 +9,8 @@ from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.job import Job
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import on_request, outer_steps
-from partreduce.schedulers.synthesis.cluster_shape import derived_paces
+from partreduce.schedulers.synthesis.cluster_shape import has_equal_speeds
+from partreduce.schedulers.synthesis.rule_alphabet import holds_rules
 
 
 def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str]:
@@ -28,6 +29,11 @@ def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str
 def not_weighed(job: Job) -> list[str]:
     """What is no candidate, though nobody asked for something else, and why; O(num_workers) where steps vary."""
     said, count = [], job.cluster.num_workers
+    if job.cluster.is_regular and not holds_rules(job.cluster):
+        said.append(
+            f"no rules are searched for {job.cluster.workers_per_node} workers on a node, whose matrices would not fit "
+            "into memory; the catalogue's rules are weighed as far as there is time"
+        )
     if count > MAX_GRAPH_WORKERS and (kinds := _of_fewer(job)):
         way_out = "; --when quorum weighs quorums" if "quorums" in kinds else ""
         listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
@@ -58,7 +64,7 @@ def _of_fewer(job: Job) -> list[str]:
     if job.quorum:
         return []
     kinds = ["weighted graphs"]
-    if len(derived_paces(job.cluster)) > 1:
+    if not has_equal_speeds(job.cluster):
         kinds.append("unequal paces")
     others = ["neighbours that keep a gap"] * (job.gap is None and not job.tables) + [
         "quorums"

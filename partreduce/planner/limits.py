@@ -22,7 +22,7 @@ def within_limits(schedule: Schedule, limits: Limits) -> bool:
 def within_gap(schedule: Schedule, limits: Limits) -> bool:
     """Whether never more than `max_gap` steps in a row pass without a group that crosses nodes."""
     most = most_pace(schedule, limits)
-    return most is None or int(schedule.paces().max()) <= most
+    return most is None or schedule.largest_pace <= most
 
 
 def most_pace(schedule: Schedule, limits: Limits) -> int | None:

@@ -162,7 +162,7 @@ def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:
         raise PartreduceError(
             f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
         )
-    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // int(schedule.paces().max()))
+    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // schedule.largest_pace)
     sampled = sample(schedule, job.hardware, job.compute_times(), form=form, num_rounds=rounds, seed=job.seed)
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
 

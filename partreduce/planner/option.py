@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from partreduce.planner.job import Data
@@ -76,6 +77,20 @@ SHOWN |= {kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in 
 """What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""
 
 
+@dataclass(frozen=True, slots=True)
+class LongerRun:
+    """How an option whose consensus distance comes from a run in virtual time is run for longer.
+
+    `rounds` are those of the first longer run, `work` gives the nominal seconds of a run of so many rounds, and `run`
+    the option with the prices of that run, and its consensus distance in the first quarter, the first half and the
+    whole of the run, each after a warm-up; None if the workers wait for one another for ever.
+    """
+
+    rounds: int
+    work: Callable[[int], float]
+    run: Callable[[int], tuple[Option, tuple[float, float, float]] | None]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """A schedule on the job's cluster, as it is to be run: its pace, its form and codec, in lockstep or late.
@@ -86,6 +101,7 @@ class Option:
     `catalogue`. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
     `surprise` is what its own run in a pilot changed in the prediction, None where it did not run.
     `facts` are there where workers have no common rounds: a protocol decides then, and was run in virtual time.
+    `longer` is there as long as its consensus distance comes from a run that may be too short (`trials.steady`).
     """
 
     name: str
@@ -107,6 +123,7 @@ class Option:
     status: str
     surprise: float | None = None
     facts: Facts | None = None
+    longer: LongerRun | None = field(default=None, repr=False, compare=False)
 
     @property
     def gap(self) -> Facts | None:

@@ -20,13 +20,15 @@ from partreduce.planner.options import weigh
 from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
 from partreduce.planner.trials import kinds
+from partreduce.planner.trials.steady import STEADY_SHARE, SteadyCheck
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Front
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.pilot import dump_pilot
 from partreduce.topo.errors import InfeasibleError, UnknownError
+from partreduce.topo.figures.base import Kind
 from partreduce.topo.pilot import Pilot
-from partreduce.verify.base import Proof
+from partreduce.verify.base import GUARANTEED, NOT_GUARANTEED, Proof
 from partreduce.verify.prove import prove
 
 PROOF_SHARE, PROOF_SECONDS = 0.08, 2.0
@@ -57,11 +59,23 @@ class Plan:
     search_status: str
     pilot: Pilot | None = None
 
+    @property
+    def consensus(self) -> str:
+        """Whether the proof guarantees consensus of the recommendation; else what it rests on."""
+        if self.proof.guarantees_consensus:
+            return GUARANTEED
+        sampled = self.recommendation.consensus_distance.kind is Kind.ESTIMATE
+        return f"{NOT_GUARANTEED}, steady in simulation" if sampled else f"{NOT_GUARANTEED}, steady by its figures"
+
     def to_json(self) -> dict[str, Any]:
         """As `partreduce design --json` prints it; the same for the same job unless time ran out (`answer.capped`)."""
         return {
             "answer": self.answer.to_json(),
-            "recommendation": {**self.recommendation.to_json(), "verdict": self.proof.verdict},
+            "recommendation": {
+                **self.recommendation.to_json(),
+                "verdict": self.proof.verdict,
+                "consensus": self.consensus,
+            },
             "gain": None if self.gain is None else self.gain.to_json(),
             "reasons": self.reasons,
             "cautions": self.cautions,
@@ -87,10 +101,14 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     load_searchers()
     say = progress or (lambda _: None)
     clock = job.clock()
-    weighed = weigh(job, clock, clock.limit - min(PROOF_SHARE * clock.limit, PROOF_SECONDS), say)
-    searched = weighed.searched
-    options = as_ran(weighed.options, job)
-    chosen = _recommend(options, job, searched, clock)
+    until = clock.limit - min(PROOF_SHARE * clock.limit, PROOF_SECONDS)
+    longer = STEADY_SHARE * clock.limit if kinds.sample_distances(job) else 0.0
+    # An effort is for what is weighed, and longer runs come on top of it; seconds are for both.
+    weighed = weigh(job, clock, until if clock.effort else until - longer, say)
+    searched, steady = weighed.searched, SteadyCheck(job, clock, clock.limit + longer if clock.effort else until)
+    say("running for longer what has to be steady")
+    options = steady.settled(as_ran(weighed.options, job))
+    chosen = _recommend(options, job, searched, clock, steady)
     goes = survival(chosen.schedule, job, say=say) if job.survive else None
     going = chosen if goes is None else replace(chosen, schedule=goes.schedule)
     shown = [going if option is chosen else option for option in options]
@@ -110,6 +128,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
         cautions=[
             *cautions(chosen, job, answer.ended),
             *kinds.cautions(chosen, job),
+            *steady.words(),
             *not_reached(weighed.left_out, answer),
             *not_weighed(job),
         ],
@@ -131,14 +150,15 @@ def load_searchers() -> None:
             import_module(name)
 
 
-def _recommend(options: list[Option], job: Job, searched: Front, clock: Clock) -> Option:
+def _recommend(options: list[Option], job: Job, searched: Front, clock: Clock, steady: SteadyCheck) -> Option:
     """The recommendation; where there is none, the error says whether that is proved."""
     try:
         return recommend(options, job)
     except UnknownError as error:
         if impossible := why_infeasible(job, searched):
             raise InfeasibleError(f"{impossible} (proved; {error})") from None
-        raise UnknownError(f"{error} (not proved impossible: the search ended because {clock.stopped_by()})") from None
+        ended = f"(not proved impossible: the search ended because {clock.stopped_by()})"
+        raise UnknownError("; ".join([str(error), *steady.words()]) + f" {ended}") from None
 
 
 def _prices(pilot: Pilot) -> dict[str, Any]:

@@ -147,8 +147,9 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
 
 def _paced(chosen: Option) -> list[str]:
     """Who takes fewer steps a round, and the loop that such a schedule needs."""
-    paces = chosen.schedule.paces()
-    most = int(paces.max())
+    if isinstance(chosen.pace, int):
+        return []
+    paces, most = chosen.schedule.paces(), chosen.schedule.largest_pace
     if (paces == most).all():
         return []
     slow = [f"worker {worker} takes {paces[worker]}" for worker in range(len(paces)) if paces[worker] < most]

@@ -77,5 +77,5 @@ def _can_run(option: Option, steps: int) -> bool:
         return False
     if strategy.averages_gradients:
         return option.late  # All-Reduce in each step is there already
-    longest = int(option.schedule.paces().max())
+    longest = option.schedule.largest_pace
     return not isinstance(strategy, Phased) or option.schedule.rounds_to_connect() * longest <= steps

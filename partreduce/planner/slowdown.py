@@ -51,11 +51,12 @@ class Slowdown:
     def of(cls, job: Job) -> Slowdown:
         """Of a job's step times. Deterministic; 64 sampled steps of all workers where they vary."""
         times, count = job.compute_times(), job.cluster.num_workers
+        if times.is_fixed and not times.slowdown:  # a table of all workers would cost more than all else
+            return cls((), 1.0)
         fixed = times.fixed(count)  # (n,)
         usual = float(np.sort(fixed)[(count - 1) // 2])  # of two workers the faster one
-        slow = tuple(
-            (w, round(float(fixed[w] / usual), 9)) for w in range(count) if usual > 0 and fixed[w] >= SLOW * usual
-        )
+        late = np.flatnonzero(fixed >= SLOW * usual).tolist() if usual > 0 else []
+        slow = tuple((worker, round(float(fixed[worker] / usual), 9)) for worker in late)
         if times.is_fixed:
             return cls(slow, 1.0)
         even, rng = replace(times, slowdown=()), np.random.default_rng(job.seed)

@@ -165,11 +165,23 @@ class Schedule:
         return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, Phased) else None
 
     def paces(self) -> npt.NDArray[np.int64]:
-        """Steps per round of every worker, shape (num_workers,)."""
+        """Steps per round of every worker, shape (num_workers,), to read; one pace for all takes no memory."""
         pace = self.strategy.pace
         if isinstance(pace, int):
-            return np.full(self.num_workers, pace, dtype=np.int64)
+            return np.broadcast_to(np.int64(pace), self.num_workers)
         return np.array(pace, dtype=np.int64)
+
+    @property
+    def largest_pace(self) -> int:
+        """The most steps that a worker takes in a round."""
+        pace = self.strategy.pace
+        return pace if isinstance(pace, int) else max(pace)
+
+    @property
+    def has_one_pace(self) -> bool:
+        """Whether all workers take as many steps in a round."""
+        pace = self.strategy.pace
+        return isinstance(pace, int) or len(set(pace)) == 1
 
     def pace_of(self, worker: int) -> int:
         """Steps per round of one worker."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil, frexp
@@ -25,6 +25,12 @@ class Status(StrEnum):
     REFUTED = "refuted"
     NOT_PROVED = "not proved"
 
+
+AGREEMENT = frozenset({"consensus", "outer-consensus", "equal-replicas", "convergence"})
+"""Claims of which any one that holds guarantees that the workers reach consensus."""
+SHOWN = 32
+"""Members of a set of workers that a sentence lists."""
+GUARANTEED, NOT_GUARANTEED = "guaranteed", "not guaranteed"
 
 STANDS_FOR = {"unit-sums": "doubly-stochastic"}
 """A claim that is made instead of an essential one, and is enough: weights may be negative, the mean is kept."""
@@ -95,6 +101,50 @@ class Proof:
         return Status.PROVED if is_proved else Status.NOT_PROVED
 
     @property
+    def guarantees_consensus(self) -> bool:
+        """Whether a claim holds by which all workers come to agree."""
+        return any(claim.claim in AGREEMENT and claim.holds for claim in self.claims)
+
+    @property
+    def can_part(self) -> list[list[int]]:
+        """Sets of workers that may never hear of one another, or one set that may never hear of all others.
+
+        Empty where consensus is not refuted, and of a rule, whose witness names local ranks for any number of nodes.
+        """
+        witness = self._against_consensus
+        for key in ("closed_sets", "cycle_of_sets"):
+            if key in witness:
+                return [list(members) for members in witness[key]]
+        return [list(witness[key]) for key in ("workers", "closed") if key in witness]
+
+    @property
+    def parting_words(self) -> str:
+        """That consensus is not guaranteed, and who may never hear of whom; empty where it is guaranteed."""
+        if self.guarantees_consensus:
+            return ""
+        witness, sets = self._against_consensus, [some(members, SHOWN) for members in self.can_part]
+        if "local_ranks" in witness:
+            digits = witness["digits"]
+            of_nodes = f" of nodes that differ in digit {min(digits)} of their index" if digits else " and all others"
+            who = f"the local ranks {some(witness['local_ranks'], SHOWN)}{of_nodes}"
+        elif sets:
+            who = f"the workers {sets[0]} and {' and '.join(sets[1:]) or 'all others'}"
+        else:
+            return f"consensus is {NOT_GUARANTEED}"
+        return f"consensus is {NOT_GUARANTEED}: {who} may never hear of one another"
+
+    @property
+    def _against_consensus(self) -> Mapping[str, Any]:
+        """The witness by which consensus is refuted; empty without one."""
+        against = (one for one in self.claims if one.claim in AGREEMENT and one.status is Status.REFUTED)
+        return next((one.witness for one in against if one.witness is not None), {})
+
+    def without_consensus(self) -> Proof:
+        """The same proof where consensus is a property, which the verdict does not need."""
+        claims = (replace(claim, is_property=True) if claim.claim in AGREEMENT else claim for claim in self.claims)
+        return replace(self, claims=tuple(claims), essential=self.essential - AGREEMENT)
+
+    @property
     def absent(self) -> frozenset[str]:
         """The essential claims that nobody has looked at."""
         return self.essential - {STANDS_FOR.get(claim.claim, claim.claim) for claim in self.claims}
@@ -121,15 +171,18 @@ class Proof:
         return any(claim.claim == name for claim in self.claims)
 
     def to_json(self) -> dict[str, Any]:
-        """`{"verdict": …, "claims": […]}`; figures are added by the command line."""
+        """`{"verdict": …, "consensus": …, "can_part": […], "claims": […]}`; the command line adds figures."""
         return {
             "verdict": self.verdict.value,
+            "consensus": GUARANTEED if self.guarantees_consensus else NOT_GUARANTEED,
+            **({"can_part": self.can_part} if self.can_part else {}),
             "claims": [claim.to_json() for claim in self.claims],
         }
 
     def explain(self) -> str:
-        """Every claim in words, one paragraph each."""
-        return "\n".join(f"{claim.claim}: {claim.status.value}. {claim.explanation}" for claim in self.claims)
+        """Every claim in words, one paragraph each; first that consensus is not guaranteed, where it is not."""
+        lines = [f"{claim.claim}: {claim.status.value}. {claim.explanation}" for claim in self.claims]
+        return "\n".join(filter(None, (self.parting_words, *lines)))
 
     def require(self) -> Proof:
         """Return the proof itself, or raise if a claim is false that is no mere property.

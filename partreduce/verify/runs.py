@@ -171,7 +171,7 @@ def fragments(schedule: Schedule, stated: Stated) -> Claim | None:
 
     def words(numbers: Numbers) -> str:
         count, every, apart, late = (numbers[name] for name in ("fragments", "every", "apart", "late"))
-        if len(set(schedule.paces().tolist())) > 1:
+        if not schedule.has_one_pace:
             every = f"{every} or, of a smaller pace, fewer"
         refused = "The run refuses a model of which a parameter is in no fragment, or in two."
         if "period" in numbers:

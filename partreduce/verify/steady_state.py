@@ -57,7 +57,7 @@ def motion_of(schedule: Schedule) -> Sectors | str:
 def _by_workers(schedule: Schedule) -> Sectors | str:
     if schedule.num_workers > MAX_WORKERS:
         return f"groups of over {MAX_WORKERS} workers that no rule describes, or of different paces, are not checked."
-    if schedule.period * int(schedule.paces().max()) * schedule.num_workers**2 > MAX_STEPS:
+    if schedule.period * schedule.largest_pace * schedule.num_workers**2 > MAX_STEPS:
         return "the schedule is too large for a check that multiplies it out; write a rule."
     steps = schedule.steps()
     if not all(map(_lengthens_nothing, set(steps))):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from partreduce.planner.competitors import MAX_GRAPH_WORKERS
 from partreduce.planner.job import Data, Job
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import measure, pushed_by
-from partreduce.planner.option import Facts, Option
+from partreduce.planner.option import Facts, LongerRun, Option
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Setting, Slowdown
 from partreduce.planner.travel import timed
@@ -51,6 +52,8 @@ RUN_AGAIN, SEEDS = 3, 3
 """Options that are run once more for longer, and seeds of that where step times vary."""
 ROUNDS, LONG = 60, 150
 """Steps of a run. Queues on thin links fill slowly, so that a short run may be some percent too fast."""
+STEADY_ROUNDS = 240
+"""Of the first run that shows whether the consensus distance is steady."""
 WARM_UP = 5
 """One part of so many of a run is left out of its seconds."""
 NOTHING = "no worker is slow and no step takes longer than others, so there is nothing that a gap could answer"
@@ -90,26 +93,42 @@ class Candidate:
 
     def trial(self, job: Job, num_rounds: int, num_seeds: int) -> Trial:
         """Its runs: a worker has three events in a step, and updates and tokens go along each edge."""
+        return Trial(self.name, num_seeds * self._work(num_rounds), lambda: self._measured(job, num_rounds, num_seeds))
+
+    def _work(self, num_rounds: int) -> float:
         edges = len(self.schedule.strategy.graphs[0]) * (1 + (self.setting.gap.max_ig is not None))
-        work = PER_EVENT * num_rounds * (3 * self.schedule.num_workers + edges)
-        return Trial(self.name, num_seeds * work, lambda: self._measured(job, num_rounds, num_seeds))
+        return PER_EVENT * num_rounds * (3 * self.schedule.num_workers + edges)
 
     def _measured(self, job: Job, num_rounds: int, num_seeds: int) -> Option | None:
         try:
             runs = [_run(self.schedule, job, num_rounds, job.seed + seed) for seed in range(num_seeds)]
         except PartreduceError:
             return None
-        return _priced(self, runs, job)
+        option = _priced(self, runs, job)
+        if self.schedule.is_mixing:  # its consensus distance is that of its matrices
+            return option
+        return replace(option, longer=LongerRun(STEADY_ROUNDS, self._work, partial(self._longer, job)))
+
+    def _longer(self, job: Job, num_rounds: int) -> tuple[Option, tuple[float, float, float]] | None:
+        try:
+            run = _run(self.schedule, job, num_rounds, job.seed)
+        except PartreduceError:
+            return None
+        return _priced(self, [run], job), run.distances
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: seconds of a step, their standard error, and what the reduces did."""
+    """One run: seconds of a step, their standard error, and what the reduces did.
+
+    `distances` are the consensus distances of its first quarter, its first half and the whole.
+    """
 
     step_seconds: float
     error: float
     num_rounds: int
     did: Replayed
+    distances: tuple[float, float, float]
 
 
 class Gaps(Kind):
@@ -250,7 +269,10 @@ def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
     case = Case(schedule, job.hardware, job.compute_times(), num_rounds, seed, model_bytes=None, form=Form.RING)
     timeline, first = run_gaps(case, listeners=(replay,)), num_rounds // WARM_UP
     seconds, error = timeline.per_step(warm_up=first), error_of(timeline.finish.mean(axis=1), first)
-    return Run(seconds, error, num_rounds, replay.replayed(job.cluster.node_of()))
+    node_of, last = job.cluster.node_of(), min(replay.step)
+    did = replay.replayed(node_of)
+    quarter, half = (replay.replayed(node_of, last=last // part).consensus_distance for part in (4, 2))
+    return Run(seconds, error, num_rounds, did, (quarter, half, did.consensus_distance))
 
 
 def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:

@@ -16,6 +16,11 @@ KINDS: tuple[Kind, ...] = (OuterSteps(), Gaps(), Quorums(), *ON_REQUEST)
 """In the order in which they are tried."""
 
 
+def sample_distances(job: Job) -> bool:
+    """Whether the consensus distance of a candidate for this job may come from a run."""
+    return any(kind.samples_distance and kind.weighs(job) for kind in KINDS)
+
+
 def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     """What is said of each kind: why it is recommended, or what the best of it would take."""
     return [said for kind in KINDS for said in kind.says(chosen, options, job)]

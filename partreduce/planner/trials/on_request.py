@@ -13,6 +13,7 @@ pay at least the second at worst, and groups the error that the steps model stat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy.typing as npt
 
 from partreduce.planner.job import Job
 from partreduce.planner.measuring import pushed_by
-from partreduce.planner.option import Facts, Option
+from partreduce.planner.option import Facts, LongerRun, Option
 from partreduce.planner.recommend import ms
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, error_of, memory_bytes
@@ -45,7 +46,10 @@ from partreduce.topo.strategies.server import Server
 
 MOST_WORKERS = 64
 """Messages of all are on the links at once, which takes a run that grows with their square."""
-ROUNDS, WARM_UP = 80, 20
+ROUNDS, STEADY_ROUNDS = 80, 160
+"""Of a run, and of the first one that shows whether the consensus distance is steady."""
+WARM_UP = 4
+"""One part of so many of a run is left out."""
 COLUMNS = 64
 """Columns of noise."""
 PAIRS_AT_WORST = 0.63
@@ -60,16 +64,16 @@ def is_open(job: Job) -> bool:
 class Meetings:
     """Carries out the meetings of a run on noise, and on one unit vector for each worker. O(n · numbers) for each.
 
-    `apart` holds squared distances to the mean after each meeting: of noise, and of pushes whose mean is zero, by
-    worker and by node.
+    `apart` holds, after each meeting, how many rounds workers have ended on average and at most, and squared distances
+    to the mean: of noise, and of pushes whose mean is zero, by worker and by node.
     """
 
-    def __init__(self, cluster: Cluster, *, warm_up: int, seed: int) -> None:
+    def __init__(self, cluster: Cluster, *, seed: int) -> None:
         count = cluster.num_workers
-        self._rng, self._warm_up = np.random.default_rng(seed), warm_up
+        self._rng = np.random.default_rng(seed)
         self._on_node = np.eye(cluster.num_nodes)[cluster.node_of()]  # (num_workers, num_nodes)
         self._now, self._done = np.zeros((count, COLUMNS + count)), np.zeros(count, dtype=np.int64)
-        self.apart: list[tuple[float, float, float]] = []
+        self.apart: list[tuple[float, float, float, float, float]] = []
 
     def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
         now, count, listed = self._now, len(done), list(members)
@@ -78,13 +82,23 @@ class Meetings:
         now[:, :COLUMNS] += np.sqrt(steps)[:, None] * self._rng.standard_normal((count, COLUMNS))
         now[np.arange(count), COLUMNS + np.arange(count)] += steps
         now[listed] = now[listed].mean(axis=0)
-        if done.mean() < self._warm_up:
-            return
         off = now[listed] - now.mean(axis=0)
         pushed = off[:, COLUMNS:] - off[:, COLUMNS:].mean(axis=1, keepdims=True)
         squares = (off[:, :COLUMNS] ** 2).sum() / COLUMNS, (pushed**2).sum(), ((pushed @ self._on_node) ** 2).sum()
         noise, by_worker, by_node = (float(square) / len(listed) for square in squares)
-        self.apart.append((noise, by_worker, by_node))
+        self.apart.append((float(done.mean()), float(done.max()), noise, by_worker, by_node))
+
+    def mean(self, num_rounds: int, part: int = 1) -> tuple[float, float, float]:
+        """The squared distances in one `part` of a run of `num_rounds`, its first, without a warm-up; 0 of no meeting.
+
+        The run is looked at as long as nobody has ended it: who has takes no steps any more, but still meets others.
+        """
+        apart = np.array(self.apart).reshape(-1, 5)
+        apart = apart[apart[:, 1] < num_rounds]
+        ended, last = apart[:, 0], float(apart[:, 0].max(initial=0.0)) / part
+        kept = apart[(ended >= last / WARM_UP) & (ended <= last), 2:]
+        noise, by_worker, by_node = kept.mean(axis=0).tolist() if len(kept) else (0.0, 0.0, 0.0)
+        return noise, by_worker, by_node
 
 
 def _divisions(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
@@ -127,14 +141,14 @@ class OnRequest(Kind):
 
     def options(self, trials: Trials) -> list[Option]:
         job, count = trials.job, trials.job.cluster.num_workers
-        work = PER_EVENT * ROUNDS * count * (8 + count / 4)
         listed = []
         for words, strategy in self._strategies(job.cluster):
             try:
                 schedule = Schedule(f"{self.word}: {words}", job.cluster, strategy)
             except PartreduceError:  # does not suit the cluster, such as rounds inside nodes of one worker
                 continue
-            listed.append((words, Trial(schedule.name, work, partial(self._measured, schedule, job))))
+            trial = Trial(schedule.name, _work(count, ROUNDS), partial(self._measured, schedule, job))
+            listed.append((words, trial))
         trials.try_all(listed, in_any_case=False)
         return list(trials.options.values())
 
@@ -143,8 +157,17 @@ class OnRequest(Kind):
         size = getattr(schedule.strategy, "group_size", 2)
         if job.limits.max_group is not None and size > job.limits.max_group:
             return None
-        met = Meetings(job.cluster, warm_up=WARM_UP, seed=job.seed)
-        return _priced(schedule, _run(schedule, job, met), met, job, self.word)
+        option, _ = self._run(schedule, job, ROUNDS)
+        if isinstance(schedule.strategy, Server):  # of the parameters there is one copy
+            return option
+        work = partial(_work, schedule.num_workers)
+        return replace(option, longer=LongerRun(STEADY_ROUNDS, work, partial(self._run, schedule, job)))
+
+    def _run(self, schedule: Schedule, job: Job, num_rounds: int) -> tuple[Option, tuple[float, float, float]]:
+        met = Meetings(job.cluster, seed=job.seed)
+        timeline = _timeline(schedule, job, met, num_rounds)
+        quarter, half, whole = (met.mean(num_rounds, part)[0] for part in (4, 2, 1))
+        return _priced(schedule, timeline, met, job, self.word), (quarter, half, whole)
 
     def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:  # noqa: ARG002
         facts = chosen.facts
@@ -172,9 +195,13 @@ ON_REQUEST = (
 """Prague's generator, AD-PSGD and parameter servers."""
 
 
-def _run(schedule: Schedule, job: Job, met: Meetings) -> Timeline:
+def _work(num_workers: int, num_rounds: int) -> float:
+    return PER_EVENT * num_rounds * num_workers * (8 + num_workers / 4)
+
+
+def _timeline(schedule: Schedule, job: Job, met: Meetings, num_rounds: int) -> Timeline:
     form, times = schedule.strategy.how.form, job.compute_times()
-    case = Case(schedule, job.hardware, times, ROUNDS, job.seed, model_bytes=None, form=form)
+    case = Case(schedule, job.hardware, times, num_rounds, job.seed, model_bytes=None, form=form)
     if isinstance(schedule.strategy, Generated):
         return run_groups(case, listeners=(met,))
     return run_pairs(case, listeners=(met,)) if isinstance(schedule.strategy, Pairwise) else run_servers(case)
@@ -184,8 +211,9 @@ def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kin
     """The option as its run was, with the price of what models' meetings, or late gradients, do to its steps."""
     strategy, model, observed, count = schedule.strategy, job.steps_model, timeline.observed, schedule.num_workers
     assert observed is not None, "every protocol counts what it sends"
-    how = f"by a run of {ROUNDS} rounds"
-    noise, by_worker, by_node = np.mean(met.apart, axis=0).tolist() if met.apart else (0.0, 0.0, 0.0)
+    num_rounds = len(timeline.finish)
+    how, first = f"by a run of {num_rounds} rounds", num_rounds // WARM_UP
+    noise, by_worker, by_node = met.mean(num_rounds)
     spread = Figure(noise, FigureKind.ESTIMATE, how)
     drift = Figure(by_node if job.push == "node" else by_worker, FigureKind.ESTIMATE, how)
     figures = noise, pushed_by(drift, job)
@@ -199,8 +227,8 @@ def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kin
         more = steps_ratio * model.error(job.data)
     if isinstance(strategy, Pairwise):
         more = max(more, 1 + PAIRS_AT_WORST - steps_ratio)
-    step = timeline.per_step(warm_up=WARM_UP)
-    num_steps = ROUNDS * float(schedule.paces().mean())
+    step = timeline.per_step(warm_up=first)
+    num_steps = num_rounds * float(schedule.paces().mean())
     return Option(
         name=schedule.name,
         schedule=schedule,
@@ -209,7 +237,7 @@ def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kin
         communication=float(timeline.communicating().mean()) / num_steps,
         nic_bytes=float(observed.nic_bytes.max(initial=0.0)) / num_steps,
         step_seconds=step,
-        step_error=error_of(timeline.finish.mean(axis=1), WARM_UP) / step if step else 0.0,
+        step_error=error_of(timeline.finish.mean(axis=1), first) / step if step else 0.0,
         waiting=float(timeline.waiting().mean()) / num_steps,
         consensus_distance=spread,
         drift=drift,

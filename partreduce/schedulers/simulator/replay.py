@@ -119,9 +119,12 @@ class Replay(Carrying):
         self.update[worker, :COLUMNS] = self._rng.standard_normal(COLUMNS)
         self.update[worker, COLUMNS:] = np.arange(len(self.step)) == worker
 
-    def replayed(self, node_of: npt.NDArray[np.int32]) -> Replayed:
-        """What was found in the steps that all workers have reached; `node_of` (num_workers,) is everybody's node."""
-        count, last = len(self.step), min(self.step)
+    def replayed(self, node_of: npt.NDArray[np.int32], *, last: int | None = None) -> Replayed:
+        """What was found in the steps that all workers have reached, up to the step `last`.
+
+        `node_of` (num_workers,) is everybody's node.
+        """
+        count, last = len(self.step), min(self.step) if last is None else last
         on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
         steps = range(int(last * WARM_UP), last + 1)
         means = np.empty((len(steps), COLUMNS + count))

@@ -43,6 +43,11 @@ def _levels(cluster: Cluster) -> tuple[int, ...] | None:
     return regular_levels(cluster.hardware.shared_switches(cluster.num_nodes), cluster.num_nodes)
 
 
+def has_equal_speeds(cluster: Cluster) -> bool:
+    """Whether no worker is slower than others, so that one pace suits all."""
+    return cluster.hardware is None or all(factor == 1 for _, factor in cluster.hardware.slowdown)
+
+
 def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     """Pace 1 for all, and paces in proportion to speed where speeds differ (the slowest worker keeps pace 1).
 
@@ -51,9 +56,9 @@ def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     hardware = cluster.hardware
     assert hardware is not None
     same = (1,) * cluster.num_workers
-    factors = dict(hardware.slowdown)
-    if all(factor == 1 for factor in factors.values()):
+    if has_equal_speeds(cluster):
         return (same,)
+    factors = dict(hardware.slowdown)
     slow = [factors.get(worker, 1.0) for worker in range(cluster.num_workers)]
     slowest, fastest = max(slow), min(slow)
     proportional = tuple(min(MAX_PACE, max(1, round(slowest / factor))) for factor in slow)
@@ -64,6 +69,8 @@ def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
 
 def largest_pace(problem: Problem) -> int:
     """The most steps of a round that the search gives any worker."""
+    if problem.paces is None and has_equal_speeds(problem.cluster):  # without a table of all workers
+        return 1
     return max((max(pace) for pace in problem.paces or derived_paces(problem.cluster)), default=1)
 
 
@@ -88,7 +95,11 @@ def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)
     kinds: dict[object, list[int]] = {}
-    for node, over in enumerate(above(switches, num_nodes).T.tolist()):
+    # Without switches nodes that have no NIC of their own are alike, and the first two of them stand for all.
+    some = range(num_nodes) if switches else sorted({*range(min(num_nodes, len(own) + 2)), *own})
+    levels = above(switches, num_nodes)
+    for node in some:
+        over = levels[:, node].tolist()
         alike = kinds.setdefault((own.get(node), *over), [])
         if len(alike) < 2:
             alike.append(node)

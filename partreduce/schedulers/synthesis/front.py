@@ -26,7 +26,7 @@ from partreduce.schedulers.synthesis.explicit_alphabet import (
 from partreduce.schedulers.synthesis.hints import budgets_of
 from partreduce.schedulers.synthesis.period_search import Search, SearchStage
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Objective, Problem, Status
-from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
+from partreduce.schedulers.synthesis.rule_alphabet import holds_rules, rule_alphabet
 from partreduce.schedulers.synthesis.schedule_model import decided_schedules
 from partreduce.topo.schedule import Schedule
 
@@ -114,8 +114,11 @@ def _decided(problem: Problem, clock: Clock, until: float, seed: int) -> list[Sc
 
 def impossible(problem: Problem) -> str | None:
     """Why no schedule can meet the limits, with the nearest possible thing; None if nothing is known against it."""
-    limits, least = problem.limits, crossing_bound(problem)
-    if limits.max_communication is not None and not limits.allow_communication(least):
+    limits = problem.limits
+    if limits.max_communication is None:
+        return None
+    least = crossing_bound(problem)
+    if not limits.allow_communication(least):
         who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")
         return (
             f"max_communication: {limits.max_communication:.6g} s per step; {who} must meet at least once in "
@@ -134,7 +137,7 @@ def alphabets_of(
     however little time there is.
     """
     alphabets: list[Alphabet] = []
-    if is_even(problem.cluster) and problem.paces is None:
+    if is_even(problem.cluster) and problem.paces is None and holds_rules(problem.cluster):
         alphabets.append(rule_alphabet(problem, node_radices(problem.cluster)))
         if clock is not None:
             clock.charge(PER_RULE * len(alphabets[0]))
@@ -149,6 +152,11 @@ def alphabets_of(
 
 
 def _too_large(problem: Problem) -> str:
+    if is_even(problem.cluster):
+        return (
+            f"{problem.cluster.workers_per_node} workers on each node: rules of so many are not searched; the "
+            "catalogue's were measured"
+        )
     return (
         f"{problem.cluster.num_workers} workers on nodes that differ: explicit groups are searched up to "
         f"{MAX_EXPLICIT_WORKERS} workers; the catalogue's rules were measured"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
 
+import numpy as np
+
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -190,7 +192,7 @@ class Problem:
                 "(the planner picks by the others)"
             )
         for hint in self.hints:
-            if hint.cluster.node_sizes().tolist() != self.cluster.node_sizes().tolist():
+            if not np.array_equal(hint.cluster.node_sizes(), self.cluster.node_sizes()):
                 raise InputError(f"hints: {hint.name} is for the cluster {hint.cluster}, not for {self.cluster}")
         for pace in self.paces or ():
             if len(pace) != self.cluster.num_workers or min(pace) < 1:

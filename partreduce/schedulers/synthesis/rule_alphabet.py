@@ -14,6 +14,7 @@ from partreduce.schedulers.synthesis.hints import rule_rounds
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.scoring import Space
 from partreduce.topo.arithmetic.whole_numbers import divisors, prime_factors
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.rule import Block, RulePhase
 from partreduce.topo.timing import loads
 
@@ -23,6 +24,10 @@ MAX_ENUMERATED = 2500
 """Up to this many phases all are listed; beyond, only those with aligned blocks are."""
 MAX_ENTRIES = 12_000_000
 """Entries of all mixing matrices together; where that would not hold them, fewer phases are listed, evenly spread."""
+LEAST_PHASES = 64
+"""So many are listed in any case where rules are searched at all."""
+MOST_ENTRIES = 4 * MAX_ENTRIES
+"""Entries that the matrices of the fewest phases may have; with more local ranks no rules are searched."""
 MAX_DIGITS = 4
 """Digits of a node's index that rules may use: 2^4 classes of characters."""
 
@@ -137,6 +142,12 @@ def hinted_phases(problem: Problem, radices: Sequence[int]) -> Iterator[RulePhas
                 yield tuple(sorted(kept, key=lambda block: block.local))
 
 
+def holds_rules(cluster: Cluster) -> bool:
+    """Whether the matrices of a cluster's rules fit into memory; else no rules are searched."""
+    digits = min(MAX_DIGITS, len(prime_factors(cluster.num_nodes)))
+    return LEAST_PHASES * (1 << digits) * (cluster.workers_per_node or 0) ** 2 <= MOST_ENTRIES
+
+
 def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> Alphabet:
     """All rule phases of the problem's cluster within its group limit, pruned; aligned ones if there are too many."""
     size = problem.cluster.workers_per_node
@@ -152,7 +163,7 @@ def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> A
         for phase in candidates
         if limit is None or all(len(b.local) * prod(radices[d] for d in b.across) <= limit for b in phase)
     )
-    most = max(64, MAX_ENTRIES // (2 ** len(radices) * size**2))
+    most = max(LEAST_PHASES, MAX_ENTRIES // (2 ** len(radices) * size**2))
     if len(phases) > most:
         everybody = Block(tuple(range(size)), tuple(range(len(radices))))
         spread = {phases[i] for i in np.linspace(0, len(phases) - 1, most, dtype=np.int64).tolist()}

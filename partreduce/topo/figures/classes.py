@@ -108,6 +108,19 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
     return Sectors(schedule.num_workers, batches, schedule.mixing.mixes_late, how)
 
 
+def num_entries(schedule: Schedule) -> int:
+    """The g³ of all classes of size g together, which every figure of a rule costs some times; 0 of no rule.
+
+    Raises:
+        UnknownError: more than 16,384 classes.
+        ScheduleError: two blocks of one phase share a local rank.
+    """
+    if (known := rule_and_paces(schedule)) is None:
+        return 0
+    rule, paces = known
+    return len(merged_classes(rule)) * len(_lumps(rule, paces)) ** 3
+
+
 def _lumps(rule: RuleView, paces: Sequence[int]) -> list[tuple[int, ...]]:
     """Local ranks that share all blocks and the pace."""
     keys: dict[tuple[int, ...], list[int]] = {}

@@ -299,6 +299,9 @@ def _evaluate(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Mean weight of the cycle that each worker traces back to, and its value relative to that cycle. O(n)."""
     count = len(origin)
+    if (origin[origin] == origin).all():  # each traces back to one that traces back to itself
+        means = weight[origin]
+        return means, np.where(origin == np.arange(count), 0.0, weight - means)
     means, values = np.zeros(count), np.zeros(count)
     state = np.zeros(count, dtype=np.int8)
     back, cost = origin.tolist(), weight.tolist()

@@ -91,7 +91,7 @@ def steady_seconds(
     All workers begin a round together, so every period takes the same, a pipeline's as soon as it is full.
     """
     stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
-    when, pace = schedule.strategy.when, int(schedule.paces().max())
+    when, pace = schedule.strategy.when, schedule.largest_pace
     rounds = TableRounds(Rounds(when, (schedule.num_workers,), skip_warm_up=True), exchange)
     steps = np.tile(compute.fixed(schedule.num_workers), (pace, 1))
     first = len(stages) * 4 * (1 + when.lag)

@@ -103,7 +103,15 @@ def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
     ]
     full = (1 << len(schedule.radices)) - 1
     slowest = 0
-    for rank in range(size):
+    # Two local ranks that share all their blocks can change places, so that both reach everybody equally fast.
+    blocks: list[list[tuple[int, int]]] = [[] for _ in range(size)]
+    for t, phase in enumerate(phases):
+        for index, (members, _) in enumerate(phase):
+            work.spend(10 * len(members))
+            for member in members:
+                blocks[member].append((t, index))
+    alike = {tuple(shared): rank for rank, shared in enumerate(blocks)}
+    for rank in alike.values():
         families: Families = [{0} if other == rank else set() for other in range(size)]
         number = quiet = 0
         while not all(full in family for family in families):

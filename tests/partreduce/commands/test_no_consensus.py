@@ -1,0 +1,132 @@
+"""What `verify`, `design` and `partreduce.prove` say where consensus is not guaranteed, and how the commands end."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+
+import pytest
+
+from partreduce import prove
+from partreduce.__main__ import main
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import RefutedError
+from partreduce.topo.graphs.hop import ring_based
+from partreduce.topo.graphs.weights import METHODS
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import Neighbor, Round
+from partreduce.topo.strategies.gap import Gap, Weights
+from partreduce.topo.strategies.static import GroupPhases, Static
+
+PARTED = "may never hear of one another"
+
+
+def kept(gap: Gap) -> Schedule:
+    return Schedule("kept", Cluster.regular(16, 1), Neighbor(rounds=(METHODS["metropolis"](ring_based(16)),), when=gap))
+
+
+def backup() -> Schedule:
+    return kept(Gap(max_ig=4, backup=1))
+
+
+def groups() -> Schedule:
+    phases = GroupPhases((Phase.from_groups(5, [(0, 1), (2, 3, 4)]),))
+    return Schedule("apart", Cluster.regular(5, 1), Static(phases=phases))
+
+
+def graph() -> Schedule:
+    half = Fraction(1, 2)
+    edges = [(0, 1, half), (1, 0, half), (2, 3, half), (3, 2, half)]
+    return Schedule("two rings", Cluster.regular(4, 1), Neighbor(rounds=(Round.from_edges(4, edges),)))
+
+
+def first_lines(said: str) -> str:
+    return " ".join(said.partition("Claims")[0].split())
+
+
+@pytest.mark.parametrize("made", [backup, groups, graph])
+def test_the_first_line_names_the_sets_that_can_part_and_the_exit_code_is_the_users(made, tmp_path, capsys):
+    path, proof = tmp_path / "s.json", prove(made())
+    write_schedule(path, made())
+    assert main(["verify", str(path)]) == 1
+    said = capsys.readouterr().out
+    assert "nothing is refuted" not in said
+    assert f"refuted; {proof.parting_words}" in first_lines(said)
+    for members in proof.can_part:
+        assert "{" + ",".join(map(str, members)) + "}" in first_lines(said)
+    assert main(["verify", str(path), "--allow-no-consensus"]) == 0
+    assert first_lines(capsys.readouterr().out) == first_lines(said), "it is said all the same"
+
+
+@pytest.mark.parametrize(
+    ("made", "sets"),
+    [(groups, [[0, 1]]), (graph, [[0, 1], [2, 3]])],
+)
+def test_json_and_python_name_the_same_sets(made, sets, tmp_path, capsys):
+    path, proof = tmp_path / "s.json", prove(made())
+    write_schedule(path, made())
+    assert main(["verify", str(path), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    expected = {"verdict": "refuted", "consensus": "not guaranteed", "can_part": sets}
+    assert {key: document[key] for key in expected} == expected
+    assert {key: proof.to_json()[key] for key in expected} == expected
+    assert proof.explain().startswith("consensus is not guaranteed: the workers {0,1} and ")
+    assert PARTED in proof.explain().splitlines()[0]
+    with pytest.raises(RefutedError, match="consensus is refuted"):
+        proof.require()
+    assert proof.without_consensus().require().verdict == "proved"
+
+
+def test_each_set_of_a_gap_can_do_without_the_other():
+    schedule = backup()
+    one, other = prove(schedule).can_part
+    assert not set(one) & set(other)
+    for members in (one, other):
+        for worker in members:
+            outside = [s for s, t, _ in schedule.strategy.graphs[0].edges() if t == worker and s not in members]
+            assert len(outside) <= 1, "its one backup worker"
+
+
+def test_what_is_refuted_and_not_needed_is_not_called_nothing(tmp_path, capsys):
+    """Under staleness the mean is not preserved, and all agree."""
+    path = tmp_path / "s.json"
+    write_schedule(path, kept(Gap(max_ig=4, staleness=5, weights=Weights.ITERATION)))
+    assert main(["verify", str(path)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "mean-preserved refuted" in said
+    assert "nothing is refuted" not in said
+    assert PARTED not in said
+    assert main(["verify", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["consensus"] == "guaranteed"
+
+
+def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
+    """A mean that moves is refuted whatever is allowed."""
+    path = tmp_path / "s.json"
+    half = Fraction(3, 4)
+    edges = [(0, 1, half), (1, 0, Fraction(1, 4)), (2, 3, half), (3, 2, half)]
+    write_schedule(path, Schedule("lost", Cluster.regular(4, 1), Neighbor(rounds=(Round.from_edges(4, edges),))))
+    assert main(["verify", str(path), "--allow-no-consensus"]) == 1
+    assert "doubly-stochastic" in capsys.readouterr().out
+
+
+def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
+    path = tmp_path / "s.json"
+    links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
+    asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--when", "gap", "--effort", "3", "--time-limit", "1h"]
+    asked += ["--take", "clustered gap: backup 1, parallel"]
+    assert main([*asked, "-o", str(path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("Planning")
+    assert said[1].startswith("consensus: not guaranteed, steady in simulation (")
+    assert f"Next: partreduce verify --allow-no-consensus {path}" in " ".join(said)
+    assert "nothing is refuted" not in " ".join(said)
+    assert main(["verify", str(path)]) == 1
+    assert main(["verify", str(path), "--allow-no-consensus"]) == 0
+    capsys.readouterr()
+    assert main([*asked, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)["recommendation"]
+    assert answer["consensus"] == "not guaranteed, steady in simulation"
+    assert answer["verdict"] == "refuted"

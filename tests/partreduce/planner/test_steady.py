@@ -1,0 +1,157 @@
+"""What is priced by a run in virtual time is an option only if its consensus distance is steady there."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from partreduce import Job, plan
+from partreduce.planner.option import Option
+from partreduce.planner.steps_model import Optimizer
+from partreduce.planner.trials.gaps import Gaps
+from partreduce.planner.trials.kit import Trials
+from partreduce.planner.trials.steady import SteadyCheck, is_steady
+from partreduce.schedulers import registry
+from partreduce.schedulers.simulator.case import Case
+from partreduce.schedulers.simulator.gaps import run_gaps
+from partreduce.schedulers.simulator.replay import Replay
+from partreduce.schedulers.synthesis.clock import Clock
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import UnknownError
+from partreduce.topo.figures.base import Kind
+from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.gap import Gap, Order
+from partreduce.topo.timing.compute import RandomSlowdown, ShiftingDelay
+
+THIN = Hardware(
+    inside=Link.of_bandwidth(442.9e6, 1e-4),
+    nic=Link.of_bandwidth(11.07e6, 1e-4),
+    model_bytes=2_730_747,
+    compute=0.03875,
+    jitter=0.1,
+)
+
+
+def job(cluster: str, hardware: Hardware, **options: object) -> Job:
+    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), time_limit=3600.0, **options)  # type: ignore[arg-type]
+
+
+def distance_after(schedule: Schedule, asked: Job, num_rounds: int) -> float:
+    """The consensus distance of neighbours that keep a gap in a run of so many rounds, from their reduces alone."""
+    replay = Replay(schedule.strategy.graphs[0], schedule.strategy.when, seed=asked.seed)
+    times = asked.compute_times()
+    case = Case(schedule, asked.hardware, times, num_rounds, asked.seed, model_bytes=None, form=Form.RING)
+    run_gaps(case, listeners=(replay,))
+    return replay.replayed(asked.cluster.node_of()).consensus_distance
+
+
+@cache
+def gaps_at(bandwidth: float) -> dict[str, Option]:
+    trials = Trials(nearly(bandwidth), Clock(seconds=1e4, effort=1e3), 1e3)
+    return {option.name: option for option in Gaps().options(trials)}
+
+
+def checked(asked: Job, options: list[Option], effort: float = 1e3) -> tuple[list[Option], SteadyCheck]:
+    check = SteadyCheck(asked, Clock(seconds=1e4, effort=effort), effort)
+    return check.settled(options), check
+
+
+def test_distances_are_steady_within_10_percent_and_no_further():
+    assert is_steady((2.0, 2.1, 2.19))
+    assert is_steady((0.0, 0.0, 0.0))
+    assert not is_steady((2.0, 2.1, 2.21))
+    assert not is_steady((2.21, 2.0, 2.0))
+    assert not is_steady((float("inf"),) * 3)
+    assert not is_steady((float("nan"), 1.0, 1.0))
+
+
+@pytest.mark.timeout(900)
+def test_workers_that_never_hear_of_other_nodes_are_not_recommended():
+    """Over these links updates of other nodes never come in time: each node trains alone, and nothing waits for it."""
+    asked = job("4x8", THIN, optimizer=Optimizer.ADAM, effort=10.0)
+    planned = plan(asked)
+    graph = registry.build("clustered", asked.cluster)
+    gap = Gap(max_ig=2, backup=1, order=Order.PARALLEL)
+    alone = replace(graph, name="clustered gap: backup 1, parallel", strategy=replace(graph.strategy, when=gap))
+    apart = [distance_after(alone, asked, rounds) for rounds in (60, 180, 360)]
+    assert apart[2] > 2 * apart[1] * 0.9 > 4 * apart[0] * 0.9, "it grows with the run"
+    assert alone.name not in {option.name for option in planned.options}
+    assert alone.name not in {option.name for option in planned.front}
+    assert any(f"{alone.name} (" in said for said in planned.cautions if said.startswith("left out, because a longer"))
+    chosen = planned.recommendation
+    if not planned.proof.guarantees_consensus:
+        assert chosen.gap is not None
+        assert is_steady([distance_after(chosen.schedule, asked, rounds) for rounds in (60, 180, 360)])
+    assert planned.to_json()["recommendation"]["consensus"] == planned.consensus
+
+
+def nearly(bandwidth: float) -> Job:
+    """A node of two workers sends 2 MB across in a step of 51.5 ms, which 38.8 MB/s would just do."""
+    nic = Link.of_bandwidth(bandwidth)
+    hardware = Hardware(inside=Link.of_bandwidth(1e9), nic=nic, model_bytes=1_000_000, compute=0.05, jitter=0.3)
+    return job("4x2", hardware, effort=20.0)
+
+
+@pytest.mark.parametrize(("bandwidth", "steady"), [(37e6, False), (40e6, True)])
+def test_links_just_too_thin_take_an_option_out_and_just_wide_enough_do_not(bandwidth, steady):
+    asked, name = nearly(bandwidth), "clustered gap: backup 1, parallel"
+    kept, check = checked(asked, [gaps_at(bandwidth)[name]])
+    assert [option.name for option in kept] == [name] * steady
+    assert (name in check.left_out) == (not steady)
+    if steady:
+        (option,) = kept
+        assert is_steady([distance_after(option.schedule, asked, rounds) for rounds in (60, 120, 240)])
+        longest = distance_after(option.schedule, asked, 240)
+        assert float(option.consensus_distance) == pytest.approx(longest), "the price is that of the long run"
+    else:
+        schedule = gaps_at(bandwidth)[name].schedule
+        apart = [distance_after(schedule, asked, rounds) for rounds in (60, 120, 240)]
+        assert apart[2] > 1.5 * apart[1] > 2.25 * apart[0]
+        assert "after 60, 120 and 240 rounds" in check.left_out[name]
+        assert name in check.words()[0]
+
+
+def test_what_there_is_no_time_to_run_for_longer_is_left_out_by_name():
+    asked, name = nearly(40e6), "clustered gap: backup 1, parallel"
+    option = gaps_at(40e6)[name]
+    kept, check = checked(asked, [option], effort=option.longer.work(240) / 2)
+    assert not kept
+    assert check.left_out[name] == "there was no time for 240 rounds"
+
+
+def test_an_option_that_is_taken_and_not_steady_is_refused_by_its_name():
+    asked = replace(nearly(37e6), take="clustered gap: backup 1, parallel")
+    with pytest.raises(
+        UnknownError, match=r"--take 'clustered gap: backup 1, parallel': .*after 60, 120 and 240 rounds"
+    ):
+        checked(asked, list(gaps_at(37e6).values()))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_jobs_recommend_what_is_proved_or_steady(seed):
+    rng = random.Random(seed)
+    disturbance = rng.choice([None, RandomSlowdown(4.0), ShiftingDelay(0.0, 0.1)])
+    hardware = Hardware(
+        inside=Link.of_bandwidth(1e9),
+        nic=Link.of_bandwidth(rng.choice([5e6, 2e7, 4e7, 1e9])),
+        model_bytes=1_000_000,
+        compute=0.05,
+        jitter=rng.choice([0.1, 0.4]),
+        slowdown=((1, 3.0),) if rng.random() < 0.4 else (),
+    )
+    asked = job(rng.choice(["2x3", "4x2", "8x1"]), hardware, effort=1.5, disturbance=disturbance)
+    planned = plan(asked)
+    assert all(option.longer is None for option in planned.options), "each that comes from a run was run for longer"
+    assert planned.proof.guarantees_consensus == (planned.consensus == "guaranteed")
+    for option in planned.options:
+        if option.gap and option.consensus_distance.kind is Kind.ESTIMATE:
+            rounds = int(option.consensus_distance.how.split()[-2])
+            assert rounds >= 240
+            assert distance_after(option.schedule, asked, rounds // 2) == pytest.approx(
+                float(option.consensus_distance), rel=0.15
+            )
