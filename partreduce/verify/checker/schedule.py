@@ -20,7 +20,7 @@ from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from .axes import When, read_how, read_when
-from .contingencies import Contingency, read_contingencies
+from .contingencies import FailurePlan, read_failure_plan
 from .events import EventGraph
 from .kept_gap import KeptGap, event_graph, require_fit
 from .quorum import StartedRounds, require_in_groups
@@ -113,7 +113,7 @@ class Schedule(Options):
     The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` of all
     starts rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
     0 where nodes are unequal. `nodes` are the nodes as the file lists them, empty where it says only that each has
-    `node_size` workers, in the order of ranks. `contingencies` ascend, smaller losses first.
+    `node_size` workers, in the order of ranks.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -123,7 +123,7 @@ class Schedule(Options):
     nodes: list[list[int]]
     node_size: int
     is_allreduce: bool = False
-    contingencies: list[Contingency] = field(default_factory=list)
+    failure_plan: FailurePlan | None = None
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
@@ -227,7 +227,7 @@ def read_schedule(document: object) -> Schedule:
         Refusal: it is not a schedule of fixed groups or of a weighted graph.
     """
     needed = ("format", "version", "name", "cluster", "strategy")
-    raw = as_object(document, "schedule", needed, ("certificate", "contingencies"))
+    raw = as_object(document, "schedule", needed, ("certificate", "failure_plan"))
     as_choice(raw["format"], "schedule.format", ("partreduce.schedule",))
     as_choice(raw["version"], "schedule.version", (1,))
     name = as_text(raw["name"], "schedule.name")
@@ -248,7 +248,7 @@ def read_schedule(document: object) -> Schedule:
             require_in_groups(raw["strategy"], options.quorum, parts["phases"], parts["radices"])
     if options.kept:
         parts["phases"] = [[Average([0], [0], 1 - options.kept)]]
-    contingencies = _read_contingencies(raw, cluster, options) if "contingencies" in raw else []
+    plan = _read_failure_plan(raw, cluster, options) if "failure_plan" in raw else None
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     schedule = Schedule(
         num_workers=cluster.num_workers,
@@ -256,7 +256,7 @@ def read_schedule(document: object) -> Schedule:
         nodes=cluster.nodes,
         node_size=cluster.workers_per_node,
         is_allreduce=raw["strategy"]["kind"] == "allreduce",
-        contingencies=contingencies,
+        failure_plan=plan,
         **vars(options),
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
@@ -332,8 +332,12 @@ def _read_phases(
     return "rule", radices, [_read_blocks(item, size, len(radices), f"{place}.phases[{t}]") for t, item in listed]
 
 
-def _read_contingencies(raw: dict[str, Any], cluster: _Cluster, options: Options) -> list[Contingency]:
-    """What survivors run: of groups that average models, whole or in turns, in lockstep, or gradients, also late."""
+def _read_failure_plan(raw: dict[str, Any], cluster: _Cluster, options: Options) -> FailurePlan:
+    """What survivors run: of groups that average models, whole or in turns, in lockstep, or gradients, also late.
+
+    Where the schedule has a round of all, as a codec and outer steps need it, survivors have one of all survivors,
+    whatever the rule.
+    """
     is_late = (
         options.quorum or options.late_steps or options.kept or (options.is_late and options.how["codec"] != "none")
     )
@@ -342,23 +346,10 @@ def _read_contingencies(raw: dict[str, Any], cluster: _Cluster, options: Options
     is_covered = raw["strategy"]["kind"] != "neighbor" and not is_late and is_whole
     require(
         is_covered,
-        "contingencies",
-        "are for static and allreduce in lockstep, a pipeline or late by a round, without tables, from one anchor",
+        "failure_plan",
+        "is for static and allreduce in lockstep, a pipeline or late by a round, without tables, from one anchor",
     )
-    size = cluster.workers_per_node
-
-    def nodes() -> Iterable[Sequence[int]]:
-        return cluster.nodes or (range(at * size, (at + 1) * size) for at in range(cluster.num_nodes))
-
-    found = read_contingencies(raw, nodes, cluster.num_workers, _read_phases)
-    if not tables.outer.is_plain or options.how["codec"] != "none":
-        for number, one in enumerate(found):
-            # What remains of a round of all is one of all survivors, and so is one group of all.
-            width = (one.size, len(one.radices)) if one.form == "rule" else (cluster.num_workers - len(one.lost), 0)
-            shapes = ((len(members), len(across)) for phase in one.phases for members, across, _ in phase)
-            has_one = not one.phases or width in shapes
-            require(has_one, f"contingencies[{number}]", "has a round of all survivors, as the schedule has of all")
-    return found
+    return read_failure_plan(raw, cluster.num_workers)
 
 
 def _nonempty(value: object, place: str) -> list[Any]:
