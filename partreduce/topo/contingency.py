@@ -145,14 +145,14 @@ def after_loss_of_nodes(schedule: Schedule, count: int) -> Schedule:
     cluster, plan = schedule.cluster, schedule.failure_plan
     if plan is None:
         raise ScheduleError("it plans for no loss (design --survive)")
-    paces = schedule.paces()
-    is_uniform = cluster.is_regular and (paces.reshape(cluster.num_nodes, -1) == paces[: len(cluster.workers_of(0))]).all()
+    paces, size = schedule.paces(), len(cluster.workers_of(0))
+    is_uniform = cluster.is_regular and (paces.reshape(cluster.num_nodes, -1) == paces[:size]).all()
     rule = schedule.rule(by_node=True)
     # Without some nodes a rule of one digit, a reapplied rule and All-Reduce are the same, whichever nodes these are.
     keeps = plan.rule is SurvivorRule.KEEP_GROUPS
     if not is_uniform or (keeps and (rule is None or (count > 1 and rule.num_digits > 1))):
         raise ScheduleError("its nodes are not all alike, and which are lost is not known")
-    lost = range(cluster.num_workers - count * len(cluster.workers_of(0)), cluster.num_workers)
+    lost = range(cluster.num_workers - count * size, cluster.num_workers)
     if not plan.covers(cluster, lost):
         raise ScheduleError(f"it plans for no loss of {count} nodes" if count > 1 else "it plans for no loss of a node")
     return after_loss(schedule, lost)

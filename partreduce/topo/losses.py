@@ -6,9 +6,9 @@ A *symmetry* lets workers change places and keeps every group. These are used:
 * on one node, any two local ranks that in every phase stand in the same block, or both in no group;
 * where groups are listed, any two workers of one node that in every phase stand in the same group, or both in none.
 
-Paces make no difference: they do not change the groups. A *class* is what such exchanges make of one loss; its *representative* is
-the smallest of them, of those whose nodes have digits in order of first appearance, and whose lost local ranks are the
-first of their kind.
+Paces make no difference: they do not change the groups. A *class* is what such exchanges make of one loss; its
+*representative* is the smallest of them, of those whose nodes have digits in order of first appearance, and whose lost
+local ranks are the first of their kind.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from partreduce.topo.rule import RuleView, digit_of, strides_of
 
 if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
-
-MAX_NODES = 4
-"""Nodes of one loss: each order of them is tried."""
 
 Loss = tuple[int, ...]
 """The lost workers, ascending."""
@@ -68,13 +65,11 @@ class Symmetries:
         keys = [tuple(home.get(rank, -1) for home in homes) for rank in range(rule.workers_per_node)]
         return cls(rule.radices, rule.workers_per_node, _firsts(keys))
 
-    def representative(self, lost: Collection[int]) -> Loss | None:
-        """Of the loss's class; None where it takes workers of more than `MAX_NODES` nodes."""
+    def representative(self, lost: Collection[int]) -> Loss:
+        """Of the loss's class. Each order of its nodes is tried, of which a plan has at most `MAX_FAILURES`."""
         counts: dict[int, Counter[int]] = {}
         for worker in lost:
             counts.setdefault(worker // self.size, Counter())[self.kinds[worker % self.size]] += 1
-        if len(counts) > MAX_NODES:
-            return None
         strides = strides_of(self.radices)
         firsts = {node: self._first_ranks(kinds) for node, kinds in counts.items()}
         found: list[Loss] = []
@@ -104,8 +99,7 @@ class Symmetries:
         for _ in range(count):
             grown: set[Loss] = set()
             for like in (self.representative((*lost, worker)) for lost in found for worker in self._further(lost)):
-                if like is not None:
-                    grown.add(like)
+                grown.add(like)
                 if most is not None and len(grown) > most:
                     break
             found = grown
@@ -188,8 +182,7 @@ def _losses_of_nodes(schedule: Schedule, symmetries: Symmetries) -> list[Loss]:
     cluster = schedule.cluster
     nodes = range(1 if symmetries.radices else cluster.num_nodes)
     losses = (cluster.workers_of(node) for node in nodes)
-    kept = {symmetries.representative(lost) for lost in losses if cluster.num_workers - len(lost) >= 2}
-    return [lost for lost in kept if lost is not None]
+    return [symmetries.representative(lost) for lost in losses if cluster.num_workers - len(lost) >= 2]
 
 
 def planned_losses(schedule: Schedule, plan: FailurePlan) -> Iterator[Loss]:

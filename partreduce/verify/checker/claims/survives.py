@@ -11,10 +11,10 @@ Losses that leave one worker or none are none.
 **A rule that is applied again.** It is the rule on the nodes with survivors, without the workers that these lack, and
 what follows holds of it as it stands.
 
-**The groups that are kept.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0 keeps
-its length only if the vector is constant on it. Lost workers are taken out of each group, which keeps both. Of listed
-groups a period contracts if those with t > 0 join all survivors, as in consensus.py; its matrix is looked at as it
-stands.
+**The groups that are kept.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0
+keeps its length only if the vector is constant on it. Lost workers are taken out of each group, which keeps both. Of
+listed groups a period contracts if those with t > 0 join all survivors, as in consensus.py; its matrix is looked at as
+it stands.
 
 *Of a rule* let U_d be the values that digit d has on lost nodes, and r_d its radix. Functions of a digit are the sum of
 two orthogonal spaces: F_d of those that are the same on all values outside U_d, and V_d of those that are 0 on U_d and
