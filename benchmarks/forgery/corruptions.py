@@ -192,26 +192,19 @@ def aimed_axis(draw: random.Random, strategy: dict[str, Any]) -> bool:
     return True
 
 
-def aimed_contingencies(draw: random.Random, planned: list[dict[str, Any]]) -> None:
-    """One contingency fewer, or more, for another loss, or with other groups."""
-    one, kind = draw.choice(planned), draw.randrange(4)
-    if kind == 0 and len(planned) > 1:
-        planned.remove(one)
-    elif kind == 1:
-        planned.append({"lost": draw.sample(range(6), draw.randrange(1, 3))})
-    elif kind == 2:
-        one["lost"] = draw.sample(range(6), len(one["lost"]))
-    elif "phases" in one:
-        draw.choice(one["phases"]).clear()
+def aimed_failure_plan(draw: random.Random, plan: dict[str, Any]) -> None:
+    """Another rule, or another number of failures."""
+    if draw.random() < 0.5:
+        plan["rule"] = draw.choice(["keep_groups", "reapply_rule", "all_reduce"])
     else:
-        one["groups"] = draw.choice(["remaining", "all"])
+        plan["failures"] = draw.randrange(1, 4)
 
 
 def aimed_schedule(draw: random.Random, raw: dict[str, Any]) -> None:
     """A well-formed change of one phase of a schedule."""
     strategy = raw["strategy"]
-    if "contingencies" in raw and draw.random() < 0.5:
-        aimed_contingencies(draw, raw["contingencies"])
+    if "failure_plan" in raw and draw.random() < 0.5:
+        aimed_failure_plan(draw, raw["failure_plan"])
         return
     if aimed_axis(draw, strategy):
         return

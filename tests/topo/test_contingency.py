@@ -184,7 +184,7 @@ def test_planned_losses_of_a_million_workers_need_no_list_of_groups() -> None:
 def test_groups_that_no_survivor_could_list_are_refused_before_a_loss() -> None:
     cluster = Cluster.regular(2**23 + 1, 2)
     rule = Static(phases=RulePhases((cluster.num_nodes,), RULE.phases.phases))
-    with pytest.raises(ScheduleError, match="failure_plan: expected at most 16777216 workers"):
+    with pytest.raises(ScheduleError, match=r"failure_plan: expected at most 16777216 workers"):
         Schedule("it", cluster, rule, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1))
-    with pytest.raises(ScheduleError, match="failure_plan.rule: expected keep_groups, reapply_rule, all_reduce"):
+    with pytest.raises(ScheduleError, match=r"failure_plan\.rule: expected keep_groups, reapply_rule, all_reduce"):
         FailurePlan("remaining", 1)  # type: ignore[arg-type]  # a word, as a user may write it

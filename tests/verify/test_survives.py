@@ -258,7 +258,7 @@ def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_neve
         assert proof.verdict is Status.PROVED
         assert "survives" in confirmed(schedule, proof)
         assert after_loss(schedule, {3}).num_workers == 4
-    with pytest.raises(ScheduleError, match="failure_plan.rule: expected a schedule with node_radices"):
+    with pytest.raises(ScheduleError, match=r"failure_plan\.rule: expected a schedule with node_radices"):
         planned(Schedule("uneven", cluster, Static(phases=phases)), 1, REAPPLY)
 
 

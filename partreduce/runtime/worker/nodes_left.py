@@ -1,7 +1,7 @@
 """Nodes left: torchrun starts the workers of those nodes again that are left, and they follow the file's failure plan.
 
-torchrun numbers the nodes that are left from 0 and does not say which are lost. So this is for nodes that are all alike,
-where what the others run is the same after every loss of so many.
+torchrun numbers the nodes that are left from 0 and does not say which are lost. So this is for nodes that are all
+alike, where what the others run is the same after every loss of so many.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ from partreduce.topo.strategies import AllReduce
 pytestmark = pytest.mark.processes
 
 PACE, STEPS, MOMENTUM = 2, 4, 0.5
-SCHEDULE = Schedule("all", Cluster.regular(3, 1), AllReduce(pace=PACE), failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1))
+SCHEDULE = Schedule(
+    "all", Cluster.regular(3, 1), AllReduce(pace=PACE), failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)
+)
 
 
 def started(folder, size, *, restarts="3"):
