@@ -449,7 +449,7 @@ def test_who_is_outside_asks_while_it_may():
 def test_the_machine_starts_with_what_it_is_set_to():
     machine = Membership(3, 2, everybody, 2, leases=1, restarts=2, outside=1, knocks=4)
     first = View(0, (0, 1))
-    assert machine.start(3) == (Authority((first,), votes=(None,) * 3, leases=1, restarts=2, proposals=3), ())
+    assert machine.start(3) == (Authority((first,), votes=(None,) * 3, leases=1, restarts=2), ())
     assert machine.start(1) == (Member(first), ())
     assert machine.start(2) == (Member(View(-1, ()), Phase.OUTSIDE, blank=True, knocks=4), ())
     assert (machine.num_processes, machine.authority) == (4, 3)
