@@ -71,9 +71,9 @@ def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
     if "form" in entry and draw.random() < 0.7:
         aimed_limit(draw, entry)
         return
-    if isinstance(entry.get("squared"), list) and entry["squared"] and draw.random() < 0.6:
-        number, part = draw.randrange(len(entry["squared"])), Fraction(draw.randrange(999_999), 10**6)
-        entry["squared"][number] = str(Fraction(entry["squared"][number]) * part)
+    if entry["claim"] == "survives" and entry["classes"] and draw.random() < 0.6:
+        one, part = draw.choice(entry["classes"]), Fraction(draw.randrange(999_999), 10**6)
+        one["squared"] = str(Fraction(one["squared"]) * part)
         return
     if isinstance(entry.get("squared"), str) and draw.random() < 0.5:
         entry["squared"] = str(Fraction(entry["squared"]) * Fraction(draw.randrange(999_999), 10**6))

@@ -170,9 +170,10 @@ def _classes_reapplied(schedule: Schedule, plan: FailurePlan, most: int) -> set[
         whole = tuple(range(left * size, n))
         symmetries = Symmetries.of_rule(reapplied(schedule, left).view(Cluster.regular(left, size)))
         for count in range(max(0, further) + 1):
-            for missing in symmetries.classes(count, most=most):
-                on_nodes = Counter(worker // size for worker in missing)
-                if (missing or whole) and size not in on_nodes.values():
+            classes = symmetries.classes(count, most=most)
+            for missing in classes:
+                lacks_node = size in Counter(worker // size for worker in missing).values()
+                if (missing or whole) and (not lacks_node or len(classes) > most):
                     found.add((*missing, *whole))
     return found
 
