@@ -112,6 +112,22 @@ def check_failure_plan(schedule: Schedule, plan: FailurePlan) -> None:
             f"failure_plan: expected at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list, got {n}; "
             "remove the plan"
         )
+    if plan.rule is not SurvivorRule.ALL_REDUCE and (index := _first_overlap(schedule)) is not None:
+        raise ScheduleError(
+            f"failure_plan.rule: expected groups that share no worker for {plan.rule}, got two that do in "
+            f"strategy.phases[{index}]; write all_reduce, or groups that are disjoint"
+        )
+
+
+def _first_overlap(schedule: Schedule) -> int | None:
+    """The first phase in which two groups share a worker. Rules: O(blocks); listed groups: O(period · num_workers)."""
+    rule = schedule.rule(by_node=True)
+    if rule is not None:
+        return rule.shared_rank()
+    for index in range(schedule.period):
+        if np.bincount(schedule.phase(index).members).max(initial=0) > 1:
+            return index
+    return None
 
 
 def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:

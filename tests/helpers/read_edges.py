@@ -606,6 +606,23 @@ READ_EDGES = [
     ),
     *(
         reads(
+            SCHEDULE,
+            f"groups that share no worker, for {of}",
+            plan(rule([2], 3, [([0, 1], [0]), ([2], [])]), rule=of),
+            plan(rule([2], 3, [([0, 1], [0]), ([1, 2], [])]), rule=of),
+            "failure_plan.rule: strategy.phases[0]: has groups that share a worker",
+        )
+        for of in ("keep_groups", "reapply_rule")
+    ),
+    reads(
+        SCHEDULE,
+        "listed groups that share no worker",
+        plan(groups(4, [[0, 1], [2, 3]])),
+        plan(groups(4, [[0, 1]], [[0, 1], [1, 2]])),
+        "failure_plan.rule: strategy.phases[1]: has groups that share a worker",
+    ),
+    *(
+        reads(
             LOST,
             f"in lockstep, a pipeline or late by a round, without tables, from one anchor: {name}",
             plan(over_all(3, 1, pace=4), rule="all_reduce"),

@@ -248,7 +248,7 @@ def read_schedule(document: object) -> Schedule:
             require_in_groups(raw["strategy"], options.quorum, parts["phases"], parts["radices"])
     if options.kept:
         parts["phases"] = [[Average([0], [0], 1 - options.kept)]]
-    plan = _read_failure_plan(raw, cluster, options) if "failure_plan" in raw else None
+    plan = _read_failure_plan(raw, cluster, options, parts.get("phases", [])) if "failure_plan" in raw else None
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     schedule = Schedule(
         num_workers=cluster.num_workers,
@@ -332,7 +332,9 @@ def _read_phases(
     return "rule", radices, [_read_blocks(item, size, len(radices), f"{place}.phases[{t}]") for t, item in listed]
 
 
-def _read_failure_plan(raw: dict[str, Any], cluster: _Cluster, options: Options) -> FailurePlan:
+def _read_failure_plan(
+    raw: dict[str, Any], cluster: _Cluster, options: Options, phases: list[list[Average]]
+) -> FailurePlan:
     """What survivors run: of groups that average models, whole or in turns, in lockstep, or gradients, also late.
 
     Where the schedule has a round of all, as a codec and outer steps need it, survivors have one of all survivors,
@@ -349,7 +351,12 @@ def _read_failure_plan(raw: dict[str, Any], cluster: _Cluster, options: Options)
         "failure_plan",
         "is for static and allreduce in lockstep, a pipeline or late by a round, without tables, from one anchor",
     )
-    return read_failure_plan(raw, cluster.num_workers)
+    plan = read_failure_plan(raw, cluster.num_workers)
+    for t, phase in enumerate(phases if plan.rule != "all_reduce" else ()):
+        workers = list(chain.from_iterable(average.members for average in phase))
+        is_disjoint = len(set(workers)) == len(workers)
+        require(is_disjoint, f"failure_plan.rule: strategy.phases[{t}]", "has groups that share a worker")
+    return plan
 
 
 def _nonempty(value: object, place: str) -> list[Any]:

@@ -166,6 +166,15 @@ BROKEN = [
         "expected a schedule with node_radices for reapply_rule, got listed groups",
     ),
     (
+        text_of(
+            UNEVEN
+            | {"strategy": {"kind": "static", "phases": [[], [{"group": [0, 1]}, {"group": [1, 2]}]]}}
+            | {"failure_plan": KEEP}
+        ),
+        "failure_plan.rule",
+        "expected groups that share no worker for keep_groups, got two that do in strategy.phases[1]",
+    ),
+    (
         text_of(UNEVEN | {"failure_plan": {"rule": "keep_groups", "failures": 4}}),
         "failure_plan.failures",
         "expected 1 to 3 for 5 workers, got 4",

@@ -3,6 +3,7 @@
 import json
 import resource
 from fractions import Fraction
+from itertools import islice
 from math import prod
 
 import numpy as np
@@ -11,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule
+from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
 from partreduce.topo.document.groups import is_clean, phase_text, plain_phase
 from partreduce.topo.document.phases import GroupModel
 from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
 from partreduce.topo.document.writer import schedule_text, write_schedule
 from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from partreduce.topo.losses import planned_losses
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -82,11 +84,16 @@ def rule_phases(draw, size, digits):
 
 @st.composite
 def failure_plans(draw, cluster, strategy):
+    """A plan that fits, or the simplest one where groups share a worker."""
     rules = [SurvivorRule.ALL_REDUCE]
     if isinstance(strategy, Static):
         rules.append(SurvivorRule.KEEP_GROUPS)
         rules += [SurvivorRule.REAPPLY_RULE] * isinstance(strategy.phases, RulePhases)
-    return FailurePlan(draw(st.sampled_from(rules)), draw(st.integers(1, min(4, cluster.num_workers - 2))))
+    plan = FailurePlan(draw(st.sampled_from(rules)), draw(st.integers(1, min(4, cluster.num_workers - 2))))
+    try:
+        return Schedule("planned", cluster, strategy, failure_plan=plan).failure_plan
+    except ScheduleError:
+        return FailurePlan(SurvivorRule.ALL_REDUCE, plan.failures)
 
 
 def common(draw, num_workers, whens=WHENS, forms=(Form.RING,)):
@@ -173,6 +180,17 @@ def test_load_is_the_inverse_of_dump(schedule):
         assert loaded.certificate == schedule.certificate
         assert dump_schedule(loaded) == dumped
         assert canonical_bytes(loaded) == canonical_bytes(schedule)
+
+
+@laws
+@given(schedules())
+def test_a_plan_that_is_read_can_be_built_after_every_failure_that_it_covers(schedule):
+    plan = schedule.failure_plan
+    for lost in islice(planned_losses(schedule, plan), 100) if plan is not None else ():
+        survivors = after_loss(schedule, lost)
+        assert survivors.num_workers == schedule.num_workers - len(lost)
+        assert len(survivors.steps()) == survivors.period
+        assert parse_schedule(json.dumps(dump_schedule(survivors)).encode()) == survivors
 
 
 @laws
