@@ -41,7 +41,7 @@ class Benchmark:
 
 BENCHMARKS = (
     Benchmark(
-        "scale", "rules, certificates and contingencies in seconds at 10^6 workers", "scale",
+        "scale", "rules, certificates and failure plans in seconds at 10^6 workers", "scale",
         "--sizes 1e3 --repeats 1 -o {out}", "--sizes 1e3 1e5 1e6 -o benchmarks/results/scale", 300,
     ),
     Benchmark(

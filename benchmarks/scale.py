@@ -1,11 +1,11 @@
 """What grows with the workers: designing, proving and checking at 10³ … 10⁶ of them.
 
-    python -m benchmarks.scale [planner] [rules] [commands] [certificates] [contingencies] [--sizes 1e3 1e6] [-o F]
+    python -m benchmarks.scale [planner] [rules] [commands] [certificates] [failure-plans] [--sizes 1e3 1e6] [-o F]
 
 * planner: the command `partreduce design NODESx8` with its default effort, from one node on.
 * rules: three rules from their design to a checked certificate, in one process; commands: the three of them, typed.
-* contingencies: what survivors run after the loss of up to 1 or 2 workers, or of one node: planned for two rules and,
-  up to some workers, for random groups, proved and checked; `said` has classes of losses and bytes of the file.
+* failure-plans: what survivors run after the loss of up to 1 or 2 workers, or of one node: planned for two rules and,
+  up to some workers, for random groups, proved and checked; `said` has the rule and bytes of the file.
 * certificates: random groups of four, period 8, proved and checked.
 
 Every row is measured in a process of its own, which has gone the same way with 32 workers before, so that imports do
@@ -83,7 +83,7 @@ def planner(_: str, workers: int, __: Path) -> Stages:
     yield "design", planned
 
 
-def contingencies(name: str, workers: int, folder: Path) -> Stages:
+def failure_plans(name: str, workers: int, folder: Path) -> Stages:
     import partreduce
     from partreduce.planner.contingencies import survival
     from partreduce.planner.job import Job
@@ -99,9 +99,10 @@ def contingencies(name: str, workers: int, folder: Path) -> Stages:
     file = folder / "s.json"
 
     def planned() -> str:
-        found = survival(schedule, Job(cluster=cluster, survive=int(lost)), is_given=True).schedule
+        found = survival(schedule, Job(cluster=cluster, survive=int(lost))).schedule
         write_schedule(file, found)
-        return f"{len(found.contingencies)} classes, file of {file.stat().st_size:,} bytes"
+        assert found.failure_plan is not None, "planned"
+        return f"{found.failure_plan.rule}, file of {file.stat().st_size:,} bytes"
 
     yield "plan", planned
     yield "prove", lambda: (folder / "c.json").write_bytes(_proved(prove(load_schedule(file))))
@@ -158,7 +159,7 @@ WAYS: dict[str, tuple[Callable[[str, int, Path], Stages], tuple[str, ...]]] = {
     "rules": (rule, ("prague-figure-10", "node-then-all", "hyper-cuboid")),
     "commands": (commands, ("prague-figure-10",)),
     "certificates": (certificate, ("random groups",)),
-    "contingencies": (contingencies, tuple(f"{of}, {k}" for of in SURVIVED for k in (1, 2))),
+    "failure-plans": (failure_plans, tuple(f"{of}, {k}" for of in SURVIVED for k in (1, 2))),
 }
 
 

@@ -6,7 +6,7 @@ from benchmarks.explore.configuration import USUAL, Configuration, Explored
 from benchmarks.explore.explorer import Network
 from benchmarks.explore.search.properties import NoDeadlock, PerProcess, PerState, Property
 from benchmarks.explore.search.view import View as Whole
-from partreduce.schedulers.protocols.membership.authority import Authority, planned_for
+from partreduce.schedulers.protocols.membership.authority import Authority
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
 from partreduce.schedulers.protocols.membership.words import Groups, Members, Phase
@@ -24,8 +24,6 @@ def membership_properties(machine: Membership, network: Network) -> tuple[Proper
         PerState("a worker that is given up does not end well", _ends_well),
         PerProcess("views change by losses and joins alone", lambda _, state: _changes(state)),
         PerState("who has joined holds what the others do", lambda view: _alike(machine, view)),
-        PerProcess("a plan is followed by those alone for whom it was made", lambda _, state: _planned(state)),
-        PerProcess("a plan is followed until its members change", lambda _, state: _kept(state)),
         PerProcess("no more are lost than may be", lambda _, state: _too_many(machine, state)),
         PerProcess("nothing is left out that all can do", lambda worker, state: _left_out(machine, worker, state)),
     ]
@@ -130,22 +128,6 @@ def _changes(state: Member | Authority) -> str | None:
     return None
 
 
-def _planned(state: Member | Authority) -> str | None:
-    if state.view.plan and state.view.plan != planned_for(state.view.members):
-        return f"{state.view} follows a plan {state.view.plan}"
-    return None
-
-
-def _kept(state: Member | Authority) -> str | None:
-    """The members go back to the schedule of the run only with a change of who they are."""
-    if isinstance(state, Member):
-        return None
-    for before, after in zip(state.log, state.log[1:], strict=False):
-        if before.plan and not after.plan and before.members == after.members:
-            return f"{before} is followed by {after}"
-    return None
-
-
 def _alike(machine: Membership, view: Whole) -> str | None:
     """Where all average in every round, what one has committed begins as what any other in its view has."""
     if machine.groups is not everybody:
@@ -213,12 +195,10 @@ def explored(machine: Membership, network: Network) -> Explored:
 
 def membership(
     name: str, workers: int, rounds: int, groups: Groups = everybody, *, most_lost: int = 9, leases: int = 0,
-    restarts: int = 0, joining: int = 0, knocks: int = 1, proposals: int = 0, planned: Groups | None = None,
+    restarts: int = 0, joining: int = 0, knocks: int = 1,
     network: Network = USUAL,
 ) -> Configuration:  # fmt: skip
-    machine = Membership(
-        workers + joining, most_lost, groups, rounds, leases, restarts, joining, knocks, proposals, planned
-    )
+    machine = Membership(workers + joining, most_lost, groups, rounds, leases, restarts, joining, knocks)
     return Configuration(name, machine, explored, network)
 
 
@@ -236,10 +216,6 @@ SMALLEST = (
     membership("2 workers, two deaths, a lease, a restart", 2, 2, leases=1, restarts=1, network=mishaps(2)),
     membership("2 workers, none may be lost", 2, 2, most_lost=0, network=mishaps(1)),
     membership("1 worker and one that joins, one death", 1, 2, joining=1, knocks=2, network=mishaps(1)),
-    membership("2 workers, two plans", 2, 2, proposals=2, network=mishaps()),
-    membership("2 workers, a plan, one taken for dead, a lease, at once", 2, 2, proposals=1, leases=1,
-               network=at_once(0, 1)),
-    membership("2 workers, a plan, one death, a restart", 2, 1, proposals=1, restarts=1, network=mishaps(1)),
 )  # fmt: skip
 """Seconds in all: what judges small changes to the protocol (`make mutants`)."""
 
@@ -260,11 +236,6 @@ SMALL = (
     membership("1 worker and two that join, one death, at once", 1, 2, joining=2, network=at_once(1)),
     membership("2 workers and one that joins, one taken for dead, a lease, at once", 2, 2, joining=1, leases=1,
                network=at_once(0, 1)),
-    membership("2 workers, a plan, one death", 2, 2, proposals=1, network=mishaps(1)),
-    membership("2 workers and one that joins, a plan, one death, at once", 2, 1, joining=1, proposals=1,
-               network=at_once(1)),
-    membership("3 workers in pairs and all, planned all together, one death, at once", 3, 3, pairs_then_all,
-               proposals=1, planned=everybody, network=at_once(1)),
 )  # fmt: skip
 
 LARGE = (
@@ -292,19 +263,4 @@ LARGE = (
     membership("3 workers, one death, one taken for dead, at once", 3, 2, network=at_once(1, 1)),
     membership("4 workers in pairs and all, one taken for dead, at once", 4, 3, pairs_then_all, network=at_once(0, 1)),
     membership("4 workers, three deaths, a lease, a restart, at once", 4, 2, leases=1, restarts=1, network=at_once(3)),
-    membership(
-        "2 workers and one that joins, two plans, one death, at once", 2, 2, joining=1, proposals=2, network=at_once(1)
-    ),
-    membership(
-        "3 workers in pairs and all, planned all together, two plans, one death, at once",
-        3,
-        3,
-        pairs_then_all,
-        proposals=2,
-        planned=everybody,
-        network=at_once(1),
-    ),
-    membership(
-        "1 worker and one that joins, a plan, one death", 1, 2, joining=1, knocks=2, proposals=1, network=mishaps(1)
-    ),
 )

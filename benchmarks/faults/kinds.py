@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency
+from partreduce.topo.contingency import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
@@ -87,8 +87,9 @@ class Kind:
     @property
     def schedule(self) -> Schedule:
         cluster = Cluster.regular(self.num_nodes, WORKERS // self.num_nodes)
-        planned = tuple(Contingency(tuple(range(lost + 1))) for lost in range(self.most_lost))
-        return Schedule("under-faults", cluster, self.strategy, contingencies=planned)
+        rule = SurvivorRule.ALL_REDUCE if self.strategy.averages_everyone else SurvivorRule.KEEP_GROUPS
+        plan = FailurePlan(rule, self.most_lost) if self.most_lost else None
+        return Schedule("under-faults", cluster, self.strategy, failure_plan=plan)
 
     @property
     def ends(self) -> npt.NDArray[np.int64]:

@@ -71,9 +71,9 @@ def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
     if "form" in entry and draw.random() < 0.7:
         aimed_limit(draw, entry)
         return
-    if isinstance(entry.get("squared"), list) and entry["squared"] and draw.random() < 0.6:
-        number, part = draw.randrange(len(entry["squared"])), Fraction(draw.randrange(999_999), 10**6)
-        entry["squared"][number] = str(Fraction(entry["squared"][number]) * part)
+    if entry["claim"] == "survives" and entry["classes"] and draw.random() < 0.6:
+        one, part = draw.choice(entry["classes"]), Fraction(draw.randrange(999_999), 10**6)
+        one["squared"] = str(Fraction(one["squared"]) * part)
         return
     if isinstance(entry.get("squared"), str) and draw.random() < 0.5:
         entry["squared"] = str(Fraction(entry["squared"]) * Fraction(draw.randrange(999_999), 10**6))
@@ -192,26 +192,19 @@ def aimed_axis(draw: random.Random, strategy: dict[str, Any]) -> bool:
     return True
 
 
-def aimed_contingencies(draw: random.Random, planned: list[dict[str, Any]]) -> None:
-    """One contingency fewer, or more, for another loss, or with other groups."""
-    one, kind = draw.choice(planned), draw.randrange(4)
-    if kind == 0 and len(planned) > 1:
-        planned.remove(one)
-    elif kind == 1:
-        planned.append({"lost": draw.sample(range(6), draw.randrange(1, 3))})
-    elif kind == 2:
-        one["lost"] = draw.sample(range(6), len(one["lost"]))
-    elif "phases" in one:
-        draw.choice(one["phases"]).clear()
+def aimed_failure_plan(draw: random.Random, plan: dict[str, Any]) -> None:
+    """Another rule, or another number of failures."""
+    if draw.random() < 0.5:
+        plan["rule"] = draw.choice(["keep_groups", "reapply_rule", "all_reduce"])
     else:
-        one["groups"] = draw.choice(["remaining", "all"])
+        plan["failures"] = draw.randrange(1, 4)
 
 
 def aimed_schedule(draw: random.Random, raw: dict[str, Any]) -> None:
     """A well-formed change of one phase of a schedule."""
     strategy = raw["strategy"]
-    if "contingencies" in raw and draw.random() < 0.5:
-        aimed_contingencies(draw, raw["contingencies"])
+    if "failure_plan" in raw and draw.random() < 0.5:
+        aimed_failure_plan(draw, raw["failure_plan"])
         return
     if aimed_axis(draw, strategy):
         return

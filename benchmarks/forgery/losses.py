@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from fractions import Fraction
 from itertools import combinations, product
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.forgery.dense import averaging, dense, paces, workers_of_nodes
+from benchmarks.forgery.dense import averaging, dense, workers_of_nodes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,22 +25,21 @@ Loss = frozenset[int]
 
 
 def exchanges(raw: Document, listed: Groups) -> list[list[int]]:
-    """Permutations of workers that keep groups and paces, of which all others that are used are products."""
+    """Permutations of workers that keep groups, of which all others that are used are products."""
     nodes, strategy = workers_of_nodes(raw), raw["strategy"]
     n = sum(map(len, nodes))
     found, own = [], list(range(n))
-    pace = paces(raw, n)
     home = [{w: number for number, (group, _) in enumerate(phase) for w in group} for phase in listed or []]
-    keys = [(pace[w], *(at.get(w, -1) for at in home)) for w in range(n)]
+    keys = [tuple(at.get(w, -1) for at in home) for w in range(n)]
     for one, other in combinations(range(n), 2):
         is_near = any(one in node and other in node for node in nodes)
-        if strategy["kind"] == "allreduce" or (is_near and keys[one] == keys[other]):
+        if is_near and keys[one] == keys[other]:
             swap = list(own)
             swap[one], swap[other] = other, one
             found.append(swap)
     radices = strategy.get("node_radices", [])
     size = len(nodes[0])
-    if radices and all(pace[w] == pace[w % size] for w in range(n)):
+    if radices:
         digits = list(product(*map(range, radices)))
         for d, radix in enumerate(radices):
             for a, b in combinations(range(radix), 2):
@@ -61,64 +61,89 @@ def orbit(loss: Loss, swaps: list[list[int]]) -> set[Loss]:
     return reached
 
 
-def claimed(raw: Document, workers: int, nodes: int) -> Iterator[tuple[int, ...]]:
-    """The losses of up to so many workers, and those of nodes, in the order of answers."""
-    listed = workers_of_nodes(raw)
+def covered(raw: Document) -> Iterator[tuple[int, ...]]:
+    """The losses that the plan covers, in the order of answers."""
+    listed, failures = workers_of_nodes(raw), raw["failure_plan"]["failures"]
     n = sum(map(len, listed))
-    for count in range(1, workers + 1):
+    for count in range(1, failures + 1):
         yield from combinations(range(n), count)
-    for node in listed if nodes else ():
-        if len(node) > workers and n - len(node) >= 2:
-            yield tuple(node)
+    for node in listed:
+        if len(node) > failures and n - len(node) >= 2:
+            yield tuple(sorted(node))
 
 
-def groups_after(raw: Document, planned: Document, lost: Loss, listed: Groups) -> list[list[tuple[list[int], float]]]:
-    """The groups of each phase of one contingency's survivors. Listed phases of its own are for its own loss alone."""
-    n = sum(map(len, workers_of_nodes(raw)))
+def on_nodes(raw: Document, count: int) -> Document:
+    """The same rule on fewer nodes: each prime factor goes to the digit that is furthest below its old radix."""
+    strategy, size = raw["strategy"], len(workers_of_nodes(raw)[0])
+    old, new, rest = strategy["node_radices"], [1] * len(strategy["node_radices"]), count
+    if count == prod(old):
+        return raw
+    factors = []
+    for p in range(2, count + 1):
+        while rest % p == 0:
+            factors.append(p)
+            rest //= p
+    for p in sorted(factors, reverse=True):
+        new[max(range(len(old)), key=lambda d: (Fraction(old[d], new[d]), -d))] *= p
+    left = [d for d, radix in enumerate(new) if radix > 1]
+    phases = [
+        [{**block, "across": [left.index(d) for d in block["across"] if d in left]} for block in phase]
+        for phase in strategy["phases"]
+    ]
+    smaller = strategy | {"node_radices": [new[d] for d in left], "phases": phases}
+    return {"cluster": {"num_nodes": count, "workers_per_node": size}, "strategy": smaller}
+
+
+def groups_after(raw: Document, lost: Loss, listed: Groups) -> list[list[tuple[list[int], float]]]:
+    """The groups of each phase that survivors run."""
+    nodes, of = workers_of_nodes(raw), raw["failure_plan"]["rule"]
+    n = sum(map(len, nodes))
     left = [w for w in range(n) if w not in lost]
-    if planned.get("groups") == "all" or raw["strategy"]["kind"] == "allreduce":
+    if of == "all_reduce":
         return [[(list(range(len(left))), 1.0)]]
-    if "phases" in planned:
-        kept = [[w for w in node if w not in lost] for node in workers_of_nodes(raw)]
-        cluster = {"num_nodes": len(list(filter(None, kept))), "workers_per_node": max(map(len, kept))}
-        if "node_radices" not in planned:
-            cluster = {"num_nodes": len(left), "workers_per_node": 1}
-        return dense({"cluster": cluster, "strategy": {"kind": "static", **planned}})[0] or []
-    kept_groups = [[([left.index(w) for w in g if w not in lost], t) for g, t in phase] for phase in listed or []]
-    return [[(group, t) for group, t in phase if len(group) > 1] for phase in kept_groups]
+    places = left
+    if of == "reapply_rule":
+        some = [node for node in nodes if not lost.issuperset(node)]
+        listed = dense(on_nodes(raw, len(some)))[0]
+        places = [at for at, w in enumerate(w for node in some for w in node) if w not in lost]
+    kept = [[([places.index(w) for w in g if w in places], t) for g, t in phase] for phase in listed or []]
+    return [[(group, t) for group, t in phase if len(group) > 1] for phase in kept]
 
 
 def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:
-    planned = {frozenset(one["lost"]): one for one in raw.get("contingencies", [])}
-    swaps, text = exchanges(raw, listed), hashlib.sha256()
-    order = sorted(planned, key=lambda lost: (len(lost), sorted(lost)))
-    if len(entry["squared"]) != len(planned):
+    """Each covered loss has the groups that are stated, and is one of the classes: by name, or by what it leaves."""
+    if "failure_plan" not in raw or entry["failures"] != raw["failure_plan"]["failures"]:
         return False
-    for lost, squared in zip(order, entry["squared"], strict=True):
-        m = len(matrices[0]) - len(lost)
-        period = np.eye(m)
-        for phase in groups_after(raw, planned[lost], lost, listed):
+    n, text, norms = len(matrices[0]), hashlib.sha256(), dict[tuple[int, ...], float]()
+    for lost in covered(raw):
+        m, period = n - len(lost), np.eye(n - len(lost))
+        for phase in groups_after(raw, frozenset(lost), listed):
             period = averaging(m, phase) @ period
-        center = np.eye(m) - 1 / m
-        off = period - 1 / m
-        if np.linalg.norm(off, 2) ** 2 > float(Fraction(squared)) + 1e-9:
-            return False
+            home = {w: f"{min(g)} {Fraction(t).limit_denominator(10**6)}\n" for g, t in phase for w in g}
+            text.update("".join(home.get(w, "-\n") for w in range(m)).encode())
+        center, off = np.eye(m) - 1 / m, period - 1 / m
         if np.abs(np.linalg.eigvals(center @ period @ center)).max() > 1 - 1e-9:
             return False
-    for loss in claimed(raw, entry["workers"], entry["nodes"]):
-        alike = min(orbit(frozenset(loss), swaps), key=sorted)
-        if alike not in planned:
+        norms[lost] = float(np.linalg.norm(off, 2) ** 2)
+    bounds = {tuple(one["lost"]): float(Fraction(one["squared"])) for one in entry["classes"]}
+    if any(lost not in norms or norms[lost] > bound + 1e-9 for lost, bound in bounds.items()):
+        return False
+    if raw["failure_plan"]["rule"] == "keep_groups":
+        swaps = exchanges(raw, listed)
+        if {min(orbit(frozenset(lost), swaps), key=sorted) for lost in norms} != set(map(frozenset, bounds)):
             return False
-        for phase in groups_after(raw, planned[alike], frozenset(loss), listed) if entry["answers"] else ():
-            home = {w: f"{min(g)} {Fraction(t).limit_denominator(10**6)}\n" for g, t in phase for w in g}
-            text.update("".join(home.get(w, "-\n") for w in range(len(matrices[0]) - len(loss))).encode())
+    elif raw["failure_plan"]["rule"] == "all_reduce":
+        if bounds:
+            return False
+    elif not all(any(norm <= bound + 1e-9 for bound in bounds.values()) for norm in norms.values()):
+        return False
     return not entry["answers"] or entry["answers"] == text.hexdigest()
 
 
 def _moved(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:  # noqa: ARG001
     """By moving random models, and those that move the mean most."""
     n = len(matrices[0])
-    if entry["lost"] != sorted({len(one["lost"]) for one in raw.get("contingencies", [])}):
+    if "failure_plan" not in raw or entry["lost"] != sorted({len(lost) for lost in covered(raw)}):
         return False
 
     def ways(models: Any, k: int) -> Any:  # noqa: ANN401 - arrays

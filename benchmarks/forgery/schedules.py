@@ -10,9 +10,8 @@ import numpy as np
 
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, Survivors
+from partreduce.topo.contingency import FailurePlan, SurvivorRule
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.losses import Symmetries, losses_of_nodes
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -33,8 +32,6 @@ from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
 from partreduce.topo.strategies.outer import Anchor, Outer
 from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
 from partreduce.topo.strategies.routes import ROW_CODECS, Gradient, Route, Routes, TableWay
-from partreduce.verify import prove
-from partreduce.verify.base import Status
 
 if TYPE_CHECKING:
     import random
@@ -180,31 +177,29 @@ SCHEDULES = {
 }  # fmt: skip
 
 
-def surviving(schedule: Schedule, *own: Contingency, workers: int = 1) -> Schedule:
-    """The same schedule with contingencies for so many workers and for nodes; all in one group where others fail."""
-    symmetries = Symmetries.of(schedule)
-    losses = {lost for count in range(1, workers + 1) for lost in symmetries.classes(count)}
-    planned = {lost: Contingency(lost) for lost in losses | set(losses_of_nodes(schedule, symmetries))}
-    planned |= {one.lost: one for one in own}
-    while True:
-        result = replace(schedule, contingencies=tuple(planned.values()))
-        claim = prove(result)["survives"]
-        if claim.status is not Status.REFUTED:
-            return result
-        assert claim.witness is not None
-        lost = tuple(claim.witness["lost"])
-        planned[lost] = Contingency(lost, Survivors.ALL)
+def surviving(schedule: Schedule, rule: SurvivorRule, failures: int = 1) -> Schedule:
+    """The same schedule with a failure plan."""
+    return replace(schedule, failure_plan=FailurePlan(rule, failures))
 
 
 SCHEDULES |= {
-    "survives": surviving(explicit(6, [[0, 1, 2], [3, 4, 5]], [[0, 3], [2, 5]], [[1, 4], [0, 5]]), workers=2),
-    "survives-rule": surviving(
-        rule((3,), 2, (Block((0, 1)),), (Block((0, 1), (0,), Fraction(3, 4)),)),
-        Contingency((0, 1), RulePhases((2,), ((Block((0, 1)),), (Block((1,), (0,)),)))),
-        workers=2,
+    "survives": surviving(
+        explicit(6, [[0, 1, 2], [3, 4, 5]], [[0, 3], [2, 5]], [[1, 4], [0, 5]], [[2, 4], [1, 3]]),
+        SurvivorRule.KEEP_GROUPS,
     ),
-    "survives-digits": surviving(rule((2, 2), 2, (Block((0, 1), (0,)),), (Block((0,), (1,)), Block((1,), (0, 1))))),
-    "survives-allreduce": surviving(Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(pace=2))),
+    "survives-rule": surviving(
+        rule((3,), 2, (Block((0, 1)),), (Block((0, 1), (0,), Fraction(3, 4)),)), SurvivorRule.KEEP_GROUPS, 2
+    ),
+    "survives-digits": surviving(
+        rule((2, 2), 2, (Block((0, 1), (0,)),), (Block((0, 1), (1,)),), (Block((0,), (1,)), Block((1,), (0, 1)))),
+        SurvivorRule.KEEP_GROUPS,
+    ),
+    "survives-reapplied": surviving(
+        rule((2, 2), 2, (Block((0, 1), (0,)),), (Block((0, 1), (1,), Fraction(3, 4)),)), SurvivorRule.REAPPLY_RULE, 3
+    ),
+    "survives-allreduce": surviving(
+        Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(pace=2)), SurvivorRule.ALL_REDUCE
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from partreduce.planner.lateness import Lateness
 from partreduce.planner.model_tables import ModelFacts, read_model
 from partreduce.planner.steps_model import Optimizer
 from partreduce.schedulers.synthesis.problem import Objective
+from partreduce.topo.closed_model import dumped
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.cluster import load_cluster
@@ -139,7 +140,7 @@ def _facts_of(model: str, touched: list[str] | None, cluster: Cluster) -> ModelF
 
 
 def _made(cluster: str, using: str, survive: int) -> Schedule:
-    """A catalogue entry, or with `survive` also the schedule of a file, and the contingencies that are asked for."""
+    """A catalogue entry, or with `survive` also the schedule of a file, and the failure plan that is asked for."""
     place = load_cluster(cluster)
     if survive and using.endswith(".json"):
         schedule = load_schedule(using)
@@ -154,7 +155,7 @@ def _made(cluster: str, using: str, survive: int) -> Schedule:
 
     hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
     job = Job(cluster=replace(place, hardware=hardware), survive=survive)
-    return survival(schedule, job, is_given=True).schedule
+    return survival(schedule, job).schedule
 
 
 def _build(schedule: Schedule, output: Path | None, *, as_json: bool) -> None:
@@ -171,7 +172,7 @@ def _build(schedule: Schedule, output: Path | None, *, as_json: bool) -> None:
         "period": phases_of(schedule)[0],
         "num_distinct_phases": phases_of(schedule)[1],
         "sha256": schedule_sha256(schedule),
-        **({"num_contingencies": len(schedule.contingencies)} if schedule.contingencies else {}),
+        **({} if schedule.failure_plan is None else {"failure_plan": dumped(schedule.failure_plan)}),
     }
     if as_json:
         emit_json(facts | ({"output": str(output)} if output else {"schedule": dump_schedule(schedule)}))

@@ -1,7 +1,6 @@
 """`partreduce run`: start workers for a script, here as torchrun would, or on several hosts as mpirun would."""
 
 import contextlib
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,7 +17,6 @@ from partreduce.runtime.launcher.hosts import placed, read_hosts
 from partreduce.runtime.launcher.launch import LOOPBACK, check_losses, launch
 from partreduce.runtime.launcher.orphans import orphans_ended
 from partreduce.runtime.launcher.over_ssh import reached
-from partreduce.runtime.launcher.replan import Replan
 from partreduce.runtime.launcher.signals import Terminated, terminable
 from partreduce.topo.document.descriptors import descriptor_to_read
 from partreduce.topo.document.schedule import load_schedule
@@ -70,13 +68,6 @@ def command(
             min=0,
         ),
     ] = 0,
-    replan: Annotated[
-        bool,
-        typer.Option(
-            "--replan",
-            help="With --survive: plan anew by what workers measure, and switch to what is clearly better.",
-        ),
-    ] = False,
     hosts: Annotated[
         Path | None,
         typer.Option(
@@ -100,13 +91,12 @@ def command(
             nodes = loaded.cluster.num_nodes
         _say_if_refuted(schedule, loaded)
     placed = None if hosts is None else _placed(hosts, workers, nodes, loaded)
-    if replan and hosts is not None:
-        raise typer.BadParameter("is for workers on this machine: leave out --hosts, or it", param_hint="--replan")
     if workers is None and placed is None:
         misplaced = {"--workers", "-n", "--schedule", "--hosts"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
         raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
-    planned = 0 if loaded is None else max((len(one.lost) for one in loaded.contingencies), default=0)
+    plan = None if loaded is None else loaded.failure_plan
+    planned = 0 if loaded is None or plan is None else plan.most_failures(loaded.cluster)
     most_lost = planned if survive is None else survive
     check_losses(sum(map(len, placed.values())) if placed is not None else workers or 0, most_lost, 0)
     require("torch", purpose="running workers")
@@ -116,7 +106,7 @@ def command(
     with contextlib.nullcontext() if schedule is None or loaded is None else _lasting(schedule, loaded) as path:
         run = _Run(
             script, context.args, workers, nodes, threads, placed, ssh, address, loaded, path,
-            most_lost=most_lost, replan=replan,
+            most_lost=most_lost,
         )  # fmt: skip
         try:
             if max_restarts:
@@ -141,7 +131,6 @@ class _Run:
     schedule: Schedule | None
     path: Path | None
     most_lost: int
-    replan: bool
 
     def attempt(self, told: Mapping[str, str], restarts: Restarts) -> int:
         """Run it once, with a generator and hosts of its own; its workers are told these variables."""
@@ -178,7 +167,6 @@ class _Run:
                 most_lost=self.most_lost,
                 max_restarts=joiners,
                 restarted=restarts.spend,
-                replan=Replan((sys.executable, "-m", "partreduce.planner.replan")) if self.replan else None,
             )
 
 

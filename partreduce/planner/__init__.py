@@ -12,5 +12,5 @@
 * the rule: least worst-case regret within the limits (`recommend`, `gain`, `preference`);
 * words: why, and what to know (`recommend`, `payoff`, `left_out`, `answer`).
 
-Around it: `run_off` trains the finalists, `contingencies` plan for losses, `hybrid` and `routes` for tables by rows.
+Around it: `run_off` trains the finalists, `contingencies` plans for failures, `hybrid` and `routes` for tables by rows.
 """

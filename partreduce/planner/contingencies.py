@@ -1,57 +1,54 @@
-"""What survivors run after a loss, planned beforehand: the schedule's own groups where these still do, or better ones.
+"""What survivors run after a failure, planned beforehand: the first of three rules that still does.
 
-One loss of each class is planned for (`topo.losses`). Its survivors keep the schedule's groups, without the lost, if
-they reach consensus and their predicted time to the loss is at most FACTOR of the best that is known: all survivors in
-one group, and on clusters of up to ANEW workers what the planner finds for the cluster that is left. A schedule that
-was given, rather than found, may be as slow as it was before. A large rule is compared on fewer nodes, of which each
+The rules are those of `topo.contingency.SurvivorRule`, in that order: the schedule's own groups, its own rule on the
+nodes that are left, All-Reduce. The first is taken after which the survivors of every failure reach consensus, proved,
+and whose predicted time to the loss is at most FACTOR of that of the fastest such rule. The time of a rule is that
+after the slowest failure, of one of each class (`topo.losses`). A large rule is compared on fewer nodes, of which each
 lost one is a larger part.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf, prod
 
-from partreduce.planner.job import EFFORTS, Job
-from partreduce.planner.lateness import Lateness
+from partreduce.planner.job import Job
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, Groups, Survivors, after_loss, check_covered, sends_whole
-from partreduce.topo.document.contingencies import MAX_CONTINGENCIES
-from partreduce.topo.errors import InputError, PartreduceError, ScheduleError
+from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss, check_covered, sends_whole
+from partreduce.topo.errors import PartreduceError, ScheduleError
 from partreduce.topo.hardware import Hardware, Switch
-from partreduce.topo.losses import Loss, Symmetries, losses_of_nodes
-from partreduce.topo.rule import digit_of, strides_of
+from partreduce.topo.losses import Loss, planned_classes
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.base import Pace
 from partreduce.topo.strategies.static import RulePhases, Static
-from partreduce.verify.survives import apart_after
+from partreduce.verify.base import Status
+from partreduce.verify.survives import MAX_CLASSES, prove_survives
 
 FACTOR = 1.1
-"""Groups are kept if they take at most so many times the best predicted time to the loss."""
-ANEW = 64
-"""Workers up to which the planner looks for better groups, once for each shape of the cluster that is left."""
-CLUSTERS = 6
-"""Shapes of clusters for which it does so at the most."""
-OFFERED = 4
-"""Schedules of each such search that are measured at the schedule's own pace."""
+"""A rule is taken if it takes at most so many times the least predicted time to the loss."""
 COMPARED = 128
-"""Workers of a rule on as many nodes as figures are compared on; explicit groups of more are not measured."""
+"""Workers of a rule on as many nodes as times are compared on; explicit groups of more are not measured."""
+MEASURED = 64
+"""Classes of failures whose time is predicted, at equal distances among all."""
+
+WORDS = {
+    SurvivorRule.KEEP_GROUPS: "keep their groups",
+    SurvivorRule.REAPPLY_RULE: "apply the schedule's rule to the nodes that are left",
+    SurvivorRule.ALL_REDUCE: "average all together",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Survival:
-    """A schedule with its contingencies, and in words what survivors do."""
+    """A schedule with its failure plan, and in words what survivors do."""
 
     schedule: Schedule
     words: str
 
 
 def goes_on(schedule: Schedule) -> bool:
-    """Whether contingencies of the schedule can be made, and run."""
+    """Whether a failure plan of the schedule can be made, and run."""
     try:
         _check_runs(schedule)
     except ScheduleError:
@@ -66,127 +63,75 @@ def _check_runs(schedule: Schedule) -> None:
         raise ScheduleError("strategy.how.sending: only what is sent whole goes on after a loss yet; leave it out")
 
 
-def survival(
-    schedule: Schedule, job: Job, *, is_given: bool = False, say: Callable[[str], None] = lambda _: None
-) -> Survival:
-    """Plan for the loss of up to `job.survive` workers, and of one node; `is_given`: the planner did not find it.
+def survival(schedule: Schedule, job: Job, *, say: Callable[[str], None] = lambda _: None) -> Survival:
+    """Plan for the failure of up to `job.survive` workers, and of one node.
 
     Raises:
-        ScheduleError: contingencies of such a schedule cannot be made.
-        InputError: there are more classes of losses than a file holds.
+        ScheduleError: no plan of such a schedule can be made.
     """
     _check_runs(schedule)
-    bare = replace(schedule, contingencies=(), certificate=None)
-    symmetries = Symmetries.of(bare)
-    losses: set[Loss] = set(losses_of_nodes(bare, symmetries))
-    for count in range(1, job.survive + 1):
-        losses |= set(symmetries.classes(count, most=MAX_CONTINGENCIES))
-        if len(losses) > MAX_CONTINGENCIES:
-            raise InputError(
-                f"survive: losses of {count} workers fall into over {MAX_CONTINGENCIES} classes, which no file holds; "
-                f"take {count - 1}; more are followed by one group of all survivors"
-            )
-    say(f"planning for {len(losses)} classes of losses")
-    planned = [Contingency(lost) for lost in sorted(losses)]
-    if isinstance(bare.strategy, Static):
-        apart = apart_after(replace(bare, contingencies=tuple(planned)))
-        rivals = _Rivals(bare, job, is_given=is_given)
-        planned = [Contingency(lost, rivals.best(lost, may_remain=lost not in apart)) for lost in sorted(losses)]
-    return Survival(replace(bare, contingencies=tuple(planned)), _words(bare, planned, job.survive))
+    bare = replace(schedule, failure_plan=None, certificate=None)
+    say(f"planning for the loss of up to {job.survive} workers or one node")
+    plans = [one for one in (_with_rule(bare, rule, job.survive) for rule in _rules(bare)) if one is not None]
+    chosen = plans[0] if len(plans) == 1 else _first_fast(plans, job)
+    return Survival(chosen, _words(chosen))
 
 
-def _words(schedule: Schedule, planned: list[Contingency], workers: int) -> str:
-    lost = f"after the loss of {'up to ' * (workers > 1)}{workers} worker{'s' * (workers > 1)} or of one node survivors"
+def _rules(schedule: Schedule) -> list[SurvivorRule]:
+    """Those that the schedule may have, the simplest first."""
+    if not isinstance(schedule.strategy, Static):
+        return [SurvivorRule.ALL_REDUCE]
+    has_rule = isinstance(schedule.strategy.phases, RulePhases)
+    return [rule for rule in SurvivorRule if has_rule or rule is not SurvivorRule.REAPPLY_RULE]
+
+
+def _with_rule(schedule: Schedule, rule: SurvivorRule, failures: int) -> Schedule | None:
+    """The schedule with this plan, None unless it is proved that survivors reach consensus."""
+    planned = replace(schedule, failure_plan=FailurePlan(rule, failures))
+    return planned if prove_survives(planned).status is Status.PROVED else None
+
+
+def _first_fast(plans: list[Schedule], job: Job) -> Schedule:
+    """The first whose slowest failure takes at most FACTOR of the least such time; the first where none is known."""
+    times = [_time(plan, job) for plan in plans]
+    least = min(times)
+    return next(plan for plan, time in zip(plans, times, strict=True) if time <= FACTOR * least)
+
+
+def _time(planned: Schedule, job: Job) -> float:
+    """The predicted time to the loss after the slowest failure; infinite where there is none."""
+    schedule, job = _compared(planned, job)
+    if schedule.num_workers > COMPARED:
+        return inf
+    # the classes of the other rules stand for All-Reduce's, whose survivors differ in where they are
+    plan = schedule.failure_plan
+    assert plan is not None, "planned"
+    listed = replace(schedule, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, plan.failures))
+    classes = planned_classes(listed if plan.rule is SurvivorRule.ALL_REDUCE else schedule, MAX_CLASSES)
+    return max(_time_after(schedule, lost, job) for lost in classes[:: -(-len(classes) // MEASURED)])
+
+
+def _time_after(schedule: Schedule, lost: Loss, job: Job) -> float:
+    try:
+        found = after_loss(schedule, lost)
+        left = replace(job, cluster=survivors_of(job.cluster, lost), survive=0, take=None)
+        return measure(found, left, form=found.strategy.how.form).time
+    except PartreduceError:
+        return inf
+
+
+def _words(schedule: Schedule) -> str:
+    plan = schedule.failure_plan
+    assert plan is not None, "just made"
+    workers = f"{'up to ' * (plan.failures > 1)}{plan.failures} worker{'s' * (plan.failures > 1)}"
+    lost = f"after the loss of {workers} or of one node survivors"
     if not isinstance(schedule.strategy, Static):
         return f"{lost} go on with All-Reduce" + " in a pipeline" * schedule.strategy.when.delays_gradients
-    kept = Counter(one.groups.value if isinstance(one.groups, Survivors) else "own" for one in planned)
-    said = {"remaining": "keep their groups", "all": "average all together", "own": "have groups of their own"}
-    each = ", ".join(f"in {kept[key]} they {words}" for key, words in said.items() if kept[key])
-    return f"{lost} go on: of {len(planned)} classes of losses, {each}"
-
-
-class _Rivals:
-    """What survivors of a loss may run instead of what remains, with what each costs."""
-
-    def __init__(self, schedule: Schedule, job: Job, *, is_given: bool) -> None:
-        self._schedule, self._job = _compared(schedule, job)
-        self._full = schedule
-        self._is_small = self._schedule.num_workers <= COMPARED
-        self._anew: dict[Cluster, list[Groups]] = {}
-        self._before = -inf  # the time to the loss that is good enough whatever else there is
-        if is_given and self._is_small:
-            with suppress(PartreduceError):
-                here = self._schedule
-                self._before = measure(here, self._job, form=here.strategy.how.form).time
-
-    def best(self, lost: Loss, *, may_remain: bool) -> Groups:
-        """The remaining groups where they will do, else what takes the least time to the loss."""
-        if not self._is_small:
-            return Survivors.REMAINING if may_remain else Survivors.ALL
-        here = self._moved(lost)
-        job = replace(self._job, cluster=survivors_of(self._job.cluster, here), survive=0, take=None)
-        remaining = self._time(here, Survivors.REMAINING, job) if may_remain else inf
-        if remaining <= FACTOR * self._before:
-            return Survivors.REMAINING
-        rivals: list[Groups] = [Survivors.ALL, *self._found(job)]
-        times = [self._time(here, groups, job) for groups in rivals]
-        least = min(times)
-        if may_remain and remaining <= FACTOR * least:
-            return Survivors.REMAINING
-        return rivals[times.index(least)]
-
-    def _time(self, lost: Loss, groups: Groups, job: Job) -> float:
-        """The predicted time to the loss; infinite where there is none."""
-        try:
-            found = after_loss(replace(self._schedule, contingencies=(Contingency(lost, groups),)), lost)
-            return measure(found, job, form=found.strategy.how.form).time
-        except PartreduceError:
-            return inf
-
-    def _found(self, job: Job) -> list[Groups]:
-        """Groups that the planner finds for the cluster that is left; none for large ones, and where it finds none."""
-        if self._full.num_workers > ANEW or (job.cluster not in self._anew and len(self._anew) == CLUSTERS):
-            return []
-        if job.cluster not in self._anew:
-            self._anew[job.cluster] = []
-            with suppress(PartreduceError):
-                self._anew[job.cluster] = groups_for(job, self._schedule.strategy.pace)
-        return self._anew[job.cluster]
-
-    def _moved(self, lost: Loss) -> Loss:
-        """The same loss of the schedule that is compared: its nodes have digits that are there as well."""
-        full, here = self._full.rule(by_node=True), self._schedule.rule(by_node=True)
-        if full is None or here is None or full.radices == here.radices:
-            return lost
-        size, strides, fewer = full.workers_per_node, strides_of(full.radices), strides_of(here.radices)
-        moved = []
-        for worker in lost:
-            node, rank = divmod(worker, size)
-            digits = (digit_of(node, stride, radix) for stride, radix in zip(strides, full.radices, strict=True))
-            moved.append(sum(digit * stride for digit, stride in zip(digits, fewer, strict=True)) * size + rank)
-        return tuple(sorted(moved))
-
-
-def groups_for(job: Job, pace: Pace) -> list[Groups]:
-    """Groups that the planner finds for a cluster in a quick search, those that it would have at this pace first.
-
-    Raises:
-        PartreduceError: it finds none.
-    """
-    from partreduce.planner.plan import plan
-
-    asked = replace(job, effort=EFFORTS["quick"], when=Lateness.LOCKSTEP, gap=False, quorum=False)
-    options = sorted(plan(asked).options, key=lambda one: (one.pace != pace, one.time))
-    found: list[Groups] = []
-    for option in options:
-        strategy = option.schedule.strategy
-        if isinstance(strategy, Static) and goes_on(option.schedule) and strategy.phases not in found:
-            found.append(strategy.phases)
-    return found[:OFFERED]
+    return f"{lost} {WORDS[plan.rule]}"
 
 
 def _compared(schedule: Schedule, job: Job) -> tuple[Schedule, Job]:
-    """The schedule that figures are compared on: a large rule on fewer nodes, without what single ones have."""
+    """The schedule that times are compared on: a large rule on fewer nodes, without what single ones have."""
     phases, size = getattr(schedule.strategy, "phases", None), schedule.cluster.workers_per_node
     is_large = schedule.num_workers > COMPARED and isinstance(phases, RulePhases) and size is not None
     if not is_large or not isinstance(schedule.strategy.pace, int):
@@ -202,7 +147,7 @@ def _compared(schedule: Schedule, job: Job) -> tuple[Schedule, Job]:
     hardware = replace(job.hardware, node_inside=(), node_nic=(), switches=(), slowdown=())
     cluster = Cluster.regular(prod(radices), size, hardware=hardware)
     strategy = replace(schedule.strategy, phases=RulePhases(tuple(radices), phases.phases))
-    return Schedule(schedule.name, cluster, strategy), replace(job, cluster=cluster)
+    return replace(schedule, cluster=cluster, strategy=strategy), replace(job, cluster=cluster)
 
 
 def survivors_of(cluster: Cluster, lost: Loss) -> Cluster:

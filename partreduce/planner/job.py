@@ -13,10 +13,10 @@ from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.contingency import MAX_FAILURES
 from partreduce.topo.errors import InputError
 from partreduce.topo.figures.pipeline import stability_limit
 from partreduce.topo.hardware import Hardware
-from partreduce.topo.losses import MAX_NODES
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Form, Pipeline, When
@@ -147,7 +147,7 @@ class Job:
             )
 
     def _check_survive(self) -> None:
-        most = min(MAX_NODES, self.cluster.num_workers - 2)
+        most = min(MAX_FAILURES, self.cluster.num_workers - 2)
         if self.survive and not 0 < self.survive <= most:
             left = f"plan for the loss of 1 to {most}" if most > 0 else "a loss would leave nobody to average with"
             raise InputError(f"survive: is {self.survive}, of {self.cluster.num_workers} workers; {left}")

@@ -11,8 +11,6 @@ MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
 """How often in all a lost worker is started again."""
 RESTARTED = "PARTREDUCE_RESTARTED"
 """Only of a worker that was started in place of a lost one: how many were before it in this run."""
-REPLAN = "PARTREDUCE_REPLAN"
-"""Set where the launcher will ask what the workers have measured."""
 RUN_SECRET = "PARTREDUCE_RUN_SECRET"  # noqa: S105 - the name of the variable
 """What mailboxes mix into their keys, so that reading the store is not enough to write to a mailbox."""
 GENERATOR = "PARTREDUCE_GENERATOR"

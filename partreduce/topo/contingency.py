@@ -1,99 +1,145 @@
-"""What survivors run when workers are lost: planned beforehand and proved, or All-Reduce over all who are left."""
+"""What survivors run when workers fail: the rule that the schedule plans, or All-Reduce over all who are left."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from fractions import Fraction
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
+from annotated_types import Ge, Le
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice
-from partreduce.topo.losses import Loss, Symmetries, losses_of_nodes
+from partreduce.topo.fields import Choice, Closed
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Sending
 from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.routes import ALIKE
-from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
+from partreduce.topo.strategies.static import MAX_EXPLICIT_WORKERS, GroupPhases, RulePhases, Static
 
 if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
 
 
-class Survivors(Choice):
-    """Who averages with whom, where no phases are written for the survivors."""
+MAX_FAILURES = 4
+"""Failures that a plan may cover: `verify` looks at every order of their nodes."""
 
-    REMAINING = "remaining"
-    """The schedule's own groups without the lost workers; who is left alone in a group skips."""
 
-    ALL = "all"
+class SurvivorRule(Choice):
+    """Which groups the survivors of a failure average in."""
+
+    KEEP_GROUPS = "keep_groups"
+    """The schedule's own groups without the failed workers; a worker that is left alone in a group skips."""
+
+    REAPPLY_RULE = "reapply_rule"
+    """The schedule's own rule on the nodes that still have workers (`reapplied`), without the failed workers."""
+
+    ALL_REDUCE = "all_reduce"
     """All survivors in one group, in every round."""
 
 
-Groups = Survivors | RulePhases | GroupPhases
-
-
 @dataclass(frozen=True, slots=True)
-class Contingency:
-    """What survivors run after the loss of these workers, or of any that the schedule's symmetries map to these.
+class FailurePlan(Closed):
+    """What survivors run after any `failures` workers fail, or fewer, or all workers of any one node.
 
-    `lost` represents its class (`topo.losses`). Only the groups change: pace, averaging, prologue and how payload
-    travels stay what they are. Phases number the survivors anew, 0 … m − 1, in ascending order of their ranks.
+    Only the groups change: pace, averaging, prologue and how payload travels stay what they are. Survivors are
+    numbered 0 … m − 1 in ascending order of their ranks.
     """
 
-    lost: Loss
-    groups: Groups = Survivors.REMAINING
+    place: ClassVar[str] = "failure_plan."
+
+    rule: SurvivorRule
+    failures: Annotated[int, Ge(1), Le(MAX_FAILURES)]
+
+    def __post_init__(self) -> None:
+        """Take a word for the rule that it names.
+
+        Raises:
+            ScheduleError: an unknown rule, or a number out of range.
+        """
+        if self.rule not in list(SurvivorRule):
+            raise ScheduleError(f"failure_plan.rule: expected {', '.join(SurvivorRule)}, got {self.rule!r}")
+        object.__setattr__(self, "rule", SurvivorRule(self.rule))
+        Closed.__post_init__(self)
+
+    def covers(self, cluster: Cluster, lost: Collection[int]) -> bool:
+        """Whether the plan is for the failure of these workers."""
+        if not 0 < len(lost) <= cluster.num_workers - 2:
+            return False
+        if len(lost) <= self.failures:
+            return True
+        node = int(cluster.node_of()[next(iter(lost))])
+        return set(lost) == set(cluster.workers_of(node))
+
+    def most_failures(self, cluster: Cluster) -> int:
+        """The most workers that may fail at once under this plan."""
+        sizes = cluster.node_sizes()
+        return max(self.failures, int(sizes[sizes <= cluster.num_workers - 2].max(initial=0)))
 
 
-def by_loss(contingency: Contingency) -> tuple[int, Loss]:
-    """The order of contingencies: smaller losses first."""
-    return len(contingency.lost), contingency.lost
-
-
-def check_contingencies(schedule: Schedule) -> None:
-    """Refuse contingencies that nobody could run. Whether they cover all losses and reach consensus, `verify` says.
+def check_failure_plan(schedule: Schedule, plan: FailurePlan) -> None:
+    """Refuse a plan that cannot be built for some failure. Whether survivors reach consensus, `verify` says.
 
     Raises:
         ScheduleError: the place, the value and the rule.
     """
     check_covered(schedule)
-    n, seen = schedule.num_workers, set()
-    for index, (lost, groups) in enumerate((one.lost, one.groups) for one in schedule.contingencies):
-        place = f"contingencies[{index}]"
-        if not lost or list(lost) != sorted(set(lost)) or not 0 <= lost[0] <= lost[-1] < n or n - len(lost) < 2:
-            raise ScheduleError(
-                f"{place}.lost: is {list(lost[:12])}; it names workers of 0..{n - 1}, ascending, and leaves 2 or more"
-            )
-        if lost in seen:
-            raise ScheduleError(f"{place}.lost: {list(lost[:12])} has a contingency already; keep one of them")
-        seen.add(lost)
-        if groups is Survivors.REMAINING:
-            continue
-        if not isinstance(schedule.strategy, Static):
-            raise ScheduleError(f"{place}.groups: All-Reduce goes on with all who are left; leave it out")
-        if not isinstance(groups, Survivors):
-            if not len(groups):
-                raise ScheduleError(f"{place}.phases: is empty; there is at least 1 phase")
-            try:
-                left = schedule.cluster.without(lost)
-                replace(schedule.strategy, phases=groups, pace=_paces_left(schedule, frozenset(lost))).check(left)
-            except ScheduleError as error:
-                raise ScheduleError(f"{place}: {error}") from None
+    strategy, n = schedule.strategy, schedule.num_workers
+    most = min(MAX_FAILURES, n - 2)
+    if most < 1:
+        raise ScheduleError(f"failure_plan: expected a cluster of 3 workers or more, got {n}; remove the plan")
+    if plan.failures > most:
+        raise ScheduleError(
+            f"failure_plan.failures: expected 1 to {most} for {n} workers, got {plan.failures}; choose one of these"
+        )
+    if isinstance(strategy, AllReduce) and plan.rule is not SurvivorRule.ALL_REDUCE:
+        raise ScheduleError(
+            f"failure_plan.rule: expected all_reduce for strategy allreduce, got {plan.rule}; write all_reduce"
+        )
+    if plan.rule is SurvivorRule.REAPPLY_RULE and not isinstance(_phases(schedule), RulePhases):
+        raise ScheduleError(
+            "failure_plan.rule: expected a schedule with node_radices for reapply_rule, got listed groups; write "
+            "keep_groups or all_reduce"
+        )
+    lists_groups = isinstance(strategy, Static) or not isinstance(strategy.pace, int)
+    if lists_groups and n > MAX_EXPLICIT_WORKERS:
+        raise ScheduleError(
+            f"failure_plan: expected at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list, got {n}; "
+            "remove the plan"
+        )
+    if plan.rule is not SurvivorRule.ALL_REDUCE and (index := _first_overlap(schedule)) is not None:
+        raise ScheduleError(
+            f"failure_plan.rule: expected groups that share no worker for {plan.rule}, got two that do in "
+            f"strategy.phases[{index}]; write all_reduce, or groups that are disjoint"
+        )
+
+
+def _first_overlap(schedule: Schedule) -> int | None:
+    """The first phase in which two groups share a worker. Rules: O(blocks); listed groups: O(period · num_workers)."""
+    rule = schedule.rule(by_node=True)
+    if rule is not None:
+        return rule.shared_rank()
+    for index in range(schedule.period):
+        if np.bincount(schedule.phase(index).members).max(initial=0) > 1:
+            return index
+    return None
 
 
 def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
-    """What the survivors of a loss run, numbered 0 … m − 1 in ascending order of their ranks in `schedule`.
+    """What the survivors of a failure run, numbered 0 … m − 1 in ascending order of their ranks in `schedule`.
 
-    It is the file's contingency for the loss, else All-Reduce over the survivors. Every worker that holds the file
-    finds the same. After a further loss, ask again with the first schedule and all ranks that it has lost by then.
+    The rule of the file's plan says what, where the plan covers the failure; otherwise All-Reduce over the survivors.
+    Every worker that holds the file finds the same. After a further failure, ask again with the first schedule and all
+    ranks that have failed by then.
 
     Raises:
-        ScheduleError: a rank that the schedule does not have, fewer than two survivors, or a schedule of which no
-            contingency can be made (`check_covered`).
+        ScheduleError: a rank that the schedule does not have, fewer than two survivors, or a schedule for which no
+            plan can be built (`check_covered`).
     """
     check_covered(schedule)
     gone = frozenset(lost)
@@ -101,44 +147,31 @@ def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
         raise ScheduleError(f"lost worker {outside[0]}: is out of range; ranks are 0..{schedule.num_workers - 1}")
     if schedule.num_workers - len(gone) < 2:
         raise ScheduleError(f"{len(gone)} of {schedule.num_workers} workers are lost; a schedule needs at least 2")
-    groups = _planned(schedule, gone)
-    return _continued(schedule, gone, Survivors.ALL if groups is None else groups)
+    plan = schedule.failure_plan
+    is_planned = plan is not None and plan.covers(schedule.cluster, gone)
+    return _continued(schedule, gone, plan.rule if plan is not None and is_planned else SurvivorRule.ALL_REDUCE)
 
 
 def after_loss_of_nodes(schedule: Schedule, count: int) -> Schedule:
-    """The file's contingency for the loss of so many whole nodes, whichever they are.
+    """What the file plans for the failure of so many whole nodes, whichever they are.
 
     Raises:
-        ScheduleError: the nodes are not alike, so that it matters which are lost; or no such loss is planned.
+        ScheduleError: it matters which nodes fail; or the plan does not cover such a failure.
     """
-    cluster = schedule.cluster
-    if not schedule.contingencies:
+    cluster, plan = schedule.cluster, schedule.failure_plan
+    if plan is None:
         raise ScheduleError("it plans for no loss (design --survive)")
-    symmetries, paces = Symmetries.of(schedule), schedule.paces().reshape(cluster.num_nodes, -1)
-    are_alike = (paces == paces[0]).all() and len(losses_of_nodes(schedule, symmetries)) == 1
-    if not cluster.is_regular or not are_alike or (count > 1 and len(symmetries.radices) > 1):
+    paces, size = schedule.paces(), len(cluster.workers_of(0))
+    is_uniform = cluster.is_regular and (paces.reshape(cluster.num_nodes, -1) == paces[:size]).all()
+    rule = schedule.rule(by_node=True)
+    # Without some nodes a rule of one digit, a reapplied rule and All-Reduce are the same, whichever nodes these are.
+    keeps = plan.rule is SurvivorRule.KEEP_GROUPS
+    if not is_uniform or (keeps and (rule is None or (count > 1 and rule.num_digits > 1))):
         raise ScheduleError("its nodes are not all alike, and which are lost is not known")
-    lost = frozenset(range(cluster.num_workers - count * len(paces[0]), cluster.num_workers))
-    if _planned(schedule, lost) is None:
+    lost = range(cluster.num_workers - count * size, cluster.num_workers)
+    if not plan.covers(cluster, lost):
         raise ScheduleError(f"it plans for no loss of {count} nodes" if count > 1 else "it plans for no loss of a node")
     return after_loss(schedule, lost)
-
-
-def _planned(schedule: Schedule, lost: frozenset[int]) -> Groups | None:
-    """The groups of the contingency for a loss, for its own survivors; None where none is planned."""
-    if len(lost) not in {len(contingency.lost) for contingency in schedule.contingencies}:
-        return None
-    symmetries = Symmetries.of(schedule)
-    like = symmetries.representative(lost)
-    found = next((one.groups for one in schedule.contingencies if one.lost == like), None)
-    if not isinstance(found, GroupPhases):
-        return found  # a rule is for equal nodes, whichever they are
-    to, left = symmetries.mapping(lost), [worker for worker in range(schedule.num_workers) if worker not in lost]
-    place = {worker: number for number, worker in enumerate(sorted(to[worker] for worker in left))}
-    order = [place[to[worker]] for worker in left]
-    return GroupPhases(
-        tuple(Phase.from_labels(phase.labels()[order], dict(enumerate(phase.relax or ()))) for phase in found.phases)
-    )
 
 
 def check_covered(schedule: Schedule) -> None:
@@ -149,66 +182,21 @@ def check_covered(schedule: Schedule) -> None:
     """
     strategy = schedule.strategy
     if strategy.kind not in ("static", "allreduce"):
-        raise ScheduleError(f"strategy.kind: is {strategy.kind}; contingencies are for static and allreduce")
+        raise ScheduleError(f"strategy.kind: is {strategy.kind}; failure plans are for static and allreduce")
     what = strategy.what
     has_one_anchor = replace(what, outer=PLAIN, fragments=1) == ALIKE and not what.outer.has_own_anchors
     is_timely = strategy.when.word in ("lockstep", "pipeline", "late")
     for name, is_covered in (("when", is_timely), ("what", has_one_anchor)):
         if not is_covered:
             raise ScheduleError(
-                f"strategy.{name}: contingencies are for what is averaged in lockstep, in a pipeline of gradients or "
+                f"strategy.{name}: failure plans are for what is averaged in lockstep, in a pipeline of gradients or "
                 f"late by a round, without tables or anchors of each worker's own; leave {name} out"
             )
     if strategy.mixes_late and strategy.how.codec.rounds:
         raise ScheduleError(
-            f"strategy.how.codec: is {strategy.how.codec}; contingencies are for late averages without one; leave out "
+            f"strategy.how.codec: is {strategy.how.codec}; failure plans are for late averages without one; leave out "
             "codec, or when"
         )
-
-
-def with_groups(schedule: Schedule, lost: Collection[int], groups: Groups) -> Schedule:
-    """What `after_loss` would give if the file's contingency were this one; of no loss, the schedule with these groups.
-
-    All-Reduce that averages parameters becomes a schedule with groups.
-
-    Raises:
-        ScheduleError: the groups do not fit the cluster, or no contingency can be made of such a schedule.
-    """
-    check_covered(schedule)
-    strategy = schedule.strategy
-    if isinstance(strategy, AllReduce) and not strategy.averages_gradients:
-        how = replace(strategy.how, error_feedback=False)  # which groups do not have
-        phases = _one_group(schedule.cluster)
-        grouped = Static(
-            phases=phases,
-            pace=strategy.pace,
-            when=strategy.when,
-            what=strategy.what,
-            how=how,
-            averaging=strategy.averaging,
-        )
-        schedule = replace(schedule, strategy=grouped, contingencies=())
-    return _continued(schedule, frozenset(lost), groups)
-
-
-def check_switch(now: Schedule, then: Schedule) -> None:
-    """Refuse what workers cannot go over to between two rounds: only who averages with whom may differ.
-
-    Raises:
-        ScheduleError: the place, and what differs.
-    """
-    check_covered(then)
-    ways = {
-        "num_workers": (now.num_workers, then.num_workers),
-        "strategy.pace": (now.paces().tolist(), then.paces().tolist()),
-        "strategy.what": (now.strategy.what, then.strategy.what),
-        "strategy.how": (now.strategy.how, then.strategy.how),
-        "strategy.averaging": (now.strategy.averaging, then.strategy.averaging),
-        "what is averaged": (now.strategy.averages_gradients, then.strategy.averages_gradients),
-    }
-    for place, (has, gets) in ways.items():
-        if has != gets:
-            raise ScheduleError(f"{place}: is {has}, and would be {gets} after a switch, which changes groups only")
 
 
 def sends_whole(schedule: Schedule) -> bool:
@@ -222,22 +210,28 @@ def _paces_left(schedule: Schedule, lost: frozenset[int]) -> int | tuple[int, ..
     return pace if isinstance(pace, int) else tuple(own for worker, own in enumerate(pace) if worker not in lost)
 
 
-def _continued(schedule: Schedule, lost: frozenset[int], groups: Groups) -> Schedule:
-    """The schedule of the survivors, whose groups are these."""
+def _continued(schedule: Schedule, lost: frozenset[int], rule: SurvivorRule) -> Schedule:
+    """The schedule of the survivors, whose groups this rule makes."""
     cluster, strategy = schedule.cluster.without(lost), schedule.strategy
     pace = _paces_left(schedule, lost)
     strategy = replace(strategy, pace=pace)
     if isinstance(strategy, Static):
-        if groups is Survivors.REMAINING:
-            groups = _remaining(schedule, lost)
-        elif groups is Survivors.ALL:
-            groups = _one_group(cluster)
-        strategy = replace(strategy, phases=groups)
+        if rule is SurvivorRule.KEEP_GROUPS:
+            phases: RulePhases | GroupPhases = _without(lost, map(schedule.phase, range(schedule.period)))
+        elif rule is SurvivorRule.REAPPLY_RULE:
+            phases = _reapplied_phases(schedule, lost)
+        else:
+            phases = _one_group(cluster)
+        strategy = replace(strategy, phases=phases)
     elif strategy.averages_gradients and not schedule.strategy.averages_gradients:
         # Their models differ, so they average models, also where only workers of pace 1 are left.
         how = replace(strategy.how, error_feedback=False)  # which groups do not have
         strategy = Static(phases=_one_group(cluster), pace=pace, how=how, averaging=strategy.averaging)
-    return replace(schedule, cluster=cluster, strategy=strategy, certificate=None, contingencies=())
+    return replace(schedule, cluster=cluster, strategy=strategy, certificate=None, failure_plan=None)
+
+
+def _phases(schedule: Schedule) -> RulePhases | GroupPhases | None:
+    return schedule.strategy.phases if isinstance(schedule.strategy, Static) else None
 
 
 def _one_group(cluster: Cluster) -> RulePhases | GroupPhases:
@@ -249,13 +243,63 @@ def _one_group(cluster: Cluster) -> RulePhases | GroupPhases:
     return RulePhases(radices, ((Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices)))),),))
 
 
-def _remaining(schedule: Schedule, lost: frozenset[int]) -> GroupPhases:
-    """The schedule's groups without the lost workers, survivors renumbered. O(period · num_workers)."""
-    gone = np.zeros(schedule.num_workers, dtype=bool)
-    gone[list(lost)] = True
-    phases = []
-    for index in range(schedule.period):
-        phase = schedule.phase(index)
+def _without(lost: Collection[int], phases: Iterable[Phase]) -> GroupPhases:
+    """The groups of these phases without the failed workers, survivors renumbered. O(period · num_workers)."""
+    left = []
+    for phase in phases:
         factors = dict(enumerate(phase.relax or ()))
-        phases.append(Phase.from_labels(phase.labels()[~gone], factors))
-    return GroupPhases(tuple(phases))
+        left.append(Phase.from_labels(np.delete(phase.labels(), list(lost)), factors))
+    return GroupPhases(tuple(left))
+
+
+def _reapplied_phases(schedule: Schedule, lost: frozenset[int]) -> RulePhases | GroupPhases:
+    """The schedule's rule on the nodes with survivors, numbered in their order, without the failed workers."""
+    cluster = schedule.cluster
+    assert cluster.workers_per_node is not None, "check_failure_plan() refuses listed groups"
+    failed = Counter(worker // cluster.workers_per_node for worker in lost)
+    nodes = [node for node in range(cluster.num_nodes) if failed[node] < cluster.workers_per_node]
+    smaller = reapplied(schedule, len(nodes))
+    number = {node: place for place, node in enumerate(nodes)}
+    size = cluster.workers_per_node
+    missing = [number[node] * size + rank for node, rank in (divmod(w, size) for w in lost) if node in number]
+    if not missing:
+        return smaller
+    shape = Cluster.regular(len(nodes), size)
+    return _without(missing, (smaller.phase(index, shape) for index in range(len(smaller))))
+
+
+def reapplied(schedule: Schedule, num_nodes: int) -> RulePhases:
+    """The schedule's rule on so many nodes.
+
+    Each prime factor of the number of nodes, largest first, goes to the digit that is the furthest below its old
+    radix, the first of several; digits of radix 1 are left out. On the old number of nodes nothing changes.
+
+    Raises:
+        ScheduleError: the schedule has no rule.
+    """
+    phases = _phases(schedule)
+    if not isinstance(phases, RulePhases):
+        raise ScheduleError("node_radices: expected a rule, got listed groups; only a rule fits other nodes")
+    if num_nodes == schedule.cluster.num_nodes:
+        return phases
+    radices = [1] * len(phases.node_radices)
+    for factor in _prime_factors(num_nodes):
+        ratios = [Fraction(old, new) for old, new in zip(phases.node_radices, radices, strict=True)]
+        radices[ratios.index(max(ratios))] *= factor
+    number = {digit: place for place, digit in enumerate(d for d, radix in enumerate(radices) if radix > 1)}
+    fitted = tuple(
+        tuple(replace(block, across=tuple(number[d] for d in block.across if d in number)) for block in phase)
+        for phase in phases.phases
+    )
+    return RulePhases(tuple(radix for radix in radices if radix > 1), fitted)
+
+
+def _prime_factors(number: int) -> list[int]:
+    """The prime factors, the largest first."""
+    found, divisor = [], 2
+    while divisor * divisor <= number:
+        while number % divisor == 0:
+            found.append(divisor)
+            number //= divisor
+        divisor += 1
+    return sorted([*found, number] if number > 1 else found, reverse=True)

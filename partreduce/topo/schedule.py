@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, by_loss, check_contingencies
+from partreduce.topo.contingency import FailurePlan, check_failure_plan
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep
@@ -27,7 +27,7 @@ class Schedule:
     """Who averages with whom, and when: the value that is designed, proved, exported and executed.
 
     It asks its strategy, passing on the cluster, and refuses in one place what a kind cannot do.
-    `contingencies` say what survivors run when workers are lost (`topo.contingency.after_loss`).
+    `failure_plan` says what survivors run when workers fail (`topo.contingency.after_loss`).
 
     Raises:
         ScheduleError: at construction, when the strategy does not fit the cluster. Overlapping groups are *not*
@@ -38,7 +38,7 @@ class Schedule:
     cluster: Cluster
     strategy: Strategy
     certificate: Mapping[str, Any] | None = field(default=None, compare=False)
-    contingencies: tuple[Contingency, ...] = ()
+    failure_plan: FailurePlan | None = None
 
     def __post_init__(self) -> None:
         """Keep only the cluster's shape; check that the strategy fits it."""
@@ -47,9 +47,8 @@ class Schedule:
         if self.num_workers < 2:
             raise ScheduleError(f"cluster {self.cluster}: has 1 worker; a schedule needs at least 2 workers")
         self.strategy.check(self.cluster)
-        if self.contingencies:
-            object.__setattr__(self, "contingencies", tuple(sorted(self.contingencies, key=by_loss)))
-            check_contingencies(self)
+        if self.failure_plan is not None:
+            check_failure_plan(self, self.failure_plan)
 
     @property
     def num_workers(self) -> int:

@@ -55,13 +55,13 @@ def prove(schedule: Schedule) -> Proof:
     rule = schedule.rule()
     essential = prover.essential | (prover.of_rules if rule is not None and asks_everyone(rule) else frozenset())
     essential |= _of_payload(schedule) | prover.more(schedule) | essential_of_tables(schedule)
-    essential |= {SURVIVES} if schedule.contingencies else frozenset()
+    essential |= {SURVIVES} if schedule.failure_plan is not None else frozenset()
     certificate: dict[str, Any] = {}
     stated = Stated(schedule)
     claims = prover.claims(schedule, stated)
     is_clashing = any(claim.claim == CONFLICT_FREE and not claim.holds for claim in claims)
     claims += prove_tables(schedule, rests_on=ON_DISJOINT if is_clashing else "")
-    if schedule.contingencies:
+    if schedule.failure_plan is not None:
         claims += (not_proved(SURVIVES, ON_DISJOINT) if is_clashing else _worded(prove_survives(schedule), schedule),)
         moved = stated.claim(MOVED, moved_words(schedule))
         claims += () if moved is None else (moved,)

@@ -1,4 +1,4 @@
-"""Claim `survives`: after every loss that contingencies are for, survivors reach consensus, and how fast.
+"""Claim `survives`: after every loss that the failure plan covers, survivors reach consensus, and how fast.
 
 One loss of each class is looked at (`topo.losses`). What remains of a rule acts, on functions that differ between nodes
 outside the digits of lost ones, as the undisturbed rule does; on all others its matrix is one of *cells*: a local rank
@@ -8,8 +8,9 @@ on the nodes that have the same digits of lost nodes. verify/checker/claims/surv
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import chain, combinations
 from itertools import product as settings
@@ -19,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, semidefinite_pivots
-from partreduce.topo.contingency import Contingency, Survivors, after_loss
-from partreduce.topo.losses import MAX_NODES, Loss, Symmetries, losses_of_nodes
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss, reapplied
+from partreduce.topo.losses import Loss, planned_classes, planned_losses
 from partreduce.topo.rule import RuleView, digit_of, strides_of
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.static import RulePhases
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product
 from partreduce.verify.consensus import GROUND, class_groups, tree_of_groups
@@ -33,118 +34,40 @@ from partreduce.verify.view import contracts, is_tame
 NAME, MOVED = "survives", "mean-moved"
 ASKED = 2**20
 """Lines of all answers up to which the installed code is asked about every loss, as the checker counts them."""
+MAX_CLASSES = 2**16
 MAX_CELLS = 2 * 10**7
-"""Cells of all contingencies, in all phases, up to which they are looked at."""
+"""Cells of all classes, in all phases, up to which they are looked at."""
 MAX_RATED, MAX_RATES = 48, 4 * 10**6
-"""Cells of a contingency whose rate is proved, and the sum of their cubes over all of them."""
+"""Cells of a class whose rate is proved, and the sum of their cubes over all of them."""
 
 
 def prove_survives(schedule: Schedule) -> Claim:
-    """Prove that contingencies cover whole classes and work, or refute it by a loss.
+    """Prove that the survivors of every failure that the plan covers reach consensus, or refute it by a failure.
 
     Rules: independent of the number of nodes. Listed groups: O(classes · period · n).
     """
-    covered = Covered.of(schedule)
-    if covered.missing is not None:
-        text = f"no contingency is for the loss of {some(covered.missing)}, though others are for as many workers."
-        return refuted(NAME, text, {"lost": list(covered.missing)})
-    if covered.beyond is not None:
-        text = f"{some(covered.beyond)} is not the smallest loss of a class, or losses of as many are not covered."
-        return refuted(NAME, text, {"lost": list(covered.beyond)})
+    plan = schedule.failure_plan
+    assert plan is not None, "asked of schedules with a plan"
+    classes = planned_classes(schedule, MAX_CLASSES)
+    if len(classes) > MAX_CLASSES:
+        return not_proved(NAME, f"the failures that the plan covers fall into over {MAX_CLASSES} classes.")
     bounds: list[Fraction] = []
     cells, budget = MAX_CELLS, MAX_RATES
-    undisturbed = _Known({}, {})
-    for contingency in schedule.contingencies:
-        if contingency.groups is Survivors.ALL or schedule.strategy.averages_everyone:
-            bounds.append(Fraction(0))
-            continue
-        cells -= _cells(schedule, contingency)
+    known: dict[int, _Known] = {}
+    for lost in classes:
+        runs = _Runs.of(schedule, plan, lost)
+        cells -= len(runs.sizes) * len(runs.phases)
         if cells < 0:
-            text = (
-                f"the survivors of all {len(schedule.contingencies)} classes of losses have too many cells to look at."
-            )
-            return not_proved(NAME, text)
-        runs = _Runs.of(schedule, contingency)
-        known = _Known({}, {}) if isinstance(contingency.groups, RulePhases) else undisturbed
-        if apart := runs.apart(known):
-            text = f"after the loss of {some(contingency.lost)} survivors do not agree: {apart}."
-            return refuted(NAME, text, {"lost": list(contingency.lost)})
+            return not_proved(NAME, f"the survivors of all {len(classes)} classes of losses have too many cells.")
+        seen = known.setdefault(runs.num_nodes, _Known({}, {}))
+        if apart := runs.apart(seen):
+            text = f"after the loss of {some(lost)} survivors do not agree: {apart}."
+            return refuted(NAME, text, {"lost": list(lost)})
         size = len(runs.sizes)
         is_rated = size <= MAX_RATED and size**3 <= budget and runs.is_small
         budget -= size**3 if is_rated else 0
-        bounds.append(runs.least_square(known) if is_rated else Fraction(1))
-    return _survives(schedule, covered, bounds)
-
-
-def apart_after(schedule: Schedule) -> dict[Loss, str]:
-    """The contingencies whose survivors do not agree, and why not, as a clause; none has a rule of its own."""
-    undisturbed, result = _Known({}, {}), {}
-    for contingency in schedule.contingencies:
-        if contingency.groups is not Survivors.ALL and (why := _Runs.of(schedule, contingency).apart(undisturbed)):
-            result[contingency.lost] = why
-    return result
-
-
-def _cells(schedule: Schedule, contingency: Contingency) -> int:
-    """At most so many cells a contingency has, in all its phases."""
-    lost, groups = contingency.lost, contingency.groups
-    if isinstance(groups, Survivors) and (rule := schedule.rule(by_node=True)) is not None:
-        nodes = len({worker // rule.workers_per_node for worker in lost})
-        return rule.workers_per_node * len(rule.phases) * prod(min(radix, nodes + 1) for radix in rule.radices)
-    return schedule.num_workers * (schedule.period if isinstance(groups, Survivors) else len(groups))
-
-
-@dataclass(frozen=True, slots=True)
-class Covered:
-    """Losses of up to `workers` workers, and of one node where `nodes` is 1, have contingencies.
-
-    `missing` is a class that has none, `beyond` a contingency for no such class.
-    """
-
-    workers: int
-    nodes: int
-    missing: Loss | None = None
-    beyond: Loss | None = None
-
-    @classmethod
-    def of(cls, schedule: Schedule) -> Covered:
-        """As many workers as all losses of which are planned, and nodes if those of all are."""
-        symmetries, n = Symmetries.of(schedule), schedule.num_workers
-        nodes = set(losses_of_nodes(schedule, symmetries))
-        planned = {contingency.lost for contingency in schedule.contingencies}
-        needed: set[Loss] = set()
-        most = 0
-        while most < min(MAX_NODES, n - 2):
-            classes = set(symmetries.classes(most + 1, most=len(planned)))
-            if not classes <= planned:
-                break
-            most, needed = most + 1, needed | classes
-        of_nodes = int(bool(nodes) and nodes <= planned | needed)
-        if of_nodes:
-            needed |= nodes
-        beyond = min(planned - needed, key=_by_size, default=None)
-        if beyond is None or symmetries.representative(beyond) != beyond:
-            return cls(most, of_nodes, beyond=beyond)
-        losses = chain.from_iterable(
-            symmetries.classes(count, most=len(planned)) for count in range(most + 1, len(beyond) + 1)
-        )
-        absent = (nodes if beyond in nodes else set(losses)) - planned
-        return cls(most, of_nodes, missing=min(absent, key=_by_size, default=None), beyond=beyond)
-
-    def losses(self, schedule: Schedule) -> Iterator[Loss]:
-        """All of them, smaller ones first and then in order; last those of larger nodes."""
-        n, cluster = schedule.num_workers, schedule.cluster
-        for count in range(1, self.workers + 1):
-            yield from combinations(range(n), count)
-        for node in map(cluster.workers_of, range(cluster.num_nodes if self.nodes else 0)):
-            if len(node) > self.workers and n - len(node) >= 2:
-                yield tuple(sorted(node))
-
-    @property
-    def words(self) -> str:
-        """As a sentence says it."""
-        workers = f"{'up to ' * (self.workers > 1)}{self.workers} worker{'s' * (self.workers > 1)}"
-        return " or ".join([workers] * bool(self.workers) + ["one node"] * self.nodes)
+        bounds.append(runs.least_square(seen) if is_rated else Fraction(1))
+    return _survives(schedule, plan, classes, bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,19 +91,29 @@ class _Runs:
     free: tuple[int, ...]
 
     @classmethod
-    def of(cls, schedule: Schedule, contingency: Contingency) -> _Runs:
-        """Of one contingency, for its own loss."""
-        lost, groups = contingency.lost, contingency.groups
-        if isinstance(groups, RulePhases):
-            return cls._of_rule(groups.view(schedule.cluster.without(lost)).canonical, ())
-        if isinstance(groups, Survivors) and (rule := schedule.rule(by_node=True)) is not None:
-            return cls._of_rule(rule.canonical, lost)
-        found = after_loss(replace(schedule, contingencies=(contingency,)), lost)
-        phases = (
-            tuple((list(group.members), group.relax) for group in phase)
-            for phase in map(found.phase, range(found.period))
-        )
-        return cls((1,) * found.num_workers, tuple(phases), None, ())
+    def of(cls, schedule: Schedule, plan: FailurePlan, lost: Loss) -> _Runs:
+        """Of one failure, the representative of its class."""
+        rule = schedule.rule(by_node=True)
+        if rule is None:
+            found = after_loss(schedule, lost)
+            phases = (
+                tuple((list(group.members), group.relax) for group in phase)
+                for phase in map(found.phase, range(found.period))
+            )
+            return cls((1,) * found.num_workers, tuple(phases), None, ())
+        size = rule.workers_per_node
+        if plan.rule is SurvivorRule.REAPPLY_RULE:
+            # Nodes that are lost as a whole are the last ones, so that the others keep their numbers.
+            failed = Counter(worker // size for worker in lost)
+            left = rule.num_nodes - list(failed.values()).count(size)
+            rule = reapplied(schedule, left).view(Cluster.regular(left, size))
+            lost = tuple(worker for worker in lost if worker < left * size)
+        return cls._of_rule(rule.canonical, lost)
+
+    @property
+    def num_nodes(self) -> int:
+        """Of the rule, 0 without one: what is known of a rule holds for one number of nodes."""
+        return 0 if self.rule is None else self.rule.num_nodes
 
     @classmethod
     def _of_rule(cls, rule: RuleView, lost: Loss) -> _Runs:
@@ -292,28 +225,30 @@ class _Runs:
         return product - mean_of_all
 
 
-def _by_size(lost: Loss) -> tuple[int, Loss]:
-    return len(lost), lost
-
-
-def _survives(schedule: Schedule, covered: Covered, bounds: Sequence[Fraction]) -> Claim:
-    n, kept = schedule.num_workers, len(schedule.contingencies)
-    entry: dict[str, Any] = {"workers": covered.workers, "nodes": covered.nodes, "squared": list(map(str, bounds))}
-    rated = [bound for bound in bounds if bound < 1]
-    text = (
-        f"After every loss of {covered.words} the survivors' groups join them all. One loss was looked at of each of "
-        f"{kept} class{'es' * (kept > 1)} of losses that symmetries map to one another; of {len(rated)} of them it is "
-        f"proved how much a period leaves of differences: at most {sqrt(max(rated, default=Fraction(1))):.6g}."
-    )
-    periods = [1 if isinstance(one.groups, Survivors) else len(one.groups) for one in schedule.contingencies]
-    losses = sum(comb(n, count) for count in range(1, covered.workers + 1)) + schedule.cluster.num_nodes * covered.nodes
-    if losses * n * max(schedule.period, *periods) > ASKED:
+def _survives(schedule: Schedule, plan: FailurePlan, classes: Sequence[Loss], bounds: Sequence[Fraction]) -> Claim:
+    n = schedule.num_workers
+    listed = [{"lost": list(lost), "squared": str(bound)} for lost, bound in zip(classes, bounds, strict=True)]
+    entry: dict[str, Any] = {"failures": plan.failures, "classes": listed}
+    workers = f"{'up to ' * (plan.failures > 1)}{plan.failures} worker{'s' * (plan.failures > 1)}"
+    node = " or one node" if (schedule.cluster.node_sizes() <= n - 2).any() else ""
+    text = f"After every loss of {workers}{node} the survivors' groups join them all. "
+    if classes:
+        rated = [bound for bound in bounds if bound < 1]
+        text += (
+            f"One loss was looked at of each of {len(classes)} class{'es' * (len(classes) > 1)} of losses that "
+            f"symmetries map to one another; of {len(rated)} of them it is proved how much a period leaves of "
+            f"differences: at most {sqrt(max(rated, default=Fraction(1))):.6g}."
+        )
+    else:
+        text += "All of them average in one group, which leaves nothing of differences."
+    losses = sum(comb(n, count) for count in range(1, plan.failures + 1)) + schedule.cluster.num_nodes
+    if losses * n * schedule.period > ASKED:
         text += (
             " There are too many losses to ask the installed code about each; that it does as the file says is assumed."
         )
         return proved(NAME, text, **entry, answers="")
     lines = hashlib.sha256()
-    for lost in covered.losses(schedule):
+    for lost in planned_losses(schedule, plan):
         found = after_loss(schedule, lost)
         for phase in map(found.phase, range(found.period)):
             home = {worker: f"{group.members[0]} {group.relax}\n" for group in phase for worker in group.members}

@@ -94,17 +94,17 @@ def answers(*lines):
     return {"claim": "membership", "answers": sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()}
 
 
-def losing(raw, *planned, **options):
-    """A schedule with contingencies: the lost workers, or (lost workers, members)."""
-    listed = [{"lost": one} if isinstance(one, list) else {"lost": one[0], **one[1]} for one in planned]
-    return raw | {"contingencies": listed} | options
+def losing(raw, rule="keep_groups", failures=1):
+    """A schedule with a failure plan."""
+    return raw | {"failure_plan": {"rule": rule, "failures": failures}}
 
 
-def survives(workers, nodes, squared, *after):
-    """`after` are the lines of the answers, those of each loss in a text."""
+def survives(failures, classes, *after):
+    """`classes` are (loss, bound); `after` are the lines of the answers, those of each loss in a text."""
     text = "".join(f"{line}\n" for lines in after for line in lines.split(","))
     hashed = sha256(text.encode()).hexdigest() if after else ""
-    return {"claim": "survives", "workers": workers, "nodes": nodes, "squared": list(squared), "answers": hashed}
+    listed = [{"lost": list(lost), "squared": str(squared)} for lost, squared in classes]
+    return {"claim": "survives", "failures": failures, "classes": listed, "answers": hashed}
 
 
 PRODUCT = {"claim": "exact-consensus", "method": "product"}
@@ -220,9 +220,15 @@ def over_all(nodes):
 
 
 SURVIVES = "claims/survives.py"
-ALL_3, ALONE_3 = groups(3, [[0, 1, 2]]), ([0], [1], [2])
+ALL_3 = groups(3, [[0, 1, 2]])
 AFTER_3 = ["0 1,0 1"] * 3
 """Of three in one group, each of whom may be lost."""
+
+
+def alone_3(*bounds):
+    return list(zip(([0], [1], [2]), bounds, strict=True))
+
+
 CHAIN_3 = groups(3, [[0, 1]], [[1, 2]])
 PAIRED = rule([4], 2, [([0, 1], [])], [([0, 1], [0], "1/2")])
 """Nodes that differ move half of the way to one another: of that a quarter of the squares is left."""
@@ -241,10 +247,11 @@ def after_paired(nodes=4):
 TINY_TEXT = str(Fraction(1, 10**12))
 HALVED = groups(3, [([0, 1, 2], "1/2")])
 TWO_NODES = document(2, 2, kind="static", phases=[[{"group": [0, 1, 2, 3]}]])
-DIGITS, AFTER_DIGITS = rule([2, 2], 1, [([0], [0, 1])]), ["0 1,-,0 1,-,1 1,1 1", "-,1 1,1 1,0 1,-,0 1"]
-OWN_CHAIN = {"phases": [[{"group": [0, 1]}], [{"group": [0, 2]}]]}
-"""Without node 1 values of the last digit change places, so that the last two survivors do."""
-OWN_PAIR = {"phases": [[{"group": [0, 1], "relax": "1/2"}], [{"group": [0, 1]}]]}
+CLASSES_OF_TWO_NODES = [([0], 0), ([2], 0), ([0, 1], 0), ([2, 3], 0)]
+AFTER_TWO_NODES = [*["0 1,0 1,0 1"] * 4, *["0 1,0 1"] * 2]
+DIGITS = rule([2, 2], 1, [([0], [0, 1])])
+"""On three nodes it is a rule of one digit."""
+SQUARE = rule([2, 2], 1, [([0], [0])], [([0], [1])])
 
 
 def of_nodes(n):
@@ -253,189 +260,178 @@ def of_nodes(n):
 
 
 def after_nodes(n):
-    return [",".join(["0 1"] * n)] * 2
+    return [*[",".join(["0 1"] * (2 * n - 1))] * (2 * n), *[",".join(["0 1"] * n)] * 2]
 
+
+def classes_of_nodes(n, of_workers, of_a_node):
+    """Of two nodes of n workers: any of the first, or of the second, or one of the two."""
+    nodes = [range(n), range(n, 2 * n)]
+    return [*(([node[0]], of_workers) for node in nodes), *((list(node), of_a_node) for node in nodes)]
+
+
+AFTER_A_PAIR = [",".join([*(f"{i // 2 * 2} 1" for i in range(6)), *["0 1/2"] * 6])] * 4
+"""Of four pairs one is lost."""
 
 SURVIVING = [
     Edge(
         SURVIVES,
-        "a contingency for every class of losses",
-        (losing(ALL_3, *ALONE_3), survives(1, 1, "000", *AFTER_3)),
-        (losing(ALL_3, *ALONE_3[:2]), survives(1, 1, "00", *AFTER_3)),
-        ".workers is 1; expected a contingency for the loss of [2]",
+        "as many workers as the plan says",
+        (losing(ALL_3), survives(1, alone_3(0, 0, 0), *AFTER_3)),
+        (losing(ALL_3), survives(2, alone_3(0, 0, 0), *AFTER_3)),
+        ".failures is 2; expected 1",
+    ),
+    Edge(
+        SURVIVES,
+        "every class of losses",
+        (losing(ALL_3), survives(1, alone_3(0, 0, 0), *AFTER_3)),
+        (losing(ALL_3), survives(1, alone_3(0, 0, 0)[:2], *AFTER_3)),
+        ".classes is 2; expected 3 classes of losses",
     ),
     Edge(
         SURVIVES,
         "of one node as well",
-        (
-            losing(TWO_NODES, [0], [0, 1], [0, 2], [2], [2, 3]),
-            survives(2, 1, "00000", *["0 1,0 1,0 1"] * 4, *["0 1,0 1"] * 6),
-        ),
-        (losing(TWO_NODES, [0], [0, 1], [2]), survives(1, 1, "000", *["0 1,0 1,0 1"] * 4, *["0 1,0 1"] * 2)),
-        ".workers is 1; expected a contingency for the loss of [2, 3]",
-    ),
-    Edge(
-        SURVIVES,
-        "no contingency for another loss",
-        (losing(TWO_NODES, [0], [2]), survives(1, 0, "00", *["0 1,0 1,0 1"] * 4)),
-        (losing(TWO_NODES, [0], [0, 2], [2]), survives(1, 0, "000", *["0 1,0 1,0 1"] * 4)),
-        ".workers is 1; expected losses that stand for such a class, not [0, 2]",
+        (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES, *AFTER_TWO_NODES)),
+        (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES[:2], *AFTER_TWO_NODES)),
+        ".classes is 2; expected 4 classes of losses",
     ),
     Edge(
         SURVIVES,
         "the smallest loss stands for its class",
-        (losing(TWO_NODES, [0], [2]), survives(1, 0, "00", *["0 1,0 1,0 1"] * 4)),
-        (losing(TWO_NODES, [1], [2]), survives(1, 0, "00", *["0 1,0 1,0 1"] * 4)),
-        ".workers is 1; expected a contingency for the loss of [0]",
+        (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES, *AFTER_TWO_NODES)),
+        (losing(TWO_NODES), survives(1, [([1], 0), *CLASSES_OF_TWO_NODES[1:]], *AFTER_TWO_NODES)),
+        ".classes[0].lost[0] is 1; expected 0",
     ),
     Edge(
         SURVIVES,
-        "workers that are not always together are not alike",
-        (losing(TWO_NODES, [0], [2]), survives(1, 0, "00", *["0 1,0 1,0 1"] * 4)),
-        (
-            losing(document(2, 2, kind="static", pace=[1, 2, 1, 1], phases=[[{"group": [0, 1, 2, 3]}]]), [0], [2]),
-            survives(1, 0, "00", *["0 1,0 1,0 1"] * 4),
-        ),
-        ".workers is 1; expected a contingency for the loss of [1]",
+        "smaller losses first",
+        (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES, *AFTER_TWO_NODES)),
+        (losing(TWO_NODES), survives(1, sorted(CLASSES_OF_TWO_NODES), *AFTER_TWO_NODES)),
+        ".classes[1].lost is [0, 1]; expected a list of 1: [2]",
     ),
     Edge(
         SURVIVES,
-        "of schedules with contingencies only",
-        (losing(ALL_3, *ALONE_3), survives(1, 1, "000", *AFTER_3)),
-        (ALL_3, survives(1, 1, "", *AFTER_3)),
-        'is "survives"; expected a schedule with contingencies',
+        "under All-Reduce no class",
+        (losing(ALL_3, "all_reduce"), survives(1, [], *AFTER_3)),
+        (losing(ALL_3, "all_reduce"), survives(1, alone_3(0, 0, 0), *AFTER_3)),
+        ".classes is 3; expected 0 classes of losses",
     ),
     Edge(
         SURVIVES,
-        "two workers are left",
-        (losing(ALL_3, *ALONE_3), survives(1, 1, "000", *AFTER_3)),
-        (losing(ALL_3, *ALONE_3), survives(2, 1, "000", *AFTER_3)),
-        ".workers is 2; expected fewer",
+        "a rule that is applied again is without the last node",
+        (losing(DIGITS, "reapply_rule"), survives(1, [([3], 0)], *["0 1,0 1,0 1"] * 4)),
+        (losing(DIGITS, "reapply_rule"), survives(1, [([0], 0)], *["0 1,0 1,0 1"] * 4)),
+        ".classes[0].lost[0] is 0; expected 3",
     ),
     Edge(
         SURVIVES,
-        "a bound for each contingency",
-        (losing(ALL_3, *ALONE_3), survives(1, 1, "000", *AFTER_3)),
-        (losing(ALL_3, *ALONE_3), survives(1, 1, "00", *AFTER_3)),
-        ".squared is 2; expected 3 bounds",
+        "a rule that is applied again has its groups on the nodes that are left",
+        (losing(SQUARE, "reapply_rule"), survives(1, [([3], 0)], *["0 1,0 1,0 1,-,-,-"] * 4)),
+        (losing(SQUARE, "reapply_rule"), survives(1, [([3], 0)], *["0 1,-,0 1,-,1 1,1 1"] * 4)),
+        ".answers",
+    ),
+    Edge(
+        SURVIVES,
+        "of schedules with a failure plan only",
+        (losing(ALL_3), survives(1, alone_3(0, 0, 0), *AFTER_3)),
+        (ALL_3, survives(1, [], *AFTER_3)),
+        'is "survives"; expected a schedule with a failure plan',
     ),
     Edge(
         SURVIVES,
         "a bound of at most 1",
-        (losing(ALL_3, *ALONE_3), survives(1, 1, "111", *AFTER_3)),
-        (losing(ALL_3, *ALONE_3), survives(1, 1, ["1", "1", str(1 + TINY)], *AFTER_3)),
-        ".squared[2]",
+        (losing(ALL_3), survives(1, alone_3(1, 1, 1), *AFTER_3)),
+        (losing(ALL_3), survives(1, alone_3(1, 1, 1 + TINY), *AFTER_3)),
+        ".classes[2].squared",
     ),
     Edge(
         SURVIVES,
-        "the remaining groups join all survivors",
-        (
-            losing(CHAIN_3, [0], ([1], {"groups": "all"}), [2]),
-            survives(1, 1, "101", "-,-,0 1,0 1", "0 1,0 1", "0 1,0 1,-,-"),
-        ),
-        (losing(CHAIN_3, [0], [1], [2]), survives(1, 1, "111", "-,-,0 1,0 1", "-,-,-,-", "0 1,0 1,-,-")),
-        '.squared[1] is "consensus"; expected groups that join all survivors; they leave 2 parts',
+        "the kept groups join all survivors",
+        (losing(CHAIN_3, "all_reduce"), survives(1, [], *AFTER_3)),
+        (losing(CHAIN_3), survives(1, alone_3(1, 1, 1), "-,-,0 1,0 1", "-,-,-,-", "0 1,0 1,-,-")),
+        '.classes[1] is "consensus"; expected groups that join all survivors; they leave 2 parts',
     ),
     Edge(
         SURVIVES,
         "relax > 0 in groups that join",
-        (losing(groups(3, [([0, 1, 2], TINY_TEXT)]), *ALONE_3), survives(1, 1, "111", *[f"0 {TINY},0 {TINY}"] * 3)),
-        (losing(groups(3, [([0, 1, 2], 0)]), *ALONE_3), survives(1, 1, "111", *["0 0,0 0"] * 3)),
+        (losing(groups(3, [([0, 1, 2], TINY_TEXT)])), survives(1, alone_3(1, 1, 1), *[f"0 {TINY},0 {TINY}"] * 3)),
+        (losing(groups(3, [([0, 1, 2], 0)])), survives(1, alone_3(1, 1, 1), *["0 0,0 0"] * 3)),
         "they leave 2 parts",
     ),
     Edge(
         SURVIVES,
         "relax < 2 in every group",
         (
-            losing(groups(3, [([0, 1, 2], str(2 - TINY))]), *ALONE_3),
-            survives(1, 1, "111", *[f"0 {2 - TINY},0 {2 - TINY}"] * 3),
+            losing(groups(3, [([0, 1, 2], str(2 - TINY))])),
+            survives(1, alone_3(1, 1, 1), *[f"0 {2 - TINY},0 {2 - TINY}"] * 3),
         ),
-        (losing(groups(3, [([0, 1, 2], 2)], [[0, 1, 2]]), *ALONE_3), survives(1, 1, "111", *["0 2,0 2,0 1,0 1"] * 3)),
+        (
+            losing(groups(3, [([0, 1, 2], 2)], [[0, 1, 2]])),
+            survives(1, alone_3(1, 1, 1), *["0 2,0 2,0 1,0 1"] * 3),
+        ),
         "expected 0 <= relax < 2 in every group",
     ),
     Edge(
         SURVIVES,
         "relax >= 0 in every group",
-        (losing(groups(3, [([0, 1, 2], 0)], [[0, 1, 2]]), *ALONE_3), survives(1, 1, "111", *["0 0,0 0,0 1,0 1"] * 3)),
         (
-            losing(groups(3, [([0, 1, 2], str(-TINY))], [[0, 1, 2]]), *ALONE_3),
-            survives(1, 1, "111", *[f"0 {-TINY},0 {-TINY},0 1,0 1"] * 3),
+            losing(groups(3, [([0, 1, 2], 0)], [[0, 1, 2]])),
+            survives(1, alone_3(1, 1, 1), *["0 0,0 0,0 1,0 1"] * 3),
+        ),
+        (
+            losing(groups(3, [([0, 1, 2], str(-TINY))], [[0, 1, 2]])),
+            survives(1, alone_3(1, 1, 1), *[f"0 {-TINY},0 {-TINY},0 1,0 1"] * 3),
         ),
         "expected 0 <= relax < 2 in every group",
     ),
     Edge(
         SURVIVES,
         "what a period of listed groups leaves of differences",
-        (losing(HALVED, *ALONE_3), survives(1, 1, ["1/4"] * 3, *["0 1/2,0 1/2"] * 3)),
-        (losing(HALVED, *ALONE_3), survives(1, 1, ["1/4", "1/4", str(Fraction(1, 4) - TINY)], *["0 1/2,0 1/2"] * 3)),
-        ".squared[2]",
+        (losing(HALVED), survives(1, alone_3("1/4", "1/4", "1/4"), *["0 1/2,0 1/2"] * 3)),
+        (losing(HALVED), survives(1, alone_3("1/4", "1/4", Fraction(1, 4) - TINY), *["0 1/2,0 1/2"] * 3)),
+        ".classes[2] is",
     ),
     Edge(
         SURVIVES,
         "what a rule leaves of differences between nodes without lost workers",
-        (losing(PAIRED, [0]), survives(1, 0, ["1/4"], *after_paired())),
-        (losing(PAIRED, [0]), survives(1, 0, [str(Fraction(1, 4) - TINY)], *after_paired())),
+        (losing(PAIRED), survives(1, [([0], "1/4"), ([0, 1], "1/4")], *after_paired(), *AFTER_A_PAIR)),
+        (
+            losing(PAIRED),
+            survives(1, [([0], Fraction(1, 4) - TINY), ([0, 1], "1/4")], *after_paired(), *AFTER_A_PAIR),
+        ),
         "expected a larger one, on functions that differ between other nodes",
     ),
     Edge(
         SURVIVES,
         "what a rule leaves of differences to the node of the lost worker",
-        (losing(rule([2], 2, [([0, 1], [])], [([0, 1], [0], "1/2")]), [0]), survives(1, 0, ["1/4"], *after_paired(2))),
         (
-            losing(rule([2], 2, [([0, 1], [])], [([0, 1], [0], "1/2")]), [0]),
-            survives(1, 0, [str(Fraction(1, 4) - TINY)], *after_paired(2)),
+            losing(rule([2], 2, [([0, 1], [])], [([0, 1], [0], "1/2")])),
+            survives(1, [([0], "1/4"), ([0, 1], 0)], *after_paired(2), *["0 1,0 1,0 1/2,0 1/2"] * 2),
+        ),
+        (
+            losing(rule([2], 2, [([0, 1], [])], [([0, 1], [0], "1/2")])),
+            survives(1, [([0], Fraction(1, 4) - TINY), ([0, 1], 0)], *after_paired(2), *["0 1,0 1,0 1/2,0 1/2"] * 2),
         ),
         "expected a larger one: the matrix is indefinite",
     ),
     Edge(
         SURVIVES,
         "nodes without lost workers meet, too",
-        (losing(rule([3], 1, [([0], [0])]), [0]), survives(1, 1, ["0"], *["0 1,0 1"] * 3)),
-        (losing(rule([3], 1, [([0], [])]), [0]), survives(1, 1, ["1"], *["-,-"] * 3)),
+        (losing(rule([3], 1, [([0], [0])])), survives(1, [([0], 0)], *["0 1,0 1"] * 3)),
+        (losing(rule([3], 1, [([0], [])])), survives(1, [([0], 1)], *["-,-"] * 3)),
         "they leave 2 parts",
     ),
     Edge(
         SURVIVES,
-        "groups of phases of their own share no worker",
-        (losing(ALL_3, [0], [1], ([2], OWN_PAIR)), survives(1, 1, "000", *AFTER_3[:2], "0 1/2,0 1/2,0 1,0 1")),
-        (
-            losing(ALL_3, [0], [1], ([2], {"phases": [[{"group": [0, 1], "relax": "1/2"}, {"group": [0, 1]}]]})),
-            survives(1, 1, "000", *AFTER_3[:2], "0 1/2,0 1/2"),
-        ),
-        "expected groups that do not share worker 0",
-    ),
-    Edge(
-        SURVIVES,
-        "phases of their own join all survivors",
-        (losing(ALL_3, [0], [1], ([2], OWN_PAIR)), survives(1, 1, "000", *AFTER_3[:2], "0 1/2,0 1/2,0 1,0 1")),
-        (losing(ALL_3, [0], [1], ([2], {"phases": [[]]})), survives(1, 1, "001", *AFTER_3[:2], "-,-")),
-        '.squared[2] is "consensus"',
-    ),
-    Edge(
-        SURVIVES,
-        "the answers are those of the map to the representative",
-        (
-            losing(DIGITS, ([0], OWN_CHAIN)),
-            survives(1, 1, "1", "0 1,0 1,-,0 1,-,0 1", "0 1,-,0 1,0 1,0 1,-", *AFTER_DIGITS),
-        ),
-        (
-            losing(DIGITS, ([0], OWN_CHAIN)),
-            survives(1, 1, "1", "0 1,0 1,-,0 1,-,0 1", "0 1,0 1,-,0 1,-,0 1", *AFTER_DIGITS),
-        ),
-        ".answers",
-    ),
-    Edge(
-        SURVIVES,
         "answers wherever there are at most 2^20 lines",
-        (losing(over_all(2**11), [0]), survives(1, 1, "0")),
-        (losing(over_all(2**9), [0]), survives(1, 1, "0")),
+        (losing(over_all(2**11), "all_reduce"), survives(1, [])),
+        (losing(over_all(2**9), "all_reduce"), survives(1, [])),
         ".answers",
     ),
     Edge(
         SURVIVES,
         "a bound below 1 for at most 64 cells",
-        (losing(of_nodes(64), list(range(64)), list(range(64, 128))), survives(0, 1, "00", *after_nodes(64))),
-        (losing(of_nodes(65), list(range(65)), list(range(65, 130))), survives(0, 1, "00", *after_nodes(65))),
+        (losing(of_nodes(64)), survives(1, classes_of_nodes(64, 1, 0), *after_nodes(64))),
+        (losing(of_nodes(65)), survives(1, classes_of_nodes(65, 1, 0), *after_nodes(65))),
         "expected 1: there are over 64 cells",
     ),
 ]

@@ -168,9 +168,9 @@ INSTANTS = {
 }
 
 
-def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0, strategy=None, contingencies=(),
+def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0, strategy=None, failure_plan=None,
         restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
-        dtype=torch.float64, replan=None, parameters=1, pause=lambda _rank, _step: 0.0):  # fmt: skip
+        dtype=torch.float64, parameters=1, pause=lambda _rank, _step: 0.0):  # fmt: skip
     """(exit code, what each worker said at its end, all that was written) of a run.
 
     Args:
@@ -182,7 +182,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         evaluate: after which steps the mean model is looked at.
         timeout: of the optimizer, in seconds.
         strategy: in place of `allreduce` at this pace.
-        contingencies: what the schedule plans.
+        failure_plan: what the schedule plans.
         restarts: how often lost workers are started again.
         again: by the number of a restart, the deaths of that process, as (instant, round).
         back: who comes back: from the step `waits_at` on workers wait for that, and those that come back for this.
@@ -191,7 +191,6 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         nodes: on which workers lie, equally many on each.
         size: numbers of the model; a sum over nodes has stages from 1 kB on.
         dtype: of the model.
-        replan: how a better schedule is planned, if it is.
         pause: seconds that a worker computes in a step, beside what that takes anyway.
         parameters: into how many the numbers of the model are cut, `weight0` and so on.
         samples: of a data set that a RoundSampler deals, one a step, in order, over one epoch; 0 for all steps alike.
@@ -212,7 +211,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         model = torch.nn.ParameterDict({f"weight{place}": part.clone() for place, part in enumerate(numbers)})
         weights = lambda: torch.cat([part.detach() for part in model.values()]).tolist()  # noqa: E731
         kind = strategy or AllReduce(pace=pace)
-        schedule = Schedule("goes on", Cluster.regular(nodes, workers // nodes), kind, contingencies=contingencies)
+        schedule = Schedule("goes on", Cluster.regular(nodes, workers // nodes), kind, failure_plan=failure_plan)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=timeout)
         means, seen = [], []
         scheduler = None
@@ -251,7 +250,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
     output = io.StringIO()
     code = launch(
         work, num_workers=workers, num_nodes=nodes, threads=1, most_lost=most_lost, max_restarts=restarts,
-        replan=replan, output=output,
+        output=output,
     )  # fmt: skip
     text = output.getvalue()
     said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]

@@ -47,15 +47,11 @@ def tables(*names, **options):
     return over_all(3, what={"tables": listed, **options})
 
 
-def lost(*listed):
-    """Three nodes of two workers with these contingencies."""
-    return rule([3], 2, [([0, 1], [0])]) | {"contingencies": list(listed)}
-
-
-def meets(options, phases, lost=(0,), **entry):
-    """Six workers, on three nodes, with a round of all; after the loss these phases."""
-    raw = rule([3], 2, [([0, 1], [0])], **options)
-    return raw | {"contingencies": [{"lost": list(lost), "phases": phases, **entry}]}
+def plan(raw=None, **members):
+    """Three nodes of two workers, or another schedule, with this failure plan."""
+    planned = {"rule": "keep_groups", "failures": 1} | members
+    given = {name: value for name, value in planned.items() if value is not None}
+    return (raw or rule([3], 2, [([0, 1], [0])])) | {"failure_plan": given}
 
 
 def outer(**members):
@@ -543,105 +539,65 @@ READ_EDGES = [
     reads(STRICT, "no truth value", relax(1), relax(True), "must be an integer or a fraction"),
     reads(STRICT, "a text of 2^53", relax(str(2**53)), relax(f"{2**53}/0"), "must be an integer or a fraction"),
     reads(STRICT, "no list", relax("3"), relax(["3"]), "strategy.phases[0]: must be an integer or a fraction"),
-    # contingencies
-    reads(LOST, "a loss at least", lost({"lost": [0]}), lost(), "contingencies: has 1 to 65536"),
-    reads(LOST, "a worker at least", lost({"lost": [0]}), lost({"lost": []}), "[0].lost: names 1 worker or more"),
-    reads(LOST, "each worker once", lost({"lost": [0, 1]}), lost({"lost": [1, 1]}), "[0].lost: names 1 worker or more"),
-    reads(LOST, "a rank below n", lost({"lost": [5]}), lost({"lost": [6]}), "[0].lost: must hold integers 0..5"),
+    # failure plans
+    reads(LOST, "one rule of three", plan(rule="all_reduce"), plan(rule="own"), "failure_plan.rule: must be one of"),
+    reads(LOST, "a rule", plan(), plan(rule=None), "failure_plan: lacks ['rule']"),
+    reads(LOST, "a number of failures", plan(), plan(failures=None), "failure_plan: lacks ['failures']"),
+    reads(LOST, "nothing besides", plan(), plan(lost=[0]), "failure_plan: has unknown keys ['lost']"),
+    reads(LOST, "a failure at least", plan(failures=1), plan(failures=0), "failure_plan.failures: must be an integer"),
+    reads(LOST, "four at most", plan(failures=4), plan(failures=5), "failure_plan.failures: must be an integer"),
     reads(
         LOST,
         "two workers left",
-        lost({"lost": [0, 1, 2, 3]}),
-        lost({"lost": [0, 1, 2, 3, 4]}),
-        "[0].lost: leaves 2 workers or more",
+        plan(groups(4, [[0, 1, 2, 3]]), failures=2),
+        plan(groups(4, [[0, 1, 2, 3]]), failures=3),
+        "failure_plan.failures: leaves 2 workers or more",
     ),
     reads(
         LOST,
-        "a loss in one of them",
-        lost({"lost": [0]}, {"lost": [1]}),
-        lost({"lost": [0, 1]}, {"lost": [1, 0]}),
-        "contingencies: a loss stands in one of them",
+        "no groups to keep beside All-Reduce",
+        plan(over_all(2, 2), rule="all_reduce"),
+        plan(over_all(2, 2), rule="keep_groups"),
+        "failure_plan.rule: is all_reduce for strategy allreduce",
     ),
     reads(
         LOST,
-        "groups that remain, or all",
-        lost({"lost": [0], "groups": "all"}),
-        lost({"lost": [0], "groups": "others"}),
-        "[0].groups: must be one of",
+        "a rule that is applied again",
+        plan(rule="reapply_rule"),
+        plan(groups(4, [[0, 1, 2, 3]]), rule="reapply_rule"),
+        "failure_plan.rule: reapply_rule goes with node_radices",
     ),
     reads(
         LOST,
-        "phases in the place of groups",
-        lost({"lost": [0], "phases": [[{"group": [0, 4]}]]}),
-        lost({"lost": [0], "phases": [[{"group": [0, 4]}]], "groups": "all"}),
-        "[0]: phases are for static, and in the place of groups",
-    ),
-    reads(
-        LOST,
-        "phases of survivors",
-        lost({"lost": [0], "phases": [[{"group": [0, 4]}]]}),
-        lost({"lost": [0], "phases": [[{"group": [0, 5]}]]}),
-        "[0].phases[0]: must hold integers 0..4",
-    ),
-    reads(
-        LOST,
-        "a phase at least",
-        lost({"lost": [0], "phases": [[]]}),
-        lost({"lost": [0], "phases": []}),
-        "[0].phases: must hold at least 1",
-    ),
-    reads(
-        LOST,
-        "radices beside phases",
-        lost({"lost": [0, 1], "node_radices": [2], "phases": [[]]}),
-        lost({"lost": [0, 1], "node_radices": [2]}),
-        "[0]: radices go with phases",
-    ),
-    reads(
-        LOST,
-        "rules of nodes that are equal after the loss",
-        lost({"lost": [0, 2, 4], "node_radices": [3], "phases": [[]]}),
-        lost({"lost": [0, 2], "node_radices": [3], "phases": [[]]}),
-        "[0].node_radices: needs equal nodes",
-    ),
-    reads(
-        LOST,
-        "of as many nodes as are left",
-        lost({"lost": [0, 1], "node_radices": [2], "phases": [[]]}),
-        lost({"lost": [0, 1], "node_radices": [3], "phases": [[]]}),
-        "[0].node_radices: needs equal nodes, and a product of num_nodes",
+        "groups that can be listed",
+        plan(rule([2**23], 2, [([0, 1], [0])])),
+        plan(rule([2**23 + 1], 2, [([0, 1], [0])])),
+        "failure_plan: is for at most 16777216 workers",
     ),
     *(
         reads(
             SCHEDULE,
-            f"survivors have a round of all for {name}, in listed groups",
-            meets(options, [[{"group": [0, 2]}], [{"group": [0, 1, 2, 3, 4]}]]),
-            meets(options, [[{"group": [0, 2]}], [{"group": [0, 1, 2, 3]}]]),
-            "contingencies[0]: has a round of all survivors",
+            f"groups that share no worker, for {of}",
+            plan(rule([2], 3, [([0, 1], [0]), ([2], [])]), rule=of),
+            plan(rule([2], 3, [([0, 1], [0]), ([1, 2], [])]), rule=of),
+            "failure_plan.rule: strategy.phases[0]: has groups that share a worker",
         )
-        for name, options in (("a codec", {"how": {"codec": "int8"}}), ("outer steps", {"what": {"outer": {"lr": 2}}}))
+        for of in ("keep_groups", "reapply_rule")
     ),
     reads(
         SCHEDULE,
-        "survivors have a round of all for a codec, by a rule",
-        meets({"how": {"codec": "int8"}}, [[{"local": [0, 1], "across": [0]}]], lost=[0, 1], node_radices=[2]),
-        meets({"how": {"codec": "int8"}}, [[{"local": [0], "across": [0]}]], lost=[0, 1], node_radices=[2]),
-        "contingencies[0]: has a round of all survivors",
-    ),
-    reads(
-        LOST,
-        "no groups beside All-Reduce",
-        over_all(2, 2) | {"contingencies": [{"lost": [0]}]},
-        over_all(2, 2) | {"contingencies": [{"lost": [0], "groups": "all"}]},
-        "[0]: All-Reduce goes on with all who are left",
+        "listed groups that share no worker",
+        plan(groups(4, [[0, 1], [2, 3]])),
+        plan(groups(4, [[0, 1]], [[0, 1], [1, 2]])),
+        "failure_plan.rule: strategy.phases[1]: has groups that share a worker",
     ),
     *(
         reads(
             LOST,
             f"in lockstep, a pipeline or late by a round, without tables, from one anchor: {name}",
-            over_all(3, 1, pace=4) | {"contingencies": [{"lost": [0]}]},
-            of | {"contingencies": [{"lost": [0]}]},
-            "contingencies: are for static and allreduce in lockstep, a pipeline or late by a round, without tables",
+            plan(over_all(3, 1, pace=4), rule="all_reduce"),
+            plan(of, rule="all_reduce"),
+            "failure_plan: is for static and allreduce in lockstep, a pipeline or late by a round, without tables",
         )
         for name, of in (
             ("late by a codec", over_all(3, 1, pace=4, when={"late": 1}, how={"codec": "bfloat16"})),

@@ -1,17 +1,18 @@
-"""What survivors run: the schedule's contingency, or All-Reduce over all who are left."""
+"""What survivors run: by the rule of the schedule's failure plan, or All-Reduce over all who are left."""
 
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
+from math import prod
 
 import pytest
 
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, after_loss
+from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss, after_loss_of_nodes, reapplied
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.losses import Symmetries
+from partreduce.topo.losses import planned_classes, planned_losses
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -37,7 +38,7 @@ UNEVEN = Cluster.irregular([[0, 1, 2], [3, 4]])
 RULE = Static(phases=RulePhases((4,), ((Block((0, 1), ()),), (Block((0,), (0,)), Block((1,), (0,))))))
 
 
-def test_a_loss_that_no_contingency_is_for_leaves_all_survivors_in_one_group() -> None:
+def test_a_loss_that_no_plan_covers_leaves_all_survivors_in_one_group() -> None:
     found = after_loss(Schedule("pairs", UNEVEN, PAIRS), {1, 3})
     assert found.cluster == Cluster.irregular([[0, 1], [2]])
     assert found.strategy == Static(
@@ -89,58 +90,101 @@ def _moved(found: Schedule, schedule: Schedule, lost: tuple[int, ...]) -> list[s
     ]
 
 
+def _groups_without(schedule: Schedule, lost: tuple[int, ...]) -> list[set[frozenset[int]]]:
+    left = [
+        {frozenset(set(group.members) - set(lost)) for group in phase}
+        for phase in map(schedule.phase, range(schedule.period))
+    ]
+    return [{group for group in phase if len(group) > 1} for phase in left]
+
+
 @pytest.mark.parametrize("strategy", [PAIRS, RULE])
-def test_remaining_groups_are_the_schedules_without_the_lost_whatever_the_loss(strategy: Static) -> None:
+def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strategy: Static) -> None:
     cluster = UNEVEN if strategy is PAIRS else Cluster.regular(4, 2)
-    bare = Schedule("it", cluster, strategy)
-    symmetries = Symmetries.of(bare)
-    schedule = replace(
-        bare, contingencies=tuple(Contingency(lost) for count in (1, 2) for lost in symmetries.classes(count))
-    )
-    for lost in (lost for count in (1, 2) for lost in combinations(range(schedule.num_workers), count)):
+    plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
+    schedule = Schedule("it", cluster, strategy, failure_plan=plan)
+    losses = list(planned_losses(schedule, plan))
+    assert {lost for count in (1, 2) for lost in combinations(range(schedule.num_workers), count)} <= set(losses)
+    for lost in losses:
         found = after_loss(schedule, lost)
-        without = [
-            {frozenset(set(group.members) - set(lost)) for group in phase}
-            for phase in map(schedule.phase, range(schedule.period))
-        ]
-        assert _moved(found, schedule, lost) == [{group for group in phase if len(group) > 1} for phase in without]
+        assert _moved(found, schedule, lost) == _groups_without(schedule, lost)
         assert found.paces().tolist() == [pace for w, pace in enumerate(schedule.paces()) if w not in lost]
-        assert found.contingencies == ()
+        assert found.failure_plan is None
         assert found.prologue == schedule.prologue
 
 
-def test_phases_of_a_class_are_moved_to_each_of_its_losses_by_one_permutation() -> None:
-    """Losses of a class are alike: a permutation of workers that keeps the schedule takes one to the other."""
-    bare = Schedule("it", Cluster.regular(4, 2), RULE)
-    own = GroupPhases(
-        (Phase.from_groups(7, [[0, 1, 3], Group((2, 5), Fraction(3, 2))]), Phase.from_groups(7, [[4, 6]]))
-    )
-    schedule = replace(bare, contingencies=(Contingency((0,), own),))
-    symmetries = Symmetries.of(schedule)
-    assert symmetries.classes(1) == [(0,), (1,)]
-    first = _moved(after_loss(schedule, {0}), schedule, (0,))
-    assert first == [{frozenset({1, 2, 4}), frozenset({3, 6})}, {frozenset({5, 7})}]
-    for worker in range(0, 8, 2):
-        to = symmetries.mapping({worker})
-        moved = _moved(after_loss(schedule, {worker}), schedule, (worker,))
-        assert [{frozenset(to[w] for w in group) for group in phase} for phase in moved] == first
-        assert sorted(map(str, after_loss(schedule, {worker}).phase(0).relax or ())) == ["1", "3/2"]
+def test_a_plan_covers_so_many_workers_or_one_whole_node_wherever_its_workers_stand() -> None:
+    """Nodes are uneven, and their workers not in order; a node with more workers than the plan says is covered."""
+    plan, cluster = FailurePlan(SurvivorRule.KEEP_GROUPS, 1), Cluster.irregular([[5, 1, 3], [0], [4, 2]])
+    covered = {lost for k in range(7) for lost in combinations(range(6), k) if plan.covers(cluster, lost)}
+    assert covered == {(0,), (1,), (2,), (3,), (4,), (5,), (1, 3, 5), (2, 4)}
+    assert plan.most_failures(cluster) == 3
+    pair = Cluster.irregular([[0], [2, 1]])
+    assert not plan.covers(pair, (1, 2)), "1 worker is left"
+    assert plan.most_failures(pair) == 1
 
 
-def test_rules_of_a_class_are_the_rules_of_each_of_its_losses() -> None:
-    rule = RulePhases((3,), ((Block((0,), (0,)), Block((1,), (0,))),))
-    schedule = Schedule("it", Cluster.regular(4, 2), RULE, contingencies=(Contingency((0, 1), rule),))
+def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left() -> None:
+    schedule = Schedule("it", Cluster.regular(4, 2), RULE, failure_plan=FailurePlan(SurvivorRule.REAPPLY_RULE, 2))
     for node in range(4):
-        assert after_loss(schedule, {2 * node, 2 * node + 1}) == Schedule(
-            "it", Cluster.regular(3, 2), Static(phases=rule)
-        )
-    assert after_loss(schedule, {0, 2}).group_of(0, 0) == Group((0, 1, 2, 3, 4, 5))  # no such loss is planned
+        smaller = RulePhases((3,), RULE.phases.phases)
+        lost = {2 * node, 2 * node + 1}
+        assert after_loss(schedule, lost) == Schedule("it", Cluster.regular(3, 2), Static(phases=smaller))
+    for lost in ((3,), (0, 6)):  # no node is lost as a whole: the groups stay
+        assert _moved(after_loss(schedule, lost), schedule, lost) == _groups_without(schedule, lost)
+
+
+@pytest.mark.parametrize(
+    ("radices", "nodes", "fitted"),
+    [
+        ((2, 2), 3, (3,)),
+        ((4, 4), 15, (5, 3)),
+        ((4, 9), 36, (4, 9)),
+        ((4, 9), 35, (5, 7)),
+        ((8, 2), 15, (5, 3)),
+        ((2, 2, 2), 7, (7,)),
+        ((3, 5), 14, (2, 7)),
+        ((3, 5), 1, ()),
+    ],
+)
+def test_radices_for_other_nodes_stay_near_the_old_ones(
+    radices: tuple[int, ...], nodes: int, fitted: tuple[int, ...]
+) -> None:
+    phases = tuple((Block((0,), (digit,)),) for digit in range(len(radices)))
+    old = Cluster.regular(prod(radices), 2)
+    found = reapplied(Schedule("it", old, Static(phases=RulePhases(radices, phases))), nodes)
+    assert found.node_radices == fitted
+    found.check(Cluster.regular(nodes, 2))
+    kept = [digit for phase in found.phases for block in phase for digit in block.across]
+    assert kept == list(range(len(fitted))), "each digit that is left keeps its phase"
+
+
+def test_what_the_nodes_left_run_is_the_same_whichever_are_lost() -> None:
+    square = Static(phases=RulePhases((2, 2), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),))))
+    for rule, count in ((SurvivorRule.REAPPLY_RULE, 1), (SurvivorRule.REAPPLY_RULE, 2), (SurvivorRule.ALL_REDUCE, 2)):
+        schedule = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(rule, 4))
+        found = after_loss_of_nodes(schedule, count)
+        for nodes in combinations(range(4), count):
+            assert after_loss(schedule, {2 * node + rank for node in nodes for rank in (0, 1)}) == found
+    kept = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 4))
+    with pytest.raises(ScheduleError, match="not all alike"):
+        after_loss_of_nodes(kept, 2)
 
 
 def test_planned_losses_of_a_million_workers_need_no_list_of_groups() -> None:
     bare = build("prague-figure-10", Cluster.regular(250_000, 4))
-    schedule = replace(bare, contingencies=tuple(map(Contingency, Symmetries.of(bare).classes(1))))
+    schedule = replace(bare, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
     assert len(schedule_text(schedule)) < 1000
+    assert len(planned_classes(schedule, 100)) == 5
     found = after_loss(schedule, {777_777})
     assert found.num_workers == 999_999
     assert found.group_of(777_777, 1) == Group((777_776, 777_777, 777_778))
+
+
+def test_groups_that_no_survivor_could_list_are_refused_before_a_loss() -> None:
+    cluster = Cluster.regular(2**23 + 1, 2)
+    rule = Static(phases=RulePhases((cluster.num_nodes,), RULE.phases.phases))
+    with pytest.raises(ScheduleError, match=r"failure_plan: expected at most 16777216 workers"):
+        Schedule("it", cluster, rule, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1))
+    with pytest.raises(ScheduleError, match=r"failure_plan\.rule: expected keep_groups, reapply_rule, all_reduce"):
+        FailurePlan("remaining", 1)  # type: ignore[arg-type]  # a word, as a user may write it

@@ -17,11 +17,10 @@ from dataclasses import replace
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.elastic.measured import measured
 from partreduce.runtime.elastic.regrouping import Regrouping, State
 from partreduce.runtime.elastic.sums_ahead import Sums, SumsAhead, lose
 from partreduce.runtime.elastic.voting import Voting
-from partreduce.runtime.environment import MAX_RESTARTS, MOST_LOST, REPLAN
+from partreduce.runtime.environment import MAX_RESTARTS, MOST_LOST
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.recorder import Operation, Recorder
@@ -40,7 +39,6 @@ from partreduce.schedulers.protocols.membership.words import (
     Summed,
     View,
 )
-from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.errors import FencedError, InputError, PeerLostError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
@@ -90,8 +88,7 @@ class Epochs(Everyone):
         """The key of the sums ahead that the present operation commits."""
         parted = lambda: self._ahead.lose("a worker is lost, or joins")  # noqa: E731
         self.voting = Voting(world, heartbeat, self._heard, parted, timeout=timeout, most_lost=most_lost)
-        self.regrouping = Regrouping(world, schedule, self.voting.notes, key=key, timeout=timeout)
-        self._is_measured = bool(os.environ.get(REPLAN))
+        self.regrouping = Regrouping(world, schedule, key=key, timeout=timeout)
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
         self.views: list[tuple[int, Members]] = [(-1, tuple(range(world.size)))]
@@ -108,15 +105,13 @@ class Epochs(Everyone):
             PeerLostError: one of them was lost before.
         """
         self.regrouping.reducers, self.regrouping.held = {reducer: reducer.key for reducer in reducers}, state
-        self.heartbeat.with_each = self._look
+        self.heartbeat.with_each = self.voting.look
         if self.voting.state.blank:
             self._go_on(None)
             return
         notes = self.voting.notes
         are_equal = self.schedule.strategy.averages_gradients
         facts: dict[str, object] = {"timeout": self.timeout, "are_equal": are_equal, "turns": self.turns}
-        if self._is_measured:
-            facts["schedule"] = dump_schedule(self.schedule)
         notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
         notes.count(JOINED, 1)
         wait, pauses = Wait(self.heartbeat, range(self.world.size), self.timeout), Pauses()
@@ -126,12 +121,6 @@ class Epochs(Everyone):
             except GoneError as gone:
                 raise PeerLostError(f"before the first step: {gone}") from None
             pauses.sleep()
-
-    def _look(self) -> None:
-        """Now and then, beside the training."""
-        self.voting.look()
-        if self._is_measured:
-            self.voting.answer_measure(lambda: measured(self._first.recorder.last(), self.views[-1][0] // self.turns))
 
     @property
     def members(self) -> Members:

@@ -1,7 +1,7 @@
-"""Nodes left: torchrun starts the workers of those nodes again that are left, and they follow the file's contingency.
+"""Nodes left: torchrun starts the workers of those nodes again that are left, and they follow the file's failure plan.
 
-torchrun numbers the nodes that are left anew and does not say which are lost. So this is for nodes that are all alike:
-then every loss of so many is of one class, which the file plans for once.
+torchrun numbers the nodes that are left from 0 and does not say which are lost. So this is for nodes that are all
+alike, where what the others run is the same after every loss of so many.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def say_nodes_left(schedule: Schedule, started: Schedule) -> None:
     if have < had:
         warn_user(
             f"schedule {schedule.name!r}: torchrun has started {have} of its {had} nodes, and they follow its "
-            f"contingency for the loss of {had - have}"
+            f"failure plan for the loss of {had - have}"
         )
 
 

@@ -16,14 +16,12 @@ from partreduce.runtime.elastic.voting import name_of
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import member_sets
-from partreduce.runtime.transport.notes import PLAN, Notes
 from partreduce.runtime.transport.store_line import NamedPrefixStore
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.schedulers.protocols.membership.words import Members, View
 from partreduce.topo.contingency import after_loss
 from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.document.schedule import parse_schedule
-from partreduce.topo.errors import ScheduleError, UnavailableError
+from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 
@@ -55,14 +53,12 @@ class Regrouping:
     Args:
         world: its communicators.
         schedule: what the run follows.
-        notes: where the launcher leaves what it decides.
         key: of this optimizer.
         timeout: seconds that others may take to come.
     """
 
-    def __init__(self, world: GlooWorld, schedule: Schedule, notes: Notes, *, key: str, timeout: float) -> None:
+    def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
         self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout
-        self._notes = notes
         self.reducers: dict[Reducer, str] = {}
         """Whose operations go by epochs, with the keys that they began with."""
         self.held: State | None = None
@@ -93,9 +89,7 @@ class Regrouping:
         self._members = view.members
         if world.rank in view.joined:
             world.begin_anew(name)  # where the others went when they voted
-        if view.plan:
-            self._now = self._planned(view.plan)
-        elif not lost:
+        if not lost:
             self._now = self.schedule
         else:
             self._now = after_loss(self.schedule, lost) if len(view.members) > 1 else None
@@ -123,20 +117,6 @@ class Regrouping:
         finally:
             world.given_up = lambda: None
         return True
-
-    def _planned(self, sha256: str) -> Schedule:
-        """The schedule of a plan, which the launcher has left for all; its proof is checked, and that it is this one.
-
-        Raises:
-            PartreduceError: it is another one, or not proved.
-        """
-        planned = parse_schedule(self._notes.wait_for(f"{PLAN}/{sha256}"))
-        if (found := schedule_sha256(planned)) != sha256:
-            raise ScheduleError(f"plan {sha256[:12]}: is the schedule {found[:12]}")
-        from partreduce.verify.certificate import confirm  # only here: it loads the checker
-
-        confirm(planned)
-        return planned
 
     def _say_the_same(self, view: View, schedule: Schedule) -> None:
         epoch = json.dumps([view.epoch, view.members, view.resume])

@@ -22,8 +22,6 @@ from partreduce.runtime.transport.notes import (
     CHANGES,
     JOIN,
     LEFT,
-    MEASURE,
-    MEASURED,
     MEMBERSHIP,
     NEWS,
     OPEN,
@@ -84,7 +82,7 @@ class Voting:
         self.forwarded = False
         """Whether it commits what it has prepared."""
         self.notes = Notes(root_store(world.store), MEMBERSHIP)
-        self._asked = self._measured = 0
+        self._asked = 0
 
     @property
     def is_open(self) -> bool:
@@ -99,13 +97,6 @@ class Voting:
         epoch = self.state.view.epoch + 1
         if self.notes.has(f"{OPEN}/{epoch}"):
             self.called = epoch
-
-    def answer_measure(self, measured: Callable[[], object]) -> None:
-        """Now and then, beside the training: say what was measured, once each time that the launcher asks."""
-        asked = self.notes.count(MEASURE)
-        if asked != self._measured:
-            self._measured = asked
-            self.notes.write(f"{MEASURED}/{asked}/{self.world.rank}", json.dumps(measured()))
 
     @property
     def is_called(self) -> bool:
@@ -189,7 +180,7 @@ class Voting:
         view = json.loads(text)
         self.heartbeat.settled = view[CHANGES]
         members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
-        return View(view["epoch"], **members, donor=view["donor"], plan=view["plan"])
+        return View(view["epoch"], **members, donor=view["donor"])
 
     @property
     def _question(self) -> str:

@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from partreduce.runtime.launcher.replan import Replan
     from partreduce.runtime.launcher.views import Views
     from partreduce.runtime.transport.torch_api import Store
 
@@ -70,7 +69,6 @@ def launch(
     most_lost: int = 0,
     max_restarts: int = 0,
     restarted: Callable[[], object] = lambda: None,
-    replan: Replan | None = None,
     output: TextIO | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
@@ -97,7 +95,6 @@ def launch(
             on, by the membership of their optimizer (see `elastic.epochs`).
         max_restarts: so often in all a lost worker is started again, and joins the others.
         restarted: called each time that one is.
-        replan: plan anew, by what workers measure, and switch to what is clearly better.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
 
     Raises:
@@ -106,8 +103,6 @@ def launch(
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
     check_losses(num_workers, most_lost, max_restarts)
-    if replan is not None and not most_lost:
-        raise InputError("--replan: is for runs whose workers vote on how they go on; let them by --survive K")
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
     if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
@@ -115,7 +110,7 @@ def launch(
             f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
         )
     shared = {env.RUN_SECRET: secrets.token_hex(32), **(environment or {})}
-    shared |= told_of_losses(most_lost, max_restarts, replan=replan is not None)
+    shared |= told_of_losses(most_lost, max_restarts)
     processes: list[Child] = []
     try:
         with terminable():
@@ -134,20 +129,17 @@ def launch(
                 let_go(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
                 outlet = Outlet(output)
-                made = _views(
-                    workers, spares, store, outlet, guardian, most_lost=most_lost, restarted=restarted, replan=replan
+                views = _views(workers, spares, store, outlet, most_lost=most_lost, restarted=restarted)
+                return supervise(
+                    workers,
+                    processes[:num_workers],
+                    store,
+                    grace,
+                    outlet,
+                    survive=survive,
+                    patient=patient,
+                    views=views,
                 )
-                with contextlib.nullcontext() if made is None else contextlib.closing(made) as views:
-                    return supervise(
-                        workers,
-                        processes[:num_workers],
-                        store,
-                        grace,
-                        outlet,
-                        survive=survive,
-                        patient=patient,
-                        views=views,
-                    )
             finally:
                 with held():
                     end_all(processes)
@@ -161,11 +153,9 @@ def _views(
     spares: Spares,
     store: Store,
     outlet: Outlet,
-    guardian: Guardian,
     *,
     most_lost: int,
     restarted: Callable[[], object],
-    replan: Replan | None,
 ) -> Views | None:
     if not most_lost:
         return None
@@ -179,14 +169,12 @@ def _views(
         outlet,
         start=lambda rank: spares.started(rank, next(started)),
         restarted=restarted,
-        replan=replan,
-        watch=guardian.watch,
     )
 
 
-def told_of_losses(most_lost: int, max_restarts: int, *, replan: bool = False) -> dict[str, str]:
+def told_of_losses(most_lost: int, max_restarts: int) -> dict[str, str]:
     """The variables by which workers hear how their run goes on after losses."""
-    told = {env.MOST_LOST: most_lost, env.MAX_RESTARTS: max_restarts, env.REPLAN: int(replan)}
+    told = {env.MOST_LOST: most_lost, env.MAX_RESTARTS: max_restarts}
     return {name: str(number) for name, number in told.items() if number}
 
 

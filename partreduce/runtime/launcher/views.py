@@ -14,7 +14,6 @@ from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from partreduce.runtime.launcher.replanning import Replanning
 from partreduce.runtime.launcher.workers import ANSWER_SECONDS
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import (
@@ -37,7 +36,6 @@ from partreduce.schedulers.protocols.membership.words import Expire, Join, Left,
 
 if TYPE_CHECKING:
     from partreduce.runtime.launcher.outlet import Outlet
-    from partreduce.runtime.launcher.replan import Replan
     from partreduce.runtime.launcher.workers import Worker
     from partreduce.runtime.transport.torch_api import Store
 
@@ -49,8 +47,7 @@ class Views:
     """Who goes on, decided for these workers; up to `most_lost` may be missing.
 
     `start` starts a worker in the place of a lost one, of this rank, while there are any left, and `restarted` is
-    called when it has. With `replan` those who go on may get a better schedule; `watch` is told the process groups that
-    plan it.
+    called when it has.
     """
 
     def __init__(
@@ -62,8 +59,6 @@ class Views:
         *,
         start: Callable[[int], Worker | None] = lambda _: None,
         restarted: Callable[[], object] = lambda: None,
-        replan: Replan | None = None,
-        watch: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._workers, self._outlet, self._start, self._restarted = list(workers), outlet, start, restarted
         self._machine = Membership(len(workers), most_lost)
@@ -78,7 +73,6 @@ class Views:
         """What workers outside asked last, by rank; it has been answered where the machine knows nothing of it."""
         self.fenced: set[int] = set()
         """Who was given up although it lived."""
-        self._replanning = None if replan is None else Replanning(replan, self._notes, self._facts, outlet, watch)
         self._ended: list[tuple[Worker, Deadline]] = []
         """Processes that were ended from here, and until when that may take."""
 
@@ -130,7 +124,6 @@ class Views:
             self._feed(Expire())
         while self._state.told < len(self._state.log):
             self._feed(Publish())
-        self._plan_anew()
         if self._state.left:
             for rank in set(range(len(self._workers))).difference(self._state.view.members, self._state.left):
                 if self._workers[rank].code is None and not self.has_ended(self._workers[rank]):
@@ -139,19 +132,6 @@ class Views:
             if worker.code is None and deadline.is_over:
                 deadline.renew()
                 worker.give_up()
-
-    def _plan_anew(self) -> None:
-        if self._replanning is None:
-            return
-        if self._state.left or not self._state.view.members:
-            self._replanning.close()
-        elif not self._state.is_open and (proposed := self._replanning.look(self._state.view)) is not None:
-            self._feed(proposed)
-
-    def close(self) -> None:
-        """The run is over."""
-        if self._replanning is not None:
-            self._replanning.close()
 
     def _all_have_joined(self) -> bool:
         """Before that a loss ends the run: nobody knows yet of what."""
@@ -231,8 +211,6 @@ class Views:
             self._outlet.write(self._line(lost, view), errors=True)
         if view.joined:
             self._outlet.write(self._line_of_joined(view), errors=True)
-        if view.plan and self._replanning is not None and view.plan != self._state.log[view.epoch - 1].plan:
-            self._outlet.write(self._replanning.line(view), errors=True)
 
     def _line(self, lost: list[int], view: View) -> str:
         """What happened, in one line."""

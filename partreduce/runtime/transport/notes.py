@@ -27,7 +27,6 @@ NOT_STARTED = "has not started a round"
 MEMBERSHIP = "partreduce/membership"
 """Below all prefixes workers vote here and read who goes on after a loss (see `launcher.views`), under these keys."""
 JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
-MEASURE, MEASURED, PLAN = "measure", "measured", "plan"
 """There, too: the launcher asks for what workers have measured, they answer, and what it has planned from that."""
 LAST_WORDS_SECONDS = 0.2
 """How long what a worker said last may come after its death."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from partreduce.runtime.environment import MOST_LOST, REPLAN
+from partreduce.runtime.environment import MOST_LOST
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.attempts import may_be_started_again
 from partreduce.runtime.transport.gloo import GlooWorld
@@ -24,7 +24,7 @@ def lives_on_after_losses(schedule: Schedule, world: World, key: str, tables: Ta
         MissingFeatureError: it does, and no run of this kind can yet.
     """
     if not os.environ.get(MOST_LOST):
-        if schedule.contingencies and not world.rank and not may_be_started_again():
+        if schedule.failure_plan is not None and not world.rank and not may_be_started_again():
             warn_user(
                 f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only under `partreduce "
                 "run --survive K` or `run --schedule FILE` with this file, or begins again under torchrun with "
@@ -42,24 +42,7 @@ def lives_on_after_losses(schedule: Schedule, world: World, key: str, tables: Ta
             f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with "
             "--survive 0, and with --max-restarts R all begin again from their last checkpoint"
         )
-    if os.environ.get(REPLAN) and (refusal := refusal_to_replan(schedule)):
-        raise MissingFeatureError(
-            f"schedule {schedule.name!r}: {refusal}, and no such run is planned anew yet; leave out --replan"
-        )
     return True
-
-
-def refusal_to_replan(schedule: Schedule) -> str:
-    """What of a schedule keeps it from being planned anew, as a clause; empty where nothing does."""
-    strategy = schedule.strategy
-    refusals = {
-        "it averages gradients in each step": strategy.averages_gradients,
-        "its averages come late": strategy.mixes_late,
-        "it has outer steps": not strategy.what.outer.is_plain,
-        "its fragments take turns": strategy.takes_turns,
-        "it sends in a codec": strategy.how.codec.rounds,
-    }
-    return next((why for why, holds in refusals.items() if holds), "")
 
 
 def refusal_of(schedule: Schedule) -> str:

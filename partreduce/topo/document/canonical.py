@@ -2,11 +2,10 @@
 
 Canonical means: UTF-8 JSON with sorted keys, no spaces and no `certificate`; members that equal their default are
 absent; groups are ordered by their first member and ranks ascend; blocks, local ranks and digits ascend; a pace that
-is the same for all workers is one number; fractions are in lowest terms; contingencies ascend by size, then by the lost
-workers. So neither the order of groups in a file nor its layout matters, and a member that a later version adds with a
-default changes no old hash.
+is the same for all workers is one number; fractions are in lowest terms. So neither the order of groups in a file nor
+its layout matters, and a member that a later version adds with a default changes no old hash.
 
-Contingencies are part of the hash: survivors that hold different ones would go on in different groups.
+The failure plan is part of the hash: survivors that hold different ones would average in different groups.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.groups import phase_text
-from partreduce.topo.document.phases import canonical_phases
 from partreduce.topo.document.schedule import encodable
 from partreduce.topo.document.strategies import KINDS
 from partreduce.topo.phase import Phase
@@ -34,8 +32,6 @@ def canonical_bytes(schedule: Schedule) -> bytes:
         if pace[0] == 1:
             del strategy["pace"]
     document["strategy"] = strategy
-    if "contingencies" in document:
-        document["contingencies"] = list(map(canonical_phases, document["contingencies"]))
     return _text(document).encode()
 
 

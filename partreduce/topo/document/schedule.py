@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.closed_model import Model, Name, validate
-from partreduce.topo.document.contingencies import MAX_CONTINGENCIES, dump_contingency, load_contingencies
+from partreduce.topo.closed_model import Model, Name, dumped, validate
+from partreduce.topo.contingency import FailurePlan, SurvivorRule
 from partreduce.topo.document.groups import plain_phase
 from partreduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
 from partreduce.topo.document.shape import Shape, dump_shape, placed, shape_value
@@ -22,6 +22,8 @@ from partreduce.topo.schedule import Schedule
 
 FORMAT = "partreduce.schedule"
 VERSION = 1
+ABSENT = FailurePlan(SurvivorRule.ALL_REDUCE, 1)
+"""Stands where a document has no plan; `model_fields_set` says so."""
 
 
 class ScheduleEnvelope(Model):
@@ -32,7 +34,7 @@ class ScheduleEnvelope(Model):
     name: Name
     cluster: Shape
     strategy: dict[str, Any]
-    contingencies: Annotated[list[Any], Field(min_length=1, max_length=MAX_CONTINGENCIES)] = Field(default_factory=list)
+    failure_plan: FailurePlan = Field(default_factory=lambda: ABSENT)
     certificate: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -91,13 +93,13 @@ def schedule_of(raw: object) -> Schedule:
         raise DocumentError("cluster", "has 1 worker; a schedule needs at least 2 workers")
     strategy = load_strategy(envelope.strategy, cluster, "strategy")
     certificate = envelope.certificate if "certificate" in envelope.model_fields_set else None
-    contingencies = load_contingencies(envelope.contingencies, cluster, "contingencies")
+    plan = envelope.failure_plan if "failure_plan" in envelope.model_fields_set else None
     try:
         bare = Schedule(envelope.name, cluster, strategy, certificate)
     except InputError as error:
         raise placed(error, "strategy") from None
     try:
-        return replace(bare, contingencies=contingencies) if contingencies else bare
+        return bare if plan is None else replace(bare, failure_plan=plan)
     except InputError as error:
         raise placed(error, "") from None
 
@@ -125,8 +127,8 @@ def encodable(schedule: Schedule) -> dict[str, Any]:
         "cluster": dump_shape(schedule.cluster),
         "strategy": dump_strategy(schedule.strategy),
     }
-    if schedule.contingencies:
-        result["contingencies"] = [dump_contingency(one) for one in schedule.contingencies]
+    if schedule.failure_plan is not None:
+        result["failure_plan"] = dumped(schedule.failure_plan)
     if schedule.certificate is not None:
         result["certificate"] = dict(schedule.certificate)
     return result

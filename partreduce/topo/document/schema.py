@@ -14,7 +14,6 @@ from pydantic import BaseModel
 
 from partreduce.topo.closed_model import adapter
 from partreduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
-from partreduce.topo.document.contingencies import MODELS
 from partreduce.topo.document.pilot import FORMAT as PILOT_FORMAT
 from partreduce.topo.document.pilot import VERSION as PILOT_VERSION
 from partreduce.topo.document.schedule import ScheduleEnvelope
@@ -32,7 +31,6 @@ def schedule_schema() -> dict[str, Any]:
     schema = ScheduleEnvelope.model_json_schema()
     forms = [form for kind in KINDS.values() for form in _strategy_schemas(kind, schema["$defs"])]
     schema["properties"]["strategy"] = {"anyOf": forms}
-    schema["properties"]["contingencies"]["items"] = {"anyOf": [_part(one, schema["$defs"]) for one in MODELS]}
     return _finished(schema, "partreduce schedule, version 1", ScheduleEnvelope.__doc__)
 
 

@@ -22,7 +22,7 @@ from partreduce.topo.place import shown_path
 from partreduce.topo.schedule import Schedule
 
 _OPEN_KEYS = ("strategy", "hardware", "prices")
-_LINE_KEYS = ("phases", "rounds", "nodes", "contingencies", "probes")
+_LINE_KEYS = ("phases", "rounds", "nodes", "probes")
 
 
 @check_arguments
@@ -46,7 +46,7 @@ def schedule_text(schedule: Schedule) -> str:
     try:
         document = encodable(schedule)
         # The envelope is cheap to check against the reader itself; strategies are written in their own closed form.
-        bare = {key: value for key, value in document.items() if key != "contingencies"}
+        bare = {key: value for key, value in document.items() if key != "failure_plan"}
         envelope = json.dumps(bare | {"strategy": {"kind": "allreduce"}}).encode()
         schedule_of(parse_json(envelope, max_bytes=len(envelope)))
         return pretty(document)

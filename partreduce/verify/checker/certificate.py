@@ -49,7 +49,7 @@ CLAIMS: dict[str, Claim] = {
     "consensus-distance": Claim(consensus_distance.check, ("at_most", "bits", "covariance")),
     "exact-consensus/product": Claim(exact_consensus.check_by_product, ()),
     "exact-consensus/labels": Claim(exact_consensus.check_by_labels, ("first", "radices", "labels")),
-    "survives": Claim(survives.check, ("workers", "nodes", "squared", "answers"), frozenset({"rounds"})),
+    "survives": Claim(survives.check, ("failures", "classes", "answers"), frozenset({"rounds"})),
 }
 """Every claim by its name, or its name and method."""
 

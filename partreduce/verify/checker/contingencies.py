@@ -1,4 +1,9 @@
-"""What survivors run when workers are lost: which losses are alike, and the groups of each loss.
+"""What survivors run when workers fail: which losses are alike, and the groups of each loss.
+
+**The plan** is one of three rules, for every loss of up to `failures` workers and for that of all workers of any one
+node; losses that leave one worker or none are none. `keep_groups`: the schedule's groups without the lost workers.
+`reapply_rule`: the schedule's own rule on the nodes with survivors, in their order, without the lost workers; `radices`
+says which radices that has. `all_reduce`: one group of all survivors in every round.
 
 **Symmetries** are permutations of the workers that keep every group. These are used:
 
@@ -6,10 +11,9 @@
   it exactly if they did before;
 * on one node, the exchange of two local ranks that in every phase stand in one block, or both in no group: every group
   holds both of them, or neither;
-* where groups are listed, the exchange of two workers of one node that are together in the same sense;
-* under All-Reduce, any permutation.
+* where groups are listed, the exchange of two workers of one node that are together in the same sense.
 
-Workers of unequal pace never change places; a rule whose nodes have unequal paces is looked at as listed groups.
+Paces change no group, so they make no difference here.
 
 **Classes.** Two losses are *alike* if a product of symmetries maps one to the other. The *representative* of one: for
 each order of its nodes write the values of each digit as 0, 1, … in order of first appearance, and take the first local
@@ -21,23 +25,27 @@ a kind forgets who of it is lost.
 values of a digit that none of its nodes has may still be permuted, and so may local ranks of a kind that are not lost.
 So every class of k + 1 has a member that is a representative of k workers and one more: on a node whose digits have
 values of these nodes or the first other one, the first of its kind that is not lost.
+
+**A rule that is applied again.** After a loss number the nodes with survivors. What survivors run is the rule on so
+many nodes, without the workers that these nodes lack. So two losses that leave as many nodes are alike if a symmetry of
+that rule maps what the nodes lack of one to what they lack of the other. Every set of workers without a whole node is
+what some loss of so many nodes leaves out, so the classes are those of such sets; a class is named by its
+representative and the last nodes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations, permutations, product
-from math import comb, prod
+from dataclasses import replace
+from itertools import combinations, islice, permutations, product
+from math import comb
 from typing import NamedTuple
 
 from .averages import Average
-from .failure_plans import Contingency, Loss
-from .refusal import Work, require
+from .failure_plans import FailurePlan, Loss
+from .refusal import Work
 from .schedule import Schedule
-
-MAX_NODES = 4
-"""Of one loss; each order of them is tried."""
 
 Groups = list[tuple[list[int], str]]
 """Members and relax of each group of a phase."""
@@ -46,35 +54,30 @@ Groups = list[tuple[list[int], str]]
 class Symmetries(NamedTuple):
     """Nodes with these digits, on each `size` local ranks; `kinds` has the first rank of its kind for each of them.
 
-    Listed groups, and All-Reduce, are one node without digits, whose local ranks are all workers.
+    Listed groups are one node without digits, whose local ranks are all workers.
     """
 
     radices: Sequence[int]
     size: int
     kinds: Sequence[int]
 
-    def representative(self, lost: Iterable[int]) -> tuple[Loss, list[list[int]]]:
-        """Of the loss's class; and of each digit the values of lost nodes in the order that leads there, the first one.
-
-        Orders of nodes are tried as `permutations` of ascending ones gives them.
-        """
+    def representative(self, lost: Iterable[int]) -> Loss:
+        """Of the loss's class."""
         counts: dict[tuple[int, ...], Counter[int]] = {}
         for worker in lost:
             place, rank = divmod(worker, self.size)
             counts.setdefault(digits_of(place, self.radices), Counter())[self.kinds[rank]] += 1
-        require(len(counts) <= MAX_NODES, "contingencies", f"a loss takes workers of at most {MAX_NODES} nodes")
         ranks = {node: self._first(kinds) for node, kinds in counts.items()}
         found = []
-        for number, order in enumerate(permutations(sorted(counts))):
+        for order in permutations(counts):
             values = [list(dict.fromkeys(node[at] for node in order)) for at in range(len(self.radices))]
             moved: list[int] = []
             for node in order:
                 numbered = [listed.index(value) for listed, value in zip(values, node, strict=True)]
                 start = node_of(numbered, self.radices) * self.size
                 moved += [start + rank for rank in ranks[node]]
-            found.append((tuple(sorted(moved)), number, values))
-        loss, _, values = min(found)
-        return loss, values
+            found.append(tuple(sorted(moved)))
+        return min(found)
 
     def _first(self, counts: Counter[int]) -> list[int]:
         """So many local ranks of each kind, the first ones."""
@@ -88,30 +91,6 @@ class Symmetries(NamedTuple):
                 result.append(rank)
         return result
 
-    def permutation(self, lost: Loss) -> list[int]:
-        """For every worker whom it stands for, in the symmetry that maps the loss to its representative.
-
-        Values of digits that no lost node has keep their order, and so do local ranks of a kind that are not lost.
-        """
-        _, values = self.representative(lost)
-        orders = [
-            [*listed, *(value for value in range(radix) if value not in listed)]
-            for listed, radix in zip(values, self.radices, strict=True)
-        ]
-        gone, result = frozenset(lost), []
-        for node in range(prod(self.radices)):
-            digits = digits_of(node, self.radices)
-            numbered = [order.index(value) for order, value in zip(orders, digits, strict=True)]
-            start = node_of(numbered, self.radices) * self.size
-            free = {kind: [r for r in range(self.size) if self.kinds[r] == kind] for kind in set(self.kinds)}
-            target: dict[int, int] = {}
-            for is_kept in (False, True):
-                for rank, kind in enumerate(self.kinds):
-                    if (node * self.size + rank not in gone) == is_kept:
-                        target[rank] = free[kind].pop(0)
-            result += [start + target[rank] for rank in range(self.size)]
-        return result
-
     def classes(self, count: int, work: Work) -> set[Loss]:
         """The representatives of all losses of so many workers."""
         found: set[Loss] = {()}
@@ -119,7 +98,7 @@ class Symmetries(NamedTuple):
             grown: set[Loss] = set()
             for lost in found:
                 for worker in self._further(lost, work):
-                    grown.add(self.representative((*lost, worker))[0])
+                    grown.add(self.representative((*lost, worker)))
             found = grown
         return found
 
@@ -160,29 +139,23 @@ def node_of(digits: Sequence[int], radices: Sequence[int]) -> int:
 
 def symmetries_of(schedule: Schedule, work: Work) -> Symmetries:
     """Those of a schedule of groups, by the local ranks or workers that have everything in common."""
-    n, paces = schedule.num_workers, schedule.paces
-    if schedule.is_allreduce:
-        work.spend(n)
-        return Symmetries([], n, [0] * n)
     size = schedule.width
-    work.spend(n + size * schedule.period)
-    are_alike = all(paces[at : at + size] == paces[:size] for at in range(0, len(paces), size))
-    if schedule.form == "rule" and are_alike:
-        keys: list[list[int]] = [[pace] for pace in (paces * size)[:size]]
+    work.spend(size * (1 + schedule.period))
+    keys: list[list[int]] = [[] for _ in range(size)]
+    if schedule.form == "rule":
         for phase in schedule.phases:
             home = {rank: at for at, block in enumerate(phase) if is_group(block) for rank in block.members}
             for rank, key in enumerate(keys):
                 key.append(home.get(rank, -1))
         return Symmetries(schedule.radices, size, _first_alike(keys))
-    work.spend(n * schedule.period * 20)
-    node = {worker: number for number, workers in enumerate(schedule.nodes) for worker in workers}
-    pace = paces * n if len(paces) == 1 else paces
-    keys = [[node[worker] if node else worker // schedule.node_size, pace[worker]] for worker in range(n)]
+    work.spend(size * schedule.period * 20)
+    for key, node in zip(keys, schedule.nodes_of(range(size)), strict=True):
+        key.append(node)
     for listed in expanded(schedule):
         home = {worker: at for at, (members, _) in enumerate(listed) for worker in members}
         for worker, key in enumerate(keys):
             key.append(home.get(worker, -1))
-    return Symmetries([], n, _first_alike(keys))
+    return Symmetries([], size, _first_alike(keys))
 
 
 def _first_alike(keys: list[list[int]]) -> list[int]:
@@ -195,49 +168,105 @@ def is_group(block: Average) -> bool:
     return len(block.members) > 1 or bool(block.across)
 
 
-def losses_of_nodes(schedule: Schedule, symmetries: Symmetries, work: Work) -> set[Loss]:
-    """The representatives of the losses of one node each that leave two workers or more."""
-    n = schedule.num_workers
-    if schedule.nodes:
-        nodes: Iterable[Sequence[int]] = schedule.nodes
-    else:  # all are alike where they have digits, and under All-Reduce
-        are_alike = bool(symmetries.radices) or not any(symmetries.kinds)
-        count = 1 if are_alike else n // schedule.node_size
-        nodes = (range(at * schedule.node_size, (at + 1) * schedule.node_size) for at in range(count))
-    found = set()
-    for node in nodes:
-        work.spend(1000 + symmetries.size)
-        if n - len(node) >= 2:
-            found.add(symmetries.representative(node)[0])
+def all_nodes(schedule: Schedule) -> Iterator[Sequence[int]]:
+    """The workers of each node."""
+    size = schedule.node_size
+    return iter(schedule.nodes or (range(at, at + size) for at in range(0, schedule.num_workers, size)))
+
+
+def classes_of_plan(schedule: Schedule, plan: FailurePlan, work: Work) -> list[Loss]:
+    """One loss of each class that a plan covers, smaller ones first; under All-Reduce none is needed."""
+    if plan.rule == "all_reduce":
+        return []
+    found: set[Loss] = set()
+    if plan.rule == "keep_groups":
+        symmetries = symmetries_of(schedule, work)
+        for count in range(1, plan.failures + 1):
+            found |= symmetries.classes(count, work)
+        # by digits any node may be exchanged for any other
+        for node in islice(all_nodes(schedule), 1 if symmetries.radices else None):
+            work.spend(1000 + symmetries.size)
+            if schedule.num_workers - len(node) >= 2:
+                found.add(symmetries.representative(node))
+        return sorted(found, key=lambda lost: (len(lost), lost))
+    size = schedule.node_size
+    for gone in range(schedule.num_workers // size):
+        further = plan.failures - gone * size
+        if further < 0 and (gone > 1 or schedule.num_workers - size < 2):
+            break
+        runs = on_nodes(schedule, schedule.num_workers // size - gone)
+        symmetries = symmetries_of(runs, work)
+        whole = tuple(range(runs.num_workers, schedule.num_workers))
+        for count in range(max(0, further) + 1):
+            for missing in symmetries.classes(count, work):
+                lacks_node = size in Counter(worker // size for worker in missing).values()
+                if missing + whole and not lacks_node:
+                    found.add(missing + whole)
+    return sorted(found, key=lambda lost: (len(lost), lost))
+
+
+def on_nodes(schedule: Schedule, count: int) -> Schedule:
+    """A schedule's rule on so many nodes; its own on as many as it has.
+
+    The prime factors of the number, largest first, are multiplied to radices of 1: each to that of the digit whose new
+    radix is the smallest part of its old one, of the first such digit. Digits with radix 1 are none.
+    """
+    size, old = schedule.node_size, schedule.radices
+    if count * size == schedule.num_workers:
+        return schedule
+    new = [1] * len(old)
+    for factor in reversed(prime_factors(count)):
+        at = 0
+        for digit in range(1, len(old)):
+            if old[digit] * new[at] > old[at] * new[digit]:
+                at = digit
+        new[at] *= factor
+    kept = [digit for digit, radix in enumerate(new) if radix > 1]
+    phases = [
+        [block._replace(across=[kept.index(digit) for digit in block.across if digit in kept]) for block in phase]
+        for phase in schedule.phases
+    ]
+    return replace(schedule, num_workers=count * size, radices=[new[digit] for digit in kept], phases=phases)
+
+
+def prime_factors(number: int) -> list[int]:
+    """Ascending."""
+    found: list[int] = []
+    divisor = 2
+    while number > 1:
+        if divisor * divisor > number:
+            divisor = number
+        if number % divisor:
+            divisor += 1
+        else:
+            found.append(divisor)
+            number //= divisor
     return found
 
 
 def expanded(schedule: Schedule) -> list[Groups]:
     """The groups of every phase, listed; of a rule by the digits that the nodes of a group agree on."""
-    size = schedule.width if schedule.form == "rule" else 0
-    return [listed_groups(phase, schedule.radices, size) for phase in schedule.phases]
-
-
-def listed_groups(phase: Sequence[Average], radices: Sequence[int], size: int) -> Groups:
-    """The groups of one phase: as they are, or of a rule for these radices and nodes of `size` workers, if not 0."""
-    if not size:
-        return [(list(members), str(relax)) for members, _, relax in phase]
-    result: Groups = []
-    nodes = list(product(*map(range, radices)))
-    for block in filter(is_group, phase):
-        groups: dict[tuple[int, ...], list[int]] = {}
-        for number, digits in enumerate(nodes):
-            kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
-            groups.setdefault(kept, []).extend(number * size + rank for rank in block.members)
-        result += [(sorted(members), str(block.relax)) for members in groups.values()]
+    if schedule.form != "rule":
+        return [[(list(members), str(relax)) for members, _, relax in phase] for phase in schedule.phases]
+    size, result = schedule.width, []
+    nodes = list(product(*map(range, schedule.radices)))
+    for phase in schedule.phases:
+        listed: Groups = []
+        for block in filter(is_group, phase):
+            groups: dict[tuple[int, ...], list[int]] = {}
+            for number, digits in enumerate(nodes):
+                kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
+                groups.setdefault(kept, []).extend(number * size + rank for rank in block.members)
+            listed += [(sorted(members), str(block.relax)) for members in groups.values()]
+        result.append(listed)
     return result
 
 
-def all_losses(num_workers: int, nodes: Iterable[Sequence[int]], most: int, *, of_nodes: bool) -> Iterator[Loss]:
+def all_losses(num_workers: int, nodes: Iterable[Sequence[int]], most: int) -> Iterator[Loss]:
     """Every loss of up to `most` workers, smaller ones first and then in order; then those of larger nodes."""
     for count in range(1, most + 1):
         yield from combinations(range(num_workers), count)
-    for node in nodes if of_nodes else ():
+    for node in nodes:
         if len(node) > most and num_workers - len(node) >= 2:
             yield tuple(sorted(node))
 
@@ -247,25 +276,21 @@ def number_of_losses(num_workers: int, most: int) -> int:
     return sum(comb(num_workers, count) for count in range(1, most + 1))
 
 
-def groups_after(
-    schedule: Schedule, listed: Sequence[Groups], symmetries: Symmetries, planned: dict[Loss, Contingency], lost: Loss
-) -> Sequence[Groups]:
-    """The groups of every phase that the survivors of one loss run, numbered anew; `listed` are the schedule's own."""
-    found, gone = planned[symmetries.representative(lost)[0]], frozenset(lost)
+def groups_after(schedule: Schedule, plan: FailurePlan, lost: Loss) -> list[Groups]:
+    """The groups of every phase that the survivors of one loss run, numbered from 0 in the order of ranks."""
+    gone = frozenset(lost)
     left = [worker for worker in range(schedule.num_workers) if worker not in gone]
-    if found.form == "all" or schedule.is_allreduce:
+    if plan.rule == "all_reduce":
         return [[(list(range(len(left))), "1")]]
-    number = {worker: at for at, worker in enumerate(left)}
-    if found.form == "remaining":
-        kept = (
-            [([number[worker] for worker in members if worker not in gone], relax) for members, relax in phase]
-            for phase in listed
-        )
-        return [[group for group in phase if len(group[0]) > 1] for phase in kept]
-    own = [listed_groups(phase, found.radices, found.size) for phase in found.phases]
-    if found.form == "rule":  # for equal nodes, whichever they are
-        return own
-    to = symmetries.permutation(lost)
-    stands_for = {to[worker]: number[worker] for worker in left}
-    theirs = [stands_for[worker] for worker in sorted(stands_for)]
-    return [[(sorted(theirs[member] for member in members), relax) for members, relax in phase] for phase in own]
+    runs, place = schedule, {worker: worker for worker in left}
+    if plan.rule == "reapply_rule":
+        size = schedule.node_size
+        nodes = sorted({worker // size for worker in left})
+        runs = on_nodes(schedule, len(nodes))
+        place = {worker: nodes.index(worker // size) * size + worker % size for worker in left}
+    number = {place[worker]: at for at, worker in enumerate(left)}
+    kept = (
+        [([number[member] for member in members if member in number], relax) for members, relax in phase]
+        for phase in expanded(runs)
+    )
+    return [[group for group in phase if len(group[0]) > 1] for phase in kept]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from .averages import PLAIN, Average, Edge
 from .axes import When, read_how, read_when
 from .events import EventGraph
-from .failure_plans import Contingency, read_contingencies
+from .failure_plans import FailurePlan, read_failure_plan
 from .kept_gap import KeptGap, event_graph, require_fit
 from .quorum import StartedRounds
 from .refusal import require
@@ -83,7 +83,7 @@ class Schedule(Options):
     The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` starts
     rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
     0 where nodes are unequal. `nodes` are the nodes as the file lists them, empty where it says only that each has
-    `node_size` workers, in the order of ranks. `contingencies` ascend, smaller losses first.
+    `node_size` workers, in the order of ranks.
     """
 
     form: Literal["rule", "groups", "graph"]
@@ -93,7 +93,7 @@ class Schedule(Options):
     nodes: list[list[int]]
     node_size: int
     is_allreduce: bool = False
-    contingencies: list[Contingency] = field(default_factory=list)
+    failure_plan: FailurePlan | None = None
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
     rounds: list[list[Edge]] = field(default_factory=list)
@@ -197,7 +197,7 @@ def read_schedule(document: object) -> Schedule:
         Refusal: it is not a schedule of fixed groups or of a weighted graph.
     """
     needed = ("format", "version", "name", "cluster", "strategy")
-    raw = as_object(document, "schedule", needed, ("certificate", "contingencies"))
+    raw = as_object(document, "schedule", needed, ("certificate", "failure_plan"))
     as_choice(raw["format"], "schedule.format", ("partreduce.schedule",))
     as_choice(raw["version"], "schedule.version", (1,))
     name = as_text(raw["name"], "schedule.name")
@@ -215,7 +215,7 @@ def read_schedule(document: object) -> Schedule:
         parts["phases"] = []  # what a round sums is decided as the job runs
     if options.kept:
         parts["phases"] = [[Average([0], [0], 1 - options.kept)]]
-    contingencies = _read_contingencies(raw, cluster, options) if "contingencies" in raw else []
+    plan = _read_failure_plan(raw, cluster, options, parts.get("phases", [])) if "failure_plan" in raw else None
     canonical = json.dumps(raw, sort_keys=True, separators=(",", ":")).encode()
     schedule = Schedule(
         num_workers=cluster.num_workers,
@@ -223,7 +223,7 @@ def read_schedule(document: object) -> Schedule:
         nodes=cluster.nodes,
         node_size=cluster.workers_per_node,
         is_allreduce=raw["strategy"]["kind"] == "allreduce",
-        contingencies=contingencies,
+        failure_plan=plan,
         **vars(options),
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
@@ -298,8 +298,14 @@ def _read_phases(
     return "rule", radices, [_read_blocks(item, size, len(radices), f"{place}.phases[{t}]") for t, item in listed]
 
 
-def _read_contingencies(raw: dict[str, Any], cluster: _Cluster, options: Options) -> list[Contingency]:
-    """What survivors run: of groups that average models, whole or in turns, in lockstep, or gradients, also late."""
+def _read_failure_plan(
+    raw: dict[str, Any], cluster: _Cluster, options: Options, phases: list[list[Average]]
+) -> FailurePlan:
+    """What survivors run: of groups that average models, whole or in turns, in lockstep, or gradients, also late.
+
+    Where the schedule has a round of all, as a codec and outer steps need it, survivors have one of all survivors,
+    whatever the rule.
+    """
     is_late = (
         options.quorum or options.late_steps or options.kept or (options.is_late and options.how["codec"] != "none")
     )
@@ -308,23 +314,15 @@ def _read_contingencies(raw: dict[str, Any], cluster: _Cluster, options: Options
     is_covered = raw["strategy"]["kind"] != "neighbor" and not is_late and is_whole
     require(
         is_covered,
-        "contingencies",
-        "are for static and allreduce in lockstep, a pipeline or late by a round, without tables, from one anchor",
+        "failure_plan",
+        "is for static and allreduce in lockstep, a pipeline or late by a round, without tables, from one anchor",
     )
-    size = cluster.workers_per_node
-
-    def nodes() -> Iterable[Sequence[int]]:
-        return cluster.nodes or (range(at * size, (at + 1) * size) for at in range(cluster.num_nodes))
-
-    found = read_contingencies(raw, nodes, cluster.num_workers, _read_phases)
-    if not tables.outer.is_plain or options.how["codec"] != "none":
-        for number, one in enumerate(found):
-            # What remains of a round of all is one of all survivors, and so is one group of all.
-            width = (one.size, len(one.radices)) if one.form == "rule" else (cluster.num_workers - len(one.lost), 0)
-            shapes = ((len(members), len(across)) for phase in one.phases for members, across, _ in phase)
-            has_one = not one.phases or width in shapes
-            require(has_one, f"contingencies[{number}]", "has a round of all survivors, as the schedule has of all")
-    return found
+    plan = read_failure_plan(raw, cluster.num_workers)
+    for t, phase in enumerate(phases if plan.rule != "all_reduce" else ()):
+        workers = list(chain.from_iterable(average.members for average in phase))
+        is_disjoint = len(set(workers)) == len(workers)
+        require(is_disjoint, f"failure_plan.rule: strategy.phases[{t}]", "has groups that share a worker")
+    return plan
 
 
 def _nonempty(value: object, place: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""What workers follow that torchrun has started without some nodes: the contingency, or a refusal that says why."""
+"""What workers follow that torchrun has started without some nodes: the failure plan, or a refusal that says why."""
 
 from dataclasses import replace
 
@@ -6,22 +6,26 @@ import pytest
 
 from partreduce.runtime.elastic.nodes_left import as_started, is_planned, say_nodes_left
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, after_loss
+from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, Static
 
-ALL_OF_THREE = RulePhases((3,), ((Block((0, 1), (0,)),),))
 SQUARE = RulePhases((2, 2), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),)))
+LISTED = GroupPhases((Phase.from_groups(8, [range(8)]),))
+KEEP_FOUR = FailurePlan(SurvivorRule.KEEP_GROUPS, 4)
 RULE = Schedule(
     "pairs",
     Cluster.regular(4, 2),
     Static(phases=RulePhases((4,), ((Block((0, 1), ()),), (Block((0, 1), (0,)),)))),
-    contingencies=(Contingency((0,)), Contingency((0, 1), ALL_OF_THREE)),
+    failure_plan=FailurePlan(SurvivorRule.REAPPLY_RULE, 1),
 )
-EVERYBODY = Schedule("all", Cluster.regular(4, 2), AllReduce(pace=2), contingencies=(Contingency((0, 1)),))
+EVERYBODY = Schedule(
+    "all", Cluster.regular(4, 2), AllReduce(pace=2), failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)
+)
 
 
 @pytest.fixture
@@ -47,24 +51,27 @@ def test_whichever_node_is_lost_the_others_follow_what_the_file_plans_for_that(s
         say_nodes_left(schedule, found)
 
 
-def test_the_contingency_is_the_file_s_and_not_all_in_one_group_as_for_losses_without_one(started):
+@pytest.mark.parametrize("rule", [SurvivorRule.KEEP_GROUPS, SurvivorRule.REAPPLY_RULE])
+def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_losses_without_one(started, rule):
     started(6)
-    assert as_started(RULE).strategy.phases == ALL_OF_THREE
-    unplanned = replace(RULE, contingencies=RULE.contingencies[:1])
-    with pytest.raises(InputError, match="it plans for no loss of a node"):
-        as_started(unplanned)
+    phases = as_started(replace(RULE, failure_plan=FailurePlan(rule, 1))).strategy.phases
+    assert [len(phases.phase(index, Cluster.regular(3, 2))) for index in range(2)] == [3, 1], "pairs, then all"
+    started(4)
+    two = as_started(replace(RULE, failure_plan=FailurePlan(rule, 4)))
+    assert [len(two.phase(index)) for index in range(2)] == [2, 1]
 
 
 @pytest.mark.parametrize(
     ("schedule", "size", "on_each", "why"),
     [
-        (replace(RULE, contingencies=()), 6, 2, r"plans for no loss \(design --survive\)"),
+        (replace(RULE, failure_plan=None), 6, 2, r"plans for no loss \(design --survive\)"),
         (RULE, 7, 1, "not whole nodes"),
         (RULE, 6, 6, "not whole nodes"),
         (RULE, 4, 2, "no loss of 2 nodes"),
         (replace(EVERYBODY, strategy=AllReduce(pace=(1, 1, 2, 2, 2, 2, 2, 2))), 6, 2, "not all alike"),
         (replace(EVERYBODY, cluster=Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]])), 6, 2, "not whole nodes"),
-        (replace(RULE, strategy=Static(phases=SQUARE)), 4, 2, "not all alike"),
+        (Schedule("square", RULE.cluster, Static(phases=SQUARE), failure_plan=KEEP_FOUR), 4, 2, "not all alike"),
+        (replace(RULE, strategy=Static(phases=LISTED), failure_plan=KEEP_FOUR), 6, 2, "not all alike"),
     ],
 )  # fmt: skip
 def test_every_other_loss_is_refused_with_the_way_out(started, schedule, size, on_each, why):

@@ -58,7 +58,7 @@ def test_who_hears_a_view_looks_no_more_for_what_the_launcher_knew(voting):
     deaths = Notes(voting.world.store, DEATHS)
     deaths.count(CHANGES, 2)
     voting.take_part()
-    view = {**asdict(View(1, (0, 1), joined=(), plan="")), CHANGES: 2}
+    view = {**asdict(View(1, (0, 1), joined=())), CHANGES: 2}
     voting.notes.write("view/1", json.dumps(view))
     assert voting.heartbeat.news() == 2
     assert voting.await_view()

@@ -1,4 +1,4 @@
-"""torchrun on several nodes, one of which dies: the others are started again, and go on by the file's contingency."""
+"""torchrun on several nodes, one of which dies: the others are started again, and go on by the file's failure plan."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ from helpers.goes_on_runs import RATE, START, gradient
 from partreduce import write_schedule
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency
+from partreduce.topo.contingency import FailurePlan, SurvivorRule
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
 
@@ -114,9 +114,9 @@ def nodes(tmp_path):
     found.end()
 
 
-def test_the_nodes_that_are_left_go_on_from_the_checkpoint_by_the_contingency(tmp_path, nodes):
-    contingencies = (Contingency((0,)),)
-    schedule = Schedule("all", Cluster.regular(3, 1), AllReduce(pace=PACE), contingencies=contingencies)
+def test_the_nodes_that_are_left_go_on_from_the_checkpoint_by_the_failure_plan(tmp_path, nodes):
+    plan = FailurePlan(SurvivorRule.ALL_REDUCE, 1)
+    schedule = Schedule("all", Cluster.regular(3, 1), AllReduce(pace=PACE), failure_plan=plan)
     write_schedule(tmp_path / "schedule.json", schedule)
     for node in range(3):
         nodes.start(node)
@@ -133,7 +133,7 @@ def test_the_nodes_that_are_left_go_on_from_the_checkpoint_by_the_contingency(tm
     for agent in left:
         with contextlib.suppress(subprocess.TimeoutExpired):
             agent.wait(150)
-    said, follows = nodes.output(), "they follow its contingency for the loss of 1"
+    said, follows = nodes.output(), "they follow its failure plan for the loss of 1"
     is_waiting = follows not in said and any(agent.poll() is None for agent in left)
     if is_waiting or any(word in said for word in ("RendezvousTimeoutError", "DistStoreError")):
         pytest.skip("torch's agents did not meet again in torch's own time: the machine is busy")

@@ -4,7 +4,7 @@ import pytest
 
 from helpers.goes_on_runs import EVEN_ODD, own, pairs_until, replayed, run
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, after_loss
+from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.errors import FencedError, InputError, MissingFeatureError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -90,12 +90,12 @@ PAIRS = Static(phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVE
 
 
 @pytest.mark.parametrize("instant", ["before the sum", "prepared"])
-@pytest.mark.parametrize("contingencies", [(), (Contingency((2,)),)], ids=["nothing planned", "planned"])
-def test_of_fixed_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(instant, contingencies):
+@pytest.mark.parametrize("plan", [None, FailurePlan(SurvivorRule.KEEP_GROUPS, 1)], ids=["nothing planned", "planned"])
+def test_of_fixed_groups_all_resume_where_the_furthest_is_and_with_what_is_planned(instant, plan):
     """Worker 2 dies in round 4, of pairs 0,1 and 2,3: the rest goes on in round 4, or in 5 if 0 and 1 were faster."""
-    code, said, text = run({2: (instant, 4)}, strategy=PAIRS, contingencies=contingencies)
+    code, said, text = run({2: (instant, 4)}, strategy=PAIRS, failure_plan=plan)
     assert code == 0, text
-    schedule = Schedule("replayed", Cluster.regular(1, 4), PAIRS, contingencies=contingencies)
+    schedule = Schedule("replayed", Cluster.regular(1, 4), PAIRS, failure_plan=plan)
     planned = after_loss(schedule, {2})
 
     possible = [
@@ -148,7 +148,7 @@ def test_what_cannot_go_on_yet_is_refused_in_a_line(strategy, words):
 
 
 def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():
-    code, said, text = run({}, contingencies=(Contingency((2,)),), most_lost=0)
+    code, said, text = run({}, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1), most_lost=0)
     assert (code, sorted(said)) == (0, list(ALL)), text
     assert text.count("`run --schedule FILE` with this file, or begins again under torchrun with --max-restarts") == 1
 

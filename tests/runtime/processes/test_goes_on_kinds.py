@@ -9,7 +9,7 @@ import torch
 from helpers import coded_sums
 from helpers.goes_on_runs import RATE, gradient, own, replayed, run, start_of, views_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, after_loss
+from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.errors import MissingFeatureError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -187,11 +187,11 @@ def test_who_is_left_alone_makes_outer_steps_of_its_own_rounds_and_who_joins_it_
 @pytest.mark.parametrize("round_", [4, 5], ids=["in a round of pairs", "in a round of all"])
 def test_of_groups_with_a_round_of_all_survivors_make_outer_steps_where_all_of_them_meet(instant, round_):
     strategy = Static(phases=PAIRS_THEN_ALL, what=Routes(outer=DILOCO))
-    planned = (Contingency((0,)), Contingency((2,)))
-    code, said, text = run({2: (instant, round_)}, strategy=strategy, contingencies=planned, steps=12)
+    plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 1)
+    code, said, text = run({2: (instant, round_)}, strategy=strategy, failure_plan=plan, steps=12)
     assert code == 0, text
     resume = next(after for after, members in said[0]["views"] if len(members) == 3)
-    schedule = Schedule("replayed", Cluster.regular(1, 4), strategy, contingencies=planned)
+    schedule = Schedule("replayed", Cluster.regular(1, 4), strategy, failure_plan=plan)
     after = after_loss(schedule, {2})
 
     def replay(own_pair):
@@ -212,4 +212,4 @@ def test_anchors_of_each_worker_s_own_are_refused_in_a_line():
     strategy = Static(phases=PAIRS_THEN_ALL, what=Routes(outer=Outer(lr=0.75, anchor=Anchor.OWN)))
     code, said, text = run({}, strategy=strategy, most_lost=1)
     assert (code, said) == (MissingFeatureError.exit_code, {}), text
-    assert "strategy.what: contingencies are for what is averaged in lockstep" in text
+    assert "strategy.what: failure plans are for what is averaged in lockstep" in text

@@ -4,7 +4,7 @@ import pytest
 
 from helpers.goes_on_runs import EVEN_ODD, joins_in, own, pairs_until, replayed_overlapped, run, views_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, after_loss
+from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.errors import MissingFeatureError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -89,10 +89,10 @@ def test_one_goes_on_alone_and_another_joins_it():
 
 @pytest.mark.parametrize("instant", ["before the sum", "in flight"])
 def test_of_fixed_groups_all_resume_where_the_furthest_is(instant):
-    planned = (Contingency((0,)),)
-    code, said, text = run({2: (instant, 4)}, strategy=PAIRS, contingencies=planned, steps=16)
+    plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 1)
+    code, said, text = run({2: (instant, 4)}, strategy=PAIRS, failure_plan=plan, steps=16)
     assert code == 0, text
-    after = after_loss(Schedule("replayed", Cluster.regular(1, 4), PAIRS, contingencies=planned), {2})
+    after = after_loss(Schedule("replayed", Cluster.regular(1, 4), PAIRS, failure_plan=plan), {2})
     resume = said[0]["views"][1][0]
 
     def replay(own_pair):
@@ -112,4 +112,4 @@ def test_late_averages_by_a_codec_are_refused_in_a_line():
     strategy = AllReduce(pace=2, when=Late(), how=How(codec=Codec.BFLOAT16))
     code, said, text = run({}, strategy=strategy, most_lost=1)
     assert (code, said) == (MissingFeatureError.exit_code, {}), text
-    assert "strategy.how.codec: is bfloat16; contingencies are for late averages without one" in text
+    assert "strategy.how.codec: is bfloat16; failure plans are for late averages without one" in text

@@ -15,14 +15,16 @@ from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency
+from partreduce.topo.contingency import FailurePlan, SurvivorRule
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
 
 pytestmark = pytest.mark.processes
 
 PACE, STEPS, MOMENTUM = 2, 4, 0.5
-SCHEDULE = Schedule("all", Cluster.regular(3, 1), AllReduce(pace=PACE), contingencies=(Contingency((0,)),))
+SCHEDULE = Schedule(
+    "all", Cluster.regular(3, 1), AllReduce(pace=PACE), failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)
+)
 
 
 def started(folder, size, *, restarts="3"):

@@ -33,9 +33,6 @@ CUT, CUT_TWO, CUT_JOINS = (
 )
 JOINS = "2 workers and one that joins, one death, at once"
 JOINS_RESTART = "2 workers and one that joins, two deaths, a restart, at once"
-PLAN, PLAN_RESTART = "2 workers, a plan, one death", "2 workers, a plan, one death, a restart"
-PLAN_JOINS = "2 workers and one that joins, a plan, one death, at once"
-PLAN_PAIRS = "3 workers in pairs and all, planned all together, one death, at once"
 PAIRS, FOUR = "3 workers in pairs and all, two deaths, at once", "4 workers in pairs and all, one death, at once"
 
 
@@ -333,72 +330,6 @@ class LetsNobodyIn(Membership):
     def _view(self, state, members):
         view = super()._view(state, members)
         return replace(view, members=tuple(w for w in view.members if w not in view.joined))
-
-
-class FollowsAPlanForOthers(Membership):
-    """A plan is followed also where one of those for whom it was made is lost during the vote."""
-
-    dies_in = PLAN
-
-    def _view(self, state, members):
-        view = super()._view(state, members)
-        return replace(view, plan=state.proposed or view.plan) if view.members else view
-
-
-class TakesAPlanThatComesTooLate(Membership):
-    """A plan for members of before is asked about."""
-
-    dies_in = PLAN
-
-    def _proposed(self, state, event):
-        return super()._proposed(state, replace(event, members=state.view.members))
-
-
-class EndsWhereAPlanIsProposed(Membership):
-    """A vote in which nobody is lost ends the run, although a plan was proposed."""
-
-    dies_in = PLAN
-
-    def _view(self, state, members):
-        return super()._view(replace(state, proposed=""), members)
-
-
-class ForgetsThePlan(Membership):
-    """The next view of the same members goes back to the run's own schedule."""
-
-    dies_in = PLAN_JOINS
-
-    def _view(self, state, members):
-        return replace(super()._view(state, members), plan=state.proposed)
-
-
-class KeepsWhatWasProposed(Membership):
-    """What was proposed once still is, when the members have changed."""
-
-    dies_in = PLAN_JOINS
-
-    def _written(self, state, view):
-        after, actions = super()._written(state, view)
-        return replace(after, proposed=state.proposed), actions
-
-
-class ForgetsWhatWasProposed(Membership):
-    """An authority that was started again does not know for what it has opened a vote."""
-
-    dies_in = PLAN_RESTART
-
-    def step(self, process, state, event):
-        after, actions = super().step(process, state, event)
-        return (replace(after, proposed="") if type(event).__name__ == "Restart" else after), actions
-
-
-class SwitchesOnlyWhereItHasVotedFirst(Membership):
-    """Of those that follow a plan, worker 0 stays with the groups that it had."""
-
-    dies_in = PLAN_PAIRS
-
-    def _own_group(self, worker, state):
-        return super()._own_group(worker, state if worker else replace(state, view=replace(state.view, plan="")))
 
 
 class LeavesWithoutAnAnswer(Membership):

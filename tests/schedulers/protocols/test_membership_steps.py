@@ -28,7 +28,6 @@ from partreduce.schedulers.protocols.membership.words import (
     Left,
     Open,
     Phase,
-    Propose,
     Publish,
     Released,
     Restart,
@@ -224,36 +223,6 @@ def test_who_is_left_alone_stands_in_operations_of_its_own_so_that_others_may_jo
     assert actions == (Note(("unblock",)), Send(3, Vote(2, (4, 0), stands=True)))
 
 
-def test_members_follow_a_plan_once_all_have_voted_and_go_back_when_one_is_lost():
-    authority, _ = MACHINE.start(3)
-    authority, asked = after(authority, Propose("p", ALL), process=3)
-    assert asked == tuple(Send(worker, Open(1)) for worker in ALL)
-    votes = [Received(0, Vote(1, (4, 0), (0, 1))), Received(1, Vote(1, (5, 0))), Received(2, Vote(1, (4, 0)))]
-    authority, written = after(authority, *votes, process=3)
-    assert written == (Note(("write", View(1, ALL, (5, 0), (0,), plan="p"))),)
-    authority, _ = after(authority, Publish(), Received(2, Crashed()), process=3)
-    votes = [Received(worker, Vote(2, (7, 0))) for worker in (0, 1)]
-    authority, written = after(authority, *votes, process=3)
-    assert written == (Note(("write", View(2, (0, 1), (7, 0)))),)
-
-
-def test_a_second_plan_takes_the_place_of_the_first_and_none_is_asked_about_where_it_cannot_be_followed():
-    authority, _ = MACHINE.start(3)
-    authority, _ = after(authority, Propose("p", ALL), process=3)
-    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "a vote is under way"
-    authority, _ = after(authority, *(Received(worker, Vote(1, (4, 0))) for worker in ALL), process=3)
-    assert after(authority, Propose("q", ALL), process=3) == (authority, ()), "not told yet"
-    authority, _ = after(authority, Publish(), process=3)
-    assert after(authority, Propose("q", (0, 1)), process=3) == (authority, ()), "for others"
-    left, _ = after(authority, Received(1, Left()), process=3)
-    assert after(left, Propose("q", ALL), process=3) == (left, ()), "one has left"
-    authority, _ = after(authority, Propose("q", ALL), process=3)
-    authority, _ = after(authority, *(Received(worker, Vote(2, (9, 0))) for worker in ALL), process=3)
-    assert authority.view == View(2, ALL, (9, 0), plan="q")
-    stopped, _ = after(authority, Publish(), Stop(), Publish(), process=3)
-    assert after(stopped, Propose("p", ()), process=3) == (stopped, ()), "nobody goes on"
-
-
 def test_a_run_that_is_stopped_or_loses_more_than_it_may_ends_for_all():
     authority, _ = MACHINE.start(3)
     stopped, _ = after(authority, Stop(), process=3)
@@ -329,26 +298,6 @@ def test_an_authority_that_is_started_again_tells_all_but_the_first_view_once_mo
     assert MACHINE.ready(3, replace(again, restarts=0)) == [Publish()]
 
 
-def test_plans_are_offered_for_the_members_of_every_view_also_of_those_before():
-    authority = replace(MACHINE.start(3)[0], proposals=2)
-    assert MACHINE.ready(3, authority) == [Propose("for 0,1,2", ALL)]
-    votes = [Received(worker, Vote(1, (0, 0))) for worker in (0, 1)]
-    authority, _ = after(authority, Received(2, Crashed()), *votes, Publish(), process=3)
-    assert MACHINE.ready(3, authority) == [Propose("for 0,1,2", ALL), Propose("for 0,1", (0, 1))]
-    late, _ = after(authority, Propose("for 0,1,2", ALL), process=3)
-    assert late == replace(authority, proposals=1)
-    asked, actions = after(late, Propose("for 0,1", (0, 1)), process=3)
-    assert (asked.proposals, asked.proposed, actions) == (0, "for 0,1", (Send(0, Open(2)), Send(1, Open(2))))
-    assert MACHINE.ready(3, asked) == []
-    assert after(asked, Propose("for 0,1", (0, 1)), process=3) == (asked, ()), "of none that are left none is taken"
-
-
-def test_a_plan_is_offered_beside_what_is_to_be_told_and_for_nobody_where_nobody_goes_on():
-    authority = replace(MACHINE.start(3)[0], proposals=1)
-    stopped, _ = after(authority, Stop(), process=3)
-    assert MACHINE.ready(3, stopped) == [Publish(), Propose("for 0,1,2", ALL)]
-
-
 def test_who_asks_to_join_where_nobody_goes_on_hears_no_more_than_that():
     ended, _ = joining(JOINING.start(3)[0], Stop(), Publish())
     assert joining(ended, Received(2, Join())) == (replace(ended, joining=frozenset([2])), ())
@@ -369,18 +318,14 @@ def test_an_authority_that_is_started_again_tells_those_who_have_joined_too():
     assert [one.to for one in told] == [0, 1, 2]
 
 
-def test_what_a_vote_was_for_is_forgotten_with_its_view_and_the_plan_stays_with_its_members():
+def test_what_a_vote_was_for_is_forgotten_with_its_view():
     authority, _ = MACHINE.start(3)
-    assert (authority.proposed, authority.admits, authority.is_open) == ("", False, False)
-    authority, _ = after(authority, Propose("p", ALL), process=3)
-    authority, _ = after(authority, *(Received(worker, Vote(1, (4, 0))) for worker in ALL), process=3)
-    assert (authority.proposed, authority.admits, authority.is_open) == ("", False, False)
+    assert (authority.admits, authority.is_open) == (False, False)
     joined, _ = asked(Vote(1, (5, 0), stands=True), Vote(1, (5, 0)))
-    assert (joined.proposed, joined.admits, joined.is_open) == ("", False, False)
-    planned = View(1, (0, 1), (4, 0), plan="p")
-    again = replace(JOINING.start(3)[0], log=(FIRST, planned), told=2)
+    assert (joined.admits, joined.is_open) == (False, False)
+    again = replace(JOINING.start(3)[0], log=(FIRST, View(1, (0, 1), (4, 0))), told=2)
     again, _ = joining(again, Received(2, Join()), Received(0, Vote(2, (6, 0))), Received(1, Vote(2, (6, 0))))
-    assert again.view == View(2, (0, 1), (6, 0), plan="p"), "nobody could join, so that members are the same"
+    assert again.view == View(2, (0, 1), (6, 0)), "nobody could join, so that members are the same"
 
 
 def test_a_worker_outside_asks_as_often_as_it_may_and_once_at_a_time():
@@ -409,7 +354,6 @@ def test_what_is_of_an_old_epoch_or_comes_to_who_is_done_is_not_kept():
 # Members that meet by messages, as the explorer lets them: three, in pairs and all together.
 
 MEETING = Membership(3, 2, pairs_then_all, rounds=3)
-PLANNED = Membership(3, 2, pairs_then_all, rounds=3, planned=everybody)
 meeting = partial(after, machine=MEETING)
 
 
@@ -436,17 +380,13 @@ def test_an_operation_goes_from_share_to_share_and_from_confirm_to_confirm_of_al
     assert (one.phase, actions, MEETING.ready(0, one)) == (Phase.LEAVING, (Send(3, Left()),), ())
 
 
-def test_who_is_in_no_group_of_a_round_goes_on_alone_and_a_plan_has_groups_of_its_own():
+def test_who_is_in_no_group_of_a_round_goes_on_alone():
     first, _ = MEETING.start(2)
     assert first == Member(FIRST, Phase.RUN, (0, 0), (), prepared=False, blank=False, has_knocked=False)
     assert MEETING.ready(2, first) == (Enter((0, 0), ()),)
     moved, actions = meeting(first, Enter((0, 0), ()), process=2)
     assert (moved.place, moved.group, actions) == ((1, 0), (), ())
     assert MEETING.ready(2, moved) == (Enter((1, 0), (1, 2)),)
-    planned = Member(View(1, ALL, plan="p"))
-    assert PLANNED.ready(2, planned) == (Enter((0, 0), ALL),)
-    assert PLANNED.ready(2, first) == (Enter((0, 0), ()),)
-    assert MEETING.ready(2, planned) == (Enter((0, 0), ()),), "no groups are planned"
     assert MACHINE.ready(2, first) == (), "a driver enters"
 
 
@@ -507,9 +447,9 @@ def test_who_is_outside_asks_while_it_may():
 
 
 def test_the_machine_starts_with_what_it_is_set_to():
-    machine = Membership(3, 2, everybody, 2, leases=1, restarts=2, outside=1, knocks=4, proposals=3)
+    machine = Membership(3, 2, everybody, 2, leases=1, restarts=2, outside=1, knocks=4)
     first = View(0, (0, 1))
-    assert machine.start(3) == (Authority((first,), votes=(None,) * 3, leases=1, restarts=2, proposals=3), ())
+    assert machine.start(3) == (Authority((first,), votes=(None,) * 3, leases=1, restarts=2), ())
     assert machine.start(1) == (Member(first), ())
     assert machine.start(2) == (Member(View(-1, ()), Phase.OUTSIDE, blank=True, knocks=4), ())
     assert (machine.num_processes, machine.authority) == (4, 3)

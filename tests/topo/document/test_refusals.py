@@ -46,6 +46,11 @@ NEIGHBOR = {
         "rounds": [{"edges": [[0, 1], [1, 2], [2, 0]], "weights": ["1/2", "1/2", "1/3"]}],
     },
 }
+KEEP = {"rule": "keep_groups", "failures": 1}
+UNEVEN = GROUPS | {
+    "cluster": {"nodes": [[1], [2], [0, 3], [4]]},
+    "strategy": {"kind": "static", "phases": [[{"group": [0, 3, 4]}], [{"group": [0, 1, 2]}]]},
+}
 GOOD = {"rule": RULE, "groups": GROUPS, "neighbor": NEIGHBOR}
 
 
@@ -127,43 +132,61 @@ BROKEN = [
     (changed(RULE, ["a\x1b[31m\n"], "x"), "document", "has the unknown key"),
     (changed(RULE, ["certificate"], []), "certificate", "must be an object"),
     *(
-        (changed(base, ["contingencies"], planned), f"contingencies{place}", words)
-        for base, planned, place, words in (
-            (RULE, [], "", "too short"),
-            (RULE, {}, "", "must be a list"),
-            (RULE, [[0]], "[0]", "must be an object"),
-            (RULE, [{"groups": "all"}], "[0]", 'the key "lost" is missing'),
-            (RULE, [{"lost": []}], "[0].lost", "too short"),
-            (RULE, [{"lost": [True]}], "[0].lost[0]", "must be an integer"),
-            (RULE, [{"lost": [0, 0]}], "[0].lost", "ascending"),
-            (RULE, [{"lost": [16]}], "[0].lost", "it names workers of 0..15"),
-            (RULE, [{"lost": list(range(15))}], "[0].lost", "leaves 2 or more"),
-            (RULE, [{"lost": [3]}, {"lost": [3]}], "[1].lost", "has a contingency already"),
-            (RULE, [{"lost": [0], "groups": "some"}], "[0].groups", "'remaining' or 'all'"),
-            (RULE, [{"lost": [0], "group": "all"}], "[0]", 'has the unknown key "group"'),
-            (RULE, [{"lost": [0], "groups": "all", "phases": [[]]}], "[0]", 'has the key "groups" beside phases'),
-            (RULE, [{"lost": [16], "phases": [[]]}], "[0].lost", "names ranks of 0..15"),
-            (RULE, [{"lost": list(range(15)), "phases": [[]]}], "[0].lost", "leaves 2 or more"),
-            (RULE, [{"lost": [0], "phases": []}], "[0].phases", "at least 1 phase"),
-            (RULE, [{"lost": [0], "phases": [[{"group": [0, 15]}]]}], "[0].phases[0][0].group[1]", "ranks are 0..14"),
-            (RULE, [{"lost": [0], "node_radices": [3], "phases": [[]]}], "[0]", "equally sized nodes"),
-            (RULE, [{"lost": [0, 1, 2, 3], "node_radices": [4], "phases": [[]]}], "[0]", "number of nodes, 3"),
+        (changed(RULE, ["failure_plan"], plan), f"failure_plan{place}", words)
+        for plan, place, words in (
+            ([], "", "must be an object"),
+            ({"rule": "keep_groups"}, "", 'the key "failures" is missing'),
+            ({"failures": 1}, "", 'the key "rule" is missing'),
+            ({"rule": "remaining", "failures": 1}, ".rule", "keep_groups"),
+            ({"rule": "keep_groups", "failures": 0}, ".failures", "must be >= 1"),
+            ({"rule": "keep_groups", "failures": 5}, ".failures", "must be <= 4"),
+            ({"rule": "keep_groups", "failures": True}, ".failures", "must be an integer"),
+            ({"rule": "keep_groups", "failures": 1, "lost": [0]}, "", 'has the unknown key "lost"'),
         )
     ),
-    (changed(NEIGHBOR, ["contingencies"], [{"lost": [0]}]), "strategy.kind", "contingencies are for static and"),
+    (changed(RULE, ["contingencies"], [{"lost": [0]}]), "document", 'has the unknown key "contingencies"'),
+    (changed(NEIGHBOR, ["failure_plan"], KEEP), "strategy.kind", "failure plans are for static and"),
     (
         text_of(
             RULE
             | {"strategy": {"kind": "allreduce", "pace": 2, "when": {"late": 1}, "how": {"codec": "bfloat16"}}}
-            | {"contingencies": [{"lost": [0]}]}
+            | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
         ),
         "strategy.how.codec",
-        "contingencies are for late averages without one",
+        "failure plans are for late averages without one",
     ),
     (
-        text_of(RULE | {"strategy": {"kind": "allreduce"}, "contingencies": [{"lost": [0], "groups": "all"}]}),
-        "contingencies[0].groups",
-        "All-Reduce goes on with all",
+        text_of(RULE | {"strategy": {"kind": "allreduce"}, "failure_plan": KEEP}),
+        "failure_plan.rule",
+        "expected all_reduce for strategy allreduce, got keep_groups",
+    ),
+    (
+        text_of(UNEVEN | {"failure_plan": {"rule": "reapply_rule", "failures": 1}}),
+        "failure_plan.rule",
+        "expected a schedule with node_radices for reapply_rule, got listed groups",
+    ),
+    (
+        text_of(
+            UNEVEN
+            | {"strategy": {"kind": "static", "phases": [[], [{"group": [0, 1]}, {"group": [1, 2]}]]}}
+            | {"failure_plan": KEEP}
+        ),
+        "failure_plan.rule",
+        "expected groups that share no worker for keep_groups, got two that do in strategy.phases[1]",
+    ),
+    (
+        text_of(UNEVEN | {"failure_plan": {"rule": "keep_groups", "failures": 4}}),
+        "failure_plan.failures",
+        "expected 1 to 3 for 5 workers, got 4",
+    ),
+    (
+        text_of(
+            UNEVEN
+            | {"cluster": {"nodes": [[1], [0]]}, "strategy": {"kind": "allreduce"}}
+            | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
+        ),
+        "failure_plan",
+        "expected a cluster of 3 workers or more, got 2",
     ),
     (changed(RULE, ["certificate"], None), "certificate", "must be an object"),
     (changed(RULE, ["cluster"], "4x4"), "cluster", 'is "4x4"; it must be an object'),

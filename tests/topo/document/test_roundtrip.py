@@ -3,6 +3,7 @@
 import json
 import resource
 from fractions import Fraction
+from itertools import islice
 from math import prod
 
 import numpy as np
@@ -11,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import Contingency, Survivors
+from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
 from partreduce.topo.document.groups import is_clean, phase_text, plain_phase
 from partreduce.topo.document.phases import GroupModel
 from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
 from partreduce.topo.document.writer import schedule_text, write_schedule
 from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from partreduce.topo.losses import planned_losses
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -81,20 +83,17 @@ def rule_phases(draw, size, digits):
 
 
 @st.composite
-def contingencies(draw, cluster, strategy):
-    n = cluster.num_workers
-    losses = st.sets(st.integers(0, n - 1), min_size=1, max_size=min(n - 2, 2)).map(lambda lost: tuple(sorted(lost)))
-    result = []
-    for lost in draw(st.lists(losses, max_size=3, unique=True)):
-        survivors = cluster.without(lost)
-        ways = [st.just(Survivors.REMAINING)]
-        if isinstance(strategy, Static):
-            ways += [st.just(Survivors.ALL), st.tuples(phases(n - len(lost))).map(GroupPhases)]
-            if survivors.is_regular and survivors.num_nodes > 1:
-                listed = st.tuples(rule_phases(survivors.workers_per_node, 1))
-                ways.append(listed.map(lambda one, m=survivors.num_nodes: RulePhases((m,), one)))
-        result.append(Contingency(lost, draw(st.one_of(ways))))
-    return tuple(result)
+def failure_plans(draw, cluster, strategy):
+    """A plan that fits, or the simplest one where groups share a worker."""
+    rules = [SurvivorRule.ALL_REDUCE]
+    if isinstance(strategy, Static):
+        rules.append(SurvivorRule.KEEP_GROUPS)
+        rules += [SurvivorRule.REAPPLY_RULE] * isinstance(strategy.phases, RulePhases)
+    plan = FailurePlan(draw(st.sampled_from(rules)), draw(st.integers(1, min(4, cluster.num_workers - 2))))
+    try:
+        return Schedule("planned", cluster, strategy, failure_plan=plan).failure_plan
+    except ScheduleError:
+        return FailurePlan(SurvivorRule.ALL_REDUCE, plan.failures)
 
 
 def common(draw, num_workers, whens=WHENS, forms=(Form.RING,)):
@@ -167,7 +166,7 @@ def schedules(draw):
             strategy = Neighbor(rounds=rounds, **common(draw, n))
     certificate = draw(st.one_of(st.none(), st.just({}), st.just({"claims": [{"x": [1, "2/3"]}]})))
     able = isinstance(strategy, Static | AllReduce) and isinstance(strategy.when, Lockstep) and cluster.num_workers > 2
-    planned = draw(contingencies(cluster, strategy)) if able else ()
+    planned = draw(st.none() | failure_plans(cluster, strategy)) if able else None
     return Schedule(draw(names), cluster, strategy, certificate, planned)
 
 
@@ -185,6 +184,17 @@ def test_load_is_the_inverse_of_dump(schedule):
 
 @laws
 @given(schedules())
+def test_a_plan_that_is_read_can_be_built_after_every_failure_that_it_covers(schedule):
+    plan = schedule.failure_plan
+    for lost in islice(planned_losses(schedule, plan), 100) if plan is not None else ():
+        survivors = after_loss(schedule, lost)
+        assert survivors.num_workers == schedule.num_workers - len(lost)
+        assert len(survivors.steps()) == survivors.period
+        assert parse_schedule(json.dumps(dump_schedule(survivors)).encode()) == survivors
+
+
+@laws
+@given(schedules())
 def test_canonical_form_is_sorted_compact_json_without_certificate_and_a_fixed_point(schedule):
     canonical = canonical_bytes(schedule)
     document = json.loads(canonical)
@@ -196,11 +206,8 @@ def test_canonical_form_is_sorted_compact_json_without_certificate_and_a_fixed_p
 
 def shuffled(document, rng):
     """The same schedule as another author may write it: groups, blocks, ranks, digits, edges and keys in any order."""
-    strategy, planned = document["strategy"], document.get("contingencies", [])
-    rng.shuffle(planned)
-    for one in planned:
-        rng.shuffle(one["lost"])
-    for phase in (phase for part in (strategy, *planned) for phase in part.get("phases", [])):
+    strategy = document["strategy"]
+    for phase in strategy.get("phases", []):
         rng.shuffle(phase)
         for item in phase:
             for key in item.keys() & {"group", "local", "across"}:
@@ -243,9 +250,9 @@ def test_hash_sees_every_change():
         ),
         Schedule("s", base.cluster, Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1]]),)))),
         Schedule("s", base.cluster, Static(phases=RulePhases((2,), ((Block((0, 1)),),)))),
-        Schedule("s", base.cluster, base.strategy, contingencies=(Contingency((0,)),)),
-        Schedule("s", base.cluster, base.strategy, contingencies=(Contingency((1,)),)),
-        Schedule("s", base.cluster, base.strategy, contingencies=(Contingency((0,), Survivors.ALL),)),
+        Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1)),
+        Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 2)),
+        Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)),
     ]
     assert len({schedule_sha256(schedule) for schedule in variants}) == len(variants)
 

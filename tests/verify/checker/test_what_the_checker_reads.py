@@ -102,7 +102,7 @@ def test_what_is_just_allowed_both_read_and_what_is_not_both_refuse(edge):
     assert (seen[True], seen[False]) == (1, 1)
     refusal = read(json.dumps(edge.false[0]))[1]
     assert edge.says in refusal
-    assert refusal.startswith(("schedule", "cluster", "strategy", "contingencies")), "it names the place"
+    assert refusal.startswith(("schedule", "cluster", "strategy", "failure_plan")), "it names the place"
     assert "None" not in refusal
 
 

@@ -13,7 +13,6 @@ from partreduce.schedulers.protocols.membership.words import (
     Members,
     Open,
     Place,
-    Propose,
     Publish,
     Released,
     Restart,
@@ -29,7 +28,7 @@ class Authority:
     """Who decides. `log` is what it has written down, the present view last, and `told` how many of it are out.
 
     `lost` are who is missing, `joining` those that have asked to be members; `votes` are by worker, for the next view,
-    and `admits` says that they were asked for because somebody joins, `proposed` that it was for a plan, and which.
+    and `admits` says that they were asked for because somebody joins.
     """
 
     log: tuple[View, ...]
@@ -39,11 +38,9 @@ class Authority:
     votes: tuple[Vote | None, ...] = ()
     is_open: bool = False
     admits: bool = False
-    proposed: str = ""
     told: int = 1
     leases: int = 0
     restarts: int = 0
-    proposals: int = 0
 
     @property
     def view(self) -> View:
@@ -59,8 +56,6 @@ class Decisions(Setting):
             found.append(Expire())
         if state.restarts:
             found.append(Restart())
-        if state.proposals:  # also one that was made for members of before
-            found += [Propose(planned_for(view.members), view.members) for view in state.log if view.members]
         return found
 
     def _step_authority(self, state: Authority, event: object) -> Outcome[Authority]:
@@ -73,8 +68,6 @@ class Decisions(Setting):
                 return after, (*(Note(("fenced", worker)) for worker in sorted(silent)), *actions)
             case Publish():
                 return self._published(state)
-            case Propose():
-                return self._proposed(replace(state, proposals=max(0, state.proposals - 1)), event)
             case Stop():
                 return self._stopped(state)
             case Restart():
@@ -122,13 +115,6 @@ class Decisions(Setting):
             return self._opened(replace(state, admits=True))
         return state, ()
 
-    def _proposed(self, state: Authority, event: Propose) -> Outcome[Authority]:
-        """A plan for other members comes too late; where a vote is under way, or somebody has left, it is not asked."""
-        is_quiet = state.told == len(state.log) and not (state.is_open or state.left or state.lost & {*event.members})
-        if not is_quiet or not event.members or event.members != state.view.members:
-            return state, ()
-        return self._opened(replace(state, proposed=event.plan))
-
     def _stopped(self, state: Authority) -> Outcome[Authority]:
         """Whoever votes, or comes to vote, hears that nobody goes on."""
         return self._written(state, View(state.view.epoch + 1, ())) if state.view.members else (state, ())
@@ -162,17 +148,14 @@ class Decisions(Setting):
         """A member without a state that cannot get one is outside again; who has joined is missing no more."""
         left_out = frozenset(state.view.members).difference(view.members, state.left) if view.members else frozenset()
         lost, votes = (state.lost | left_out).difference(view.members), (None,) * self.num_workers
-        after = replace(state, log=(*state.log, view), lost=lost, votes=votes, is_open=False)
-        after = replace(after, admits=False, proposed="")
+        after = replace(state, log=(*state.log, view), lost=lost, votes=votes, is_open=False, admits=False)
         return after, (Note(("write", view)),)
 
     def _view(self, state: Authority, members: Members) -> View:
         """The commit rule, over the votes of all who go on and what the others are known to have done."""
         epoch, votes = state.view.epoch + 1, state.votes
         cast = {worker: vote for worker in members if (vote := votes[worker]) is not None and not vote.blank}
-        nobody_changed = len(members) == len(state.view.members) and not (
-            state.admits or state.joining or state.proposed
-        )
+        nobody_changed = len(members) == len(state.view.members) and not (state.admits or state.joining)
         if not cast or nobody_changed:
             return View(epoch, ())
 
@@ -187,10 +170,7 @@ class Decisions(Setting):
         can_join = not state.left and all(vote.stands for vote in cast.values() if vote.place == resume)
         joined = tuple(sorted(state.joining.union(members).difference(cast))) if can_join else ()
         donor = min(furthest) if joined else -1
-        on = tuple(sorted((*cast, *joined)))
-        # A plan is for its members alone: others follow what the run's own schedule says for them.
-        plan = (state.proposed or state.view.plan) if on == state.view.members else ""
-        return View(epoch, on, resume, forward, joined, donor, plan)
+        return View(epoch, tuple(sorted((*cast, *joined))), resume, forward, joined, donor)
 
     def _published(self, state: Authority) -> Outcome[Authority]:
         """The next view goes to those of the epoch before it, whether they go on or not, and to those that asked."""
@@ -200,8 +180,3 @@ class Decisions(Setting):
         state = replace(state, joining=frozenset())
         after, actions = self._looked(replace(state, told=state.told + 1))
         return after, (*sent, *actions)
-
-
-def planned_for(members: Members) -> str:
-    """The plan of an explored run."""
-    return f"for {','.join(map(str, members))}"

@@ -38,9 +38,7 @@ class Membership(Workers, Decisions):
         first = View(0, tuple(range(self.num_workers - self.outside)))
         if process == self.authority:
             votes = (None,) * self.num_workers
-            return Authority(
-                (first,), votes=votes, leases=self.leases, restarts=self.restarts, proposals=self.proposals
-            ), ()
+            return Authority((first,), votes=votes, leases=self.leases, restarts=self.restarts), ()
         if process not in first.members:
             return self.joiner(), ()
         return Member(first), ()

@@ -92,8 +92,7 @@ class Workers(Setting):
     def _own_group(self, worker: int, state: Member) -> Members:
         """With whom a worker of an explored run averages at its place."""
         assert self.groups is not None
-        groups_of = self.planned if state.view.plan and self.planned is not None else self.groups
-        groups = groups_of(state.view.members, state.place[0])
+        groups = self.groups(state.view.members, state.place[0])
         return next((tuple(group) for group in groups if worker in group), ())
 
     @staticmethod

@@ -32,8 +32,7 @@ class View:
     """Message and decision: who is in an epoch, from which place they average, and who commits what it has prepared.
 
     The members that have `joined` begin with the state of the `donor`, one of the others. From the place where they
-    resume, members follow the `plan`, the hash of a schedule that was made for them; without one, what the run's own
-    schedule says for them.
+    resume, members follow what the run's schedule says for them.
     """
 
     epoch: int
@@ -42,7 +41,6 @@ class View:
     forward: Members = ()
     joined: Members = ()
     donor: int = -1
-    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,14 +171,6 @@ class Expire:
 
 
 @dataclass(frozen=True, slots=True)
-class Propose:
-    """Event of the authority: a schedule is there, by its hash, that was made and proved for these members."""
-
-    plan: str
-    members: Members
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """Event of the authority: the run is to end, since a worker failed by itself."""
 
@@ -207,8 +197,6 @@ class Setting:
         restarts: how often it may be started again.
         outside: workers that are no members at the start.
         knocks: how often each of them may ask.
-        proposals: how often an explored run is offered a plan.
-        planned: what it averages under one.
     """
 
     num_workers: int
@@ -219,8 +207,6 @@ class Setting:
     restarts: int = 0
     outside: int = 0
     knocks: int = 1
-    proposals: int = 0
-    planned: Groups | None = None
 
     @property
     def authority(self) -> int:

@@ -1,19 +1,20 @@
 """Claim `survives`: after every loss of up to so many workers, or of one node, survivors reach consensus, so fast.
 
-*What is claimed.* Every loss of up to `workers` workers, and with `nodes` 1 every loss of one node, is alike to one of
-the schedule's contingencies (`contingencies.py` says what that is, and which classes there are); and the matrix P of a
-period of what its survivors run has ‖P − J‖₂² ≤ `squared` and contracts everything off the mean, J the mean of the
-survivors. Symmetries permute the workers, which changes neither, so one loss of each class is enough. Losses that leave
-one worker or none are none.
+*What is claimed.* The schedule's plan covers every loss of up to `failures` workers and every loss of one node, and
+each is alike to one of `classes` (`contingencies.py` says what that is, and which classes there are); and the matrix P
+of a period of what the survivors of that one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, J
+the mean of the survivors. Symmetries permute the workers, which changes neither, so one loss of each class is enough.
+Losses that leave one worker or none are none.
 
-**All in one group.** P = J.
+**All-Reduce.** P = J after every loss, and no class is listed.
 
-**Phases of their own.** They are a schedule, of which what consensus.py and period.py say is asked.
+**A rule that is applied again.** It is the rule on the nodes with survivors, without the workers that these lack, and
+what follows holds of it as it stands.
 
-**The remaining groups.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0 keeps
-its length only if the vector is constant on it. Lost workers are taken out of each group, which keeps both. Of listed
-groups a period contracts if those with t > 0 join all survivors, as in consensus.py; its matrix is looked at as it
-stands.
+**The groups that are kept.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0
+keeps its length only if the vector is constant on it. Lost workers are taken out of each group, which keeps both. Of
+listed groups a period contracts if those with t > 0 join all survivors, as in consensus.py; its matrix is looked at as
+it stands.
 
 *Of a rule* let U_d be the values that digit d has on lost nodes, and r_d its radix. Functions of a digit are the sum of
 two orthogonal spaces: F_d of those that are the same on all values outside U_d, and V_d of those that are 0 on U_d and
@@ -38,21 +39,20 @@ and ‖P − J‖₂² ≤ c² on them if c²·diag(w) − (P − J)ᵀ·diag(w)
 
 *What survivors run.* `answers` is the SHA-256 of what the survivors of every such loss run: for each loss, smaller ones
 first and then in order, last those of nodes with more workers, for each phase and survivor the smallest member of its
-group and the relax, or `-`. The check finds the groups by itself, so that a wrong map from a loss to its representative
-has another hash. It assumes that the installed code was asked. Where there may be over 2²⁰ lines nobody asks about
-every loss, and `answers` is empty: that the code does as the file says is assumed then.
+group and the relax, or `-`. The check finds the groups by itself. It assumes that the installed code was asked. Where
+there may be over 2²⁰ lines nobody asks about every loss, and `answers` is empty: that the code does as the file says is
+assumed then.
 
 *The check is sound because* it finds the classes, cells and matrices by itself; only c² is taken from the entry, and c²
 = 1 holds of all that lengthens nothing. Rounds go on in order after a loss, so that `deadlock-free` holds of survivors
-as of all. *It assumes* that groups are disjoint, which `conflict-free` confirms, and here is asked of phases of their
-own.
+as of all. *It assumes* that groups are disjoint, which `conflict-free` confirms.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import lcm, prod
@@ -60,23 +60,21 @@ from typing import Any, NamedTuple
 
 from ..averages import Average
 from ..contingencies import (
-    MAX_NODES,
     all_losses,
+    all_nodes,
+    classes_of_plan,
     digits_of,
-    expanded,
     groups_after,
-    losses_of_nodes,
     node_of,
     number_of_losses,
-    symmetries_of,
+    on_nodes,
 )
-from ..facts.conflict_free import confirm_disjoint
-from ..failure_plans import Contingency, Loss
+from ..failure_plans import FailurePlan, Loss
 from ..linear_algebra import bound_minus_gram, pivots
 from ..period import MAX_SIZE, averages_on_class, classes, distance_from_mean
 from ..refusal import Work, confirm, confirm_equal
 from ..schedule import Schedule
-from ..strict_json import as_fraction, as_integer, as_list
+from ..strict_json import as_fraction, as_list, as_object
 from .consensus import ZERO, Components
 
 ASKED = 2**20
@@ -84,48 +82,41 @@ ASKED = 2**20
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`workers`, `nodes` (0 or 1), `squared` (a bound for each contingency, in order), `answers` (a hash, or empty)."""
-    work = Work(place)
-    confirm(schedule.contingencies, place, "survives", "a schedule with contingencies")
-    _confirm_covered(schedule, entry, place, work)
-    listed = as_list(entry["squared"], f"{place}.squared")
-    as_many = len(listed) == len(schedule.contingencies)
-    confirm(as_many, f"{place}.squared", len(listed), f"{len(schedule.contingencies)} bounds")
-    seen = _Confirmed(set(), set())
-    for number, (contingency, text) in enumerate(zip(schedule.contingencies, listed, strict=True)):
-        at = work.place = f"{place}.squared[{number}]"
-        squared = as_fraction(text, at)
+    """`failures`, `classes` (a loss and a bound for each, in order), `answers` (a hash, or empty)."""
+    work, plan = Work(place), schedule.failure_plan
+    if plan is None:
+        confirm(False, place, "survives", "a schedule with a failure plan")
+        return
+    confirm_equal(f"{place}.failures", entry["failures"], plan.failures)
+    listed = as_list(entry["classes"], f"{place}.classes")
+    needed = classes_of_plan(schedule, plan, work)
+    confirm(len(listed) == len(needed), f"{place}.classes", len(listed), f"{len(needed)} classes of losses")
+    seen: dict[int, _Confirmed] = {}
+    for number, (lost, raw) in enumerate(zip(needed, listed, strict=True)):
+        at = work.place = f"{place}.classes[{number}]"
+        as_object(raw, at, ("lost", "squared"))
+        confirm_equal(f"{at}.lost", raw["lost"], list(lost))
+        squared = as_fraction(raw["squared"], f"{at}.squared")
         is_bound = 0 <= squared <= 1
-        confirm(is_bound, at, text, "from 0 to 1")
-        if contingency.form == "all" or schedule.is_allreduce:
-            continue
-        undisturbed = contingency.form == "remaining"
-        runs = schedule if undisturbed else _own(schedule, contingency)
-        known = seen if undisturbed else _Confirmed(set(), set())
-        cells = _cells(runs, contingency.lost if undisturbed else (), work)
+        confirm(is_bound, f"{at}.squared", raw["squared"], "from 0 to 1")
+        runs, missing = _runs(schedule, plan, lost)
+        known = seen.setdefault(runs.num_workers, _Confirmed(set(), set()))
+        cells = _cells(runs, missing, work)
         _confirm_consensus(runs, cells, known, at, work)
         if squared < 1:
             _confirm_rate(runs, cells, squared, known, work)
-    _confirm_answers(schedule, entry, place)
+    _confirm_answers(schedule, plan, entry, place)
 
 
-def _confirm_covered(schedule: Schedule, entry: dict[str, Any], place: str, work: Work) -> None:
-    """A contingency for every class, and each contingency for one of these classes."""
-    most = as_integer(entry["workers"], f"{place}.workers", 0, MAX_NODES + 1)
-    of_nodes = as_integer(entry["nodes"], f"{place}.nodes", 0, 2)
-    leaves_two = schedule.num_workers - most >= 2
-    confirm(leaves_two, f"{place}.workers", most, "fewer, so that two workers are left")
-    symmetries = symmetries_of(schedule, work)
-    needed: set[Loss] = set()
-    for count in range(1, most + 1):
-        needed |= symmetries.classes(count, work)
-    if of_nodes:
-        needed |= losses_of_nodes(schedule, symmetries, work)
-    planned = {contingency.lost for contingency in schedule.contingencies}
-    for missing in sorted(needed - planned, key=lambda lost: (len(lost), lost))[:1]:
-        confirm(False, f"{place}.workers", most, f"a contingency for the loss of {list(missing[:12])}")
-    for other in sorted(planned - needed, key=lambda lost: (len(lost), lost))[:1]:
-        confirm(False, f"{place}.workers", most, f"losses that stand for such a class, not {list(other[:12])}")
+def _runs(schedule: Schedule, plan: FailurePlan, lost: Loss) -> tuple[Schedule, Loss]:
+    """What the survivors of a class run: a schedule without some workers."""
+    if plan.rule == "keep_groups":
+        return schedule, lost
+    # Whole nodes of a class that is lost are the last ones.
+    size = schedule.node_size
+    failed = Counter(worker // size for worker in lost)
+    runs = on_nodes(schedule, schedule.num_workers // size - list(failed.values()).count(size))
+    return runs, tuple(worker for worker in lost if worker < runs.num_workers)
 
 
 class _Confirmed(NamedTuple):
@@ -133,20 +124,6 @@ class _Confirmed(NamedTuple):
 
     joined: set[int]
     bounds: set[tuple[Fraction, tuple[int, ...]]]
-
-
-def _own(schedule: Schedule, contingency: Contingency) -> Schedule:
-    """The phases of a contingency's own, as a schedule of the survivors."""
-    runs = replace(
-        schedule,
-        form="rule" if contingency.form == "rule" else "groups",
-        num_workers=schedule.num_workers - len(contingency.lost),
-        workers_per_node=contingency.size,
-        radices=contingency.radices,
-        phases=contingency.phases,
-    )
-    confirm_disjoint(runs)
-    return runs
 
 
 def _confirm_consensus(runs: Schedule, cells: _Cells, known: _Confirmed, place: str, work: Work) -> None:
@@ -273,21 +250,16 @@ def _weighted_rest(cells: _Cells, squared: Fraction, work: Work) -> list[list[Fr
     return matrix
 
 
-def _confirm_answers(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
+def _confirm_answers(schedule: Schedule, plan: FailurePlan, entry: dict[str, Any], place: str) -> None:
     """The hash of what survivors of every loss run, empty where there are too many."""
-    work, most, n = Work(place), entry["workers"], schedule.num_workers
-    period = max([schedule.period, *(len(contingency.phases) for contingency in schedule.contingencies)])
-    size, count = schedule.node_size, len(schedule.nodes) or n // schedule.node_size
-    lines = (number_of_losses(n, most) + count * entry["nodes"]) * n * period
-    if lines > ASKED:
+    n = schedule.num_workers
+    count = len(schedule.nodes) or n // schedule.node_size
+    if (number_of_losses(n, plan.failures) + count) * n * schedule.period > ASKED:
         confirm_equal(f"{place}.answers", entry["answers"], "")
         return
-    nodes = schedule.nodes or [list(range(node * size, (node + 1) * size)) for node in range(count)]
-    symmetries, groups = symmetries_of(schedule, work), expanded(schedule)
-    planned = {contingency.lost: contingency for contingency in schedule.contingencies}
     text = hashlib.sha256()
-    for lost in all_losses(n, nodes, most, of_nodes=bool(entry["nodes"])):
-        for phase in groups_after(schedule, groups, symmetries, planned, lost):
+    for lost in all_losses(n, all_nodes(schedule), plan.failures):
+        for phase in groups_after(schedule, plan, lost):
             home = {worker: f"{members[0]} {relax}\n" for members, relax in phase for worker in members}
             text.update("".join(home.get(worker, "-\n") for worker in range(n - len(lost))).encode())
     confirm_equal(f"{place}.answers", entry["answers"], text.hexdigest())

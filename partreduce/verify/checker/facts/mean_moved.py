@@ -1,4 +1,4 @@
-"""Fact `mean-moved`, of schedules with contingencies: how far a loss moves the workers' mean, and a join.
+"""Fact `mean-moved`, of schedules with a failure plan: how far a loss moves the workers' mean, and a join.
 
 Let n workers have the models x_i and the mean m, and d² = Σ ‖x_i − m‖²/n, their squared disagreement at one instant.
 
@@ -16,7 +16,7 @@ donors it is d²/(n + 1)², `joined`. The inner products of different x_i − m 
 the mean, and ‖s‖² is k·d² − k·(k − 1)·d²/(n − 1) = k·(n − k)/(n − 1)·d².
 
 All are attained: theorem 2 where the k lost are at one point and all others at another. `lost` lists the sizes of
-losses that the contingencies are for. Where gradients are averaged all models are equal, and d is 0.
+losses that the plan covers. Where gradients are averaged all models are equal, and d is 0.
 `consensus-distance` bounds the mean of d² over the instants of a period, in units of the noise that a step adds.
 """
 
@@ -30,10 +30,12 @@ from ..schedule import Numbers, Schedule
 
 def numbers(schedule: Schedule, work: Work) -> Numbers | None:
     """`lost`, and for each of these sizes `usual` and `at_most`; `joined`, `joined_at_most`."""
-    if not schedule.contingencies:
+    plan, n = schedule.failure_plan, schedule.num_workers
+    if plan is None:
         return None
-    work.spend(len(schedule.contingencies))
-    n, sizes = schedule.num_workers, sorted({len(contingency.lost) for contingency in schedule.contingencies})
+    work.spend(len(schedule.nodes) + plan.failures)
+    nodes = set(map(len, schedule.nodes)) or {schedule.node_size}
+    sizes = sorted({*range(1, plan.failures + 1), *(size for size in nodes if n - size >= 2)})
     return {
         "lost": sizes,
         "usual": [str(Fraction(k, (n - 1) * (n - k))) for k in sizes],
