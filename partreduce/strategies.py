@@ -4,8 +4,8 @@
 docs/file-format.md how it is written in a file.
 """
 
-from partreduce.topo.contingency import FailurePlan as FailurePlan
-from partreduce.topo.contingency import SurvivorRule as SurvivorRule
+from partreduce.topo.failure_plan import FailurePlan as FailurePlan
+from partreduce.topo.failure_plan import SurvivorRule as SurvivorRule
 from partreduce.topo.phase import Group as Group
 from partreduce.topo.phase import Phase as Phase
 from partreduce.topo.rule import Block as Block

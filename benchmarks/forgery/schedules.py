@@ -10,8 +10,8 @@ import numpy as np
 
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule

@@ -1,6 +1,6 @@
 """What survivors run after a failure, planned beforehand: the first of three rules that still does.
 
-The rules are those of `topo.contingency.SurvivorRule`, in that order: the schedule's own groups, its own rule on the
+The rules are those of `topo.failure_plan.SurvivorRule`, in that order: the schedule's own groups, its own rule on the
 nodes that are left, All-Reduce. The first is taken after which the survivors of every failure reach consensus, proved,
 and whose predicted time to the loss is at most FACTOR of that of the fastest such rule. The time of a rule is that
 after the slowest failure, of one of each class (`topo.losses`). A large rule is compared on fewer nodes, of which each
@@ -16,12 +16,13 @@ from math import inf, prod
 from partreduce.planner.job import Job
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss, check_covered, sends_whole
 from partreduce.topo.errors import PartreduceError, ScheduleError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule, check_covered
 from partreduce.topo.hardware import Hardware, Switch
 from partreduce.topo.losses import Loss, planned_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import RulePhases, Static
+from partreduce.topo.survivors import after_loss, sends_whole
 from partreduce.verify.base import Status
 from partreduce.verify.survives import MAX_CLASSES, prove_survives
 
@@ -58,7 +59,7 @@ def goes_on(schedule: Schedule) -> bool:
 
 def _check_runs(schedule: Schedule) -> None:
     """Refuse what the run-time ends with the first loss, whatever is planned (`runtime.worker.goes_on.refusal_of`)."""
-    check_covered(schedule)
+    check_covered(schedule.strategy)
     if not sends_whole(schedule):
         raise ScheduleError("strategy.how.sending: only what is sent whole goes on after a loss yet; leave it out")
 

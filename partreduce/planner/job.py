@@ -13,8 +13,8 @@ from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import MAX_FAILURES
 from partreduce.topo.errors import InputError
+from partreduce.topo.failure_plan import MAX_FAILURES
 from partreduce.topo.figures.pipeline import stability_limit
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.pilot import Pilot

@@ -17,14 +17,12 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations, product
-from typing import TYPE_CHECKING
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, reapplied
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.rule import RuleView, digit_of, strides_of
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.survivors import reapplied
 
 Loss = tuple[int, ...]
 """The lost workers, ascending."""

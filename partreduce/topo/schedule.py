@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, check_failure_plan
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.failure_plan import FailurePlan, check_failure_plan
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView
@@ -27,7 +27,7 @@ class Schedule:
     """Who averages with whom, and when: the value that is designed, proved, exported and executed.
 
     It asks its strategy, passing on the cluster, and refuses in one place what a kind cannot do.
-    `failure_plan` says what survivors run when workers fail (`topo.contingency.after_loss`).
+    `failure_plan` says what survivors run when workers fail (`topo.survivors.after_loss`).
 
     Raises:
         ScheduleError: at construction, when the strategy does not fit the cluster. Overlapping groups are *not*
@@ -48,7 +48,7 @@ class Schedule:
             raise ScheduleError(f"cluster {self.cluster}: has 1 worker; a schedule needs at least 2 workers")
         self.strategy.check(self.cluster)
         if self.failure_plan is not None:
-            check_failure_plan(self, self.failure_plan)
+            check_failure_plan(self.failure_plan, self.cluster, self.strategy)
 
     @property
     def num_workers(self) -> int:

@@ -21,10 +21,11 @@ import numpy as np
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, semidefinite_pivots
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss, reapplied
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.losses import Loss, planned_classes, planned_losses
 from partreduce.topo.rule import RuleView, digit_of, strides_of
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.survivors import after_loss, reapplied
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product
 from partreduce.verify.consensus import GROUND, class_groups, tree_of_groups

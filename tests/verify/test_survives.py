@@ -10,16 +10,17 @@ import numpy as np
 import pytest
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.losses import Symmetries, planned_classes, planned_losses
 from partreduce.topo.mixing import period_product
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Codec, Form, GroupPhases, How, Outer, Routes, RulePhases, Static
+from partreduce.topo.survivors import after_loss
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Proof, Status
 from partreduce.verify.checker import contingencies

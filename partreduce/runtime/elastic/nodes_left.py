@@ -12,10 +12,10 @@ from partreduce.runtime.environment import LOCAL_WORLD_SIZE
 from partreduce.runtime.transport.attempts import may_be_started_again
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.runtime.user_warning import warn_user
-from partreduce.topo.contingency import after_loss_of_nodes
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.survivors import after_loss_of_nodes
 
 
 def as_started(schedule: Schedule) -> Schedule:

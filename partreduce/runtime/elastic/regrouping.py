@@ -19,11 +19,11 @@ from partreduce.runtime.transport.needed_groups import member_sets
 from partreduce.runtime.transport.store_line import NamedPrefixStore
 from partreduce.runtime.transport.waiting import GoneError
 from partreduce.schedulers.protocols.membership.words import Members, View
-from partreduce.topo.contingency import after_loss
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.survivors import after_loss
 
 LOST = "a further worker is lost"
 

@@ -11,10 +11,11 @@ from partreduce.runtime.transport.attempts import may_be_started_again
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
-from partreduce.topo.contingency import check_covered, sends_whole
 from partreduce.topo.errors import MissingFeatureError, ScheduleError
+from partreduce.topo.failure_plan import check_covered
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.survivors import sends_whole
 
 
 def lives_on_after_losses(schedule: Schedule, world: World, key: str, tables: Tables, replica: Sequence[int]) -> bool:
@@ -49,7 +50,7 @@ def refusal_of(schedule: Schedule) -> str:
     """What of a schedule keeps it from going on after a loss, as a clause; empty where nothing does."""
     strategy = schedule.strategy
     try:
-        check_covered(schedule)
+        check_covered(schedule.strategy)
     except ScheduleError as error:
         return str(error)
     if not sends_whole(schedule):

@@ -10,12 +10,12 @@ from pydantic import Field
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.closed_model import Model, Name, dumped, validate
-from partreduce.topo.contingency import FailurePlan, SurvivorRule
 from partreduce.topo.document.groups import plain_phase
 from partreduce.topo.document.reader import MAX_BYTES, collector_paused, parse_json, read_bytes
 from partreduce.topo.document.shape import Shape, dump_shape, placed, shape_value
 from partreduce.topo.document.strategies import dump_strategy, load_strategy
 from partreduce.topo.errors import DocumentError, InputError, of_type
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.place import shown, shown_path
 from partreduce.topo.schedule import Schedule

@@ -13,9 +13,9 @@ from partreduce.planner.plan import plan
 from partreduce.runtime.worker.goes_on import refusal_of
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.losses import planned_losses
 from partreduce.topo.phase import Phase
@@ -36,6 +36,7 @@ from partreduce.topo.strategies import (
     Sending,
     Static,
 )
+from partreduce.topo.survivors import after_loss
 from partreduce.verify import prove, survives
 from partreduce.verify.base import Status
 from partreduce.verify.certificate import confirm

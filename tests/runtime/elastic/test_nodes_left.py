@@ -6,13 +6,14 @@ import pytest
 
 from partreduce.runtime.elastic.nodes_left import as_started, is_planned, say_nodes_left
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, Static
+from partreduce.topo.survivors import after_loss
 
 SQUARE = RulePhases((2, 2), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),)))
 LISTED = GroupPhases((Phase.from_groups(8, [range(8)]),))

@@ -17,7 +17,7 @@ from helpers.goes_on_runs import RATE, START, gradient
 from partreduce import write_schedule
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
 

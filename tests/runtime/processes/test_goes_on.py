@@ -4,14 +4,15 @@ import pytest
 
 from helpers.goes_on_runs import EVEN_ODD, own, pairs_until, replayed, run
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.errors import FencedError, InputError, MissingFeatureError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, GroupPhases, Static
 from partreduce.topo.strategies.axes import How, Sending
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.pairwise import Pairwise
+from partreduce.topo.survivors import after_loss
 
 pytestmark = pytest.mark.processes
 

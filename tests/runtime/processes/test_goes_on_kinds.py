@@ -9,11 +9,12 @@ import torch
 from helpers import coded_sums
 from helpers.goes_on_runs import RATE, gradient, own, replayed, run, start_of, views_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Anchor, Codec, Form, GroupPhases, How, Outer, Routes, Static
+from partreduce.topo.survivors import after_loss
 
 pytestmark = pytest.mark.processes
 

@@ -4,11 +4,12 @@ import pytest
 
 from helpers.goes_on_runs import EVEN_ODD, joins_in, own, pairs_until, replayed_overlapped, run, views_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late, Static
+from partreduce.topo.survivors import after_loss
 
 pytestmark = pytest.mark.processes
 

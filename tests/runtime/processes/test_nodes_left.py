@@ -15,7 +15,7 @@ from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss
 from partreduce.topo.document.canonical import canonical_bytes, schedule_sha256
 from partreduce.topo.document.groups import is_clean, phase_text, plain_phase
 from partreduce.topo.document.phases import GroupModel
 from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
 from partreduce.topo.document.writer import schedule_text, write_schedule
 from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.losses import planned_losses
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
@@ -41,6 +41,7 @@ from partreduce.topo.strategies import (
     Server,
     Static,
 )
+from partreduce.topo.survivors import after_loss
 
 SUMS = (Form.RING, Form.HIERARCHICAL)
 WHENS = (Lockstep(), Late())

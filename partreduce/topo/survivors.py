@@ -4,130 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import numpy as np
-from annotated_types import Ge, Le
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.fields import Choice, Closed
+from partreduce.topo.failure_plan import SurvivorRule, check_covered
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
-from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Sending
-from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.routes import ALIKE
-from partreduce.topo.strategies.static import MAX_EXPLICIT_WORKERS, GroupPhases, RulePhases, Static
-
-if TYPE_CHECKING:
-    from partreduce.topo.schedule import Schedule
-
-
-MAX_FAILURES = 4
-"""Failures that a plan may cover: `verify` looks at every order of their nodes."""
-
-
-class SurvivorRule(Choice):
-    """Which groups the survivors of a failure average in."""
-
-    KEEP_GROUPS = "keep_groups"
-    """The schedule's own groups without the failed workers; a worker that is left alone in a group skips."""
-
-    REAPPLY_RULE = "reapply_rule"
-    """The schedule's own rule on the nodes that still have workers (`reapplied`), without the failed workers."""
-
-    ALL_REDUCE = "all_reduce"
-    """All survivors in one group, in every round."""
-
-
-@dataclass(frozen=True, slots=True)
-class FailurePlan(Closed):
-    """What survivors run after any `failures` workers fail, or fewer, or all workers of any one node.
-
-    Only the groups change: pace, averaging, prologue and how payload travels stay what they are. Survivors are
-    numbered 0 … m − 1 in ascending order of their ranks.
-    """
-
-    place: ClassVar[str] = "failure_plan."
-
-    rule: SurvivorRule
-    failures: Annotated[int, Ge(1), Le(MAX_FAILURES)]
-
-    def __post_init__(self) -> None:
-        """Take a word for the rule that it names.
-
-        Raises:
-            ScheduleError: an unknown rule, or a number out of range.
-        """
-        if self.rule not in list(SurvivorRule):
-            raise ScheduleError(f"failure_plan.rule: expected {', '.join(SurvivorRule)}, got {self.rule!r}")
-        object.__setattr__(self, "rule", SurvivorRule(self.rule))
-        Closed.__post_init__(self)
-
-    def covers(self, cluster: Cluster, lost: Collection[int]) -> bool:
-        """Whether the plan is for the failure of these workers."""
-        if not 0 < len(lost) <= cluster.num_workers - 2:
-            return False
-        if len(lost) <= self.failures:
-            return True
-        node = int(cluster.node_of()[next(iter(lost))])
-        return set(lost) == set(cluster.workers_of(node))
-
-    def most_failures(self, cluster: Cluster) -> int:
-        """The most workers that may fail at once under this plan."""
-        sizes = cluster.node_sizes()
-        return max(self.failures, int(sizes[sizes <= cluster.num_workers - 2].max(initial=0)))
-
-
-def check_failure_plan(schedule: Schedule, plan: FailurePlan) -> None:
-    """Refuse a plan that cannot be built for some failure. Whether survivors reach consensus, `verify` says.
-
-    Raises:
-        ScheduleError: the place, the value and the rule.
-    """
-    check_covered(schedule)
-    strategy, n = schedule.strategy, schedule.num_workers
-    most = min(MAX_FAILURES, n - 2)
-    if most < 1:
-        raise ScheduleError(f"failure_plan: expected a cluster of 3 workers or more, got {n}; remove the plan")
-    if plan.failures > most:
-        raise ScheduleError(
-            f"failure_plan.failures: expected 1 to {most} for {n} workers, got {plan.failures}; choose one of these"
-        )
-    if isinstance(strategy, AllReduce) and plan.rule is not SurvivorRule.ALL_REDUCE:
-        raise ScheduleError(
-            f"failure_plan.rule: expected all_reduce for strategy allreduce, got {plan.rule}; write all_reduce"
-        )
-    if plan.rule is SurvivorRule.REAPPLY_RULE and not isinstance(_phases(schedule), RulePhases):
-        raise ScheduleError(
-            "failure_plan.rule: expected a schedule with node_radices for reapply_rule, got listed groups; write "
-            "keep_groups or all_reduce"
-        )
-    lists_groups = isinstance(strategy, Static) or not isinstance(strategy.pace, int)
-    if lists_groups and n > MAX_EXPLICIT_WORKERS:
-        raise ScheduleError(
-            f"failure_plan: expected at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list, got {n}; "
-            "remove the plan"
-        )
-    if plan.rule is not SurvivorRule.ALL_REDUCE and (index := _first_overlap(schedule)) is not None:
-        raise ScheduleError(
-            f"failure_plan.rule: expected groups that share no worker for {plan.rule}, got two that do in "
-            f"strategy.phases[{index}]; write all_reduce, or groups that are disjoint"
-        )
-
-
-def _first_overlap(schedule: Schedule) -> int | None:
-    """The first phase in which two groups share a worker. Rules: O(blocks); listed groups: O(period · num_workers)."""
-    rule = schedule.rule(by_node=True)
-    if rule is not None:
-        return rule.shared_rank()
-    for index in range(schedule.period):
-        if np.bincount(schedule.phase(index).members).max(initial=0) > 1:
-            return index
-    return None
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
 
 
 def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
@@ -141,7 +30,7 @@ def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
         ScheduleError: a rank that the schedule does not have, fewer than two survivors, or a schedule for which no
             plan can be built (`check_covered`).
     """
-    check_covered(schedule)
+    check_covered(schedule.strategy)
     gone = frozenset(lost)
     if outside := sorted(rank for rank in gone if not 0 <= rank < schedule.num_workers):
         raise ScheduleError(f"lost worker {outside[0]}: is out of range; ranks are 0..{schedule.num_workers - 1}")
@@ -172,31 +61,6 @@ def after_loss_of_nodes(schedule: Schedule, count: int) -> Schedule:
     if not plan.covers(cluster, lost):
         raise ScheduleError(f"it plans for no loss of {count} nodes" if count > 1 else "it plans for no loss of a node")
     return after_loss(schedule, lost)
-
-
-def check_covered(schedule: Schedule) -> None:
-    """Refuse schedules with which survivors cannot go on yet.
-
-    Raises:
-        ScheduleError: the place, and what is not covered.
-    """
-    strategy = schedule.strategy
-    if strategy.kind not in ("static", "allreduce"):
-        raise ScheduleError(f"strategy.kind: is {strategy.kind}; failure plans are for static and allreduce")
-    what = strategy.what
-    has_one_anchor = replace(what, outer=PLAIN, fragments=1) == ALIKE and not what.outer.has_own_anchors
-    is_timely = strategy.when.word in ("lockstep", "pipeline", "late")
-    for name, is_covered in (("when", is_timely), ("what", has_one_anchor)):
-        if not is_covered:
-            raise ScheduleError(
-                f"strategy.{name}: failure plans are for what is averaged in lockstep, in a pipeline of gradients or "
-                f"late by a round, without tables or anchors of each worker's own; leave {name} out"
-            )
-    if strategy.mixes_late and strategy.how.codec.rounds:
-        raise ScheduleError(
-            f"strategy.how.codec: is {strategy.how.codec}; failure plans are for late averages without one; leave out "
-            "codec, or when"
-        )
 
 
 def sends_whole(schedule: Schedule) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.losses import Symmetries, planned_classes
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block

@@ -9,9 +9,9 @@ import pytest
 
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.contingency import FailurePlan, SurvivorRule, after_loss, after_loss_of_nodes, reapplied
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.errors import ScheduleError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.losses import planned_classes, planned_losses
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
@@ -28,6 +28,7 @@ from partreduce.topo.strategies import (
     RulePhases,
     Static,
 )
+from partreduce.topo.survivors import after_loss, after_loss_of_nodes, reapplied
 
 PAIRS = Static(
     phases=GroupPhases((Phase.from_groups(5, [[0, 3], [1, 4]]), Phase.from_groups(5, [[0, 1, 2]]))),
