@@ -29,7 +29,7 @@ class SurvivorRule(Choice):
     """The schedule's own groups without the failed workers; a worker that is left alone in a group skips."""
 
     REAPPLY_RULE = "reapply_rule"
-    """The schedule's own rule on the nodes that still have workers (`survivors.reapplied`), without those that failed."""
+    """The schedule's own rule on the nodes with survivors (`survivors.reapplied`), minus failed workers."""
 
     ALL_REDUCE = "all_reduce"
     """All survivors in one group, in every round."""

@@ -120,8 +120,8 @@ def _reapplied_phases(schedule: Schedule, lost: frozenset[int]) -> RulePhases | 
     """The schedule's rule on the nodes with survivors, numbered in their order, without the failed workers."""
     cluster = schedule.cluster
     assert cluster.workers_per_node is not None, "check_failure_plan() refuses listed groups"
-    failed = Counter(worker // cluster.workers_per_node for worker in lost)
-    nodes = [node for node in range(cluster.num_nodes) if failed[node] < cluster.workers_per_node]
+    per_node = Counter(worker // cluster.workers_per_node for worker in lost)
+    nodes = [node for node in range(cluster.num_nodes) if per_node[node] < cluster.workers_per_node]
     smaller = reapplied(schedule, len(nodes))
     number = {node: place for place, node in enumerate(nodes)}
     size = cluster.workers_per_node

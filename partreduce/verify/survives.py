@@ -105,8 +105,8 @@ class _Runs:
         size = rule.workers_per_node
         if plan.rule is SurvivorRule.REAPPLY_RULE:
             # Nodes that are lost as a whole are the last ones, so that the others keep their numbers.
-            failed = Counter(worker // size for worker in lost)
-            left = rule.num_nodes - list(failed.values()).count(size)
+            per_node = Counter(worker // size for worker in lost)
+            left = rule.num_nodes - list(per_node.values()).count(size)
             rule = reapplied(schedule, left).view(Cluster.regular(left, size))
             lost = tuple(worker for worker in lost if worker < left * size)
         return cls._of_rule(rule.canonical, lost)

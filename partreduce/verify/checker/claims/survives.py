@@ -114,8 +114,8 @@ def _runs(schedule: Schedule, plan: FailurePlan, lost: Loss) -> tuple[Schedule, 
         return schedule, lost
     # Whole nodes of a class that is lost are the last ones.
     size = schedule.node_size
-    failed = Counter(worker // size for worker in lost)
-    runs = on_nodes(schedule, schedule.num_workers // size - list(failed.values()).count(size))
+    per_node = Counter(worker // size for worker in lost)
+    runs = on_nodes(schedule, schedule.num_workers // size - list(per_node.values()).count(size))
     return runs, tuple(worker for worker in lost if worker < runs.num_workers)
 
 
