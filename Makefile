@@ -66,7 +66,7 @@ lab: $(STAMP)  ## four emulated nodes, shaped links, every strategy side by side
 	$(BIN)/python -m benchmarks.lab.run
 
 papers: export OMP_NUM_THREADS = 1
-papers: $(STAMP)  ## a paper's figures beside ours, in the lab (root): make papers PAPER=pipe-sgd MINUTES=40
+papers: $(STAMP)  ## a paper's metrics beside ours, in the lab (root): make papers PAPER=pipe-sgd MINUTES=40
 	$(BIN)/python -m benchmarks.papers $(PAPER) $(if $(MINUTES),--minutes $(MINUTES))
 
 # With the machine's own python3 and torch: the virtual environment holds a CPU build.

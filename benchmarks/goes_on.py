@@ -65,9 +65,18 @@ def train(folder: Path, name: str, deaths: dict[int, int]) -> tuple[list[list[fl
     cli = [sys.executable, "-m", "partreduce"]
     schedule = folder / "schedule.json"
     if not schedule.exists():
-        design = ["design", "4x4", "--using", "node-then-all(node_rounds=3)", "--survive", "1", "-o", str(schedule)]
+        design = [
+            "design",
+            "4x4",
+            "--build",
+            "node-then-all(node_rounds=3)",
+            "--tolerate-failures",
+            "1",
+            "-o",
+            str(schedule),
+        ]
         subprocess.run([*cli, *design], check=True, stdout=subprocess.DEVNULL)
-    options = ["--survive", str(len(DEATHS)), "--max-restarts", "2"] if deaths else []
+    options = ["--tolerate-failures", str(len(DEATHS)), "--max-restarts", "2"] if deaths else []
     command = [*cli, "run", "--schedule", str(schedule), *options, str(script), str(schedule), str(out)]
     run = subprocess.run(
         [*command, json.dumps(deaths), str(STEPS), str(EVERY)], capture_output=True, text=True, timeout=500, check=False
@@ -91,7 +100,7 @@ def draw(curves: dict[str, list[list[float]]], path: Path) -> None:
     for place, (name, rows) in enumerate(curves.items()):
         shade = style(place)
         width = 1.2 if place else 5.0  # the curves lie on each other: the second is drawn into the first
-        axis.plot([row[0] for row in rows], [row[2] for row in rows], color=shade.colour, linewidth=width)
+        axis.plot([row[0] for row in rows], [row[2] for row in rows], color=shade.color, linewidth=width)
         axis.annotate(
             name, (rows[-1][0], rows[-1][2]), xytext=(4, 6 - 12 * place), textcoords="offset points", fontsize=8
         )

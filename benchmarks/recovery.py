@@ -123,9 +123,9 @@ def ours(folder: Path, workers: int, kills: int) -> list[str]:
     script, schedule = folder / "train.py", folder / "schedule.json"
     script.write_text(SCRIPT)
     cli = [sys.executable, "-m", "partreduce"]
-    made = [*cli, "design", f"1x{workers}", "--using", "allreduce", "-o", str(schedule)]
+    made = [*cli, "design", f"1x{workers}", "--build", "allreduce", "-o", str(schedule)]
     subprocess.run(made, check=True, stdout=subprocess.DEVNULL)
-    options = ["--threads", "1", "--survive", "1", "--max-restarts", str(kills)]
+    options = ["--threads", "1", "--tolerate-failures", "1", "--max-restarts", str(kills)]
     command = [*cli, "run", "--schedule", str(schedule), *options, str(script), str(schedule), str(folder)]
     return [*command, str(STEP_SECONDS)]
 
@@ -200,7 +200,7 @@ WORDS = (
 )
 
 
-def _figures(found: Found) -> tuple[object, ...]:
+def _metrics(found: Found) -> tuple[object, ...]:
     def seconds(each: list[float]) -> tuple[str, str]:
         return f"{statistics.median(each):.2f}", f"{max(each):.2f}"
 
@@ -239,7 +239,7 @@ def main() -> None:
             for name in chance.sample(list(ways), len(ways)):
                 measure(ways[name], workers, min(KILLS_A_TURN, chosen.kills - turn), chance, found[name])
                 print(workers, name, found[name], os.getloadavg()[0], flush=True)
-        rows += [(workers, name, *_figures(one)) for name, one in found.items()]
+        rows += [(workers, name, *_metrics(one)) for name, one in found.items()]
     about = f"`{kit.command('recovery')}`, {kit.machine()}. Seconds; gradients, over gloo."
     kit.write(kit.RESULTS / "recovery.md", "Kill to next step", about, kit.table(HEAD, rows), WORDS, *beside)
 

@@ -46,7 +46,7 @@ def rule(name: str, workers: int, folder: Path) -> Stages:
     import partreduce
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.document.writer import write_schedule
-    from partreduce.topo.figures import figures
+    from partreduce.topo.metrics import metrics
     from partreduce.verify import prove
 
     schedule = folder / "s.json"
@@ -54,11 +54,11 @@ def rule(name: str, workers: int, folder: Path) -> Stages:
     def verified() -> str:
         loaded = load_schedule(schedule)
         (folder / "c.json").write_bytes(_proved(prove(loaded)))
-        found = figures(loaded)
+        found = metrics(loaded)
         return f"contraction {float(found.contraction):.6f}, consensus distance {float(found.consensus_distance):.4f}"
 
     yield "design", lambda: write_schedule(schedule, partreduce.design(f"{workers // GROUP}x{GROUP}", using=name))
-    yield "prove, with figures", verified
+    yield "prove, with metrics", verified
     yield "check", lambda: _checked(folder)
 
 
@@ -66,7 +66,7 @@ def commands(_: str, workers: int, folder: Path) -> Stages:
     """What a user types, from start to exit."""
     cluster, schedule, certificate = f"{workers // GROUP}x{GROUP}", str(folder / "s.json"), str(folder / "c.json")
     ours = [sys.executable, "-m", "partreduce"]
-    yield "design", lambda: _run([*ours, "design", cluster, "--using", "prague-figure-10", "-o", schedule])
+    yield "design", lambda: _run([*ours, "design", cluster, "--build", "prague-figure-10", "-o", schedule])
     yield "verify", lambda: _run([*ours, "verify", schedule, "--certificate", certificate])
     yield "check", lambda: _checked(folder)
 
@@ -78,15 +78,15 @@ def planner(_: str, workers: int, __: Path) -> Stages:
 
     def planned() -> str:
         chosen = json.loads(_run([*words, "--json"]))["recommendation"]
-        return f"{nodes}x{RACK}: {chosen['name']}, {chosen['when']}"
+        return f"{nodes}x{RACK}: {chosen['name']}, {chosen['sync']}"
 
     yield "design", planned
 
 
 def failure_plans(name: str, workers: int, folder: Path) -> Stages:
     import partreduce
-    from partreduce.planner.contingencies import survival
-    from partreduce.planner.job import Job
+    from partreduce.planner.failure_plans import survival
+    from partreduce.planner.job import PlanRequest
     from partreduce.topo.document.schedule import load_schedule
     from partreduce.topo.document.writer import write_schedule
     from partreduce.topo.hardware import Hardware, Link
@@ -99,7 +99,7 @@ def failure_plans(name: str, workers: int, folder: Path) -> Stages:
     file = folder / "s.json"
 
     def planned() -> str:
-        found = survival(schedule, Job(cluster=cluster, survive=int(lost))).schedule
+        found = survival(schedule, PlanRequest(cluster=cluster, tolerate_failures=int(lost))).schedule
         write_schedule(file, found)
         assert found.failure_plan is not None, "planned"
         return f"{found.failure_plan.rule}, file of {file.stat().st_size:,} bytes"
@@ -115,11 +115,11 @@ def random_groups(workers: int) -> Schedule:
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.phase import Phase
     from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies import GroupPhases, Static
+    from partreduce.topo.strategies import GroupPhases, StaticGroups
 
     rng = np.random.default_rng(1)
     phases = tuple(Phase.from_labels(rng.permutation(workers) // GROUP) for _ in range(PERIOD))
-    return Schedule("random-groups", Cluster.regular(workers // GROUP, GROUP), Static(phases=GroupPhases(phases)))
+    return Schedule("random-groups", Cluster.regular(workers // GROUP, GROUP), StaticGroups(phases=GroupPhases(phases)))
 
 
 def certificate(_: str, workers: int, folder: Path) -> Stages:

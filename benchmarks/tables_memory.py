@@ -38,11 +38,11 @@ def worker(rows: int, columns: int, num_workers: int, steps: int, *, limited: bo
     import torch
 
     import partreduce
-    from partreduce.topo.strategies.routes import Gradient, Route, Routes
+    from partreduce.topo.strategies.payload import Gradient, Payload, TablePlacement
 
     schedule = partreduce.design(f"{num_workers}x1", using="allreduce")
-    route = Route(parameter="0.weight", rows=rows, columns=columns, gradient=Gradient.SPARSE)
-    schedule = replace(schedule, strategy=replace(schedule.strategy, what=Routes(tables=(route,))))
+    route = TablePlacement(parameter="0.weight", rows=rows, columns=columns, gradient=Gradient.SPARSE)
+    schedule = replace(schedule, strategy=replace(schedule.strategy, payload=Payload(tables=(route,))))
     with torch.device("meta"):
         words = torch.nn.Embedding(rows, columns, sparse=True)
     model = torch.nn.Sequential(words, torch.nn.Linear(columns, 1))
@@ -78,7 +78,7 @@ def warm_up(schedule: object) -> None:
     import partreduce
 
     small = torch.nn.Linear(8, 1)
-    plain = replace(schedule, strategy=replace(schedule.strategy, what=type(schedule.strategy.what)()))  # type: ignore[attr-defined, type-var]
+    plain = replace(schedule, strategy=replace(schedule.strategy, payload=type(schedule.strategy.payload)()))  # type: ignore[attr-defined, type-var]
     optimizer = partreduce.DistributedOptimizer(torch.optim.Adagrad(small.parameters()), small, plain)
     small(torch.ones(8)).backward()
     optimizer.step()

@@ -22,7 +22,7 @@ from torch import nn
 from benchmarks import kit
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Lockstep, Merge, Outer, Routes
+from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload, Synchronous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ class Averaging:
     def __init__(self) -> None:
         self._turns = 0
 
-    def allreduce(self, tensor: torch.Tensor, **_: Any) -> Averaging:  # noqa: ANN401 - quantisation is off
+    def allreduce(self, tensor: torch.Tensor, **_: Any) -> Averaging:  # noqa: ANN401 - quantization is off
         import partreduce
 
         partreduce.p_reduce(tensor, range(WORKERS), timeout=60)
@@ -113,9 +113,9 @@ def _both(setting: tuple[int, int, int, Fraction]) -> list[float]:
     start = _model()
     ours, theirs = copy.deepcopy(start), copy.deepcopy(start)
     names: Any = 1 if fragments == 1 else (("0.*",), ("2.*",))
-    outer = Outer(lr=LR, momentum=MOMENTUM, nesterov=True)
-    when = Merge(steps=late, alpha=alpha) if late or alpha else Lockstep()
-    strategy = AllReduce(pace=every, when=when, what=Routes(outer=outer, fragments=names))
+    outer = OuterStep(lr=LR, momentum=MOMENTUM, nesterov=True)
+    sync = DelayedMerge(steps=late, alpha=alpha) if late or alpha else Synchronous()
+    strategy = AllReduce(steps_per_round=every, sync=sync, payload=Payload(outer=outer, fragments=names))
     inner = _adamw(ours)
     optimizer = partreduce.DistributedOptimizer(inner, ours, Schedule("diloco", Cluster.regular(1, WORKERS), strategy))
     our_losses = _train(ours, inner, optimizer.step, optimizer.rank)

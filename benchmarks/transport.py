@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.kit import Way, command, machine, middle, on_workers, parser, ratios, spans, table, take_turns, write
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, Transport
 
 if TYPE_CHECKING:
     from partreduce.runtime.transport.gloo import GlooWorld
@@ -34,15 +34,19 @@ PLAIN = "flat ring, fp32"
 MADE_ANEW = "made anew"
 ACROSS = CodecScope.ACROSS_NODES
 SUMS = {
-    PLAIN: How(),
-    "flat ring, float16": How(codec=Codec.FLOAT16),
-    "flat ring, bfloat16": How(codec=Codec.BFLOAT16),
-    "flat, 8 bit": How(codec=Codec.INT8),
-    "hierarchical, fp32": How(form=Form.HIERARCHICAL),
-    "hierarchical, float16": How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16),
-    "hierarchical, 8 bit": How(form=Form.HIERARCHICAL, codec=Codec.INT8),
-    "hierarchical, bfloat16 across nodes": How(form=Form.HIERARCHICAL, codec=Codec.BFLOAT16, where=ACROSS),
-    "hierarchical, 8 bit across nodes": How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=ACROSS),
+    PLAIN: Transport(),
+    "flat ring, float16": Transport(codec=Codec.FLOAT16),
+    "flat ring, bfloat16": Transport(codec=Codec.BFLOAT16),
+    "flat, 8 bit": Transport(codec=Codec.INT8),
+    "hierarchical, fp32": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL),
+    "hierarchical, float16": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.FLOAT16),
+    "hierarchical, 8 bit": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8),
+    "hierarchical, bfloat16 across nodes": Transport(
+        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16, where=ACROSS
+    ),
+    "hierarchical, 8 bit across nodes": Transport(
+        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, where=ACROSS
+    ),
 }
 TIMEOUT = timedelta(seconds=60)
 
@@ -101,7 +105,11 @@ def p_reduce(world: GlooWorld, megabytes: float) -> dict[str, Way]:
 
 
 def sums(
-    world: GlooWorld, megabytes: float, num_nodes: int, hows: Mapping[str, How], errors: dict[str, float] | None = None
+    world: GlooWorld,
+    megabytes: float,
+    num_nodes: int,
+    transports: Mapping[str, Transport],
+    errors: dict[str, float] | None = None,
 ) -> dict[str, Way]:
     """Sums by the communicators alone; `errors` gets how far each is from the exact one, relatively."""
     import torch
@@ -115,14 +123,14 @@ def sums(
     cluster = Cluster.regular(num_nodes, world.size // num_nodes)
     given = torch.randn(int(megabytes * 10**6) // 4, generator=torch.Generator().manual_seed(world.rank))
     groups = {}
-    for name, how in hows.items():
-        of_form = formed(world, how.form, cluster)
-        of_form.prepare(Schedule("sums", cluster, AllReduce(how=how)))
-        groups[name] = of_form.everyone()
+    for name, how in transports.items():
+        of_algorithm = formed(world, how.algorithm, cluster)
+        of_algorithm.prepare(Schedule("sums", cluster, AllReduce(how=how)))
+        groups[name] = of_algorithm.everyone()
     exact = given.double()
     groups[PLAIN].all_reduce(exact).wait()
 
-    def way(name: str, how: How) -> Way:
+    def way(name: str, how: Transport) -> Way:
         def prepared(turn: int) -> Callable[[], object]:
             array = given.clone()
 
@@ -135,7 +143,7 @@ def sums(
 
         return prepared
 
-    return {name: way(name, how) for name, how in hows.items()}
+    return {name: way(name, how) for name, how in transports.items()}
 
 
 def groups(world: GlooWorld) -> dict[str, Way]:
@@ -178,7 +186,7 @@ def groups(world: GlooWorld) -> dict[str, Way]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `what` compares, and with whom; `base` names those that ratios are over."""
+    """What `payload` compares, and with whom; `base` names those that ratios are over."""
 
     title: str
     workers: tuple[int, ...]

@@ -56,7 +56,7 @@ def slug(heading: str) -> str:
 
 
 @cache
-def anchors(page: Path) -> frozenset[str]:
+def outer_params(page: Path) -> frozenset[str]:
     """The anchors of a page's headings; a second one of the same name ends in -1."""
     seen: dict[str, int] = {}
     made = set()
@@ -81,7 +81,7 @@ def fault(page: Path, link: str) -> str | None:
         return "leads out of the repository"
     if not target.exists():
         return "there is no such file"
-    if part and (target.suffix != ".md" or part not in anchors(target)):
+    if part and (target.suffix != ".md" or part not in outer_params(target)):
         return f"there is no heading #{part}"
     return None
 

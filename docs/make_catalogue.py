@@ -15,9 +15,9 @@ TARGET = Path(__file__).with_name("catalogue.md")
 
 HEAD = """# Catalogue
 
-Every schedule that `partreduce design CLUSTER --using NAME` builds, written from the registry by `python
+Every schedule that `partreduce design CLUSTER --build NAME` builds, written from the registry by `python
 docs/make_catalogue.py`.
-`partreduce design [CLUSTER] --list --using NAME` explains an entry and its parameters, and says whether it fits a
+`partreduce design [CLUSTER] --list --build NAME` explains an entry and its parameters, and says whether it fits a
 cluster.
 
 n is the number of workers. *Degree* is the most messages that a worker sends in a round, *period* the rounds until
@@ -27,7 +27,7 @@ seed.
 
 ## All entries
 
-| name | kind | condition | degree | period | known figures |
+| name | kind | condition | degree | period | known metrics |
 |---|---|---|---|---|---|
 """
 
@@ -62,7 +62,7 @@ def page() -> str:
     entries = [registry.entry(name) for name in registry.names()]
     rows = [
         f"| [{e.name}](#{e.name}) | {e.kind} | {cell(e.condition)} | {cell(e.degree)} | {cell(e.period)} "
-        f"| {cell(e.figures)} |"
+        f"| {cell(e.metrics)} |"
         for e in entries
     ]
     names = ", ".join(f"`{name}`" for name in formats())

@@ -22,10 +22,10 @@ by `python docs/make_conformance.py`.
 * **warned**: a Python warning, once; the numbers differ from DDP's, workers have parted, or something was dropped.
 
 Kinds whose workers run freely (an asynchronous server, pairs) step in turn here, so that their results are exact; the
-groups of a generated schedule are those that ran. `server` averages gradients at pace 1, as `allreduce` does. A gap is
-kept with tokens (`max_ig` 2), and a quorum waits for everybody's gradient (`grace`); with backup, staleness, skips or
-less patience the results depend on who is late. Running statistics of BatchNorm follow the option `buffers` and are
-left out here.
+groups of a generated schedule are those that ran. `server` averages gradients at steps_per_round 1, as `allreduce`
+does. A gap is kept with tokens (`max_ig` 2), and a quorum waits for everybody's gradient (`grace`); with backup,
+staleness, skips or less patience the results depend on who is late. Running statistics of BatchNorm follow the option
+`buffers` and are left out here.
 
 """
 

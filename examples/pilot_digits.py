@@ -12,8 +12,8 @@ import partreduce
 
 digits = load_digits()
 order = torch.randperm(len(digits.target), generator=torch.Generator().manual_seed(0))
-images = partreduce.shard((torch.tensor(digits.data, dtype=torch.float32) / 16)[order][:1500])
-labels = partreduce.shard(torch.tensor(digits.target)[order][:1500])
+images = partreduce.shard_dataset((torch.tensor(digits.data, dtype=torch.float32) / 16)[order][:1500])
+labels = partreduce.shard_dataset(torch.tensor(digits.target)[order][:1500])
 data = torch.utils.data.TensorDataset(images, labels)
 
 

@@ -3,7 +3,7 @@
 set -eu
 workers=${1:-8}
 here=$(dirname "$0")
-partreduce design "2x$((workers / 2))" --using allreduce -o /tmp/schedule-$$.json
+partreduce design "2x$((workers / 2))" --build allreduce -o /tmp/schedule-$$.json
 trap 'rm -f /tmp/schedule-$$.json' EXIT
 partreduce verify /tmp/schedule-$$.json
 OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node "$workers" "$here/train_digits.py" /tmp/schedule-$$.json

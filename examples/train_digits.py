@@ -18,7 +18,7 @@ order = torch.randperm(len(digits.target))
 images = (torch.tensor(digits.data, dtype=torch.float32) / 16)[order]
 labels = torch.tensor(digits.target)[order]
 test_images, test_labels = images[1500:], labels[1500:]
-images, labels = partreduce.shard(images[:1500]), partreduce.shard(labels[:1500])  # line 2
+images, labels = partreduce.shard_dataset(images[:1500]), partreduce.shard_dataset(labels[:1500])  # line 2
 
 model = nn.Sequential(
     nn.Unflatten(1, (1, 8, 8)),
@@ -33,7 +33,7 @@ model = nn.Sequential(
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
 optimizer = partreduce.DistributedOptimizer(optimizer, model, sys.argv[1], timeout=60)  # line 3
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=150)
-optimizer.hand_over(scheduler)  # only `run --max-restarts` needs it: a worker that comes back goes on with it
+optimizer.register_stateful(scheduler)  # only `run --max-restarts` needs it: a worker that comes back goes on with it
 
 generator = torch.Generator().manual_seed(optimizer.rank)
 for _ in optimizer.batches(range(150)):  # all end at the same round

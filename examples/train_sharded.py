@@ -2,7 +2,7 @@
 
 Four ranks are two replicas of two shards each; replicas are what the schedule calls workers.
 
-partreduce design 1x2 --using "local-sgd(every=4)" -o schedule.json
+partreduce design 1x2 --build "local-sgd(every=4)" -o schedule.json
 torchrun --nproc-per-node 4 examples/train_sharded.py schedule.json
 """
 

@@ -13,8 +13,8 @@ torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.EmbeddingBag(50_000, 64), torch.nn.Linear(64, 2))
 optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
 words = [(torch.rand(64, 8) ** 4 * 50_000).long() for _ in range(48)]  # frequent ones first, as in real text
-words = partreduce.shard(words)  # line 2
-model, optimizer = partreduce.parallelize(model, optimizer, sys.argv[1], batches=words)  # line 3
+words = partreduce.shard_dataset(words)  # line 2
+model, optimizer = partreduce.parallelize_embeddings(model, optimizer, sys.argv[1], batches=words)  # line 3
 for batch in words:
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(model(batch), (batch.float().mean(1) > 10_000).long())

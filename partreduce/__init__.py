@@ -5,7 +5,7 @@ Everything public is a name of this package and is imported on first use, so tha
     import partreduce
 
     schedule = partreduce.design("4x4", using="prague-figure-10")
-    assert partreduce.prove(schedule).verdict == "proved"
+    assert partreduce.verify(schedule).verdict == "proved"
     partreduce.write_schedule("schedule.json", schedule)
     optimizer = partreduce.DistributedOptimizer(optimizer, model, "schedule.json")
 

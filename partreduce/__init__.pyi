@@ -7,8 +7,8 @@ from . import types as types
 from .api import catalogue as catalogue
 from .api import design as design
 from .planner.job import Data as Data
-from .planner.job import Job as Job
-from .planner.parallelize import parallelize as parallelize
+from .planner.job import PlanRequest as PlanRequest
+from .planner.parallelize import parallelize_embeddings as parallelize_embeddings
 from .planner.plan import plan as plan
 from .planner.predict import predict as predict
 from .runtime.adapters.attached import attach as attach
@@ -16,7 +16,7 @@ from .runtime.adapters.averager import ScheduleAverager as ScheduleAverager
 from .runtime.adapters.ddp_hook import ScheduleHookState as ScheduleHookState
 from .runtime.adapters.ddp_hook import schedule_hook as schedule_hook
 from .runtime.adapters.local_sgd import ScheduleLocalSGD as ScheduleLocalSGD
-from .runtime.adapters.managed_schedule import ManagedSchedule as ManagedSchedule
+from .runtime.adapters.managed_schedule import TorchftSchedule as TorchftSchedule
 from .runtime.averaging.p_reduce import p_reduce as p_reduce
 from .runtime.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.checkpoint import save_checkpoint as save_checkpoint
@@ -35,9 +35,9 @@ from .topo.document.cluster import load_cluster as load_cluster
 from .topo.document.schedule import load_schedule as load_schedule
 from .topo.document.writer import write_schedule as write_schedule
 from .topo.errors import PartreduceError as PartreduceError
-from .topo.figures import figures as figures
 from .topo.hardware import Hardware as Hardware
 from .topo.hardware import Link as Link
+from .topo.metrics import metrics as metrics
 from .topo.schedule import Schedule as Schedule
 from .verify.prove import prove as prove
 

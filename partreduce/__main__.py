@@ -12,7 +12,7 @@ from contextlib import suppress
 UNWRITTEN = 74
 INTERNAL = 70
 INTERRUPTED = 130
-ARGUMENTS = ("data", "format", "max_queues", "model_bytes", "time_limit", "when")
+ARGUMENTS = ("data", "format", "max_queues", "model_bytes", "time_limit", "sync")
 """Arguments of Python functions that errors name and that are options of commands."""
 
 
@@ -55,7 +55,7 @@ def _answer(arguments: list[str], *, debug: bool) -> int:
             return _internal(error, debug=debug)
         refusal = missing([top], "this")
         return _say(str(refusal), refusal.exit_code)
-    except Exception as error:  # noqa: BLE001 - the last line of defence: a bug of ours ends in one sentence
+    except Exception as error:  # noqa: BLE001 - the last line of defense: a bug of ours ends in one sentence
         return _internal(error, debug=debug)
 
 

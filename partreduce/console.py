@@ -61,11 +61,11 @@ def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
     """Find out which of the outputs is standard output (`-`); sentences and tables then go to standard error.
 
     Raises:
-        FileProblem: an output has no place, which minutes of work would find out too late.
+        FileError: an output has no place, which minutes of work would find out too late.
         InputError: more than one document would go there.
     """
     from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write
-    from partreduce.topo.document.writer import refuse_without_place
+    from partreduce.topo.document.writer import check_without_place
 
     count = sum(path is not None and descriptor_to_write(path) == STDOUT for path in outputs)
     if count + as_json > 1:
@@ -76,7 +76,7 @@ def claim_stdout(*outputs: Path | None, as_json: bool = False) -> None:
     _taken.set(count > 0)
     for path in outputs:
         if path is not None and os.environ.get(RANK, "0") == "0":  # other workers write nothing
-            refuse_without_place(path)
+            check_without_place(path)
 
 
 def suggest_verify(output: Path | None, *, guarantees_consensus: bool = True) -> None:
@@ -133,7 +133,7 @@ def write_text(path: Path, text: str) -> None:
     """Write a file, atomically; `-` is standard output.
 
     Raises:
-        FileProblem: it cannot be written.
+        FileError: it cannot be written.
     """
     from partreduce.topo.document.writer import write_file
 

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from partreduce.topo.errors import FileProblem, InputError, PartreduceError
+from partreduce.topo.errors import FileError, InputError, PartreduceError
 
 
 def function_of(text: str, place: str) -> Callable[..., Any]:
@@ -21,7 +21,7 @@ def function_of(text: str, place: str) -> Callable[..., Any]:
         place: the option or argument that refusals name.
 
     Raises:
-        FileProblem: there is no such file.
+        FileError: there is no such file.
         InputError: it is not written so, has no such function, or fails when it is executed.
     """
     path, name = file_and_name(text, place)
@@ -53,7 +53,7 @@ def file_and_name(text: str, place: str) -> tuple[Path, str]:
     """`train.py:step` → the file, which is there, and the name.
 
     Raises:
-        FileProblem: there is no such file.
+        FileError: there is no such file.
         InputError: it is not written so.
     """
     file, sign, name = text.rpartition(":")
@@ -61,7 +61,7 @@ def file_and_name(text: str, place: str) -> tuple[Path, str]:
     if not sign or not name.isidentifier() or path.suffix != ".py":
         raise InputError(f"{place} {text}: write FILE.py:NAME, a file and a function in it")
     if not path.is_file():
-        raise FileProblem(f"{path}: cannot be read: there is no such file")
+        raise FileError(f"{path}: cannot be read: there is no such file")
     return path, name
 
 

@@ -19,7 +19,7 @@ from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerP
 from benchmarks.explore.search.system import Label
 from benchmarks.explore.search.trace import Trace, path_to, trace_of
 from benchmarks.explore.search.view import View
-from partreduce.topo.errors import InputError, RefutedError, UnknownError
+from partreduce.topo.errors import InputError, RefutedError, UndecidedError
 
 __all__ = [
     "Exploration",
@@ -78,13 +78,13 @@ class Exploration:
 
         Raises:
             RefutedError: a property fails; the message carries the shortest trace.
-            UnknownError: nothing failed, but the search was cut.
+            UndecidedError: nothing failed, but the search was cut.
         """
         for finding in self.findings:
             if finding.verdict == "fails":
                 raise RefutedError(f"{finding.name}: {finding.problem}\n{finding.trace}")
         if not self.complete:
-            raise UnknownError(f"explored {self.states} states and stopped at the limit; raise max_states")
+            raise UndecidedError(f"explored {self.states} states and stopped at the limit; raise max_states")
         return self
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from benchmarks.explore.explorer import Network
 from benchmarks.explore.group_generator import generator_properties
 from benchmarks.explore.reductions import GroupSystem
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
-from partreduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
 
 
 def explored(system: GroupSystem, network: Network) -> Explored:
@@ -27,23 +27,25 @@ def generator(name: str, system: GroupSystem, network: Network = USUAL) -> Confi
 
 def random(nodes: tuple[int, ...], size: int = 2, threshold: int | None = None) -> GeneratorSetting:
     """Random groups."""
-    return GeneratorSetting(nodes=nodes, group_size=size, division=Division.RANDOM, slow_threshold=threshold)
+    return GeneratorSetting(nodes=nodes, group_size=size, division=GroupSplit.RANDOM, slow_threshold=threshold)
 
 
 def divided(nodes: tuple[int, ...], size: int = 2, threshold: int | None = None) -> GeneratorSetting:
     """Global division."""
-    return GeneratorSetting(nodes=nodes, group_size=size, division=Division.GLOBAL, slow_threshold=threshold)
+    return GeneratorSetting(nodes=nodes, group_size=size, division=GroupSplit.GLOBAL, slow_threshold=threshold)
 
 
 def smart(
     nodes: tuple[int, ...],
     threshold: int | None = 1,
     *,
-    rule: InitiatorRule = InitiatorRule.LAGGARD_LOCAL,
+    rule: SlowWorkerPolicy = SlowWorkerPolicy.PAIR_LOCALLY,
     max_known: int | None = None,
 ) -> GeneratorSetting:
     """Inter and intra phases with the filter."""
-    return GeneratorSetting(nodes=nodes, group_size=2, slow_threshold=threshold, initiator=rule, max_known=max_known)
+    return GeneratorSetting(
+        nodes=nodes, group_size=2, slow_threshold=threshold, slow_worker_policy=rule, max_known=max_known
+    )
 
 
 def meeting(
@@ -51,23 +53,23 @@ def meeting(
     threshold: int | None = None,
     *,
     all_every: int = 1,
-    initiator: InitiatorRule = InitiatorRule.LAGGARD_LOCAL,
+    slow_worker_policy: SlowWorkerPolicy = SlowWorkerPolicy.PAIR_LOCALLY,
 ) -> GeneratorSetting:
     """Groups of nodes, and now and then of all."""
     return GeneratorSetting(
         nodes=nodes,
         group_size=2,
-        division=Division.NODE_THEN_ALL,
+        division=GroupSplit.NODE_THEN_ALL,
         slow_threshold=threshold,
         all_every=all_every,
-        initiator=initiator,
+        slow_worker_policy=slow_worker_policy,
     )
 
 
 DETECTED = Network(crashes=1, detect=True)
 ONE_NODE, TWO_NODES = (0, 0, 0), (0, 0, 1)
 SLOW_FIRST, SLOW_LAST = (10, 1, 1), (1, 1, 10)
-LATE = smart(TWO_NODES, rule=InitiatorRule.LAGGARD_LATE)
+LATE = smart(TWO_NODES, rule=SlowWorkerPolicy.DEFER)
 
 SMALL = (
     generator("random pairs of 2, endless", GroupSystem(random((0, 0)), rounds=None)),
@@ -86,8 +88,8 @@ SMALL = (
     generator("node-then-all 3, meeting every 2 rounds, endless",
               GroupSystem(meeting(ONE_NODE, all_every=2), rounds=None)),
     generator("node-then-all 4 on 2 nodes, 1 round", GroupSystem(meeting((0, 0, 1, 1)), rounds=1)),
-    generator("node-then-all 3, a laggard late",
-              GroupSystem(meeting(ONE_NODE, 1, initiator=InitiatorRule.LAGGARD_LATE), costs=SLOW_LAST)),
+    generator("node-then-all 3, a straggler late",
+              GroupSystem(meeting(ONE_NODE, 1, slow_worker_policy=SlowWorkerPolicy.DEFER), costs=SLOW_LAST)),
     generator("node-then-all 3, 1 round, one crash", GroupSystem(meeting(ONE_NODE), rounds=1), DETECTED),
     generator("one group of 3, 1 round, broken once", GroupSystem(divided(ONE_NODE, 3), rounds=1, breakers=(0,))),
     generator("divided 3, broken once", GroupSystem(divided(ONE_NODE), breakers=(0,))),
@@ -101,10 +103,10 @@ SMALL = (
     generator("random pairs of 3, filter at 1, both draws", GroupSystem(random(ONE_NODE, threshold=1), ways=2)),
     generator("divided 3, 1 round, every draw", GroupSystem(divided(ONE_NODE), rounds=1, ways=6)),
     generator("divided 3, every draw, at once", GroupSystem(divided(ONE_NODE), ways=6), AT_ONCE),
-    generator("inter/intra 3, laggards late, 3 rounds", GroupSystem(LATE, rounds=3, costs=SLOW_LAST)),
-    generator("inter/intra 3, laggards late, one message doubled", GroupSystem(LATE, costs=SLOW_LAST),
+    generator("inter/intra 3, stragglers late, 3 rounds", GroupSystem(LATE, rounds=3, costs=SLOW_LAST)),
+    generator("inter/intra 3, stragglers late, one message doubled", GroupSystem(LATE, costs=SLOW_LAST),
               Network(duplicates=1)),
-    generator("inter/intra 3, laggards late, 1 round, one crash", GroupSystem(LATE, rounds=1, costs=SLOW_FIRST),
+    generator("inter/intra 3, stragglers late, 1 round, one crash", GroupSystem(LATE, rounds=1, costs=SLOW_FIRST),
               DETECTED),
     generator("random pairs of 2, loss, doubling, crash and restart",
               GroupSystem(random((0, 0)), timeouts=True, restarts=1),
@@ -117,7 +119,7 @@ LOSSY, OVERTAKING, DOUBLED = "a message lost", "reordered", "a message doubled"
 
 def _possible(chosen: dict[str, Any]) -> bool:
     """A node of one worker has no groups of its own under node-then-all."""
-    return bool(chosen["division"] != Division.NODE_THEN_ALL or chosen["nodes"] != (0, 0, 1))
+    return bool(chosen["division"] != GroupSplit.NODE_THEN_ALL or chosen["nodes"] != (0, 0, 1))
 
 
 def _make(words: str, chosen: dict[str, Any]) -> Configuration:
@@ -132,7 +134,7 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
         nodes=nodes,
         group_size=2,
         division=chosen["division"],
-        initiator=slow or InitiatorRule.LAGGARD_LOCAL,
+        slow_worker_policy=slow or SlowWorkerPolicy.PAIR_LOCALLY,
         slow_threshold=None if slow is None else 1,
         all_every=1,
         max_known=chosen["max_known"],
@@ -144,7 +146,7 @@ def _make(words: str, chosen: dict[str, Any]) -> Configuration:
         breakers=chosen["breakers"],
         restarts=chosen["restarts"],
         timeouts=wire == LOSSY or bool(wire == OVERTAKING and ends_groups),
-        costs=(*(1,) * (len(nodes) - 1), (10, 1)) if slow == InitiatorRule.LAGGARD_LATE else (),
+        costs=(*(1,) * (len(nodes) - 1), (10, 1)) if slow == SlowWorkerPolicy.DEFER else (),
     )
     network = Network(
         reorder=wire == OVERTAKING,
@@ -161,19 +163,19 @@ FACTORS = Factors(
     {
         "nodes": [Level((0, 0), "2", 14), Level((0, 0, 0), "3", 400), Level((0, 0, 1), "3 on 2 nodes", 400)],
         "division": [
-            Level(Division.RANDOM, "random pairs"),
-            Level(Division.GLOBAL, "divided", 1.5),
-            Level(Division.INTER_INTRA, "inter/intra"),
-            Level(Division.NODE_THEN_ALL, "node-then-all", 1.7),
+            Level(GroupSplit.RANDOM, "random pairs"),
+            Level(GroupSplit.GLOBAL, "divided", 1.5),
+            Level(GroupSplit.INTER_INTRA, "inter/intra"),
+            Level(GroupSplit.NODE_THEN_ALL, "node-then-all", 1.7),
         ],
         "rounds": [Level(1, "1 round"), Level(2, "2 rounds", 4.2)],
         "ways": [Level(1, "1 draw"), Level(2, "2 draws", 3.6)],
         "max_known": [Level(None), Level(1, "known groups only", 1.1)],
         "slow": [
             Level(None),
-            Level(InitiatorRule.PAPER, "filter of the paper", 2.2),
-            Level(InitiatorRule.LAGGARD_LOCAL, "laggards local", 2.1),
-            Level(InitiatorRule.LAGGARD_LATE, "laggards late", 1.1),
+            Level(SlowWorkerPolicy.PAPER, "filter of the paper", 2.2),
+            Level(SlowWorkerPolicy.PAIR_LOCALLY, "stragglers local", 2.1),
+            Level(SlowWorkerPolicy.DEFER, "stragglers late", 1.1),
         ],
         "breakers": [Level(()), Level((1,), "broken once", 7.8)],
         "crashes": [Level(0), Level(1, "one crash", 15)],
@@ -200,9 +202,9 @@ LARGE = (
     generator("random groups of 3, one crash", GroupSystem(random(TWO_NODES, 3)), DETECTED),
     generator("random groups of 3, 3 rounds, one crash", GroupSystem(random(TWO_NODES, 3), rounds=3), DETECTED),
     generator("divided 3, every draw", GroupSystem(divided(ONE_NODE), ways=6)),
-    generator("inter/intra 3, laggards late, one crash", GroupSystem(LATE, costs=SLOW_LAST), DETECTED),
+    generator("inter/intra 3, stragglers late, one crash", GroupSystem(LATE, costs=SLOW_LAST), DETECTED),
     generator("inter/intra 3, one crash", GroupSystem(smart(TWO_NODES)), DETECTED),
     generator("inter/intra 3, the paper's initiator, one crash",
-              GroupSystem(smart(TWO_NODES, rule=InitiatorRule.PAPER)), DETECTED),
+              GroupSystem(smart(TWO_NODES, rule=SlowWorkerPolicy.PAPER)), DETECTED),
     TWO_VOIDS,
 )  # fmt: skip

@@ -8,8 +8,8 @@ from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerP
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
+    GRADIENT_BUCKETS,
     REDUCING,
-    SENDING,
     Ack,
     Advance,
     Hop,
@@ -21,7 +21,7 @@ from partreduce.schedulers.protocols.hop import (
 )
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Neighbor, Round
+from partreduce.topo.strategies import NeighborAveraging, Round
 from partreduce.verify.gap_bounds import Matrix, exact_bounds
 from partreduce.verify.stated import Stated
 
@@ -92,14 +92,14 @@ def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
             return sum(any(k >= step - setting.staleness for k in queue) for queue in held) >= needed
         return sum(step in queue for queue in held) >= needed
 
-    if split and state.stage == SENDING:
+    if split and state.stage == GRADIENT_BUCKETS:
         return {SendUpdate()} if not setting.notify_ack or all(state.acked) else set()
     if split and state.stage == REDUCING:
         return {Reduce()} if reducible(state.step) else set()
     if not split and not reducible(state.step):
         return set()
     if setting.skip is not None and setting.max_ig is not None:
-        behind = [count - setting.max_ig for count in state.tokens]  # no out-neighbour is nearer than this
+        behind = [count - setting.max_ig for count in state.tokens]  # no out-neighbor is nearer than this
         jumps = [
             by
             for by in range(setting.skip.trigger, setting.skip.limit + 1)
@@ -113,7 +113,7 @@ def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
 
 
 def _sends(machine: Hop) -> PerProcess:
-    """An update goes to all out-neighbours."""
+    """An update goes to all out-neighbors."""
     split = machine.fine or machine.setting.notify_ack
 
     def check(v: int, state: HopState) -> str | None:
@@ -126,11 +126,11 @@ def _sends(machine: Hop) -> PerProcess:
                 return f"worker {v} in {state} sends updates {sent}; due are {due}"
         return None
 
-    return PerProcess("sends to all out-neighbours", check)
+    return PerProcess("sends to all out-neighbors", check)
 
 
 def _no_passing(machine: Hop) -> PerPair:
-    """A skip never passes an out-neighbour, wherever its tokens are."""
+    """A skip never passes an out-neighbor, wherever its tokens are."""
 
     def check(pair: Pair) -> str | None:
         u, a, v, b, _, _ = pair
@@ -146,7 +146,7 @@ def longest_skips(machine: Hop) -> list[int]:
     """For every worker the most steps that it can ever skip at once, as the checker states it."""
     n = machine.graph.num_workers
     rounds = Round.from_edges(n, [(u, v, Fraction(1, n)) for u, v in machine.graph.edges])
-    kept = Schedule("skips", Cluster.regular(n, 1), Neighbor(rounds=(rounds,), when=machine.setting))
+    kept = Schedule("skips", Cluster.regular(n, 1), NeighborAveraging(rounds=(rounds,), sync=machine.setting))
     return list(Stated(kept).numbers("skip")["longest"])
 
 
@@ -164,7 +164,7 @@ def _skip_bound(machine: Hop) -> PerProcess:
 
 def _last_sent(machine: Hop, state: HopState) -> int:
     split = machine.fine or machine.setting.notify_ack
-    return state.step - 1 if split and state.stage == SENDING else state.step
+    return state.step - 1 if split and state.stage == GRADIENT_BUCKETS else state.step
 
 
 def _queue_truth(machine: Hop) -> PerPair:

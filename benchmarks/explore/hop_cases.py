@@ -14,7 +14,7 @@ from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import check_setting
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
 from partreduce.verify.gap_bounds import exact_bounds
 
 
@@ -27,7 +27,13 @@ def explored(machine: Hop, network: Network) -> Explored:
 
 
 def hop(
-    name: str, graph: Digraph, setting: Gap, network: Network = USUAL, *, fine: bool = False, symmetry: bool = False
+    name: str,
+    graph: Digraph,
+    setting: IterationGap,
+    network: Network = USUAL,
+    *,
+    fine: bool = False,
+    symmetry: bool = False,
 ) -> Configuration:
     """Of a graph and a setting; in `fine` steps the events of a step are kept apart."""
     return Configuration(name, Hop(graph, setting, fine=fine), explored, network, symmetry)
@@ -57,55 +63,55 @@ PAIR = Digraph.undirected(2, [(0, 1)])
 PATH = Digraph.undirected(3, [(0, 1), (1, 2)])
 
 SMALL = (
-    hop("standard in fine steps, ring of 3", ring(3), Gap(), fine=True),
-    hop("standard, undirected ring of 3", both_ways(3), Gap()),
-    hop("standard, undirected ring of 3, reordered", both_ways(3), Gap(), REORDERED),
-    hop("staleness 1, ring of 3", ring(3), Gap(staleness=1)),
-    hop("NOTIFY-ACK, ring of 3", ring(3), Gap(notify_ack=True)),
-    hop("hybrid, tokens max_ig 2 in fine steps, pair", PAIR, Gap(backup=1, staleness=1, max_ig=2), fine=True),
+    hop("standard in fine steps, ring of 3", ring(3), IterationGap(), fine=True),
+    hop("standard, undirected ring of 3", both_ways(3), IterationGap()),
+    hop("standard, undirected ring of 3, reordered", both_ways(3), IterationGap(), REORDERED),
+    hop("staleness 1, ring of 3", ring(3), IterationGap(staleness=1)),
+    hop("NOTIFY-ACK, ring of 3", ring(3), IterationGap(notify_ack=True)),
+    hop("hybrid, tokens max_ig 2 in fine steps, pair", PAIR, IterationGap(backup=1, staleness=1, max_ig=2), fine=True),
     hop("skips up to 2, hybrid, tokens max_ig 2 in fine steps, pair", PAIR,
-        Gap(backup=1, staleness=1, max_ig=2, skip=Skip(limit=2)), fine=True),
+        IterationGap(backup=1, staleness=1, max_ig=2, skip=SkipPolicy(limit=2)), fine=True),
     hop("skips of 3, staleness 2, tokens max_ig 3 in fine steps, pair", PAIR,
-        Gap(max_ig=3, staleness=2, skip=Skip(limit=3, trigger=3)), fine=True),
+        IterationGap(max_ig=3, staleness=2, skip=SkipPolicy(limit=3, trigger=3)), fine=True),
     hop("skips up to 2 from 3 behind, staleness 1, tokens max_ig 3 in fine steps, pair", PAIR,
-        Gap(max_ig=3, staleness=1, skip=Skip(limit=2, behind=3)), fine=True),
+        IterationGap(max_ig=3, staleness=1, skip=SkipPolicy(limit=2, behind=3)), fine=True),
     hop("skips up to 3, backup 1, tokens max_ig 3 in fine steps, pair", PAIR,
-        Gap(backup=1, max_ig=3, skip=Skip(limit=3)), fine=True),
-    hop("NOTIFY-ACK, undirected ring of 3", both_ways(3), Gap(notify_ack=True)),
-    hop("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), Gap(notify_ack=True, max_ig=1)),
-    hop("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3), Gap(backup=(1, 0, 1), max_ig=1)),
-    hop("tokens max_ig 2 in fine steps, ring of 3", ring(3), Gap(max_ig=2), fine=True),
-    hop("staleness 1, tokens max_ig 2, ring of 3", ring(3), Gap(staleness=1, max_ig=2)),
-    hop("tokens max_ig 1, diamond", diamond(), Gap(max_ig=1)),
-    hop("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), Gap(backup=1, max_ig=1)),
+        IterationGap(backup=1, max_ig=3, skip=SkipPolicy(limit=3)), fine=True),
+    hop("NOTIFY-ACK, undirected ring of 3", both_ways(3), IterationGap(notify_ack=True)),
+    hop("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), IterationGap(notify_ack=True, max_ig=1)),
+    hop("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3), IterationGap(backup=(1, 0, 1), max_ig=1)),
+    hop("tokens max_ig 2 in fine steps, ring of 3", ring(3), IterationGap(max_ig=2), fine=True),
+    hop("staleness 1, tokens max_ig 2, ring of 3", ring(3), IterationGap(staleness=1, max_ig=2)),
+    hop("tokens max_ig 1, diamond", diamond(), IterationGap(max_ig=1)),
+    hop("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), IterationGap(backup=1, max_ig=1)),
     hop("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
-        Gap(backup=1, staleness=1, max_ig=1)),
-    hop("skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH, Gap(backup=1, max_ig=2, skip=Skip(limit=2))),
+        IterationGap(backup=1, staleness=1, max_ig=1)),
+    hop("skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH, IterationGap(backup=1, max_ig=2, skip=SkipPolicy(limit=2))),
     hop("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
-        Gap(backup=1, staleness=1, max_ig=2, skip=Skip(limit=2)), AT_ONCE),
-    hop("NOTIFY-ACK, ring of 4", ring(4), Gap(notify_ack=True)),
-    hop("standard, ring of 5", ring(5), Gap()),
-    hop("tokens max_ig 2, undirected ring of 3", both_ways(3), Gap(max_ig=2)),
+        IterationGap(backup=1, staleness=1, max_ig=2, skip=SkipPolicy(limit=2)), AT_ONCE),
+    hop("NOTIFY-ACK, ring of 4", ring(4), IterationGap(notify_ack=True)),
+    hop("standard, ring of 5", ring(5), IterationGap()),
+    hop("tokens max_ig 2, undirected ring of 3", both_ways(3), IterationGap(max_ig=2)),
     hop("skips up to 2, staleness 1, tokens max_ig 2, ring of 3", ring(3),
-        Gap(staleness=1, max_ig=2, skip=Skip(limit=2))),
+        IterationGap(staleness=1, max_ig=2, skip=SkipPolicy(limit=2))),
     hop("skips up to 2, staleness 1, tokens max_ig 3, ring of 3", ring(3),
-        Gap(staleness=1, max_ig=3, skip=Skip(limit=2))),
-    hop("tokens max_ig 1, undirected ring of 4", both_ways(4), Gap(max_ig=1)),
-    hop("staleness 1, ring of 5", ring(5), Gap(staleness=1)),
-    hop("NOTIFY-ACK, ring of 5", ring(5), Gap(notify_ack=True)),
+        IterationGap(staleness=1, max_ig=3, skip=SkipPolicy(limit=2))),
+    hop("tokens max_ig 1, undirected ring of 4", both_ways(4), IterationGap(max_ig=1)),
+    hop("staleness 1, ring of 5", ring(5), IterationGap(staleness=1)),
+    hop("NOTIFY-ACK, ring of 5", ring(5), IterationGap(notify_ack=True)),
 )  # fmt: skip
 
 LARGE = (
-    hop("tokens max_ig 2, ring of 5", ring(5), Gap(max_ig=2)),
-    hop("tokens max_ig 1, ring of 6", ring(6), Gap(max_ig=1)),
-    hop("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), Gap(backup=1, max_ig=2)),
-    hop("tokens max_ig 3, ring of 10, at once", ring(10), Gap(max_ig=3), AT_ONCE),
-    hop("tokens max_ig 3, ring of 12, at once", ring(12), Gap(max_ig=3), AT_ONCE),
-    hop("tokens max_ig 2, undirected ring of 4, folded", both_ways(4), Gap(max_ig=2), symmetry=True),
-    hop("tokens max_ig 3, ring of 5, folded", ring(5), Gap(max_ig=3), symmetry=True),
-    hop("NOTIFY-ACK, ring of 6", ring(6), Gap(notify_ack=True)),
-    hop("staleness 2, ring of 4", ring(4), Gap(staleness=2)),
-    hop("tokens max_ig 1, ring of 7, folded", ring(7), Gap(max_ig=1), symmetry=True),
+    hop("tokens max_ig 2, ring of 5", ring(5), IterationGap(max_ig=2)),
+    hop("tokens max_ig 1, ring of 6", ring(6), IterationGap(max_ig=1)),
+    hop("backup 1, tokens max_ig 2, undirected ring of 3", both_ways(3), IterationGap(backup=1, max_ig=2)),
+    hop("tokens max_ig 3, ring of 10, at once", ring(10), IterationGap(max_ig=3), AT_ONCE),
+    hop("tokens max_ig 3, ring of 12, at once", ring(12), IterationGap(max_ig=3), AT_ONCE),
+    hop("tokens max_ig 2, undirected ring of 4, folded", both_ways(4), IterationGap(max_ig=2), symmetry=True),
+    hop("tokens max_ig 3, ring of 5, folded", ring(5), IterationGap(max_ig=3), symmetry=True),
+    hop("NOTIFY-ACK, ring of 6", ring(6), IterationGap(notify_ack=True)),
+    hop("staleness 2, ring of 4", ring(4), IterationGap(staleness=2)),
+    hop("tokens max_ig 1, ring of 7, folded", ring(7), IterationGap(max_ig=1), symmetry=True),
 )  # fmt: skip
 
 
@@ -126,10 +132,10 @@ def _possible(chosen: dict[str, Any]) -> bool:
     return not (lasting and chosen["suspicions"]) and not ((lasting or setting.staleness) and chosen["wire"])
 
 
-def _setting(chosen: dict[str, Any]) -> Gap:
+def _setting(chosen: dict[str, Any]) -> IterationGap:
     graph, backup = chosen["graph"], chosen["backup"]
     spare = tuple(int(backup == "all" or (backup == "one" and v == 0)) for v in range(graph.num_workers))
-    return Gap(
+    return IterationGap(
         max_ig=chosen["max_ig"],
         staleness=chosen["staleness"],
         backup=spare,
@@ -156,7 +162,7 @@ FACTORS = Factors(
         "staleness": [Level(0), Level(1, "staleness 1", 3)],
         "backup": [Level(""), Level("one", "a backup for worker 0", 3), Level("all", "backup 1", 10)],
         "notify_ack": [Level(False), Level(True, "NOTIFY-ACK", 3)],
-        "skip": [Level(None), Level(Skip(limit=2), "skips up to 2", 3)],
+        "skip": [Level(None), Level(SkipPolicy(limit=2), "skips up to 2", 3)],
         "fine": [Level(False), Level(True, "fine steps", 3)],
         "wire": [Level(False), Level(True, "reordered", 2)],
         "suspicions": [Level(0), Level(1, "one taken for dead", 10)],

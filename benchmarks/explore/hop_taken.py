@@ -1,6 +1,6 @@
 """What Hop's reduces take: a record of what came since the last one is kept beside each worker, and compared.
 
-Under bounded staleness the worker keeps one bit an in-neighbour that says whether its update is new. Whether that bit
+Under bounded staleness the worker keeps one bit an in-neighbor that says whether its update is new. Whether that bit
 is right cannot be seen in a state alone, because an update that was averaged stays in its queue to unblock a later
 step. So the machine here writes down what has come; where the worker is right, what is written down follows from its
 state, and no state is added.
@@ -23,7 +23,7 @@ NOTHING = -(2**60)
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """A worker, and of every in-neighbour the newest update that has come since the last reduce (or `NOTHING`)."""
+    """A worker, and of every in-neighbor the newest update that has come since the last reduce (or `NOTHING`)."""
 
     worker: HopState
     came: tuple[int, ...]

@@ -148,7 +148,7 @@ def _too_many(machine: Membership, state: Member | Authority) -> str | None:
     if isinstance(state, Member) or not state.view.members:
         return None
     lost = {worker for view in state.log for worker in view.members} - set(state.view.members) - state.left
-    return f"{state.view} goes on without {sorted(lost)}" if len(lost) > machine.most_lost else None
+    return f"{state.view} goes on without {sorted(lost)}" if len(lost) > machine.max_failures else None
 
 
 def _left_out(machine: Membership, worker: int, state: Member | Authority) -> str | None:
@@ -174,8 +174,8 @@ def _ends_needlessly(machine: Membership, view: Whole) -> str | None:
         return None
     dead = sum(state is None for state in view.processes[:-1]) + len(view.cut_off)
     ended = [worker for worker in ended if worker not in view.cut_off]
-    if ended and view.processes[-1] is not None and dead <= machine.most_lost:
-        return f"workers {ended} end although {dead} are dead and {machine.most_lost} may be"
+    if ended and view.processes[-1] is not None and dead <= machine.max_failures:
+        return f"workers {ended} end although {dead} are dead and {machine.max_failures} may be"
     return None
 
 
@@ -194,11 +194,11 @@ def explored(machine: Membership, network: Network) -> Explored:
 
 
 def membership(
-    name: str, workers: int, rounds: int, groups: Groups = everybody, *, most_lost: int = 9, leases: int = 0,
+    name: str, workers: int, rounds: int, groups: Groups = everybody, *, max_failures: int = 9, leases: int = 0,
     restarts: int = 0, joining: int = 0, knocks: int = 1,
     network: Network = USUAL,
 ) -> Configuration:  # fmt: skip
-    machine = Membership(workers + joining, most_lost, groups, rounds, leases, restarts, joining, knocks)
+    machine = Membership(workers + joining, max_failures, groups, rounds, leases, restarts, joining, knocks)
     return Configuration(name, machine, explored, network)
 
 
@@ -214,7 +214,7 @@ def at_once(crashes: int = 0, suspicions: int = 0, cuts: int = 0) -> Network:
 SMALLEST = (
     membership("2 workers, one death and one taken for dead", 2, 2, network=mishaps(1, 1)),
     membership("2 workers, two deaths, a lease, a restart", 2, 2, leases=1, restarts=1, network=mishaps(2)),
-    membership("2 workers, none may be lost", 2, 2, most_lost=0, network=mishaps(1)),
+    membership("2 workers, none may be lost", 2, 2, max_failures=0, network=mishaps(1)),
     membership("1 worker and one that joins, one death", 1, 2, joining=1, knocks=2, network=mishaps(1)),
 )  # fmt: skip
 """Seconds in all: what judges small changes to the protocol (`make mutants`)."""
@@ -225,7 +225,7 @@ SMALL = (
     membership("3 workers, one round, one cut off, at once", 3, 1, network=at_once(cuts=1)),
     membership("1 worker and one that joins, one cut off, at once", 1, 2, joining=1, network=at_once(cuts=1)),
     membership("3 workers, one death, at once", 3, 2, network=at_once(1)),
-    membership("3 workers, two deaths, one may be lost, at once", 3, 2, most_lost=1, network=at_once(2)),
+    membership("3 workers, two deaths, one may be lost, at once", 3, 2, max_failures=1, network=at_once(2)),
     membership("3 workers, two deaths, a restart, at once", 3, 2, restarts=1, network=at_once(2)),
     membership("3 workers, one taken for dead, a lease, at once", 3, 2, leases=1, network=at_once(0, 1)),
     membership("3 workers in pairs and all, two deaths, at once", 3, 3, pairs_then_all, network=at_once(2)),

@@ -1,4 +1,4 @@
-"""The properties of partial collectives: rounds, quorum, lateness, each call once, equal results, a common end.
+"""The properties of partial collectives: rounds, quorum, delay, each call once, equal results, a common end.
 
 Written from eager-SGD's text (PPoPP 2020, Lemma 5.1: liveness, safety, quorum, staleness), and from what queues of
 results add to it. Each call has a number, so that a state says where its gradient is.
@@ -24,7 +24,7 @@ from partreduce.schedulers.protocols.partial_state import (
     Share,
     Take,
 )
-from partreduce.topo.strategies.quorum import Counting, Quorum, QuorumStart
+from partreduce.topo.strategies.partial import LateGradientPolicy, PartialAllReduce, QuorumStart
 
 
 def partial_properties(machine: Partial) -> tuple[Property, ...]:
@@ -57,8 +57,8 @@ def partial_properties(machine: Partial) -> tuple[Property, ...]:
         listed.append(by_one("nothing is too late", lambda w, state: _late(setting, w, state)))
     if setting.keeps_equal:
         listed.append(by_one("queue within capacity", lambda w, state: _capacity(setting, w, state)))
-    if setting.synchronise_every:
-        listed.append(by_two("models are synchronised together", lambda pair: _synchronised(setting, pair)))
+    if setting.synchronize_every:
+        listed.append(by_two("models are synchronized together", lambda pair: _synchronized(setting, pair)))
     return tuple(listed)
 
 
@@ -70,12 +70,12 @@ def _shares_of_round(state: PartialState) -> list[Share] | None:
     return found if len(found) == len(state.shares) else None
 
 
-def _has_room(setting: Quorum, state: PartialState) -> bool:
-    """Whether nothing of this worker holds up its next round: a full queue, or a model that is not synchronised."""
+def _has_room(setting: PartialAllReduce, state: PartialState) -> bool:
+    """Whether nothing of this worker holds up its next round: a full queue, or a model that is not synchronized."""
     if setting.keeps_equal:
         return state.done - state.version < setting.staleness
-    every = setting.synchronise_every
-    return not every or state.synchronised == state.entered - state.entered % every or state.entered % every != 0
+    every = setting.synchronize_every
+    return not every or state.synchronized == state.entered - state.entered % every or state.entered % every != 0
 
 
 def _does_what_it_may(machine: Partial, w: int, state: PartialState) -> str | None:
@@ -140,10 +140,10 @@ def _may_start(machine: Partial, round_: int, shares: list[Share]) -> list[int]:
     return found
 
 
-def _arrival_in_place(setting: Quorum, w: int, state: PartialState) -> str | None:
+def _arrival_in_place(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
     """Whoever has something for the open round counts for it, and nobody else does; by call only in its own round."""
     counts, open_ = state.arrived[w], state.entered + 1
-    is_in_time = setting.count is Counting.OPEN_ROUND or state.calls == open_ or state.resting
+    is_in_time = setting.count is LateGradientPolicy.OPEN_ROUND or state.calls == open_ or state.resting
     if (counts == open_) != (bool(state.buffer) and is_in_time) or counts > open_:
         return f"worker {w} has {state.buffer} for round {state.entered} and counts for round {counts - 1}"
     return None
@@ -153,7 +153,7 @@ def _rests_rightly(machine: Partial, view: View) -> str | None:
     """Where no thread can move and no message is on its way, each thread waits for want of a quorum, or of room.
 
     So a round waits for no more calls than its quorum asks for, and otherwise only for a full queue, or for a model
-    that is not synchronised.
+    that is not synchronized.
     """
     if any(view.in_flight.values()):
         return None
@@ -190,9 +190,9 @@ def _is_held(machine: Partial, states: Sequence[PartialState]) -> bool:
     return not come
 
 
-def _arrival_counts(setting: Quorum, state: PartialState) -> bool:
+def _arrival_counts(setting: PartialAllReduce, state: PartialState) -> bool:
     """Whether a worker counts for its open round by what it has: by call only with the call of that round, or all."""
-    own = setting.count is Counting.OPEN_ROUND or state.calls == state.entered + 1 or state.resting
+    own = setting.count is LateGradientPolicy.OPEN_ROUND or state.calls == state.entered + 1 or state.resting
     return bool(state.buffer) and own
 
 
@@ -226,12 +226,12 @@ def _counts_once(pair: Pair) -> str | None:
     return None
 
 
-def _in_order(setting: Quorum, w: int, state: PartialState) -> str | None:
+def _in_order(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
     """Every result waits, in order, until it is taken; with latest only the newest."""
     held = tuple(result.round for result in state.results)
     if setting.keeps_equal:
         right = tuple(range(state.version, state.done))
-    elif setting.count is Counting.CALL and not state.resting:
+    elif setting.count is LateGradientPolicy.CALL and not state.resting:
         right = (state.done - 1,) if state.done else ()
     else:
         right = (state.done - 1,) if state.done > state.version else ()
@@ -250,12 +250,12 @@ def _same_results(pair: Pair) -> str | None:
     return None
 
 
-def _call_takes(setting: Quorum, w: int, state: PartialState) -> str | None:
+def _call_takes(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
     """Nobody computes on without a result; by call every worker calls once in each round."""
     waits = state.stage == CALLED
     if state.calls - waits > state.version:
         return f"worker {w} has made {state.calls} calls and taken {state.version} rounds"
-    if setting.count is Counting.CALL and not state.resting and state.calls - waits != state.version:
+    if setting.count is LateGradientPolicy.CALL and not state.resting and state.calls - waits != state.version:
         return f"worker {w} has taken {state.version} rounds in {state.calls} calls"
     return None
 
@@ -277,7 +277,7 @@ def _same_end(pair: Pair) -> str | None:
     return None
 
 
-def _late(setting: Quorum, w: int, state: PartialState) -> str | None:
+def _late(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
     """So many rounds lie between the weights that a call was computed with and the round that has it, at most."""
     assert setting.bound is not None
     ages = [state.entered - state.oldest] if state.buffer else []
@@ -287,20 +287,20 @@ def _late(setting: Quorum, w: int, state: PartialState) -> str | None:
     return f"a call of worker {w} is {max(ages)} rounds late; the bound is {setting.bound}"
 
 
-def _capacity(setting: Quorum, w: int, state: PartialState) -> str | None:
+def _capacity(setting: PartialAllReduce, w: int, state: PartialState) -> str | None:
     used = len(state.results) + state.is_running
     if used <= setting.staleness:
         return None
     return f"{used} results have places at worker {w}; its queue holds {setting.staleness}"
 
 
-def _synchronised(setting: Quorum, pair: Pair) -> str | None:
+def _synchronized(setting: PartialAllReduce, pair: Pair) -> str | None:
     """A mean of models has all of them, and rounds go on only after it."""
     u, a, v, b, _, _ = pair
-    every = setting.synchronise_every
-    if a.synchronised > b.version:
-        return f"worker {u} is synchronised at round {a.synchronised}; worker {v} has taken {b.version}"
+    every = setting.synchronize_every
+    if a.synchronized > b.version:
+        return f"worker {u} is synchronized at round {a.synchronized}; worker {v} has taken {b.version}"
     due = max(a.entered - 1, 0) // every * every
-    if a.synchronised < due or (a.stage != MEETING and a.version // every * every > a.synchronised):
-        return f"worker {u} has entered {a.entered} rounds, taken {a.version}, and is synchronised at {a.synchronised}"
+    if a.synchronized < due or (a.stage != MEETING and a.version // every * every > a.synchronized):
+        return f"worker {u} has entered {a.entered} rounds, taken {a.version}, and is synchronized at {a.synchronized}"
     return None

@@ -22,7 +22,7 @@ from partreduce.schedulers.protocols.hop import Ack, HopState, Token, Update
 
 @runtime_checkable
 class Shiftable(Protocol):
-    """A machine whose behaviour does not change when every step number moves by the same amount.
+    """A machine whose behavior does not change when every step number moves by the same amount.
 
     The explorer then keeps step numbers relative to the slowest process, so that endless runs have finitely many
     states.
@@ -40,7 +40,7 @@ class Shiftable(Protocol):
 
 @runtime_checkable
 class Symmetric(Protocol):
-    """A machine whose behaviour does not change when its processes are renamed by certain permutations."""
+    """A machine whose behavior does not change when its processes are renamed by certain permutations."""
 
     def symmetries(self) -> Sequence[tuple[int, ...]]:
         """Permutations p (process v becomes p[v]) under which the machine is the same; a group, identity included."""

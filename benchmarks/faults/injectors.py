@@ -357,10 +357,10 @@ def cut_link(times: float) -> Injector:
     return inject
 
 
-LASTING = tuple(name for name, kind in KINDS.items() if kind.most_lost)
+LASTING = tuple(name for name, kind in KINDS.items() if kind.max_failures)
 """What goes on after losses."""
-NEEDS_GENERATOR = ("generated",)
-ENDING = tuple(name for name, kind in KINDS.items() if not kind.most_lost and name not in NEEDS_GENERATOR)
+NEEDS_GENERATOR = ("dynamic_groups",)
+ENDING = tuple(name for name, kind in KINDS.items() if not kind.max_failures and name not in NEEDS_GENERATOR)
 """What a loss ends, and all begin again."""
 IN_STEP = tuple(name for name, kind in KINDS.items() if not kind.takes_several)
 """Where workers may save when their step is a multiple of a number."""
@@ -387,8 +387,8 @@ FAULTS = {
     "SIGTERM launcher twice": Fault(signal_launcher_twice(signal.SIGTERM), saves=True, weight=2),
     "SIGKILL launcher": Fault(signal_launcher(signal.SIGKILL, starting=False), AGENTS),
     "pause launcher": Fault(pause_launcher, AGENTS),
-    "kill generator": Fault(kill_generator, kinds=("generated",), steps=SHORT, weight=3),
-    "pause generator": Fault(pause_generator, kinds=("generated",), weight=3),
+    "kill generator": Fault(kill_generator, kinds=("dynamic_groups",), steps=SHORT, weight=3),
+    "pause generator": Fault(pause_generator, kinds=("dynamic_groups",), weight=3),
     "squatted port": Fault(squatted_port, ("by hand",), kinds=("static", "neighbor", "server asynchronous")),
     "full disk for traces": Fault(full_disk, steps=SHORT),
     "full disk for checkpoints": Fault(full_disk, kinds=IN_STEP, steps=SHORT),

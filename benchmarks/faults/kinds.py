@@ -18,31 +18,31 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
-    Anchor,
+    AllReduceAlgorithm,
     Codec,
-    Form,
+    DelayedAveraging,
+    DelayedMerge,
     GroupPhases,
-    How,
-    Late,
-    Lockstep,
-    Merge,
-    Outer,
+    OuterParams,
+    OuterStep,
+    Payload,
     Pipeline,
-    Routes,
+    Synchronous,
+    Transport,
 )
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.base import Strategy
-from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
-from partreduce.topo.strategies.generated import Division, Generated
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Counting, Quorum, QuorumStart
+from partreduce.topo.strategies.partial import LateGradientPolicy, PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.static import StaticGroups
 
 WORKERS = 4
-PLAIN = Outer()
-DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+PLAIN = OuterStep()
+DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 PAIRS = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
 ALL = np.full((WORKERS, WORKERS), 1 / WORKERS)
 
@@ -52,10 +52,10 @@ class Kind:
     """A schedule with what is known of its results.
 
     `rounds` are the mixing matrices of one period, written down here and not asked of the schedule; None where meetings
-    are decided while the run lasts. `steps_a_round` is the pace, `lag` the steps by which gradients are late; a kind
-    that `keeps_gap` lets nobody go on for more than a few steps without the others. Where one step `takes_several`
-    averages nobody goes on at all without the others, though not all are at the same step. Under `partreduce run` the
-    others go on after the loss of `most_lost` workers; their `views` say who is in which round.
+    are decided while the run lasts. `steps_a_round` is the steps_per_round, `lag` the steps by which gradients are
+    late; a kind that `keeps_gap` lets nobody go on for more than a few steps without the others. Where one step
+    `takes_several` averages nobody goes on at all without the others, though not all are at the same step. Under
+    `partreduce run` the others go on after the loss of `max_failures` workers; their `views` say who is in which round.
     """
 
     strategy: Strategy
@@ -68,11 +68,11 @@ class Kind:
     num_nodes: int = 1
     keeps_gap: bool = False
     takes_several: bool = False
-    outer: Outer = PLAIN
+    outer: OuterStep = PLAIN
     fragments: int = 1
     late_steps: int = 0
     kept: float = 0.0
-    most_lost: int = 0
+    max_failures: int = 0
 
     @property
     def is_free(self) -> bool:
@@ -82,13 +82,13 @@ class Kind:
     @property
     def lasts_after(self) -> bool:
         """Whether a run may last for long after a fault."""
-        return self.is_free or self.most_lost > 0
+        return self.is_free or self.max_failures > 0
 
     @property
     def schedule(self) -> Schedule:
         cluster = Cluster.regular(self.num_nodes, WORKERS // self.num_nodes)
         rule = SurvivorRule.ALL_REDUCE if self.strategy.averages_everyone else SurvivorRule.KEEP_GROUPS
-        plan = FailurePlan(rule, self.most_lost) if self.most_lost else None
+        plan = FailurePlan(rule, self.max_failures) if self.max_failures else None
         return Schedule("under-faults", cluster, self.strategy, failure_plan=plan)
 
     @property
@@ -124,19 +124,19 @@ class Kind:
         Merged late (arXiv 2501.18512): what is averaged is `late_steps` old, and `kept` of each worker's own stays.
         Rows of a fragment have their turn when its share of the round's steps is done, if it was sent by then.
         """
-        lr, momentum, pace = float(self.outer.lr), float(self.outer.momentum), self.steps_a_round
+        lr, momentum, steps_per_round = float(self.outer.lr), float(self.outer.momentum), self.steps_a_round
         x = np.zeros((steps + 1, WORKERS, WORKERS))
-        anchor, b = np.zeros((WORKERS, WORKERS)), np.zeros((WORKERS, WORKERS))
+        outer_params, b = np.zeros((WORKERS, WORKERS)), np.zeros((WORKERS, WORKERS))
         assert self.rounds is not None, "asked before"
         for step in range(steps):
             x[step + 1] = x[step] + np.eye(WORKERS)
-            w = self.rounds[step // pace % len(self.rounds)]
+            w = self.rounds[step // steps_per_round % len(self.rounds)]
             for row in np.flatnonzero(self.is_due(step) & (step + 1 > self.late_steps)):
-                movement = w @ x[step + 1 - self.late_steps, :, row] - anchor[:, row]
+                movement = w @ x[step + 1 - self.late_steps, :, row] - outer_params[:, row]
                 b[:, row] = momentum * b[:, row] + movement
                 ahead = movement + momentum * b[:, row] if self.outer.nesterov else b[:, row]
-                anchor[:, row] += lr * ahead
-                x[step + 1, :, row] = self.kept * x[step + 1, :, row] + (1 - self.kept) * anchor[:, row]
+                outer_params[:, row] += lr * ahead
+                x[step + 1, :, row] = self.kept * x[step + 1, :, row] + (1 - self.kept) * outer_params[:, row]
         return x
 
 
@@ -165,43 +165,43 @@ def _peer_matrix(hop: int) -> npt.NDArray[np.float64]:
 def _gap(**options: object) -> Kind:
     """Workers on a ring in both directions, that go on by themselves within what their queues let them."""
     edges = [((target + hop) % WORKERS, target, Fraction(1, 3)) for target in range(WORKERS) for hop in (1, -1)]
-    gap = Gap(**options)  # type: ignore[arg-type] - of many types
+    gap = IterationGap(**options)  # type: ignore[arg-type] - of many types
     rounds = (_RING,) if gap.takes_all else None
-    strategy = Neighbor(rounds=(Round.from_edges(WORKERS, edges),), when=gap)
-    late = gap.order is Order.PARALLEL
+    strategy = NeighborAveraging(rounds=(Round.from_edges(WORKERS, edges),), sync=gap)
+    late = gap.update_order is UpdateOrder.DPSGD
     return Kind(strategy, rounds, "reference" if rounds else "convex", late=late, keeps_gap=True)
 
 
 def _quorum(**options: object) -> Kind:
     """Sums that start without the late; a step takes all that are there."""
-    quorum = Quorum(**options)  # type: ignore[arg-type] - of many types
-    return Kind(AllReduce(when=quorum), None, "sums", gradients=True, takes_several=True)
+    quorum = PartialAllReduce(**options)  # type: ignore[arg-type] - of many types
+    return Kind(AllReduce(sync=quorum), None, "sums", gradients=True, takes_several=True)
 
 
 def _outer_steps(*, fragments: int = 1, late_steps: int = 0, kept: float = 0.0) -> Kind:
     """DiLoCo: every third step the workers' mean movement is the gradient of an outer optimizer; merged late or not."""
-    when = Merge(steps=late_steps, alpha=Fraction(kept)) if late_steps else Lockstep()
+    sync = DelayedMerge(steps=late_steps, alpha=Fraction(kept)) if late_steps else Synchronous()
     patterns = tuple((f"rows{part}",) for part in range(fragments)) if fragments > 1 else 1
-    strategy = AllReduce(pace=3, when=when, what=Routes(outer=DILOCO, fragments=patterns))
+    strategy = AllReduce(steps_per_round=3, sync=sync, payload=Payload(outer=DILOCO, fragments=patterns))
     turns = {"fragments": fragments, "late_steps": late_steps, "kept": kept}
     return Kind(strategy, (ALL,), "reference", steps_a_round=3, outer=DILOCO, **turns)
 
 
-def _in_turns(fragments: int, pace: int) -> AllReduce:
+def _in_turns(fragments: int, steps_per_round: int) -> AllReduce:
     """DiLoCo of fragments that go on."""
     patterns = tuple((f"rows{part}",) for part in range(fragments))
-    return AllReduce(pace=pace, what=Routes(outer=DILOCO, fragments=patterns))
+    return AllReduce(steps_per_round=steps_per_round, payload=Payload(outer=DILOCO, fragments=patterns))
 
 
 def _goes_on(strategy: Strategy, **options: object) -> Kind:
     """All average, and who is left goes on."""
-    return Kind(strategy, (ALL,), "views", most_lost=2, **options)  # type: ignore[arg-type] - of many types
+    return Kind(strategy, (ALL,), "views", max_failures=2, **options)  # type: ignore[arg-type] - of many types
 
 
-def _own_anchors() -> Kind:
+def _own_outer_params() -> Kind:
     """NoLoCo: the same of pairs."""
-    outer = Outer(lr=Fraction(7, 10), momentum=Fraction(1, 2), anchor=Anchor.OWN)
-    strategy = Static(phases=_phases(), pace=2, what=Routes(outer=outer))
+    outer = OuterStep(lr=Fraction(7, 10), momentum=Fraction(1, 2), outer_params=OuterParams.PER_WORKER)
+    strategy = StaticGroups(phases=_phases(), steps_per_round=2, payload=Payload(outer=outer))
     return Kind(strategy, _PAIR_MEANS, "reference", steps_a_round=2, outer=outer)
 
 
@@ -215,50 +215,50 @@ _PEERS = (_peer_matrix(1), _peer_matrix(2))
 _ROUNDS = (_one_peer(1), _one_peer(2))
 
 KINDS = {
-    "static": Kind(Static(phases=_phases()), _PAIR_MEANS, "reference"),
-    "static late": Kind(Static(phases=_phases(), when=Late()), _PAIR_MEANS, "reference", late=True),
+    "static": Kind(StaticGroups(phases=_phases()), _PAIR_MEANS, "reference"),
+    "static late": Kind(StaticGroups(phases=_phases(), sync=DelayedAveraging()), _PAIR_MEANS, "reference", late=True),
     "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
     "allreduce that goes on": _goes_on(AllReduce(), gradients=True),
-    "pipeline that goes on": _goes_on(AllReduce(when=Pipeline()), gradients=True, lag=1),
-    "late that goes on": _goes_on(AllReduce(when=Late()), late=True),
-    "codec that goes on": _goes_on(AllReduce(how=How(codec=Codec.BFLOAT16)), gradients=True),
-    "stages that go on": _goes_on(AllReduce(how=How(form=Form.HIERARCHICAL)), gradients=True, num_nodes=2),
-    "outer that goes on": _goes_on(AllReduce(pace=3, what=Routes(outer=DILOCO)), steps_a_round=3, outer=DILOCO),
+    "pipeline that goes on": _goes_on(AllReduce(sync=Pipeline()), gradients=True, lag=1),
+    "late that goes on": _goes_on(AllReduce(sync=DelayedAveraging()), late=True),
+    "codec that goes on": _goes_on(AllReduce(transport=Transport(codec=Codec.BFLOAT16)), gradients=True),
+    "stages that go on": _goes_on(AllReduce(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)), gradients=True, num_nodes=2),
+    "outer that goes on": _goes_on(AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO)), steps_a_round=3, outer=DILOCO),
     "fragments that go on": _goes_on(_in_turns(2, 3), steps_a_round=3, outer=DILOCO, fragments=2),
-    "allreduce pipeline": Kind(AllReduce(when=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
-    "allreduce pace 2": Kind(AllReduce(pace=2), (ALL,), "reference", steps_a_round=2),
+    "allreduce pipeline": Kind(AllReduce(sync=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
+    "allreduce steps_per_round 2": Kind(AllReduce(steps_per_round=2), (ALL,), "reference", steps_a_round=2),
     "outer": _outer_steps(),
     "outer merged late": _outer_steps(late_steps=1, kept=0.5),
-    "outer of pairs": _own_anchors(),
+    "outer of pairs": _own_outer_params(),
     "fragments": _outer_steps(fragments=2),
     "fragments merged late": _outer_steps(fragments=2, late_steps=2, kept=0.5),
-    "allreduce late": Kind(AllReduce(when=Late()), (ALL,), "reference", late=True),
+    "allreduce late": Kind(AllReduce(sync=DelayedAveraging()), (ALL,), "reference", late=True),
     "quorum solo": _quorum(quorum=QuorumStart.SOLO),
-    "quorum majority": _quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, staleness=2),
+    "quorum majority": _quorum(quorum=QuorumStart.MAJORITY, count=LateGradientPolicy.CALL, staleness=2),
     "quorum of three": _quorum(quorum=3, grace=2000),
     "hierarchical": Kind(
-        AllReduce(pace=2, how=How(form=Form.HIERARCHICAL)), (ALL,), "reference", steps_a_round=2, num_nodes=2
+        AllReduce(steps_per_round=2, transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)), (ALL,), "reference", steps_a_round=2, num_nodes=2
     ),
-    "neighbor": Kind(Neighbor(rounds=_ROUNDS), _PEERS, "reference"),
-    "neighbor late": Kind(Neighbor(rounds=_ROUNDS, when=Late()), _PEERS, "reference", late=True),
+    "neighbor": Kind(NeighborAveraging(rounds=_ROUNDS), _PEERS, "reference"),
+    "neighbor late": Kind(NeighborAveraging(rounds=_ROUNDS, sync=DelayedAveraging()), _PEERS, "reference", late=True),
     "gap standard": _gap(),
-    "gap standard parallel": _gap(order=Order.PARALLEL),
+    "gap standard parallel": _gap(update_order=UpdateOrder.DPSGD),
     "gap tokens": _gap(max_ig=2),
-    "gap tokens parallel": _gap(max_ig=1, order=Order.PARALLEL),
+    "gap tokens parallel": _gap(max_ig=1, update_order=UpdateOrder.DPSGD),
     "gap notify-ack": _gap(notify_ack=True),
-    "gap notify-ack parallel": _gap(notify_ack=True, order=Order.PARALLEL),
+    "gap notify-ack parallel": _gap(notify_ack=True, update_order=UpdateOrder.DPSGD),
     "gap backup": _gap(max_ig=3, backup=1),
-    "gap backup parallel": _gap(max_ig=3, backup=1, order=Order.PARALLEL),
+    "gap backup parallel": _gap(max_ig=3, backup=1, update_order=UpdateOrder.DPSGD),
     "gap staleness": _gap(staleness=2),
-    "gap staleness parallel": _gap(max_ig=4, staleness=2, weights=Weights.ITERATION, order=Order.PARALLEL),
-    "gap skip": _gap(max_ig=4, backup=1, skip=Skip(limit=4)),
-    "gap skip parallel": _gap(max_ig=5, staleness=3, backup=1, skip=Skip(limit=3), order=Order.PARALLEL),
-    "generated": Kind(Generated(group_size=2, division=Division.GLOBAL, slow_threshold=None), None, "groups"),
+    "gap staleness parallel": _gap(max_ig=4, staleness=2, weights=EdgeWeighting.ITERATION, update_order=UpdateOrder.DPSGD),
+    "gap skip": _gap(max_ig=4, backup=1, skip=SkipPolicy(limit=4)),
+    "gap skip parallel": _gap(max_ig=5, staleness=3, backup=1, skip=SkipPolicy(limit=3), update_order=UpdateOrder.DPSGD),
+    "dynamic_groups": Kind(DynamicGroups(group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None), None, "groups"),
     "pairwise": Kind(Pairwise(active=(0, 2)), None, "convex"),
-    "pairwise late": Kind(Pairwise(active=(0, 2), when=Late()), None, "convex", late=True),
+    "pairwise late": Kind(Pairwise(active=(0, 2), sync=DelayedAveraging()), None, "convex", late=True),
     "server": Kind(Server(hosts=(1,)), (ALL,), "reference", gradients=True),
     "server asynchronous": Kind(Server(hosts=(1,), synchronous=False), None, "counts"),
     "server asynchronous late": Kind(
-        Server(hosts=(1,), synchronous=False, when=Late()), None, "counts", late=True
+        Server(hosts=(1,), synchronous=False, sync=DelayedAveraging()), None, "counts", late=True
     ),
 }  # fmt: skip

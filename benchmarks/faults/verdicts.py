@@ -62,7 +62,7 @@ def judge_ends(running: Running) -> None:
             took = "never" if ended is None else f"after {ended - held_up_since:.1f} s"
             outcome.violations.append(f"late: worker {rank} ended {took}, limit {limit:.3g} s")
     everybody = range(WORKERS) if running.must_finish else survivors
-    goes_on = running.cell.launcher == "run" and 0 < len(running.victims) <= KINDS[running.cell.kind].most_lost
+    goes_on = running.cell.launcher == "run" and 0 < len(running.victims) <= KINDS[running.cell.kind].max_failures
     if goes_on and running.cell.fault in KILLS and (lost := sorted(set(survivors) - set(finished))):
         if running.starved and all((end := ends[rank]) is not None and end.what == "failed" for rank in lost):
             outcome.ended = "named error"  # whom the machine kept from answering

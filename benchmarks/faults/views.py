@@ -38,7 +38,7 @@ def views_of(records: dict[int, list[Record]]) -> tuple[Views, list[str]]:
         (rank, record.step, [(int(after), tuple(members)) for after, members in record.more])
         for rank, listed in records.items()
         for record in listed
-        if record.what == "leaves" and record.more  # else it ends with the first loss
+        if record.payload == "leaves" and record.more  # else it ends with the first loss
     ]
     longest = max((views for _, _, views in known), key=len, default=[(-1, tuple(range(WORKERS)))])
     problems = [
@@ -63,7 +63,7 @@ class Replay:
     x: Values = field(default_factory=lambda: np.zeros((WORKERS, WORKERS)))
     since: dict[int, int] = field(default_factory=dict)
     """With which step a member began that has joined."""
-    anchor: Values = field(default_factory=lambda: np.zeros(WORKERS))
+    outer_params: Values = field(default_factory=lambda: np.zeros(WORKERS))
     momentum: Values = field(default_factory=lambda: np.zeros(WORKERS))
 
     def members(self, step: int) -> tuple[int, ...]:
@@ -88,11 +88,11 @@ class Replay:
             self.x[members] += starts[members].mean(axis=0) - starts[members]
             return
         rows, outer = self.kind.is_due(step), self.kind.outer
-        movement = self.x[members].mean(axis=0)[rows] - self.anchor[rows]
+        movement = self.x[members].mean(axis=0)[rows] - self.outer_params[rows]
         self.momentum[rows] = float(outer.momentum) * self.momentum[rows] + movement
         ahead = movement + float(outer.momentum) * self.momentum[rows] if outer.nesterov else self.momentum[rows]
-        self.anchor[rows] += float(outer.lr) * ahead
-        self.x[np.ix_(members, rows)] = self.anchor[rows]
+        self.outer_params[rows] += float(outer.lr) * ahead
+        self.x[np.ix_(members, rows)] = self.outer_params[rows]
 
     def ends(self, step: int) -> list[Values]:
         """What all may finish with after so many steps: what is late then is applied by those who were left by then."""
@@ -117,7 +117,7 @@ def _members(views: Views, turn: int) -> tuple[int, ...]:
 
 def _share(kind: Kind, members: int) -> float:
     """What of one gradient is in a mean, rounded as it travels."""
-    if kind.strategy.how.codec is not Codec.BFLOAT16 or members == 1:
+    if kind.strategy.transport.codec is not Codec.BFLOAT16 or members == 1:
         return 1 / members
     bits = np.float32(1 / members).view(np.uint32)
     return float(((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32))
@@ -140,10 +140,10 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
             for record in (record for record in listed if record.step == step):
                 if _is_behind(kind, views, rank, record):
                     continue
-                if record.what == "finished":
+                if record.payload == "finished":
                     expected = next((end for end in ends if same(values_of(record), end)), ends[-1])
-                elif record.what in states:
-                    expected = states[record.what][rank]
+                elif record.payload in states:
+                    expected = states[record.payload][rank]
                 else:
                     continue
                 if record is first and rank in donors and not kind.gradients:
@@ -154,7 +154,7 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
                         problems.append(f"worker {rank} joined step {step} with {values_of(record)}, which nobody had")
                 elif not same(values_of(record), expected):
                     problems.append(
-                        f"worker {rank} {record.what} step {step} with {values_of(record)}, not {expected}; {views}"
+                        f"worker {rank} {record.payload} step {step} with {values_of(record)}, not {expected}; {views}"
                     )
     return problems
 
@@ -163,7 +163,7 @@ def _processes(listed: list[Record]) -> list[list[Record]]:
     """A worker's records, those of each of its processes by themselves."""
     parts: list[list[Record]] = []
     for record in listed:
-        if record.what == "begins":
+        if record.payload == "begins":
             parts.append([])
         if parts:
             parts[-1].append(record)
@@ -181,7 +181,7 @@ def _begun(kind: Kind, views: Views, processes: list[tuple[int, list[Record]]]) 
 
 
 def _first_entered(process: list[Record]) -> Record | None:
-    return next((record for record in process if record.what == "enters"), None)
+    return next((record for record in process if record.payload == "enters"), None)
 
 
 def _is_behind(kind: Kind, views: Views, rank: int, record: Record) -> bool:

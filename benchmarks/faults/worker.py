@@ -23,7 +23,7 @@ from benchmarks.faults.processes import runs
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.document.schedule import load_schedule
-from partreduce.topo.errors import FileProblem, PartreduceError
+from partreduce.topo.errors import FileError, PartreduceError
 
 TASK = "FAULTS_TASK"
 CHECKPOINT_STEPS = 60
@@ -55,7 +55,7 @@ def work() -> None:
     start = torch.zeros(size + 1, task.columns)
     start[-1] = 1.0
     schedule = load_schedule(task.schedule)
-    split = rows_of(schedule.strategy.what.num_fragments)
+    split = rows_of(schedule.strategy.payload.num_fragments)
     parts = {f"rows{place}": torch.nn.Parameter(part) for place, part in enumerate(start.split(split))}
     model = torch.nn.ParameterDict(parts)
     diary = Diary(Path(task.folder), rank, list(parts.values()))
@@ -160,7 +160,7 @@ def _step(
         try:
             save_checkpoint(optimizer, task.checkpoints)
             diary.note("saved", step)
-        except FileProblem as error:
+        except FileError as error:
             diary.note("not saved", step, str(error))
 
 

@@ -116,46 +116,48 @@ def aimed_limit(draw: random.Random, entry: dict[str, Any]) -> None:
 
 
 def aimed_payload(draw: random.Random, strategy: dict[str, Any]) -> None:
-    """Another lateness, codec, form, pace or turns; it need not go together."""
+    """Another delay, codec, form, steps_per_round or turns; it need not go together."""
     kind = draw.randrange(5)
     if kind == 0:
         members = {"width": draw.choice([2, 2, 3, 4]), "drain": draw.choice(["apply", "drop"])}
         members |= {"warm_up": draw.choice([0, 1, 50]), "total": draw.choice(["mean", "sum"])}
-        strategy["when"] = draw.choice(["lockstep", {"late": 1}, {"pipeline": members}, {"pipeline": {}}])
+        strategy["sync"] = draw.choice(["synchronous", {"delay": 1}, {"pipeline": members}, {"pipeline": {}}])
     elif kind == 1:
-        strategy["how"] = {"codec": draw.choice(["none", "float16", "bfloat16", "int8", "int4"])}
-        strategy["how"]["form"] = draw.choice(["ring", "hierarchical"])
+        strategy["transport"] = {"codec": draw.choice(["none", "float16", "bfloat16", "int8", "int4"])}
+        strategy["transport"]["algorithm"] = draw.choice(["ring", "hierarchical"])
     elif kind == 2:
-        how = strategy.setdefault("how", {})
+        transport = strategy.setdefault("transport", {})
         changes = [("where", "across-nodes"), ("block", draw.randrange(1, 9))]
-        name, value = draw.choice([*changes, ("error_feedback", True), ("sending", "layers"), ("codec", "int8")])
-        how[name] = value
+        name, value = draw.choice(
+            [*changes, ("error_feedback", True), ("gradient_buckets", "per_layer"), ("codec", "int8")]
+        )
+        transport[name] = value
     elif kind == 3:
-        strategy.setdefault("what", {})["fragments"] = draw.choice([1, 2, 3, 5, [["a.*"], ["b", "c"]]])
-        strategy["when"] = {"merge": {"steps": draw.randrange(4), "alpha": draw.choice([0, "1/3", "9/10", 1])}}
+        strategy.setdefault("payload", {})["fragments"] = draw.choice([1, 2, 3, 5, [["a.*"], ["b", "c"]]])
+        strategy["sync"] = {"merge": {"steps": draw.randrange(4), "alpha": draw.choice([0, "1/3", "9/10", 1])}}
     else:
-        strategy["pace"] = draw.randrange(1, 9)
+        strategy["steps_per_round"] = draw.randrange(1, 9)
 
 
 def aimed_gap(draw: random.Random, gap: dict[str, Any]) -> None:
     """Another setting for workers that keep a gap; it need not go together."""
     changes: list[tuple[str, Any]] = [("max_ig", draw.randrange(1, 5)), ("staleness", draw.randrange(3))]
     changes += [("backup", draw.randrange(3)), ("backup", [draw.randrange(2) for _ in range(5)])]
-    changes += [("skip", {"limit": draw.randrange(2, 6)}), ("order", "parallel"), ("notify_ack", True)]
+    changes += [("skip", {"limit": draw.randrange(2, 6)}), ("update_order", "dpsgd"), ("notify_ack", True)]
     changes += [("weights", draw.choice(["uniform", "iteration", "graph"])), ("skip", None), ("max_ig", None)]
     name, value = draw.choice(changes)
     gap[name] = value
 
 
-def aimed_tables(draw: random.Random, what: dict[str, Any]) -> None:
+def aimed_tables(draw: random.Random, payload: dict[str, Any]) -> None:
     """Another way, owner, size or order of tables; it need not go together."""
-    tables = what["tables"]
+    tables = payload["tables"]
     table, kind = draw.choice(tables), draw.randrange(5)
     if kind == 0:
         draw.shuffle(tables)
     elif kind == 1:
         name = draw.choice(["local_aggregation", "average"])
-        what[name] = not what.get(name, True)
+        payload[name] = not payload.get(name, True)
     elif kind == 2 and len(tables) > 1:
         tables.remove(table)
     else:
@@ -172,20 +174,20 @@ def aimed_quorum(draw: random.Random, quorum: dict[str, Any]) -> None:
     """Another setting for rounds that a quorum starts; it need not go together."""
     changes: list[tuple[str, Any]] = [("quorum", draw.choice([2, 3, 4, 5, "solo", "majority"]))]
     changes += [("staleness", draw.randrange(1, 6)), ("missed", "latest"), ("count", "call")]
-    changes += [("synchronise_every", 3), ("seed", 1), ("grace", 7)]
+    changes += [("synchronize_every", 3), ("seed", 1), ("grace", 7)]
     name, value = draw.choice(changes)
     quorum[name] = value
 
 
 def aimed_axis(draw: random.Random, strategy: dict[str, Any]) -> bool:
     """Perhaps a change of a value beside the kind; whether there was one."""
-    if isinstance(strategy.get("when"), dict) and "gap" in strategy["when"] and draw.random() < 0.5:
-        aimed_gap(draw, strategy["when"]["gap"])
-    elif isinstance(strategy.get("when"), dict) and "quorum" in strategy["when"] and draw.random() < 0.5:
-        aimed_quorum(draw, strategy["when"]["quorum"])
-    elif "tables" in strategy.get("what", {}) and draw.random() < 0.6:
-        aimed_tables(draw, strategy["what"])
-    elif draw.random() < (0.7 if "what" in strategy else 0.2) and strategy["kind"] != "neighbor":
+    if isinstance(strategy.get("sync"), dict) and "iteration_gap" in strategy["sync"] and draw.random() < 0.5:
+        aimed_gap(draw, strategy["sync"]["iteration_gap"])
+    elif isinstance(strategy.get("sync"), dict) and "partial" in strategy["sync"] and draw.random() < 0.5:
+        aimed_quorum(draw, strategy["sync"]["partial"])
+    elif "tables" in strategy.get("payload", {}) and draw.random() < 0.6:
+        aimed_tables(draw, strategy["payload"])
+    elif draw.random() < (0.7 if "payload" in strategy else 0.2) and strategy["kind"] != "neighbor":
         aimed_payload(draw, strategy)
     else:
         return False
@@ -211,7 +213,7 @@ def aimed_schedule(draw: random.Random, raw: dict[str, Any]) -> None:
     if strategy["kind"] == "allreduce":
         raw["strategy"] = draw.choice(
             [
-                {"kind": "allreduce", "pace": draw.randrange(1, 9)},
+                {"kind": "allreduce", "steps_per_round": draw.randrange(1, 9)},
                 {
                     "kind": "static",
                     "phases": [
@@ -227,7 +229,7 @@ def aimed_schedule(draw: random.Random, raw: dict[str, Any]) -> None:
     if kind == 0 and len(items) > 1:
         items.remove(phase)
     elif kind == 1 and isinstance(phase, list) and phase:
-        draw.choice(phase)["relax"] = draw.choice([0, 2, 3, -1, "1/2", "5/4", "4000001/1000000", 1])
+        draw.choice(phase)["relaxation"] = draw.choice([0, 2, 3, -1, "1/2", "5/4", "4000001/1000000", 1])
     elif kind == 2 and isinstance(phase, list) and len(phase):
         phase.remove(draw.choice(phase))
     elif isinstance(phase, dict):

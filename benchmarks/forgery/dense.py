@@ -26,14 +26,14 @@ def workers_of_nodes(raw: Document) -> list[list[int]]:
     return [list(range(m * size, (m + 1) * size)) for m in range(cluster["num_nodes"])]
 
 
-def paces(raw: Document, n: int) -> list[int]:
+def worker_steps(raw: Document, n: int) -> list[int]:
     """Steps per round of every worker."""
-    pace = raw["strategy"].get("pace", 1)
-    return pace if isinstance(pace, list) else [pace] * n
+    steps_per_round = raw["strategy"].get("steps_per_round", 1)
+    return steps_per_round if isinstance(steps_per_round, list) else [steps_per_round] * n
 
 
 def weighted_edges(graph: Document) -> list[tuple[int, int, Fraction]]:
-    """(source, target, weight) of a round of neighbours."""
+    """(source, target, weight) of a round of neighbors."""
     weights = graph["weights"] if isinstance(graph["weights"], list) else [graph["weights"]] * len(graph["edges"])
     return [(s, t, Fraction(x)) for (s, t), x in zip(graph["edges"], weights, strict=True)]
 
@@ -53,13 +53,15 @@ def dense(raw: Document) -> tuple[Groups, list[Matrix]]:
     if strategy["kind"] == "neighbor":
         return None, [_weighted(n, r) for r in strategy["rounds"]]
     if strategy["kind"] == "allreduce":
-        when = strategy.get("when", {})
-        merge = when.get("merge", {}) if isinstance(when, dict) else {}
+        sync = strategy.get("sync", {})
+        merge = sync.get("merge", {}) if isinstance(sync, dict) else {}
         listed = [[(list(range(n)), 1 - float(Fraction(merge.get("alpha", 0))))]]
     elif "node_radices" in strategy:
         listed = [_blocks(cluster, strategy["node_radices"], phase) for phase in strategy["phases"]]
     else:
-        listed = [[(g["group"], float(Fraction(g.get("relax", 1)))) for g in phase] for phase in strategy["phases"]]
+        listed = [
+            [(g["group"], float(Fraction(g.get("relaxation", 1)))) for g in phase] for phase in strategy["phases"]
+        ]
     return listed, [averaging(n, phase) for phase in listed]
 
 
@@ -81,7 +83,7 @@ def _blocks(cluster: Document, radices: list[int], phase: list[Document]) -> lis
         for m, digits in enumerate(nodes):
             key = tuple(x for d, x in enumerate(digits) if d not in block["across"])
             groups.setdefault(key, []).extend(m * size + local for local in block["local"])
-        found += [(g, float(Fraction(block.get("relax", 1)))) for g in groups.values() if len(g) > 1]
+        found += [(g, float(Fraction(block.get("relaxation", 1)))) for g in groups.values() if len(g) > 1]
     return found
 
 
@@ -92,39 +94,39 @@ def steady_distance(raw: Document, listed: Groups, matrices: list[Matrix]) -> fl
     workers do not converge.
     """
     strategy, n = raw["strategy"], len(matrices[0])
-    of_workers = np.array(paces(raw, n))
-    when = strategy.get("when", "lockstep")
+    of_workers = np.array(worker_steps(raw, n))
+    sync = strategy.get("sync", "synchronous")
     # A pipeline's parameters are equal, and a merge keeps as much of a late step's differences as of all others.
-    is_late = when != "lockstep" and not {"pipeline", "merge"} & set(when)
+    is_late = sync != "synchronous" and not {"pipeline", "merge"} & set(sync)
     scales = [np.ones(n) for _ in matrices]
     if strategy.get("averaging", "mean") != "mean":
         if listed is None:
-            scales = [_round_paces(one["edges"], of_workers) / of_workers for one in strategy["rounds"]]
+            scales = [_round_worker_steps(one["edges"], of_workers) / of_workers for one in strategy["rounds"]]
         else:
-            scales = [_group_paces(phase, of_workers) / of_workers for phase in listed]
+            scales = [_group_worker_steps(phase, of_workers) / of_workers for phase in listed]
     return _consensus_distance(matrices, of_workers, scales, is_late=is_late)
 
 
-def _round_paces(edges: list[list[int]], paces: Numbers) -> Matrix:
+def _round_worker_steps(edges: list[list[int]], worker_steps: Numbers) -> Matrix:
     """Who has no edge in a round takes no part in it."""
-    result = paces.astype(float)
-    result[sorted({worker for edge in edges for worker in edge})] = paces.mean()
+    result = worker_steps.astype(float)
+    result[sorted({worker for edge in edges for worker in edge})] = worker_steps.mean()
     return result
 
 
-def _group_paces(phase: list[tuple[list[int], float]], paces: Numbers) -> Matrix:
-    result = paces.astype(float)
+def _group_worker_steps(phase: list[tuple[list[int], float]], worker_steps: Numbers) -> Matrix:
+    result = worker_steps.astype(float)
     for group, _ in phase:
-        result[list(group)] = paces[list(group)].mean()
+        result[list(group)] = worker_steps[list(group)].mean()
     return result
 
 
-def _consensus_distance(matrices: list[Matrix], paces: Numbers, scales: list[Matrix], *, is_late: bool) -> float:
-    n, instants = len(paces), int(paces.max())
+def _consensus_distance(matrices: list[Matrix], worker_steps: Numbers, scales: list[Matrix], *, is_late: bool) -> float:
+    n, instants = len(worker_steps), int(worker_steps.max())
     off = np.eye(n) - 1 / n
 
     def one(t: int, sigma: Matrix) -> Matrix:
-        noise, w = np.diag(paces * scales[t] ** 2), off @ matrices[t]
+        noise, w = np.diag(worker_steps * scales[t] ** 2), off @ matrices[t]
         return w @ sigma @ w.T + off @ noise @ off if is_late else w @ (sigma + noise) @ w.T
 
     product, sigma = off.copy(), np.zeros((n, n))
@@ -136,7 +138,7 @@ def _consensus_distance(matrices: list[Matrix], paces: Numbers, scales: list[Mat
     total = 0.0
     for t in range(len(matrices)):
         for s in range(1, instants):
-            total += np.trace(sigma) + np.trace(off @ np.diag(s * paces // instants) @ off)
+            total += np.trace(sigma) + np.trace(off @ np.diag(s * worker_steps // instants) @ off)
         sigma = one(t, sigma)
         total += np.trace(sigma)
     return total / (n * len(matrices) * instants)

@@ -21,15 +21,15 @@ Edges = list[tuple[int, int]]
 
 def gap_of(raw: Document) -> dict[str, Any] | None:
     """The members of a gap with their defaults, None where there is none."""
-    when = raw["strategy"].get("when")
-    if not isinstance(when, dict) or "gap" not in when:
+    sync = raw["strategy"].get("sync")
+    if not isinstance(sync, dict) or "iteration_gap" not in sync:
         return None
     setting = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None, "weights": "graph"}
-    return setting | {"order": "serial"} | when["gap"]
+    return setting | {"update_order": "adapt_then_combine"} | sync["iteration_gap"]
 
 
 def is_lossy(gap: dict[str, Any]) -> bool:
-    """Whether a reduce may take something else than the updates of its step of all in-neighbours."""
+    """Whether a reduce may take something else than the updates of its step of all in-neighbors."""
     return bool(gap["staleness"] or gap["skip"] or _any(gap["backup"]))
 
 
@@ -85,7 +85,7 @@ def is_true(entry: Document, raw: Document, rules: Rules) -> bool:
         return agrees(raw, gap, rules)
     columns = rules.columns
     true = [(columns[t][s], columns[s][t]) for s, t in rules.edges]
-    late = int(gap["order"] == "parallel")
+    late = int(gap["update_order"] == "dpsgd")
     ahead = [_number(pair[0]) for pair in true]
     match entry["claim"]:
         case "queues":

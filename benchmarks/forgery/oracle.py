@@ -36,7 +36,7 @@ class Truth:
     def __init__(self, raw: Document) -> None:
         self.raw = raw
         self.listed, self.matrices = dense(raw)
-        self.overlap = self.listed is not None and any(
+        self.is_delayed = self.listed is not None and any(
             len({w for g, _ in p for w in g}) != sum(len(g) for g, _ in p) for p in self.listed
         )
         self.quorum, gap = quorums.quorum_of(raw), kept_gaps.gap_of(raw)
@@ -45,7 +45,7 @@ class Truth:
     def says(self, entry: Document) -> bool:
         """Whether an entry is true of it."""
         n, name, rules = len(self.matrices[0]), entry["claim"], self.rules
-        if self.overlap:
+        if self.is_delayed:
             return False
         if self.quorum is not None:
             return quorums.is_true(entry, self.quorum, n)

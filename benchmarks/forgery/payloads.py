@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.forgery.dense import paces
+from benchmarks.forgery.dense import worker_steps
 from benchmarks.forgery.runs import (
     TOPS,
     delay_of,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     Numbers = npt.NDArray[np.float64]
 
-HOW = {"form": "ring", "codec": "none", "where": "all", "block": 256, "error_feedback": False}
+TRANSPORT = {"algorithm": "ring", "codec": "none", "where": "all", "block": 256, "error_feedback": False}
 
 
 def ages_of(pipeline: dict[str, Any], num_steps: int) -> tuple[list[int | None], list[int], int]:
@@ -81,7 +81,7 @@ def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, 
     rng, n, period = np.random.default_rng(1), len(matrices[0]), len(matrices)
     values = np.zeros(n)
     flying = [np.zeros(n)] * delay_of(raw)
-    outer, anchor, momentum = outer_of(raw), 0.0, 0.0
+    outer, outer_params, momentum = outer_of(raw), 0.0, 0.0
     for t in range(3 * period):
         moved = rng.normal(size=n)
         w = matrices[t % period]
@@ -91,11 +91,11 @@ def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, 
         elif mixes_late(raw):
             values = w @ values + moved
         elif outer and len(listed[t % period]) == 1 and len(listed[t % period][0][0]) == n:
-            movement = (values + moved).mean() - anchor
+            movement = (values + moved).mean() - outer_params
             momentum = outer["momentum"] * momentum + movement
-            anchor += outer["lr"] * (movement + outer["momentum"] * momentum if outer["nesterov"] else momentum)
-            relax = listed[t % period][0][1]
-            values = (1 - relax) * (values + moved) + relax * anchor
+            outer_params += outer["lr"] * (movement + outer["momentum"] * momentum if outer["nesterov"] else momentum)
+            relaxation = listed[t % period][0][1]
+            values = (1 - relaxation) * (values + moved) + relaxation * outer_params
         else:
             values = w @ (values + moved)
         if t % period in entry["rounds"] and np.ptp(values) > 1e-9:
@@ -110,14 +110,14 @@ def _outer_consensus(entry: dict[str, Any], raw: dict[str, Any], listed: Groups,
         return False
     states = np.eye(2 * n)  # a column for each anchor and each momentum that is 1 at first
     for phase in listed:
-        anchors, momenta = states[:n].copy(), states[n:].copy()
+        outer_params, momenta = states[:n].copy(), states[n:].copy()
         for group, _ in phase:
-            mean = anchors[list(group)].mean(axis=0)
+            mean = outer_params[list(group)].mean(axis=0)
             for worker in group:
-                movement = mean - anchors[worker]
+                movement = mean - outer_params[worker]
                 momentum = outer["momentum"] * momenta[worker] + movement
                 step = movement + outer["momentum"] * momentum if outer["nesterov"] else momentum
-                states[worker], states[n + worker] = anchors[worker] + outer["lr"] * step, momentum
+                states[worker], states[n + worker] = outer_params[worker] + outer["lr"] * step, momentum
     states[:n] -= states[:n].mean(axis=0)
     radius = float(np.abs(np.linalg.eigvals(states)).max())
     return float(Fraction(entry["squared"])) >= radius**2 - 1e-9
@@ -135,36 +135,36 @@ def single(numbers: Numbers) -> Numbers:
     return numbers.astype(np.float32).astype(np.float64)
 
 
-def coded(numbers: Numbers, how: dict[str, Any]) -> Numbers:
+def coded(numbers: Numbers, transport: dict[str, Any]) -> Numbers:
     """What the codec makes of numbers, straight from what it promises; in float64."""
-    if how["codec"] == "float16":
+    if transport["codec"] == "float16":
         return numbers.astype(np.float16).astype(np.float64)
-    if how["codec"] == "bfloat16":
+    if transport["codec"] == "bfloat16":
         return rounded_to(numbers, 8, 2.0**-133)
-    result, top = np.empty_like(numbers), TOPS[how["codec"]]
-    for start in range(0, len(numbers), how["block"]):
-        part = numbers[start : start + how["block"]]
+    result, top = np.empty_like(numbers), TOPS[transport["codec"]]
+    for start in range(0, len(numbers), transport["block"]):
+        part = numbers[start : start + transport["block"]]
         step = np.abs(part).max(initial=0.0) / top
         scaled = part / step if step else np.zeros_like(part)
-        result[start : start + how["block"]] = np.clip(np.rint(scaled), -top, top) * step
+        result[start : start + transport["block"]] = np.clip(np.rint(scaled), -top, top) * step
     return result
 
 
-def coded_sum(given: Numbers, nodes: list[int], how: dict[str, Any], *, staged: bool) -> Numbers:
+def coded_sum(given: Numbers, nodes: list[int], transport: dict[str, Any], *, staged: bool) -> Numbers:
     """The sum of members' numbers, [members, count], as it is rounded on its way."""
-    exchanged = staged or how["codec"] in TOPS
-    short: Callable[[Numbers], Numbers] = single if exchanged else lambda x: coded(x, how)
-    across = how["where"] == "across-nodes"
+    exchanged = staged or transport["codec"] in TOPS
+    short: Callable[[Numbers], Numbers] = single if exchanged else lambda x: coded(x, transport)
+    across = transport["where"] == "across-nodes"
     if across and len(set(nodes)) == 1:
         return added(list(given), single)
-    rows = list(given) if across and staged else [coded(row, how) for row in given]
+    rows = list(given) if across and staged else [coded(row, transport) for row in given]
     if staged:
         rows = [
-            coded(added([row for row, at in zip(rows, nodes, strict=True) if at == node], single), how)
+            coded(added([row for row, at in zip(rows, nodes, strict=True) if at == node], single), transport)
             for node in sorted(set(nodes))
         ]
     total = added(rows, short)
-    return coded(total, how) if exchanged else total
+    return coded(total, transport) if exchanged else total
 
 
 def added(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Numbers:
@@ -174,33 +174,35 @@ def added(rows: list[Numbers], rounding: Callable[[Numbers], Numbers]) -> Number
     return total
 
 
-def bad_inputs(count: int, how: dict[str, Any]) -> list[Numbers]:
+def bad_inputs(count: int, transport: dict[str, Any]) -> list[Numbers]:
     """What members give, [members, numbers], so that rounding takes much: each the k-fold of a share."""
     rng = np.random.default_rng(3)
-    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(how["codec"], 2.0**-8)
+    unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}.get(transport["codec"], 2.0**-8)
     first = np.zeros((count, 3))
     first[0], first[1:] = 1.0, unit * (1 - 2.0**-9)
-    top = TOPS.get(how["codec"], 127)
+    top = TOPS.get(transport["codec"], 127)
     halves = np.tile(np.concatenate([[top], np.arange(0.5, 40, 1) % top]), (count, 1))
     return [rng.normal(size=(count, 40)), rng.random((count, 40)) * unit + 1, first, first[::-1], halves,
             halves * rng.random((count, 1))]  # fmt: skip
 
 
-def error_and_size(given: Numbers, nodes: list[int], how: dict[str, Any], *, staged: bool) -> tuple[Numbers, Numbers]:
+def error_and_size(
+    given: Numbers, nodes: list[int], transport: dict[str, Any], *, staged: bool
+) -> tuple[Numbers, Numbers]:
     """(how far the coded mean is off, A of the claim) for every number."""
     shares = single(given / len(given))
-    seen = coded_sum(shares, nodes, how, staged=staged)
+    seen = coded_sum(shares, nodes, transport, staged=staged)
     sizes = np.abs(given)
-    if how["codec"] in TOPS:
-        for start in range(0, given.shape[1], how["block"]):
-            part = sizes[:, start : start + how["block"]]
+    if transport["codec"] in TOPS:
+        for start in range(0, given.shape[1], transport["block"]):
+            part = sizes[:, start : start + transport["block"]]
             part[:] = part.max(axis=1, keepdims=True)
     return np.abs(seen - given.mean(axis=0)), sizes.mean(axis=0)
 
 
 def _codec_error(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, _: list[Matrix]) -> bool:
-    how = HOW | raw["strategy"].get("how", {})
-    if listed is None or how["codec"] == "none":
+    transport = TRANSPORT | raw["strategy"].get("transport", {})
+    if listed is None or transport["codec"] == "none":
         return False
     node_of = nodes_of(raw)
     groups = {tuple(sorted(members)) for phase in listed for members, _ in phase}
@@ -209,54 +211,58 @@ def _codec_error(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, _: 
     relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
     for group in groups:
         nodes = [node_of[worker] for worker in group]
-        for given in bad_inputs(len(group), how):
-            error, size = error_and_size(given, nodes, how, staged=has_stages(raw, group))
+        for given in bad_inputs(len(group), transport):
+            error, size = error_and_size(given, nodes, transport, staged=has_stages(raw, group))
             if (error > relative * size + absolute).any():
                 return False
-    return entry["roundings"] == max(_roundings(raw, how, group) for group in groups)
+    return entry["roundings"] == max(_roundings(raw, transport, group) for group in groups)
 
 
 def _sent_bytes(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
     """By every message of every round, from worker to worker, as shares of what an operation averages."""
-    how, (parts, late, _), pace = HOW | raw["strategy"].get("how", {}), turns_of(raw), max(paces(raw, 1))
+    transport, (parts, late, _), steps_per_round = (
+        TRANSPORT | raw["strategy"].get("transport", {}),
+        turns_of(raw),
+        max(worker_steps(raw, 1)),
+    )
     node_of, n = nodes_of(raw), len(matrices[0])
     if listed is None:
         rounds = [[(s, t, Fraction(1)) for s, t in graph["edges"]] for graph in raw["strategy"]["rounds"]]
     else:
         phases = [[sorted(members) for members, _ in phase if len(members) > 1] for phase in listed]
         phases += [[list(range(n))]] if raw["strategy"].get("prologue", 0) else []
-        rounds = [[m for group in phase for m in _messages(group, raw, how)] for phase in phases]
+        rounds = [[m for group in phase for m in _messages(group, raw, transport)] for phase in phases]
     worker, node = [Fraction(0)], [Fraction(0)]
     for messages in rounds:
         worker += [sum((b for s, _, b in messages if s == one), Fraction(0)) for one in range(n)]
         out = [(node_of[s], b) for s, t, b in messages if node_of[s] != node_of[t]]
         node += [sum((b for at, b in out if at == one), Fraction(0)) for one in set(node_of)]
-    merges = [(turn + 1) * pace // parts for turn in range(4 * parts)]
-    flying = max(sum(end - late <= step < end for end in merges) for step in range(3 * pace))
+    merges = [(turn + 1) * steps_per_round // parts for turn in range(4 * parts)]
+    flying = max(sum(end - late <= step < end for end in merges) for step in range(3 * steps_per_round))
     flying = max(1, flying, delay_of(raw))
-    each = Fraction(1) if how["where"] == "across-nodes" else _width(how)
+    each = Fraction(1) if transport["where"] == "across-nodes" else _width(transport)
     said = (Fraction(entry[name]) for name in ("of_worker", "of_node", "in_flight"))
     real = (max(worker), max(node), flying * each)
     return entry["parts"] == parts and all(a == b for a, b in zip(said, real, strict=True))
 
 
-def _width(how: dict[str, Any]) -> Fraction:
+def _width(transport: dict[str, Any]) -> Fraction:
     """Bytes written for one of float32: of 64 blocks, which come to whole bytes in every codec."""
-    count = how["block"] * 64
-    bits = {"none": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}[how["codec"]]
-    return Fraction(count * bits // 8 + (64 * 4 if how["codec"] in TOPS else 0), count * 4)
+    count = transport["block"] * 64
+    bits = {"none": 32, "float16": 16, "bfloat16": 16, "int8": 8, "int4": 4}[transport["codec"]]
+    return Fraction(count * bits // 8 + (64 * 4 if transport["codec"] in TOPS else 0), count * 4)
 
 
-def _messages(group: list[int], raw: dict[str, Any], how: dict[str, Any]) -> list[tuple[int, int, Fraction]]:
+def _messages(group: list[int], raw: dict[str, Any], transport: dict[str, Any]) -> list[tuple[int, int, Fraction]]:
     """(from, to, bytes for each of the payload) of one sum."""
     node_of = nodes_of(raw)
-    is_inside = how["where"] == "across-nodes" and len({node_of[worker] for worker in group}) == 1
-    width = Fraction(1) if is_inside else _width(how)
+    is_inside = transport["where"] == "across-nodes" and len({node_of[worker] for worker in group}) == 1
+    width = Fraction(1) if is_inside else _width(transport)
     if not has_stages(raw, tuple(group)):
-        exchanges = how["codec"] in TOPS and not is_inside
+        exchanges = transport["codec"] in TOPS and not is_inside
         return [*_swapped(group, width), *_around(group, width, 1)] if exchanges else _around(group, width, 2)
     found, lanes = [], [[w for w in group if node_of[w] == node] for node in sorted({node_of[w] for w in group})]
-    first = Fraction(1) if how["where"] == "across-nodes" else width
+    first = Fraction(1) if transport["where"] == "across-nodes" else width
     for members in lanes:
         found += [*_swapped(members, first), *_swapped(members, width)]
     for shard in zip(*lanes, strict=True):
@@ -276,12 +282,12 @@ def _swapped(group: list[int], width: Fraction) -> list[tuple[int, int, Fraction
     return [(one, other, width / len(group)) for one in group for other in group if one != other]
 
 
-def _roundings(raw: dict[str, Any], how: dict[str, Any], group: tuple[int, ...]) -> int:
+def _roundings(raw: dict[str, Any], transport: dict[str, Any], group: tuple[int, ...]) -> int:
     nodes = [nodes_of(raw)[worker] for worker in group]
-    across, staged = how["where"] == "across-nodes", has_stages(raw, group)
+    across, staged = transport["where"] == "across-nodes", has_stages(raw, group)
     if across and len(set(nodes)) == 1:
         return 0
-    if staged or how["codec"] in TOPS:
+    if staged or transport["codec"] in TOPS:
         return 3 if staged and not across else 2
     return len(group)
 
@@ -293,7 +299,7 @@ def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix
     if name == "lag":
         return pipeline_of(raw) is not None
     if name == "codec-error":
-        return raw["strategy"].get("how", {}).get("codec", "none") != "none"
+        return raw["strategy"].get("transport", {}).get("codec", "none") != "none"
     is_own = bool(outer_of(raw).get("own"))
     if is_own or name == "outer-consensus":  # of the matrices of own anchors nothing is said
         return is_own and name == "outer-consensus"

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 LONG = 1000
 """Rounds after which a gradient that is still late has no bound."""
-USUAL = {"count": "open-round", "missed": "each", "staleness": 4, "synchronise_every": 0}
+USUAL = {"count": "open-round", "missed": "each", "staleness": 4, "synchronize_every": 0}
 
 
 def quorum_of(raw: Document) -> dict[str, Any] | None:
     """The members of a quorum with their defaults, None where there is none."""
-    when = raw["strategy"].get("when")
-    return USUAL | when["quorum"] if isinstance(when, dict) and "quorum" in when else None
+    sync = raw["strategy"].get("sync")
+    return USUAL | sync["partial"] if isinstance(sync, dict) and "partial" in sync else None
 
 
 def is_true(entry: Document, quorum: dict[str, Any], n: int) -> bool:
@@ -43,9 +43,9 @@ def is_true(entry: Document, quorum: dict[str, Any], n: int) -> bool:
 def _oldest(quorum: dict[str, Any]) -> int | None:
     """The age of a gradient whose worker computes for as long as others can start rounds; None without an end.
 
-    Its computing begins right after a synchronisation, or with all results taken: then most rounds can pass.
+    Its computing begins right after a synchronization, or with all results taken: then most rounds can pass.
     """
-    latest, every = quorum["missed"] == "latest", quorum["synchronise_every"]
+    latest, every = quorum["missed"] == "latest", quorum["synchronize_every"]
     version = entered = 0
     while entered < LONG:
         waiting = entered - version
@@ -60,7 +60,7 @@ def _oldest(quorum: dict[str, Any]) -> int | None:
 def _are_equal(quorum: dict[str, Any], every: int, of: str) -> bool:
     """Whether two workers, of which one misses results, agree after every so many rounds."""
     if quorum["missed"] == "latest":
-        synchronised = quorum["synchronise_every"]
-        return of == "models" and synchronised > 0 and every > 0 and every % synchronised == 0
+        synchronized = quorum["synchronize_every"]
+        return of == "models" and synchronized > 0 and every > 0 and every % synchronized == 0
     # Results that are added up first are rounded otherwise.
     return of == "gradients" and quorum["missed"] == "each" and every >= 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.forgery.dense import paces, weighted_edges, workers_of_nodes
+from benchmarks.forgery.dense import weighted_edges, worker_steps, workers_of_nodes
 
 if TYPE_CHECKING:
     from benchmarks.forgery.dense import Groups, Matrix
@@ -25,7 +25,7 @@ Waits = tuple[tuple[frozenset[int], ...], ...]
 
 TOLERANCE = 1e-9
 TOPS = {"int8": 127, "int4": 7}
-"""Codecs of which neighbouring numbers share a scale, and their largest whole number."""
+"""Codecs of which neighboring numbers share a scale, and their largest whole number."""
 
 
 def partners(raw: dict[str, Any], listed: Groups, n: int) -> Waits:
@@ -45,8 +45,8 @@ def _partners(raw: dict[str, Any], listed: Groups, n: int) -> list[list[set[int]
         return result
     for phase in listed:
         waits = [set() for _ in range(n)]
-        for members, relax in phase:
-            if relax:
+        for members, relaxation in phase:
+            if relaxation:
                 for worker in members:
                     waits[worker] = set(members) - {worker}
         result.append(waits)
@@ -86,10 +86,10 @@ def largest_gap(waits: Waits, delay: int = 0) -> int | None:
 
 def pipeline_of(raw: dict[str, Any]) -> dict[str, Any] | None:
     """The members of a pipeline, None where there is none."""
-    when = raw["strategy"].get("when")
-    if not isinstance(when, dict) or "pipeline" not in when:
+    sync = raw["strategy"].get("sync")
+    if not isinstance(sync, dict) or "pipeline" not in sync:
         return None
-    return {"width": 2, "warm_up": 0, "drain": "apply"} | when["pipeline"]
+    return {"width": 2, "warm_up": 0, "drain": "apply"} | sync["pipeline"]
 
 
 def delay_of(raw: dict[str, Any]) -> int:
@@ -100,10 +100,10 @@ def delay_of(raw: dict[str, Any]) -> int:
 
 def mixes_late(raw: dict[str, Any]) -> bool:
     """Whether parameters are averaged a round late."""
-    when = raw["strategy"].get("when")
-    if isinstance(when, dict) and "gap" in when:
-        return when["gap"].get("order", "serial") == "parallel"
-    return isinstance(when, dict) and "merge" not in when and pipeline_of(raw) is None
+    sync = raw["strategy"].get("sync")
+    if isinstance(sync, dict) and "iteration_gap" in sync:
+        return sync["iteration_gap"].get("update_order", "adapt_then_combine") == "dpsgd"
+    return isinstance(sync, dict) and "merge" not in sync and pipeline_of(raw) is None
 
 
 def missing_rounds(raw: dict[str, Any]) -> int:
@@ -114,70 +114,84 @@ def missing_rounds(raw: dict[str, Any]) -> int:
     parts, late, _ = turns_of(raw)
     if (parts, late) == (1, 0):
         return int(mixes_late(raw))
-    pace = max(paces(raw, 1))
-    ends = [step for part in range(parts) for step in range(1, pace + 1) if _ends(step, part, parts, pace)]
-    return max(-(-(pace - end + late) // pace) for end in ends)
+    steps_per_round = max(worker_steps(raw, 1))
+    ends = [
+        step
+        for part in range(parts)
+        for step in range(1, steps_per_round + 1)
+        if _ends(step, part, parts, steps_per_round)
+    ]
+    return max(-(-(steps_per_round - end + late) // steps_per_round) for end in ends)
 
 
 def turns_of(raw: dict[str, Any]) -> tuple[int, int, float]:
     """Into how many fragments the model is cut, by how many steps each is merged late, and what is kept then."""
-    fragments, when = raw["strategy"].get("what", {}).get("fragments", 1), raw["strategy"].get("when")
-    merge = when.get("merge", {}) if isinstance(when, dict) else {}
+    fragments, sync = raw["strategy"].get("payload", {}).get("fragments", 1), raw["strategy"].get("sync")
+    merge = sync.get("merge", {}) if isinstance(sync, dict) else {}
     parts = len(fragments) if isinstance(fragments, list) else fragments
     return parts, merge.get("steps", 0), float(Fraction(merge.get("alpha", 0)))
 
 
 def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    """By four rounds of each pace, step by step: what is in flight, and how old what a worker has of a fragment is."""
+    """By four rounds of each steps_per_round, step by step: what is in flight, and how old what a worker has of a fragment is."""
     (parts, late, kept), n = turns_of(raw), len(matrices[0])
-    seen = [_turns_of_pace(parts, late, pace) for pace in sorted(set(paces(raw, n)))]
+    seen = [
+        _turns_of_steps_per_round(parts, late, steps_per_round) for steps_per_round in sorted(set(worker_steps(raw, n)))
+    ]
     age, flying, apart = max(one[0] for one in seen), max(one[1] for one in seen), min(one[2] for one in seen)
-    pace = max(paces(raw, n))
-    said = {"claim": "fragments", "fragments": parts, "every": pace, "late": late}
+    steps_per_round = max(worker_steps(raw, n))
+    said = {"claim": "fragments", "fragments": parts, "every": steps_per_round, "late": late}
     if len(matrices) == 1 and listed is not None and [len(members) for members, _ in listed[0]] == [n]:
         said |= {"age": age, "equal": kept == 0 and listed[0][0][1] == 1}
     else:
-        said |= {"period": pace * len(matrices)}
+        said |= {"period": steps_per_round * len(matrices)}
     is_right = all(one[3] for one in seen) and len({one[4] for one in seen}) == 1
     bounds = 0 < entry["apart"] <= apart and entry["flying"] >= max(1, flying)
     return is_right and bounds and entry == said | {name: entry[name] for name in ("apart", "flying")}
 
 
-def _turns_of_pace(parts: int, late: int, pace: int) -> tuple[int, int, int, bool, tuple[int, ...]]:
+def _turns_of_steps_per_round(
+    parts: int, late: int, steps_per_round: int
+) -> tuple[int, int, int, bool, tuple[int, ...]]:
     """Age, the most in flight, the fewest steps between turns, whether each has one a round, and the order."""
-    turns = [[step for step in range(1, 4 * pace + 1) if _ends(step, p, parts, pace)] for p in range(parts)]
+    turns = [
+        [step for step in range(1, 4 * steps_per_round + 1) if _ends(step, p, parts, steps_per_round)]
+        for p in range(parts)
+    ]
     order = sorted((step - late, step, number) for number, steps in enumerate(turns) for step in steps)
     once = all(
-        len([s for s in steps if lo < s <= lo + pace]) == 1 for steps in turns for lo in range(0, 4 * pace, pace)
+        len([s for s in steps if lo < s <= lo + steps_per_round]) == 1
+        for steps in turns
+        for lo in range(0, 4 * steps_per_round, steps_per_round)
     )
     again = all(first < second - late for steps in turns for first, second in pairwise(steps))
-    flying = max(sum(begin <= step < end for begin, end, _ in order) for step in range(1, 3 * pace + 1))
-    apart = min(second[1] - first[1] for first, second in pairwise(order)) if len(order) > 1 else pace
+    flying = max(sum(begin <= step < end for begin, end, _ in order) for step in range(1, 3 * steps_per_round + 1))
+    apart = min(second[1] - first[1] for first, second in pairwise(order)) if len(order) > 1 else steps_per_round
     age = max(second - (first - late) for steps in turns for first, second in pairwise(steps))
     return age, flying, apart, once and again, tuple(number for _, _, number in order)
 
 
-def _ends(step: int, number: int, parts: int, pace: int) -> bool:
+def _ends(step: int, number: int, parts: int, steps_per_round: int) -> bool:
     """Whether a fragment's turn ends with a step: its share of the round's steps, and of no step later, is done."""
-    place = (step - 1) % pace + 1
-    return place * parts <= (number + 1) * pace < (place + 1) * parts
+    place = (step - 1) % steps_per_round + 1
+    return place * parts <= (number + 1) * steps_per_round < (place + 1) * parts
 
 
 def takes_gradients(raw: dict[str, Any]) -> bool:
     """Whether gradients are averaged."""
-    pace = raw["strategy"].get("pace", 1)
-    once = set(pace) == {1} if isinstance(pace, list) else pace == 1
+    steps_per_round = raw["strategy"].get("steps_per_round", 1)
+    once = set(steps_per_round) == {1} if isinstance(steps_per_round, list) else steps_per_round == 1
     whole = not outer_of(raw) and turns_of(raw)[2] == 0
     return raw["strategy"]["kind"] == "allreduce" and once and not mixes_late(raw) and whole
 
 
 def outer_of(raw: dict[str, Any]) -> dict[str, float]:
     """Rate, momentum, whether it is Nesterov's and anchors are workers' own; empty where averaging is plain."""
-    outer = raw["strategy"].get("what", {}).get("outer", {})
+    outer = raw["strategy"].get("payload", {}).get("outer", {})
     numbers = {name: float(Fraction(outer.get(name, default))) for name, default in (("lr", 1), ("momentum", 0))}
     if numbers == {"lr": 1, "momentum": 0}:
         return {}
-    return numbers | {"nesterov": outer.get("nesterov", False), "own": outer.get("anchor") == "own"}
+    return numbers | {"nesterov": outer.get("nesterov", False), "own": outer.get("outer_params") == "own"}
 
 
 def waiting_messages(raw: dict[str, Any], waits: Waits) -> list[int]:
@@ -231,12 +245,12 @@ def oldest_age(matrices: list[Matrix], *, late: int, delay: int = 0) -> int | No
 def busiest(raw: dict[str, Any], listed: Groups, n: int) -> dict[str, int]:
     """Groups, connections, splits and arrays, worker by worker."""
     strategy = raw["strategy"]
-    how = strategy.get("how", {})
-    keeps = int(mixes_late(raw) or strategy.get("averaging") == "step-normalised")
+    transport = strategy.get("transport", {})
+    keeps = int(mixes_late(raw) or strategy.get("averaging") == "step-normalized")
     outer = outer_of(raw)
-    keeps += delay_of(raw) + int((how.get("codec", "none") != "none" or bool(outer)) and not takes_gradients(raw))
+    keeps += delay_of(raw) + int((transport.get("codec", "none") != "none" or bool(outer)) and not takes_gradients(raw))
     keeps += bool(outer.get("momentum"))
-    keeps += 2 * int(how.get("error_feedback", False))
+    keeps += 2 * int(transport.get("error_feedback", False))
     if listed is None:
         near: list[set[int]] = [set() for _ in range(n)]
         sources, splits = 0, set()
@@ -274,8 +288,8 @@ def nodes_of(raw: dict[str, Any]) -> list[int]:
 
 def communicators(raw: dict[str, Any], group: tuple[int, ...]) -> int:
     """How many a group has over its members: one, and one more to sum in eight bits without stages."""
-    how = raw["strategy"].get("how", {})
-    return 1 + int(how.get("codec") in TOPS and not has_stages(raw, group))
+    transport = raw["strategy"].get("transport", {})
+    return 1 + int(transport.get("codec") in TOPS and not has_stages(raw, group))
 
 
 def has_stages(raw: dict[str, Any], group: tuple[int, ...]) -> bool:
@@ -283,18 +297,23 @@ def has_stages(raw: dict[str, Any], group: tuple[int, ...]) -> bool:
     nodes = [nodes_of(raw)[worker] for worker in group]
     each = {nodes.count(node) for node in nodes}
     is_even = len(each) == 1 and min(each) > 1 and len(set(nodes)) > 1
-    return is_even and raw["strategy"].get("how", {}).get("form") == "hierarchical"
+    return is_even and raw["strategy"].get("transport", {}).get("algorithm") == "hierarchical"
 
 
 def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
     n, late, delay = len(matrices[0]), missing_rounds(raw), delay_of(raw)
     if any(w.min() < -TOLERANCE or w.diagonal().min() < TOLERANCE for w in matrices):
         return False
-    age, pace = oldest_age(matrices, late=late, delay=delay), max(paces(raw, n))
+    age, steps_per_round = oldest_age(matrices, late=late, delay=delay), max(worker_steps(raw, n))
     gap = largest_gap(partners(raw, listed, n))
     bounds = age is not None and gap is not None and entry["age"] >= age and entry["reach"] >= gap
     lag = late + delay
-    return bounds and entry["age_steps"] >= age * pace and entry["steps"] >= lag * pace and entry["late"] == lag
+    return (
+        bounds
+        and entry["age_steps"] >= age * steps_per_round
+        and entry["steps"] >= lag * steps_per_round
+        and entry["late"] == lag
+    )
 
 
 def _queues(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
@@ -308,7 +327,7 @@ def _end(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: l
     n = len(matrices[0])
     gap = largest_gap(partners(raw, listed, n), delay_of(raw))
     said = entry["behind"] == -1 or (gap is not None and entry["behind"] >= gap)
-    return said and entry["steps"] == sum(paces(raw, n))
+    return said and entry["steps"] == sum(worker_steps(raw, n))
 
 
 def _memory(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:

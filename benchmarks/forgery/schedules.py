@@ -15,23 +15,31 @@ from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Merge, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedMerge,
+    GroupPhases,
+    NeighborAveraging,
+    Round,
+    RulePhases,
+    StaticGroups,
+)
 from partreduce.topo.strategies.axes import (
-    LOCKSTEP,
+    SYNCHRONOUS,
+    AllReduceAlgorithm,
     Codec,
     CodecScope,
-    Drain,
-    Form,
-    GradientTotal,
-    How,
-    Late,
+    DelayedAveraging,
+    DrainPolicy,
+    GradientBuckets,
+    GradientReduction,
     Pipeline,
-    Sending,
+    Transport,
 )
-from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
-from partreduce.topo.strategies.outer import Anchor, Outer
-from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
-from partreduce.topo.strategies.routes import ROW_CODECS, Gradient, Route, Routes, TableWay
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
+from partreduce.topo.strategies.outer import OuterParams, OuterStep
+from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
+from partreduce.topo.strategies.payload import ROW_CODECS, Gradient, Payload, Placement, TablePlacement
 
 if TYPE_CHECKING:
     import random
@@ -41,25 +49,25 @@ def explicit(n: int, *phases: Any, **options: Any) -> Schedule:  # noqa: ANN401 
     return Schedule(
         "x",
         Cluster.regular(n, 1),
-        Static(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
+        StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
     )
 
 
 def rule(radices: tuple[int, ...], size: int, *phases: tuple[Block, ...]) -> Schedule:
     m = int(np.prod(radices))
-    return Schedule("r", Cluster.regular(m, size), Static(phases=RulePhases(radices, phases)))
+    return Schedule("r", Cluster.regular(m, size), StaticGroups(phases=RulePhases(radices, phases)))
 
 
 def graph(n: int, *rounds: list[tuple[int, int, Fraction]]) -> Schedule:
-    return Schedule("g", Cluster.regular(n, 1), Neighbor(rounds=tuple(Round.from_edges(n, r) for r in rounds)))
+    return Schedule("g", Cluster.regular(n, 1), NeighborAveraging(rounds=tuple(Round.from_edges(n, r) for r in rounds)))
 
 
-def kept(n: int, edges: list[tuple[int, int, Fraction]], gap: Gap) -> Schedule:
-    return Schedule("k", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),), when=gap))
+def kept(n: int, edges: list[tuple[int, int, Fraction]], gap: IterationGap) -> Schedule:
+    return Schedule("k", Cluster.regular(n, 1), NeighborAveraging(rounds=(Round.from_edges(n, edges),), sync=gap))
 
 
-def by_quorum(n: int, quorum: Quorum) -> Schedule:
-    return Schedule("q", Cluster.regular(n, 1), AllReduce(when=quorum))
+def by_quorum(n: int, quorum: PartialAllReduce) -> Schedule:
+    return Schedule("q", Cluster.regular(n, 1), AllReduce(sync=quorum))
 
 
 def half(*pair: int, a: Fraction = Fraction(1, 2)) -> Group:
@@ -73,12 +81,14 @@ def shift(n: int, weight: Fraction, step: int = 1) -> list[tuple[int, int, Fract
 SQUARE = [(i, j, Fraction(1, 3)) for i, j in ((0, 1), (1, 2), (2, 3), (3, 0)) for i, j in ((i, j), (j, i))]
 CIRCLE = [(i, (i + d) % 5, Fraction(1, 3)) for i in range(5) for d in (1, 4)]
 ALL_OF_5 = [(i, j, Fraction(1, 5)) for i in range(5) for j in range(5) if i != j]
-TABLES = Routes(
+TABLES = Payload(
     tables=(
-        Route(parameter="words", rows=23, columns=3, hosts=(4, 1, 2), partitions=7, codec=Codec.BFLOAT16),
-        Route(parameter="tags", rows=8, columns=1, way=TableWay.GATHER, gradient=Gradient.SPARSE, codec=Codec.INT8),
-        Route(parameter="names", rows=17, columns=2),
-        Route(parameter="places", rows=5, columns=2, way=TableWay.DENSE),
+        TablePlacement(parameter="words", rows=23, columns=3, hosts=(4, 1, 2), partitions=7, codec=Codec.BFLOAT16),
+        TablePlacement(
+            parameter="tags", rows=8, columns=1, way=Placement.GATHER, gradient=Gradient.SPARSE, codec=Codec.INT8
+        ),
+        TablePlacement(parameter="names", rows=17, columns=2),
+        TablePlacement(parameter="places", rows=5, columns=2, way=Placement.DENSE),
     )
 )
 SCHEDULES = {
@@ -98,77 +108,77 @@ SCHEDULES = {
     "negative": explicit(3, [Group((0, 1, 2), Fraction(7, 4))]),
     "swaps": explicit(4, [[0, 1], [2, 3]], [Group((1, 2), Fraction(2))], [[0, 1], [2, 3]]),
     "pairs-of-7": explicit(7, [[0, 1], [2, 3], [4, 5]], [[1, 2], [3, 4], [5, 6]], [[0, 6]]),
-    "allreduce": Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(pace=(1, 2, 1, 1, 3))),
+    "allreduce": Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(steps_per_round=(1, 2, 1, 1, 3))),
     "pipeline": Schedule(
         "p",
         Cluster.regular(3, 2),
         AllReduce(
-            when=Pipeline(width=3, warm_up=4, drain=Drain.DROP),
-            how=How(form=Form.HIERARCHICAL, codec=Codec.INT8, error_feedback=True, sending=Sending.LAYERS),
+            sync=Pipeline(width=3, warm_up=4, drain=DrainPolicy.DROP),
+            transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, error_feedback=True, gradient_buckets=GradientBuckets.PER_LAYER),
         ),
     ),
-    "quorum": by_quorum(5, Quorum(quorum=3, staleness=6, grace=100)),
-    "quorum-call": by_quorum(4, Quorum(quorum=QuorumStart.MAJORITY, count=Counting.CALL, seed=2)),
-    "quorum-latest": by_quorum(3, Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=5)),
-    "quorum-unequal": by_quorum(4, Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST)),
+    "quorum": by_quorum(5, PartialAllReduce(quorum=3, staleness=6, grace=100)),
+    "quorum-call": by_quorum(4, PartialAllReduce(quorum=QuorumStart.MAJORITY, count=LateGradientPolicy.CALL, seed=2)),
+    "quorum-latest": by_quorum(3, PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST, synchronize_every=5)),
+    "quorum-unequal": by_quorum(4, PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST)),
     "coded-rule": Schedule(
         "c",
         Cluster.regular(2, 2),
-        Static(
+        StaticGroups(
             phases=RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),), (Block((0,), (0,)),))),
-            how=How(form=Form.HIERARCHICAL, codec=Codec.FLOAT16, where=CodecScope.ACROSS_NODES),
+            transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.FLOAT16, where=CodecScope.ACROSS_NODES),
         ),
     ),
-    "coded": explicit(5, [[0, 1], [2, 3, 4]], [range(5)], prologue=1, how=How(codec=Codec.INT8, block=8)),
-    "outer": Schedule("o", Cluster.regular(2, 2), AllReduce(what=Routes(outer=Outer(lr=0.7)))),
+    "coded": explicit(5, [[0, 1], [2, 3, 4]], [range(5)], prologue=1, transport=Transport(codec=Codec.INT8, block=8)),
+    "outer": Schedule("o", Cluster.regular(2, 2), AllReduce(payload=Payload(outer=OuterStep(lr=0.7)))),
     "outer-nested": Schedule(
         "o",
         Cluster.regular(2, 2),
-        Static(
+        StaticGroups(
             phases=RulePhases((2,), ((Block((0, 1)),), (Block((0, 1), (0,)),))),
-            pace=(3, 3, 2, 3),
-            what=Routes(outer=Outer(lr="7/10", momentum="9/10", nesterov=True)),
+            steps_per_round=(3, 3, 2, 3),
+            payload=Payload(outer=OuterStep(lr="7/10", momentum="9/10", nesterov=True)),
         ),
     ),
     "streaming": Schedule(
         "s",
         Cluster.regular(2, 2),
-        AllReduce(pace=11, when=Merge(steps=1, alpha="2/3"), what=Routes(outer=Outer(lr=0.7), fragments=4)),
+        AllReduce(steps_per_round=11, sync=DelayedMerge(steps=1, alpha="2/3"), payload=Payload(outer=OuterStep(lr=0.7), fragments=4)),
     ),
-    "merged": Schedule("m", Cluster.regular(3, 1), AllReduce(pace=4, when=Merge(steps=3))),
+    "merged": Schedule("m", Cluster.regular(3, 1), AllReduce(steps_per_round=4, sync=DelayedMerge(steps=3))),
     "outer-own": explicit(
         6,
         [[0, 1], [2, 3, 4]],
         [[1, 2], [4, 5]],
         [[0, 5]],
         prologue=1,
-        what=Routes(outer=Outer(lr=0.7, momentum=0.5, nesterov=True, anchor="own")),
+        payload=Payload(outer=OuterStep(lr=0.7, momentum=0.5, nesterov=True, outer_params="per_worker")),
     ),
     "outer-own-rule": Schedule(
         "o",
         Cluster.regular(6, 2),
-        Static(
+        StaticGroups(
             phases=RulePhases((2, 3), ((Block((0, 1)),), (Block((0,), (0, 1)), Block((1,), (0,))))),
-            pace=2,
-            what=Routes(outer=Outer(lr="9/10", momentum="3/10", anchor="own")),
+            steps_per_round=2,
+            payload=Payload(outer=OuterStep(lr="9/10", momentum="3/10", outer_params="per_worker")),
         ),
     ),
-    "tables": Schedule("t", Cluster.irregular([[0, 2, 3], [1, 5], [4]]), AllReduce(what=TABLES)),
+    "tables": Schedule("t", Cluster.irregular([[0, 2, 3], [1, 5], [4]]), AllReduce(payload=TABLES)),
     "tables-apart": Schedule(
         "t",
         Cluster.regular(3, 2),
-        Static(
+        StaticGroups(
             phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))),
-            pace=2,
-            what=replace(TABLES, local_aggregation=False),
+            steps_per_round=2,
+            payload=replace(TABLES, local_aggregation=False),
         ),
     ),
-    "gap-tokens": kept(5, CIRCLE, Gap(max_ig=2, order=Order.PARALLEL)),
-    "gap-stale": kept(5, CIRCLE, Gap(max_ig=3, staleness=1, skip=Skip(limit=4), weights=Weights.ITERATION)),
-    "gap-backup": kept(5, CIRCLE, Gap(max_ig=2, backup=(1, 0, 0, 1, 0), skip=Skip(limit=2))),
-    "gap-robust": kept(5, ALL_OF_5, Gap(max_ig=2, backup=2)),
-    "gap-searched": kept(5, ALL_OF_5, Gap(max_ig=2, backup=(1, 3, 0, 2, 2))),
-    "gap-one-way": kept(4, [*shift(3, Fraction(1, 3)), (2, 3, Fraction(1, 2))], Gap(max_ig=1)),
+    "gap-tokens": kept(5, CIRCLE, IterationGap(max_ig=2, update_order=UpdateOrder.DPSGD)),
+    "gap-stale": kept(5, CIRCLE, IterationGap(max_ig=3, staleness=1, skip=SkipPolicy(limit=4), weights=EdgeWeighting.ITERATION)),
+    "gap-backup": kept(5, CIRCLE, IterationGap(max_ig=2, backup=(1, 0, 0, 1, 0), skip=SkipPolicy(limit=2))),
+    "gap-robust": kept(5, ALL_OF_5, IterationGap(max_ig=2, backup=2)),
+    "gap-searched": kept(5, ALL_OF_5, IterationGap(max_ig=2, backup=(1, 3, 0, 2, 2))),
+    "gap-one-way": kept(4, [*shift(3, Fraction(1, 3)), (2, 3, Fraction(1, 2))], IterationGap(max_ig=1)),
     "graph": graph(4, SQUARE),
     "graph-lazy-shift": graph(5, shift(5, Fraction(1, 3)), shift(5, Fraction(1, 4), 2)),
     "graph-de-bruijn": graph(
@@ -198,7 +208,7 @@ SCHEDULES |= {
         rule((2, 2), 2, (Block((0, 1), (0,)),), (Block((0, 1), (1,), Fraction(3, 4)),)), SurvivorRule.REAPPLY_RULE, 3
     ),
     "survives-allreduce": surviving(
-        Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(pace=2)), SurvivorRule.ALL_REDUCE
+        Schedule("a", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(steps_per_round=2)), SurvivorRule.ALL_REDUCE
     ),
 }
 
@@ -218,20 +228,22 @@ def with_tables(draw: random.Random, schedule: Schedule) -> Schedule:
     """The same schedule with up to three tables of any way and owners, if its workers have common steps."""
     n, tables = schedule.num_workers, []
     for name in draw.sample(["words", "tags", "names", "places"], draw.randrange(1, 4)):
-        way, rows = draw.choice(list(TableWay)), draw.randrange(1, 40)
-        hosts = tuple(draw.sample(range(n), draw.randrange(n + 1))) if way is TableWay.SHARDED else ()
+        way, rows = draw.choice(list(Placement)), draw.randrange(1, 40)
+        hosts = tuple(draw.sample(range(n), draw.randrange(n + 1))) if way is Placement.SHARDED else ()
         least = len(hosts) or n
         parts = (
             draw.randrange(least, rows + 1)
-            if way is TableWay.SHARDED and least <= rows and draw.random() < 0.5
+            if way is Placement.SHARDED and least <= rows and draw.random() < 0.5
             else None
         )
         columns = draw.randrange(1, 5)
-        codec = Codec.NONE if way is TableWay.DENSE else draw.choice(ROW_CODECS)
+        codec = Codec.NONE if way is Placement.DENSE else draw.choice(ROW_CODECS)
         tables.append(
-            Route(parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts, codec=codec)
+            TablePlacement(
+                parameter=name, rows=rows, columns=columns, way=way, hosts=hosts, partitions=parts, codec=codec
+            )
         )
-    return _changed(schedule, what=Routes(tables=tuple(tables), local_aggregation=draw.random() < 0.7))
+    return _changed(schedule, payload=Payload(tables=tuple(tables), local_aggregation=draw.random() < 0.7))
 
 
 def _changed(schedule: Schedule, **members: Any) -> Schedule:  # noqa: ANN401 - of a strategy
@@ -242,47 +254,54 @@ def _changed(schedule: Schedule, **members: Any) -> Schedule:  # noqa: ANN401 - 
         return schedule
 
 
-TIMES = (LOCKSTEP, Late())
+TIMES = (SYNCHRONOUS, DelayedAveraging())
 
 
-def random_how(draw: random.Random) -> How:
+def random_transport(draw: random.Random) -> Transport:
     """A form and a codec, with what goes with them."""
-    form, codec = draw.choice((Form.RING, Form.HIERARCHICAL)), draw.choice(list(Codec))
-    where = draw.choice(list(CodecScope)) if form is Form.HIERARCHICAL and codec is not Codec.NONE else CodecScope.ALL
+    form, codec = draw.choice((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)), draw.choice(list(Codec))
+    where = (
+        draw.choice(list(CodecScope))
+        if form is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
+        else CodecScope.ALL
+    )
     if not codec.has_blocks:
-        return How(form=form, codec=codec, where=where)
-    return How(form=form, codec=codec, where=where, block=draw.choice((1, 4, 256)), error_feedback=draw.random() < 0.5)
+        return Transport(algorithm=form, codec=codec, where=where)
+    return Transport(
+        algorithm=form, codec=codec, where=where, block=draw.choice((1, 4, 256)), error_feedback=draw.random() < 0.5
+    )
 
 
 def random_allreduce(draw: random.Random) -> Schedule:
-    """All-reduce in lockstep, late, in a pipeline or in turns, of gradients or parameters, on any cluster."""
+    """All-reduce synchronously, late, in a pipeline or in turns, of gradients or parameters, on any cluster."""
     cluster = draw.choice(
         [Cluster.regular(draw.randrange(1, 4), draw.randrange(2, 4)), Cluster.irregular([[0, 2], [1], [3, 4]])]
     )
     if draw.random() < 0.3:
         return with_codec(draw, in_turns(draw, cluster))
     width = draw.choice((2, 2, 3, 5))
-    drain, total = draw.choice(list(Drain)), draw.choice(list(GradientTotal))
+    drain, total = draw.choice(list(DrainPolicy)), draw.choice(list(GradientReduction))
     pipeline = Pipeline(width=width, warm_up=draw.choice((0, 1, 100)), drain=drain, total=total)
-    when = draw.choice((LOCKSTEP, Late(), pipeline, pipeline))
-    pace = 1 if when is pipeline else draw.choice((1, 3, (1,) * cluster.num_workers))
-    how = random_how(draw)
+    sync = draw.choice((SYNCHRONOUS, DelayedAveraging(), pipeline, pipeline))
+    steps_per_round = 1 if sync is pipeline else draw.choice((1, 3, (1,) * cluster.num_workers))
+    transport = random_transport(draw)
     if draw.random() < 0.3:
-        how = replace(how, sending=Sending.LAYERS)
-    strategy = AllReduce(when=when, pace=pace)
+        transport = replace(transport, gradient_buckets=GradientBuckets.PER_LAYER)
+    strategy = AllReduce(sync=sync, steps_per_round=steps_per_round)
     if not strategy.averages_gradients:
-        how = replace(how, sending=Sending.WHOLE, error_feedback=False)
-    return with_outer_steps(draw, Schedule("a", cluster, replace(strategy, how=how)))
+        transport = replace(transport, gradient_buckets=GradientBuckets.SINGLE, error_feedback=False)
+    return with_outer_steps(draw, Schedule("a", cluster, replace(strategy, transport=transport)))
 
 
 def in_turns(draw: random.Random, cluster: Cluster) -> Schedule:
     """Fragments by number or by name that take turns, each merged late by fewer steps than a round has."""
     members = _turns(draw)
-    merge = Merge(
-        steps=draw.randrange(members["pace"]), alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9))
+    merge = DelayedMerge(
+        steps=draw.randrange(members["steps_per_round"]),
+        alpha=draw.choice((Fraction(0), Fraction(0), Fraction(1, 3), 0.9)),
     )
     if merge.steps or merge.alpha:
-        return Schedule("t", cluster, AllReduce(when=merge, **members))
+        return Schedule("t", cluster, AllReduce(sync=merge, **members))
     return Schedule("t", cluster, AllReduce(**_paced(draw, members, cluster.num_workers)))
 
 
@@ -290,28 +309,28 @@ def with_turns(draw: random.Random, schedule: Schedule) -> Schedule:
     """The same schedule of groups; now and then with fragments that take turns over the groups of each round."""
     if draw.random() >= 0.2:
         return schedule
-    return _changed(schedule, when=LOCKSTEP, **_paced(draw, _turns(draw), schedule.num_workers))
+    return _changed(schedule, sync=SYNCHRONOUS, **_paced(draw, _turns(draw), schedule.num_workers))
 
 
 def _paced(draw: random.Random, members: dict[str, Any], n: int) -> dict[str, Any]:
-    """The same members; now and then with paces of each worker's own, of no fewer steps."""
+    """The same members; now and then with steps per round of each worker's own, of no fewer steps."""
     if draw.random() < 0.6:
         return members
-    return members | {"pace": tuple(members["pace"] + draw.randrange(4) for _ in range(n))}
+    return members | {"steps_per_round": tuple(members["steps_per_round"] + draw.randrange(4) for _ in range(n))}
 
 
 def _turns(draw: random.Random) -> dict[str, Any]:
     parts, apart = draw.randrange(1, 5), draw.randrange(1, 5)
     names = tuple((f"{part}.*",) for part in range(parts))
     return {
-        "pace": draw.randrange(parts * apart, parts * (apart + 1)),
-        "what": Routes(fragments=names if parts > 1 and draw.random() < 0.3 else parts),
+        "steps_per_round": draw.randrange(parts * apart, parts * (apart + 1)),
+        "payload": Payload(fragments=names if parts > 1 and draw.random() < 0.3 else parts),
     }
 
 
 def with_codec(draw: random.Random, schedule: Schedule) -> Schedule:
     """Mostly the same schedule; often with a codec or outer steps where a round of all lets it have them."""
-    return with_outer_steps(draw, _changed(schedule, how=random_how(draw)))
+    return with_outer_steps(draw, _changed(schedule, transport=random_transport(draw)))
 
 
 def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
@@ -319,9 +338,11 @@ def with_outer_steps(draw: random.Random, schedule: Schedule) -> Schedule:
     if draw.random() < 0.7:
         return schedule
     momentum = draw.choice((Fraction(0), Fraction(9, 10)))
-    nesterov, anchor = momentum > 0 and draw.random() < 0.5, draw.choice(list(Anchor))
-    outer = Outer(lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, nesterov=nesterov, anchor=anchor)
-    return _changed(schedule, what=replace(schedule.strategy.what, outer=outer))
+    nesterov, outer_params = momentum > 0 and draw.random() < 0.5, draw.choice(list(OuterParams))
+    outer = OuterStep(
+        lr=Fraction(draw.randrange(1, 9), 5), momentum=momentum, nesterov=nesterov, outer_params=outer_params
+    )
+    return _changed(schedule, payload=replace(schedule.strategy.payload, outer=outer))
 
 
 def random_blocks(draw: random.Random, radices: tuple[int, ...], size: int) -> list[Block]:
@@ -336,9 +357,9 @@ def random_blocks(draw: random.Random, radices: tuple[int, ...], size: int) -> l
 
 
 def random_schedule(draw: random.Random) -> Schedule:
-    """All-reduce, explicit groups, a rule or a graph, with paces, lateness and codecs; most reach consensus."""
+    """All-reduce, explicit groups, a rule or a graph, with steps per round, delay and codecs; most reach consensus."""
     kind, period = draw.randrange(4), draw.randrange(1, 5)
-    when = draw.choice(TIMES)
+    sync = draw.choice(TIMES)
     if kind == 3:
         return random_allreduce(draw)
     if kind == 0:
@@ -349,10 +370,10 @@ def random_schedule(draw: random.Random) -> Schedule:
             cuts = sorted(draw.sample(range(n + 1), min(draw.randrange(1, 4), n + 1)))
             groups = [ranks[a:b] for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
             phases.append([group for group in groups if len(group) > 1])
-        pace = tuple(draw.randrange(1, 4) for _ in range(n))
+        steps_per_round = tuple(draw.randrange(1, 4) for _ in range(n))
         if draw.random() < 0.5:
             phases[draw.randrange(period)] = [ranks]
-        made = explicit(n, *phases, pace=pace, when=when, prologue=draw.randrange(2))
+        made = explicit(n, *phases, steps_per_round=steps_per_round, sync=sync, prologue=draw.randrange(2))
         return with_codec(draw, with_turns(draw, made))
     if kind == 1:
         radices, size = draw.choice([((2,), 2), ((3,), 3), ((2, 2), 2), ((2, 3), 3), ((2,), 4), ((), 5)])
@@ -363,7 +384,7 @@ def random_schedule(draw: random.Random) -> Schedule:
                 blocks = [Block(tuple(range(size)), tuple(range(len(radices))))]
             phases.append(tuple(blocks))
         made = rule(radices, size, *phases)
-        strategy = Static(phases=made.strategy.phases, when=when, pace=draw.randrange(1, 3))
+        strategy = StaticGroups(phases=made.strategy.phases, sync=sync, steps_per_round=draw.randrange(1, 3))
         return with_codec(draw, with_turns(draw, Schedule("r", made.cluster, strategy)))
     n = draw.randrange(2, 7)
     rounds = []
@@ -373,4 +394,8 @@ def random_schedule(draw: random.Random) -> Schedule:
             pairs = list({*pairs, *((i, (i + 1) % n) for i in range(n))})
         rounds.append([(i, j, Fraction(1, draw.randrange(n, 2 * n))) for i, j in pairs])
     made = graph(n, *rounds)
-    return Schedule("g", made.cluster, Neighbor(rounds=made.strategy.rounds, when=when, pace=draw.randrange(1, 4)))
+    return Schedule(
+        "g",
+        made.cluster,
+        NeighborAveraging(rounds=made.strategy.rounds, sync=sync, steps_per_round=draw.randrange(1, 4)),
+    )

@@ -28,7 +28,7 @@ SAID = ("rows", "gradients")
 
 def tables_of(raw: Raw) -> list[Raw]:
     """Every table with all its members."""
-    listed = raw["strategy"].get("what", {}).get("tables", [])
+    listed = raw["strategy"].get("payload", {}).get("tables", [])
     return [{"way": "sharded", "hosts": [], "partitions": None, "codec": "none"} | table for table in listed]
 
 
@@ -42,7 +42,7 @@ def owners(raw: Raw, table: Raw) -> list[int]:
 def agrees(raw: Raw) -> bool:
     """Whether workers of a node agree on rows before these cross."""
     sizes = Counter(nodes_of(raw))
-    is_local = raw["strategy"].get("what", {}).get("local_aggregation", True)
+    is_local = raw["strategy"].get("payload", {}).get("local_aggregation", True)
     return is_local and len(sizes) > 1 and max(sizes.values()) > 1
 
 
@@ -141,17 +141,17 @@ def _row_error(entry: Raw, raw: Raw, _: Groups, __: list[Matrix]) -> bool:
         return False
     node_of = nodes_of(raw)
     for table in coded_ones:
-        how = {"codec": table["codec"], "block": 2**20}
-        for given in map(single, bad_inputs(len(node_of), how)):
+        transport = {"codec": table["codec"], "block": 2**20}
+        for given in map(single, bad_inputs(len(node_of), transport)):
             sizes = np.abs(given)
             if table["codec"] == "int8":
                 sizes[:] = sizes.max(axis=1, keepdims=True)
             of_nodes = [given[np.array(node_of) == node] for node in sorted(set(node_of))]
             terms = of_nodes if agrees(raw) else given[:, None]
-            seen = added([coded(added(list(term), single), how) for term in terms], single)
+            seen = added([coded(added(list(term), single), transport) for term in terms], single)
             wrong = _beyond(seen, given.sum(axis=0), sizes.sum(axis=0), bounds["gradients"][table["parameter"]])
             if table["way"] == "sharded":
-                wrong |= _beyond(coded(given[0], how), given[0], sizes[0], bounds["rows"][table["parameter"]])
+                wrong |= _beyond(coded(given[0], transport), given[0], sizes[0], bounds["rows"][table["parameter"]])
             if wrong:
                 return False
     return True

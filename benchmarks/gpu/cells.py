@@ -32,56 +32,56 @@ from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
-    Anchor,
     Codec,
-    Division,
-    Generated,
+    DelayedAveraging,
+    DelayedMerge,
+    DynamicGroups,
+    GradientBuckets,
     GroupPhases,
-    How,
-    Late,
-    Merge,
-    Neighbor,
-    Outer,
+    GroupSplit,
+    NeighborAveraging,
+    OuterParams,
+    OuterStep,
     Pairwise,
+    Payload,
     Pipeline,
-    Routes,
-    Sending,
     Server,
-    Static,
+    StaticGroups,
+    Transport,
 )
-from partreduce.topo.strategies.axes import CodecScope, Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, CodecScope
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.gap import Gap, Order
-from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
+from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 
 RANKS = 4
-DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 MOST_STEPS = 24
 PLACES = ("fill", "sum", "commit", "step", "all")
 """Where something may be late: what fills arrays, sums and commits them, the user's own step, and all of these."""
-NODES = How(form=Form.HIERARCHICAL)
-SHORT_BLOCKS = How(codec=Codec.INT8, block=32)
-FEEDBACK = How(codec=Codec.INT4, block=32, error_feedback=True)
-INSIDE_TOO = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True)
+NODES = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)
+SHORT_BLOCKS = Transport(codec=Codec.INT8, block=32)
+FEEDBACK = Transport(codec=Codec.INT4, block=32, error_feedback=True)
+INSIDE_TOO = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True)
 MIXED = (torch.float32, torch.bfloat16)
-UNEVEN: Any = {"pace": (1, 2, 1, 3), "averaging": Averaging.STEP_NORMALISED}
+UNEVEN: Any = {"steps_per_round": (1, 2, 1, 3), "averaging": Averaging.STEP_NORMALIZED}
 PAIRS = GroupPhases(tuple(Phase.from_groups(RANKS, groups) for groups in ([(0, 1), (2, 3)], [(1, 2), (0, 3)])))
-PATIENT = Quorum(quorum=QuorumStart.SOLO, grace=60_000_000)
+PATIENT = PartialAllReduce(quorum=QuorumStart.SOLO, grace=60_000_000)
 """Every round waits for all, so that what it sums is determined."""
-GENERATED = Generated(group_size=RANKS, division=Division.GLOBAL)
+GENERATED = DynamicGroups(group_size=RANKS, division=GroupSplit.GLOBAL)
 RING = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 3)]
 HALF = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))]
 
 
-def groups(*, relax: Fraction = Fraction(1), **axes: Any) -> Static:  # noqa: ANN401 - of a strategy
+def groups(*, relaxation: Fraction = Fraction(1), **axes: Any) -> StaticGroups:  # noqa: ANN401 - of a strategy
     """Pairs, crossed pairs and everybody in turn."""
     listed = ([(0, 1), (2, 3)], [(0, 3), (1, 2)], [tuple(range(RANKS))])
-    phases = (Phase.from_groups(RANKS, [Group(members, relax) for members in phase]) for phase in listed)
-    return Static(phases=GroupPhases(tuple(phases)), **axes)
+    phases = (Phase.from_groups(RANKS, [Group(members, relaxation) for members in phase]) for phase in listed)
+    return StaticGroups(phases=GroupPhases(tuple(phases)), **axes)
 
 
-def graphs(*edges: Any, **axes: Any) -> Neighbor:  # noqa: ANN401 - as above
-    return Neighbor(rounds=tuple(Round.from_edges(RANKS, one) for one in edges), **axes)
+def graphs(*edges: Any, **axes: Any) -> NeighborAveraging:  # noqa: ANN401 - as above
+    return NeighborAveraging(rounds=tuple(Round.from_edges(RANKS, one) for one in edges), **axes)
 
 
 GROUPS = groups()
@@ -109,49 +109,49 @@ class Cell:
 
 CELLS = [
     Cell("static"),
-    Cell("static, overlap", groups(when=Late())),
-    Cell("static, relax 3/2", groups(relax=Fraction(3, 2))),
-    Cell("static, overlap, relax 1/2", groups(when=Late(), relax=Fraction(1, 2))),
-    Cell("static, paces, normalised", groups(**UNEVEN)),
-    Cell("static, overlap, paces, normalised", groups(when=Late(), **UNEVEN)),
+    Cell("static, overlap", groups(sync=DelayedAveraging())),
+    Cell("static, relax 3/2", groups(relaxation=Fraction(3, 2))),
+    Cell("static, overlap, relax 1/2", groups(sync=DelayedAveraging(), relaxation=Fraction(1, 2))),
+    Cell("static, steps per round, normalized", groups(**UNEVEN)),
+    Cell("static, overlap, steps per round, normalized", groups(sync=DelayedAveraging(), **UNEVEN)),
     Cell("allreduce of gradients", AllReduce()),
-    Cell("allreduce of gradients, pipeline", AllReduce(when=Pipeline())),
-    Cell("allreduce of gradients, pipeline, mixed", AllReduce(when=Pipeline()), dtypes=MIXED),
-    Cell("allreduce of gradients, pipeline of 3, Adam", AllReduce(when=Pipeline(width=3)), optimizer="adam"),
-    Cell("allreduce of gradients, layers", AllReduce(how=How(sending=Sending.LAYERS))),
-    Cell("allreduce of parameters", AllReduce(pace=2)),
-    Cell("allreduce of parameters, overlap", AllReduce(pace=2, when=Late())),
+    Cell("allreduce of gradients, pipeline", AllReduce(sync=Pipeline())),
+    Cell("allreduce of gradients, pipeline, mixed", AllReduce(sync=Pipeline()), dtypes=MIXED),
+    Cell("allreduce of gradients, pipeline of 3, Adam", AllReduce(sync=Pipeline(width=3)), optimizer="adam"),
+    Cell("allreduce of gradients, layers", AllReduce(how=Transport(gradient_buckets=GradientBuckets.PER_LAYER))),
+    Cell("allreduce of parameters", AllReduce(steps_per_round=2)),
+    Cell("allreduce of parameters, overlap", AllReduce(steps_per_round=2, sync=DelayedAveraging())),
     Cell("neighbor", graphs(RING, HALF)),
-    Cell("neighbor, overlap", graphs(RING, HALF, when=Late())),
-    Cell("neighbor, gap", graphs(RING, when=Gap(max_ig=2))),
-    Cell("neighbor, gap, parallel", graphs(RING, when=Gap(max_ig=2, order=Order.PARALLEL))),
+    Cell("neighbor, overlap", graphs(RING, HALF, sync=DelayedAveraging())),
+    Cell("neighbor, gap", graphs(RING, sync=IterationGap(max_ig=2))),
+    Cell("neighbor, gap, parallel", graphs(RING, sync=IterationGap(max_ig=2, update_order=UpdateOrder.DPSGD))),
     Cell("static, bfloat16", dtypes=(torch.bfloat16,)),
-    Cell("static, overlap, mixed", groups(when=Late()), dtypes=MIXED),
+    Cell("static, overlap, mixed", groups(sync=DelayedAveraging()), dtypes=MIXED),
     Cell("allreduce of gradients, mixed", AllReduce(), dtypes=MIXED),
-    Cell("static, overlap, local buffers", groups(when=Late()), buffers="local"),
+    Cell("static, overlap, local buffers", groups(sync=DelayedAveraging()), buffers="local"),
     Cell("static, broadcast buffers", buffers="broadcast"),
     Cell("static, Adam", optimizer="adam"),
     Cell("allreduce of gradients, Adam", AllReduce(), optimizer="adam"),
-    Cell("allreduce of gradients, float16", AllReduce(how=How(codec=Codec.FLOAT16))),
-    Cell("allreduce of gradients, bfloat16", AllReduce(how=How(codec=Codec.BFLOAT16))),
-    Cell("static, float16", groups(how=How(codec=Codec.FLOAT16))),
-    Cell("static, overlap, float16", groups(when=Late(), how=How(codec=Codec.FLOAT16))),
-    Cell("allreduce of parameters, bfloat16", AllReduce(pace=2, how=How(codec=Codec.BFLOAT16))),
+    Cell("allreduce of gradients, float16", AllReduce(how=Transport(codec=Codec.FLOAT16))),
+    Cell("allreduce of gradients, bfloat16", AllReduce(how=Transport(codec=Codec.BFLOAT16))),
+    Cell("static, float16", groups(how=Transport(codec=Codec.FLOAT16))),
+    Cell("static, overlap, float16", groups(sync=DelayedAveraging(), how=Transport(codec=Codec.FLOAT16))),
+    Cell("allreduce of parameters, bfloat16", AllReduce(steps_per_round=2, how=Transport(codec=Codec.BFLOAT16))),
     Cell("allreduce of gradients, int8", AllReduce(how=SHORT_BLOCKS)),
     Cell("allreduce of gradients, int4, feedback", AllReduce(how=FEEDBACK)),
-    Cell("static, overlap, int8", groups(when=Late(), how=SHORT_BLOCKS)),
+    Cell("static, overlap, int8", groups(sync=DelayedAveraging(), how=SHORT_BLOCKS)),
     Cell("static, hierarchical", groups(how=NODES)),
-    Cell("static, hierarchical, overlap", groups(when=Late(), how=NODES)),
+    Cell("static, hierarchical, overlap", groups(sync=DelayedAveraging(), how=NODES)),
     Cell("allreduce of gradients, hierarchical", AllReduce(how=NODES)),
-    Cell("allreduce of gradients, hierarchical, pipeline", AllReduce(when=Pipeline(), how=NODES)),
+    Cell("allreduce of gradients, hierarchical, pipeline", AllReduce(sync=Pipeline(), how=NODES)),
     Cell("allreduce of gradients, hierarchical, float16", AllReduce(how=replace(NODES, codec=Codec.FLOAT16))),
     Cell(
         "allreduce of gradients, hierarchical, int8 across nodes",
         AllReduce(how=replace(NODES, codec=Codec.INT8, block=32, where=CodecScope.ACROSS_NODES)),
     ),
-    Cell("allreduce of parameters, hierarchical, int8, feedback", AllReduce(pace=2, how=INSIDE_TOO)),
-    Cell("allreduce, quorum", AllReduce(when=PATIENT)),
-    Cell("generated", GENERATED),
+    Cell("allreduce of parameters, hierarchical, int8, feedback", AllReduce(steps_per_round=2, how=INSIDE_TOO)),
+    Cell("allreduce, quorum", AllReduce(sync=PATIENT)),
+    Cell("dynamic_groups", GENERATED),
     Cell("generated, hierarchical", replace(GENERATED, how=NODES)),
     Cell("server", Server(hosts=(0, 2))),
     Cell("server, int8", Server(hosts=(0, 2), how=SHORT_BLOCKS)),
@@ -160,15 +160,19 @@ CELLS = [
     *(
         Cell(f"{name}{', on the host' * on_host}", strategy, on_host=on_host, **members)
         for name, strategy, members in (
-            ("outer steps", AllReduce(pace=2, what=Routes(outer=DILOCO)), {"optimizer": "adam"}),
-            ("outer steps of all, between groups", groups(what=Routes(outer=DILOCO)), {"rounds": 7}),
-            ("outer steps of groups", groups(pace=2, what=Routes(outer=replace(DILOCO, anchor=Anchor.OWN))), {}),
+            ("outer steps", AllReduce(steps_per_round=2, payload=Payload(outer=DILOCO)), {"optimizer": "adam"}),
+            ("outer steps of all, between groups", groups(payload=Payload(outer=DILOCO)), {"rounds": 7}),
+            (
+                "outer steps of groups",
+                groups(steps_per_round=2, payload=Payload(outer=replace(DILOCO, outer_params=OuterParams.PER_WORKER))),
+                {},
+            ),
             (
                 "fragments merged late",
                 AllReduce(
-                    pace=4,
-                    when=Merge(steps=3, alpha=Fraction(1, 2)),
-                    what=Routes(outer=DILOCO, fragments=3),
+                    steps_per_round=4,
+                    sync=DelayedMerge(steps=3, alpha=Fraction(1, 2)),
+                    payload=Payload(outer=DILOCO, fragments=3),
                 ),
                 {},
             ),
@@ -238,7 +242,7 @@ def train(
         world=world,
     )
     waits, error, taken = device.host_waits, None, 0
-    steps = cell.rounds * schedule.pace_of(world.rank)
+    steps = cell.rounds * schedule.steps_per_round_of(world.rank)
     try:
         for inputs, targets in batches[:steps]:
             with world.shared.turns.of(world.rank, world.size) if cell.in_turn else contextlib.nullcontext():
@@ -323,7 +327,7 @@ def in_small_parts() -> Iterator[None]:
 @contextlib.contextmanager
 def generator_for(schedule: Schedule) -> Iterator[None]:
     """Inside, a group generator serves a schedule that needs one."""
-    if not isinstance(schedule.strategy, Generated):
+    if not isinstance(schedule.strategy, DynamicGroups):
         yield
         return
     from partreduce.runtime.generator.service import GeneratorService  # which needs pyzmq
@@ -450,8 +454,8 @@ def judge_fault(cell: Cell, kind: str, fault: Fault) -> str | None:
         values = torch.cat([value.double().flatten().cpu() for value in result["values"].values()])
         if not bool(values.isfinite().all()):
             return f"{cell.name}, {fault.kind}: rank {rank} holds what is not finite"
-    when = cell.strategy.when
-    delay = when.lag if isinstance(when, Pipeline) else 0
+    sync = cell.strategy.sync
+    delay = sync.lag if isinstance(sync, Pipeline) else 0
     before = replace(cell, rounds=fault.at + delay)  # a pipeline applies it so many steps later
     for rank, result in enumerate(results):
         # A step that ends in the error was taken; with averaged gradients it was undone, as all since the fault.

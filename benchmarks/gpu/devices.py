@@ -256,7 +256,7 @@ class PretendedDevice:
             self.is_host(target) != self.is_host(source) for target, source in zip(targets, sources, strict=True)
         )
 
-    def _refuse_mixed(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ANN401 - an operation
+    def _check_mixed(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ANN401 - an operation
         """Refuse what CUDA refuses.
 
         Raises:
@@ -277,7 +277,7 @@ class PretendedDevice:
             result = func(*args, **kwargs)
             self.note_host(result)
             return result
-        self._refuse_mixed(func, stored)
+        self._check_mixed(func, stored)
         if func is torch.ops.aten._local_scalar_dense.default or _waits(func, tensors) or self._copies(func, args):
             self.ask()
             return func(*args, **kwargs)

@@ -19,7 +19,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
+from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
 
 WORDS, BAGS, WIDTH, SAMPLES, STEPS = 29, 13, 4, 6, 3
 
@@ -30,7 +30,7 @@ class TableCell:
 
     name: str
     optimizer: str = "sgd"
-    way: TableWay = TableWay.SHARDED
+    way: Placement = Placement.SHARDED
     sparse: bool = False
     coalesces: bool = False
     weighted: bool = False
@@ -49,11 +49,11 @@ class TableCell:
         gradient = Gradient.SPARSE if self.sparse else Gradient.DENSE
         sizes = (("words.weight", WORDS), ("bag.weight", BAGS))
         routes = tuple(
-            Route(parameter=name, rows=rows, columns=WIDTH, way=self.way, gradient=gradient, codec=self.codec)
+            TablePlacement(parameter=name, rows=rows, columns=WIDTH, way=self.way, gradient=gradient, codec=self.codec)
             for name, rows in sizes
         )
-        what = Routes(tables=routes, local_aggregation=self.coalesces)
-        return Schedule(self.name, Cluster.regular(2, RANKS // 2), AllReduce(what=what))
+        payload = Payload(tables=routes, local_aggregation=self.coalesces)
+        return Schedule(self.name, Cluster.regular(2, RANKS // 2), AllReduce(payload=payload))
 
 
 TABLE_CELLS = [
@@ -68,7 +68,9 @@ TABLE_CELLS = [
     TableCell(
         "sharded, drawn, clipped, largest norm, moving averages", clip=0.02, max_norm=1.5, moving=True, drawn=True
     ),
-    TableCell("gathered, sparse SGD, aggregated, clipped", way=TableWay.GATHER, sparse=True, coalesces=True, clip=0.02),
+    TableCell(
+        "gathered, sparse SGD, aggregated, clipped", way=Placement.GATHER, sparse=True, coalesces=True, clip=0.02
+    ),
 ]
 
 

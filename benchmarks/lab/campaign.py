@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
 from benchmarks.lab.crew import LabError
-from benchmarks.lab.job import Job
+from benchmarks.lab.job import PlanRequest
 from benchmarks.lab.measure import Measured, read_cell
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.predict import Point, predicted
@@ -185,7 +185,7 @@ class Campaign:
                 self.notes.append(f"{key}: the planner recommended {self._planner.words[key]}")
         return fitting
 
-    def _job(self, setting: Setting, name: str, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
+    def _job(self, setting: Setting, name: str, how: str, **more: Any) -> PlanRequest:  # noqa: ANN401 - fields of Job
         fields: dict[str, Any] = {
             **{name: getattr(setting, name) for name in TRAINED_WITH},
             **setting.lengths(),
@@ -295,7 +295,7 @@ class Campaign:
             return setting.steps
         schedule = self.schedules.get((setting.name, contestant.name))
         fixed = schedule is not None and schedule.strategy.kind in SIMULATED
-        whole = int(schedule.paces().max()) * schedule.period if schedule is not None and fixed else 1
+        whole = int(schedule.worker_steps().max()) * schedule.period if schedule is not None and fixed else 1
         return whole * ceil((SPARE_FREE if contestant.free_running else SPARE_STEPS) * expected / whole)
 
     def points(self) -> list[Point]:
@@ -321,7 +321,7 @@ class Campaign:
                             contestant.name,
                             setting,
                             schedule,
-                            contestant.form,
+                            contestant.algorithm,
                             median(cell.step_ms for cell in cells),
                             max(cells[0].steps),
                         )

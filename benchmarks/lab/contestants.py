@@ -1,4 +1,4 @@
-"""Who competes: every way of synchronising that the lab knows, as `contestants.toml` lists them."""
+"""Who competes: every way of synchronizing that the lab knows, as `contestants.toml` lists them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from partreduce.topo.graphs.clustered import clustered
 from partreduce.topo.graphs.hop import double_ring, ring_based
 from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import How
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.axes import Transport
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 Make = Callable[[Cluster, Setting], Schedule | None]
 
@@ -51,10 +51,10 @@ GRAPHS: dict[str, Callable[[Cluster], Graph]] = {
 class Contestant:
     """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
 
-    `how` is `partreduce` or a baseline (baselines.py), `form` that of its sums, for the prediction, and `options` are
-    what the optimizer or the baseline is given. `grid` names its learning rates (setting.GRID); `twin` another
-    contestant of the same mathematics, which therefore takes the same steps. `core` ones run in the short lab. `once`
-    ones, which a thin wire makes slow, run once, get twice the time, and leave settings with slow workers out where
+    `transport` is `partreduce` or a baseline (baselines.py), `algorithm` that of its sums, for the prediction, and
+    `options` are what the optimizer or the baseline is given. `grid` names its learning rates (setting.GRID); `twin`
+    another contestant of the same mathematics, which therefore takes the same steps. `core` ones run in the short lab.
+    `once` ones, which a thin wire makes slow, run once, get twice the time, and leave settings with slow workers out where
     nobody names them; `named_only` ones leave all out.
     """
 
@@ -66,7 +66,7 @@ class Contestant:
     grid: str = "workers"
     twin: str = ""
     options: dict[str, Any] = field(default_factory=dict)
-    form: str = "ring"
+    algorithm: str = "ring"
     core: bool = False
     once: bool = False
     named_only: bool = False
@@ -107,10 +107,10 @@ def _rows() -> Iterator[dict[str, Any]]:
         for gap in LISTED["gap"]:
             if graph in gap["graphs"]:
                 named = {"name": hop_name(graph, gap["name"]), "family": "Hop", "named_only": True}
-                yield {**named, "graph": graph, "strategy": {"when": {"gap": gap["when"]}}}
+                yield {**named, "graph": graph, "strategy": {"sync": {"iteration_gap": gap["sync"]}}}
     for quorum in LISTED["quorum"]:
         named = {"name": eager_name(quorum["name"]), "family": "eager-SGD", "named_only": True, "free_running": True}
-        yield {**named, "design": "allreduce", "strategy": {"when": {"quorum": quorum["when"]}}}
+        yield {**named, "design": "allreduce", "strategy": {"sync": {"partial": quorum["sync"]}}}
 
 
 def _contestant(row: dict[str, Any], recommended: dict[str, Make]) -> Contestant:
@@ -128,9 +128,9 @@ def _contestant(row: dict[str, Any], recommended: dict[str, Make]) -> Contestant
         )
     strategy = row.get("strategy", {})
     if "sums" in row:
-        fields |= {"form": row["sums"], "options": {"form": row["sums"]}}
-    elif "form" in strategy.get("how", {}):
-        fields["form"] = strategy["how"]["form"]
+        fields |= {"algorithm": row["sums"], "options": {"algorithm": row["sums"]}}
+    elif "algorithm" in strategy.get("how", {}):
+        fields["form"] = strategy["how"]["algorithm"]
     if "planned" in row:
         fields["make"] = recommended[row["planned"]]
     elif strategy or "design" in row:
@@ -142,20 +142,20 @@ def _schedule(row: dict[str, Any], cluster: Cluster, setting: Setting) -> Schedu
     from partreduce.schedulers.registry import build
 
     changes = _resolved(row.get("strategy", {}), cluster)
-    if changes.get("how", {}).get("form") == "hierarchical" and cluster.workers_per_node == 1:
+    if changes.get("how", {}).get("algorithm") == "hierarchical" and cluster.workers_per_node == 1:
         return None  # says nothing new
     if "paced" in row:
         slow = dict(setting.slow)
         fast = row["paced"] * round(max([1.0, *slow.values()]))
         if fast == row["paced"]:
             return None
-        paces = [max(1, round(fast / slow.get(rank, 1.0))) for rank in range(cluster.num_workers)]
-        changes = {"averaging": "step-normalised", **changes, "pace": paces}
+        worker_steps = [max(1, round(fast / slow.get(rank, 1.0))) for rank in range(cluster.num_workers)]
+        changes = {"averaging": "step-normalized", **changes, "steps_per_round": worker_steps}
     base: dict[str, Any] = {}
     if "design" in row:
         base = dump_schedule(build(row["design"], cluster, **row.get("parameters", {})))["strategy"]
     elif "graph" in row:
-        weighed = Neighbor(rounds=(weigh(GRAPHS[row["graph"]](cluster)),))
+        weighed = NeighborAveraging(rounds=(weigh(GRAPHS[row["graph"]](cluster)),))
         base = dump_schedule(Schedule("base", cluster, weighed))["strategy"]
     name = row["name"].lower().replace(", ", "-").replace(" ", "-")
     return Schedule(name, cluster, load_strategy({**base, **changes}, cluster, row["name"]))
@@ -173,7 +173,7 @@ def _without_codec(make: Make, cluster: Cluster, setting: Setting) -> Schedule |
     if schedule is None:
         return None
     strategy: Any = schedule.strategy
-    how = How(form=strategy.how.form, sending=strategy.how.sending)
+    how = Transport(algorithm=strategy.transport.algorithm, gradient_buckets=strategy.transport.gradient_buckets)
     return Schedule(f"{schedule.name}-plain", schedule.cluster, replace(strategy, how=how))
 
 

@@ -40,12 +40,12 @@ def draw(path: Path) -> None:
     plt.rcParams["svg.hashsalt"] = "partreduce"  # the same bytes each time
     figure, axis = plt.subplots(figsize=(6.2, 3.9), layout="constrained")
     rows = shown()
-    for row, (_, label, colour, dash, place) in zip(rows, SHOWN, strict=True):
+    for row, (_, label, color, dash, place) in zip(rows, SHOWN, strict=True):
         for cell in row.cells:
-            axis.plot([at for _, at, _ in cell.curve], [loss for _, _, loss in cell.curve], dash, color=colour)
+            axis.plot([at for _, at, _ in cell.curve], [loss for _, _, loss in cell.curve], dash, color=color)
         reached, runs = len(row.all_seconds), len(row.cells)
         of = "1 run" if runs == 1 else f"{runs} runs" if reached == runs else f"{reached} of {runs} runs"
-        axis.text(*place, f"{label}: {row.seconds:.1f} s ({of})", color=colour, weight="bold", fontsize=9.5)
+        axis.text(*place, f"{label}: {row.seconds:.1f} s ({of})", color=color, weight="bold", fontsize=9.5)
     axis.axhline(rows[0].target, color=INK, linewidth=0.8)
     axis.text(50.5, rows[0].target * 1.05, f"loss {rows[0].target:g}", color=INK, ha="right")
     axis.set(yscale="log", xlim=(0, 51), ylim=(0.03, 3.5))

@@ -13,12 +13,12 @@ from benchmarks.lab.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Lengths):
+class PlanRequest(Lengths):
     """What every worker of one cell does.
 
-    `how` names who synchronises: `partreduce` (with `schedule`, a file) or one of the baselines of `baselines.py`.
-    A step computes as long as its lengths say: real gradients are taken, and sleeping fills the rest, because more
-    workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
+    `transport` names who synchronizes: `partreduce` (with `schedule`, a file) or one of the baselines of
+    `baselines.py`. A step computes as long as its lengths say: real gradients are taken, and sleeping fills the rest,
+    because more workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
     A `falling` rate ends at nothing, along half a cosine. `optimizer`, `momentum` and `weight_decay` are for
     `tasks.optimizer_of`.
     Nodes hold `workers_per_node` workers each, or as many as `sizes` lists. The crew fills in `address` and `port`.
@@ -71,5 +71,5 @@ class Job(Lengths):
         return json.dumps(asdict(self))
 
     @classmethod
-    def of_line(cls, line: str) -> Job:
+    def of_line(cls, line: str) -> PlanRequest:
         return TypeAdapter(cls).validate_json(line)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.timing.compute import ComputeTimes, Disturbance, RandomDelay, RandomSlowdown, ShiftingDelay
+from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, StragglerModel
 from partreduce.topo.timing.sampling import read_trace
 
 
@@ -46,15 +46,15 @@ class Lengths:
         return bool(self.slow) or self.disturbance is not None or bool(self.trace)
 
     @property
-    def disturbance(self) -> Disturbance | None:
+    def disturbance(self) -> StragglerModel | None:
         """What varies from step to step, as the simulator knows it."""
-        possible: list[Disturbance] = []
+        possible: list[StragglerModel] = []
         if self.random_chance:
             possible.append(RandomSlowdown(self.random_factor, self.random_chance))
         if self.delayed[0]:
             possible.append(RandomDelay(*self.delayed))
         if self.skew[1]:
-            possible.append(ShiftingDelay(*self.skew))
+            possible.append(RotatingDelay(*self.skew))
         if len(possible) > 1:
             raise ValueError(f"lengths of steps: {len(possible)} disturbances; there is one at most")
         return possible[0] if possible else None
@@ -63,7 +63,7 @@ class Lengths:
         """The same as the simulator and the planner take it.
 
         Raises:
-            FileProblem: the trace cannot be read.
+            FileError: the trace cannot be read.
             InputError: it is no table of seconds.
         """
         return ComputeTimes(

@@ -9,7 +9,7 @@ import torch
 from partreduce.runtime.codecs.blocks import BlockCodec
 from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.mixing import mixing_matrix
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.fragments import assign, moves
 
 if TYPE_CHECKING:
@@ -17,26 +17,26 @@ if TYPE_CHECKING:
 
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
-    from partreduce.topo.strategies.axes import How
+    from partreduce.topo.strategies.axes import Transport
 
 
 def by_turns(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as rehearse.by_schedule
-    """The steps of a schedule with outer steps or fragments, at one pace for all."""
-    strategy, pace = schedule.strategy, schedule.pace_of(0)
+    """The steps of a schedule with outer steps or fragments, at one steps_per_round for all."""
+    strategy, steps_per_round = schedule.strategy, schedule.steps_per_round_of(0)
     matrices = [
         torch.from_numpy(mixing_matrix(strategy.phase(t, schedule.cluster))).float() for t in range(strategy.period)
     ]
-    count, numbers = strategy.what.num_fragments, numbers_of(rehearsal, schedule)
+    count, numbers = strategy.payload.num_fragments, numbers_of(rehearsal, schedule)
     parts = [_Part(rehearsal, numbers == fragment, schedule) for fragment in range(count)]
-    due = moves(count, pace, strategy.when.late_steps)
+    due = moves(count, steps_per_round, strategy.sync.late_steps)
 
     def advance(step: int) -> None:
         rehearsal.take([1] * rehearsal.count)
-        matrix = matrices[step // pace % len(matrices)]
+        matrix = matrices[step // steps_per_round % len(matrices)]
         for move in due:
-            if step % pace + 1 == move.taken and move.merges:
-                parts[move.fragment].merge(float(strategy.when.kept))
-            elif step % pace + 1 == move.taken:
+            if step % steps_per_round + 1 == move.taken and move.merges:
+                parts[move.fragment].merge(float(strategy.sync.kept))
+            elif step % steps_per_round + 1 == move.taken:
                 parts[move.fragment].send(matrix)
 
     return advance
@@ -45,7 +45,7 @@ def by_turns(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # no
 def numbers_of(rehearsal: Any, schedule: Schedule) -> torch.Tensor:  # noqa: ANN401 - as above
     """The fragment of each number of a model."""
     named: list[tuple[str, int]] = rehearsal.named
-    found = assign(schedule.strategy.what.fragments, [((name,), size) for name, size in named])
+    found = assign(schedule.strategy.payload.fragments, [((name,), size) for name, size in named])
     return torch.repeat_interleave(torch.tensor(found), torch.tensor([size for _, size in named]))
 
 
@@ -59,10 +59,10 @@ class _Part:
         places = mine.nonzero().flatten()
         first, end = int(places[0]), int(places[-1]) + 1
         self._mine = slice(first, end) if end - first == len(places) else mine  # a slice needs no copy
-        self._rehearsal, self._outer = rehearsal, schedule.strategy.what.outer
+        self._rehearsal, self._outer = rehearsal, schedule.strategy.payload.outer
         self._coded = Coded.of(schedule)
-        self._anchors = rehearsal.models[:, self._mine].clone()
-        self._momenta = torch.zeros_like(self._anchors)
+        self._outer_params = rehearsal.models[:, self._mine].clone()
+        self._momenta = torch.zeros_like(self._outer_params)
         self._sent: torch.Tensor | None = None
 
     def send(self, matrix: torch.Tensor) -> None:
@@ -71,9 +71,9 @@ class _Part:
         if self._coded is None or not (matrix > 0).all():  # codes travel between nodes, and smaller groups are inside
             self._sent = matrix @ models
         else:
-            self._sent = self._anchors + self._coded.mean(models - self._anchors)
+            self._sent = self._outer_params + self._coded.mean(models - self._outer_params)
         meets = matrix.diagonal() < 1
-        self._steps = (meets & ((matrix > 0).all() | torch.tensor(self._outer.has_own_anchors)))[:, None]
+        self._steps = (meets & ((matrix > 0).all() | torch.tensor(self._outer.has_own_outer_params)))[:, None]
 
     def merge(self, kept: float) -> None:
         if self._sent is None:  # the first round may merge what no round has sent
@@ -85,12 +85,14 @@ class _Part:
 
     def _step(self, sent: torch.Tensor) -> torch.Tensor:
         """The outer step of those who make one; where all then are, and the means of the others."""
-        moved, momentum = sent - self._anchors, float(self._outer.momentum)
+        moved, momentum = sent - self._outer_params, float(self._outer.momentum)
         following = momentum * self._momenta + moved
         change = moved + momentum * following if self._outer.nesterov else following
         self._momenta = torch.where(self._steps, following, self._momenta)
-        self._anchors = torch.where(self._steps, self._anchors + float(self._outer.lr) * change, self._anchors)
-        return torch.where(self._steps, self._anchors, sent)
+        self._outer_params = torch.where(
+            self._steps, self._outer_params + float(self._outer.lr) * change, self._outer_params
+        )
+        return torch.where(self._steps, self._outer_params, sent)
 
 
 class Coded:
@@ -100,17 +102,17 @@ class Coded:
     is added to the next sum.
     """
 
-    def __init__(self, how: How, cluster: Cluster) -> None:
-        self._how, self._count = how, cluster.num_workers
-        self._each = cluster.workers_per_node if how.form is Form.HIERARCHICAL else 1
-        self._codec = BlockCodec(str(how.codec), how.block)
+    def __init__(self, transport: Transport, cluster: Cluster) -> None:
+        self._transport, self._count = transport, cluster.num_workers
+        self._each = cluster.workers_per_node if transport.algorithm is AllReduceAlgorithm.HIERARCHICAL else 1
+        self._codec = BlockCodec(str(transport.codec), transport.block)
         self._left: list[torch.Tensor | None] = [None] * (self._count + 1)
 
     @classmethod
     def of(cls, schedule: Schedule) -> Coded | None:
         """None where numbers are sent as they are."""
-        how = schedule.strategy.how
-        return cls(how, schedule.cluster) if how.codec.has_blocks else None
+        transport = schedule.strategy.transport
+        return cls(transport, schedule.cluster) if transport.codec.has_blocks else None
 
     def mean(self, moved: torch.Tensor) -> torch.Tensor:
         """Of movements (workers, numbers); (numbers,)."""
@@ -122,10 +124,12 @@ class Coded:
         left = self._left[place]
         if left is not None:
             values = values + left
-        code = torch.empty(block_bytes(str(self._how.codec), len(values), self._how.block), dtype=torch.uint8)
+        code = torch.empty(
+            block_bytes(str(self._transport.codec), len(values), self._transport.block), dtype=torch.uint8
+        )
         decoded = torch.empty_like(values)
         self._codec.encode(values, code)
         self._codec.decode(code, decoded)
-        if self._how.error_feedback:
+        if self._transport.error_feedback:
             self._left[place] = values - decoded
         return decoded

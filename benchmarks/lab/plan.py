@@ -15,7 +15,7 @@ from partreduce.planner.steps_model import Optimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 PLAN_SECONDS = 20.0
 
@@ -60,13 +60,13 @@ class Planner:
         return in_segments(replace(base, **job), setting.task)
 
     def _plan(self, cluster: Cluster, setting: Setting, key: str, options: dict[str, Any]) -> Schedule:
-        from partreduce import Job, plan
+        from partreduce import PlanRequest, plan
 
-        job = Job(
+        job = PlanRequest(
             cluster=replace(cluster, hardware=self.hardware(setting)),
             disturbance=setting.disturbance,
             time_limit=PLAN_SECONDS,
-            form=Form.HIERARCHICAL,
+            algorithm=AllReduceAlgorithm.HIERARCHICAL,
             optimizer=optimizer_of(setting),
             **options,
         )

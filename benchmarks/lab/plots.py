@@ -19,7 +19,7 @@ PARTS = (
     ("blocked", OKABE_ITO[3], "..."),
 )  # fmt: skip
 LINES = tuple(zip([OKABE_ITO[place] for place in (5, 1, 2, 3, 6, 0)], (*DASHES, *DASHES), strict=False))
-"""Colours and dashes of at most six lines; yellow is too pale for one."""
+"""Colors and dashes of at most six lines; yellow is too pale for one."""
 MOST_LINES = len(LINES)
 WORDS = {"blocked": "waiting or communicating"}
 
@@ -57,11 +57,11 @@ def _loss(axis: Any, rows: list[Row], target: float) -> None:  # noqa: ANN401 - 
     for row in sorted(rows, key=lambda row: (row.seconds is None, row.seconds or 0.0)):
         fastest.setdefault(row.family, row)
     ends = []
-    for row, (colour, dash) in zip(fastest.values(), LINES, strict=False):
+    for row, (color, dash) in zip(fastest.values(), LINES, strict=False):
         ordered = sorted(row.cells, key=lambda cell: cell.step_ms)
         curve = ordered[len(ordered) // 2].curve
-        axis.plot([p[1] for p in curve], [p[2] for p in curve], dash, color=colour, linewidth=2)
-        ends.append((row.contestant, *curve[-1][1:], colour))
+        axis.plot([p[1] for p in curve], [p[2] for p in curve], dash, color=color, linewidth=2)
+        ends.append((row.contestant, *curve[-1][1:], color))
     axis.axhline(target, color=INK, linewidth=0.8)
     axis.set(xlabel="seconds", ylabel="training loss of the mean model")
     logarithmic(axis, "y", [loss for line in axis.lines for loss in line.get_ydata()])
@@ -82,12 +82,12 @@ def name_ends(
 
     Args:
         axis: with its final scales and limits.
-        ends: name, x, y and colour of each line.
+        ends: name, x, y and color of each line.
         line: height of a line of text, as a share of the axis.
     """
     axis.get_xlim(), axis.get_ylim()  # settles the limits, on which the transformation depends
     to_axes = axis.transData + axis.transAxes.inverted()
-    named = sorted((float(to_axes.transform((x, y))[1]), fill(name, 26), (x, y), colour) for name, x, y, colour in ends)
+    named = sorted((float(to_axes.transform((x, y))[1]), fill(name, 26), (x, y), color) for name, x, y, color in ends)
     needed = [line * (1 + text.count("\n")) for _, text, *_ in named]
     middles: list[float] = []
     for (height, *_), size in zip(named, needed, strict=True):
@@ -97,17 +97,17 @@ def name_ends(
     for place in reversed(range(len(middles))):  # what was pushed out above comes down again
         middles[place] = min(middles[place], ceiling - needed[place] / 2)
         ceiling = middles[place] - needed[place] / 2
-    for (_, text, point, colour), height in zip(named, middles, strict=True):
+    for (_, text, point, color), height in zip(named, middles, strict=True):
         # Not clipped by the text's own box, at whose edge a steep one would end beside another's name.
         leader = {
             "arrowstyle": "-",
-            "color": colour,
+            "color": color,
             "linewidth": 0.8,
             "relpos": (0, 0.5),
             "shrinkB": 0,
             "patchA": None,
         }
-        axis.plot(*point, "o", color=colour, markersize=4)
+        axis.plot(*point, "o", color=color, markersize=4)
         axis.annotate(
             text, point, (1.04, height), textcoords="axes fraction", va="center", color=INK, arrowprops=leader
         )
@@ -115,7 +115,7 @@ def name_ends(
 
 def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN401 - as above
     left = [0.0] * len(rows)
-    for part, colour, hatch in PARTS:
+    for part, color, hatch in PARTS:
         widths = []
         for row in rows:
             ordered = sorted(row.cells, key=lambda cell: cell.step_ms)
@@ -125,7 +125,7 @@ def _shares(axis: Any, rows: list[Row], names: list[str]) -> None:  # noqa: ANN4
                 range(len(rows)),
                 widths,
                 left=left,
-                color=colour,
+                color=color,
                 hatch=hatch,
                 edgecolor=EDGE,
                 label=WORDS.get(part, part),

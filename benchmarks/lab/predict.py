@@ -10,7 +10,7 @@ from benchmarks.lab.setting import BACKWARD, SEGMENTS, Setting
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 CLOSE = 0.15
 
@@ -25,23 +25,23 @@ class Point:
     contestant: str
     setting: Setting
     schedule: Schedule
-    form: str
+    algorithm: str
     measured: float
     steps: int = 48
 
 
 def simulated_ms(point: Point, hardware: Hardware) -> float:
     """Milliseconds per step as the lab counts them, on a cluster whose nodes share nothing but the network."""
-    paces = point.schedule.paces()
-    rounds = max(1, point.steps // int(paces.max()))
+    worker_steps = point.schedule.worker_steps()
+    rounds = max(1, point.steps // int(worker_steps.max()))
     timeline = simulate(
         point.schedule,
         in_segments(hardware, point.setting.task),
         compute=point.setting.compute_times(),
         num_rounds=rounds,
-        form=Form(point.form),
+        algorithm=AllReduceAlgorithm(point.algorithm),
     )
-    return 1e3 * len(paces) / float((paces * rounds / timeline.finish[-1]).sum())
+    return 1e3 * len(worker_steps) / float((worker_steps * rounds / timeline.finish[-1]).sum())
 
 
 def in_segments(hardware: Hardware, task: str) -> Hardware:

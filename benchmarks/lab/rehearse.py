@@ -34,7 +34,7 @@ from benchmarks.kit import one_thread, parser
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import Job
+from benchmarks.lab.job import PlanRequest
 from benchmarks.lab.outer_steps import Coded, by_turns
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Setting, case_of
@@ -49,9 +49,9 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.mixing import mixing_matrix
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import GradientTotal, Pipeline
+from partreduce.topo.strategies.axes import GradientReduction, Pipeline
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 from partreduce.topo.strategies.pairwise import Pairwise
 
 ByRate = dict[str, float | None]
@@ -71,7 +71,7 @@ class Rehearsal:
     def __init__(self, *, task: str, cluster: Cluster, rate: float, seed: int = 0) -> None:
         count, samples = cluster.num_workers, samples_of(task)
         nodes = cluster.num_nodes
-        job = Job(num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
+        job = PlanRequest(num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
         self.samples, self.count, self.rate = samples, count, rate
         self._model = make_model(task, samples, Clock(), seed)
         self.named = [(name, part.numel()) for name, part in self._model.named_parameters()]
@@ -137,13 +137,15 @@ def steps_to(
 
 
 def by_schedule(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as above
-    """The steps of a schedule with fixed phases: pace, overlap, step-normalised averaging."""
+    """The steps of a schedule with fixed phases: steps_per_round, overlap, step-normalized averaging."""
     matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in schedule.steps()]
-    overlap = schedule.strategy.mixes_late
-    paces = schedule.paces()
-    longest = int(paces.max())
-    normalised = schedule.strategy.averaging is Averaging.STEP_NORMALISED
-    factors = torch.tensor(float(paces.mean()) / paces if normalised else np.ones(len(paces))).float()[:, None]
+    is_delayed = schedule.strategy.mixes_late
+    worker_steps = schedule.worker_steps()
+    longest = int(worker_steps.max())
+    normalized = schedule.strategy.averaging is Averaging.STEP_NORMALIZED
+    factors = torch.tensor(
+        float(worker_steps.mean()) / worker_steps if normalized else np.ones(len(worker_steps))
+    ).float()[:, None]
     begun = rehearsal.models.clone()  # the models when the round began
 
     def advance(step: int) -> None:
@@ -152,13 +154,13 @@ def by_schedule(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  #
         if (step + 1) % longest:
             return
         matrix = matrices[step // longest % len(matrices)]
-        if normalised:
+        if normalized:
             models.sub_(begun).mul_(factors).add_(begun)
-        if overlap:
+        if is_delayed:
             models += matrix @ begun - begun
         else:
             torch.mm(matrix, models.clone(), out=models)
-        if normalised or overlap:
+        if normalized or is_delayed:
             begun.copy_(models)
 
     return advance
@@ -166,9 +168,9 @@ def by_schedule(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  #
 
 def by_gradients(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], None]:
     """Equal models take the mean of all workers' gradients; Pipe-SGD's some steps late once its warm-up is over."""
-    when, coded, on_their_way = schedule.strategy.when, Coded.of(schedule), deque[torch.Tensor]()
+    sync, coded, on_their_way = schedule.strategy.sync, Coded.of(schedule), deque[torch.Tensor]()
     lag, warm_up, sums = (
-        (when.lag, when.warm_up, when.total is GradientTotal.SUM) if isinstance(when, Pipeline) else (0, 0, False)
+        (sync.lag, sync.warm_up, sync.total is GradientReduction.SUM) if isinstance(sync, Pipeline) else (0, 0, False)
     )
 
     def advance(step: int) -> None:
@@ -185,14 +187,14 @@ def pairwise(rehearsal: Rehearsal, strategy: Pairwise) -> Callable[[int], None]:
     """AD-PSGD with its averaging beside the computing: a gradient is as old as the mean that was taken meanwhile."""
     machine = VirtualMachine(
         pairing_of(strategy, rehearsal.count),
-        PairTiming(np.ones((MOST_ROUNDS, rehearsal.count)), overlap=True),
+        PairTiming(np.ones((MOST_ROUNDS, rehearsal.count)), is_delayed=True),
     )
 
     def advance(step: int) -> None:
         steps = [rehearsal.rate * rehearsal.gradient(rank, rehearsal.models[rank]) for rank in range(rehearsal.count)]
         for note in machine.run(until=step + 1.0):
-            if note.process in strategy.active and note.what[0] == "averaged":
-                pair = [note.process, note.what[1]]
+            if note.process in strategy.active and note.payload[0] == "averaged":
+                pair = [note.process, note.payload[1]]
                 rehearsal.models[pair] = rehearsal.models[pair].mean(0)
         for rank, change in enumerate(steps):
             rehearsal.models[rank] -= change
@@ -220,7 +222,7 @@ def _equally_fast(setting: GeneratorSetting, ended: Callable[[WorkerRound], None
 
 def generated(
     rehearsal: Rehearsal,
-    strategy: Generated,
+    strategy: DynamicGroups,
     cluster: Cluster,
     machine_of: Callable[[GeneratorSetting, Callable[[WorkerRound], None]], VirtualMachine] = _equally_fast,
 ) -> Callable[[int], None]:
@@ -251,19 +253,19 @@ def generated(
 
 def can_be_rehearsed(schedule: Schedule) -> bool:
     """Whether `advance_of` knows its steps: workers that keep a gap or a quorum need times for that."""
-    return not schedule.strategy.when.protocol
+    return not schedule.strategy.sync.protocol
 
 
 def advance_of(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], None]:
     strategy: Any = schedule.strategy
     if strategy.kind == "pairwise":
         return pairwise(rehearsal, strategy)
-    if strategy.kind == "generated":
+    if strategy.kind == "dynamic_groups":
         return generated(rehearsal, strategy, schedule.cluster)
     if strategy.kind == "server":
         exact = build("allreduce", schedule.cluster)
         return by_schedule(rehearsal, exact) if strategy.synchronous else asynchronous_server(rehearsal)
-    if strategy.takes_turns or not strategy.what.outer.is_plain:
+    if strategy.takes_turns or not strategy.payload.outer.is_plain:
         return by_turns(rehearsal, schedule)
     if strategy.averages_gradients:
         return by_gradients(rehearsal, schedule)

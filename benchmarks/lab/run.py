@@ -1,4 +1,4 @@
-"""The lab: four namespaces as nodes, shaped links, 16 workers, every way of synchronising side by side.
+"""The lab: four namespaces as nodes, shaped links, 16 workers, every way of synchronizing side by side.
 
     python -m benchmarks.lab.run                 9 minutes: a thin link, with and without a slow worker
     python -m benchmarks.lab.run --full          every setting, three repetitions

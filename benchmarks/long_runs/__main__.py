@@ -23,7 +23,7 @@ import json
 
 from benchmarks import compact, kit
 from benchmarks.long_runs.part import Part, parts
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.partial import PartialAllReduce
 
 Row = dict[str, Any]
 RESULT = kit.RESULTS / "long_runs.json"
@@ -111,7 +111,9 @@ def _theorem() -> None:
     from benchmarks.long_runs.theorem import CONVEX, evaluated
 
     part, content = parts()[CONVEX], stored()
-    quorums = [name for name in part.contestants if isinstance(part.schedule_of(name)[0].strategy.when, Quorum)]
+    quorums = [
+        name for name in part.contestants if isinstance(part.schedule_of(name)[0].strategy.sync, PartialAllReduce)
+    ]
     runs = [run for name in quorums for run in of_contestant(part, content[CONVEX], name)]
     content["theorem"] = [evaluated(part, run["contestant"], run["rate"], run["seed"]) for run in runs]
     RESULT.write_text(compact.text(content, digits=5))
@@ -119,18 +121,18 @@ def _theorem() -> None:
 
 def main() -> int:
     arguments = kit.parser(__doc__)
-    arguments.add_argument("what", choices=["measure", "theorem", "write"])
+    arguments.add_argument("payload", choices=["measure", "theorem", "write"])
     arguments.add_argument("--parts", nargs="+", default=list(parts()))
     arguments.add_argument("--contestants", default="", help="names separated by semicolons")
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     chosen = arguments.parse_args()
     kit.one_thread()
-    if chosen.what == "write":
+    if chosen.payload == "write":
         from benchmarks.long_runs import page
 
         page.write(parts(), stored())
         return 0
-    if chosen.what == "theorem":
+    if chosen.payload == "theorem":
         _theorem()
         return 0
     for name in chosen.parts:

@@ -57,13 +57,13 @@ def virtual_ms(part: Part, runs: list[Row]) -> float:
     """Milliseconds of a step in virtual time; fixed phases are timed here, everything else as it was trained."""
     if runs[0]["virtual"] is not None:
         return 1e3 * float(runs[0]["virtual"]) / part.steps
-    schedule, form = part.schedule_of(runs[0]["contestant"])
+    schedule, algorithm = part.schedule_of(runs[0]["contestant"])
     timeline = simulate(
         schedule,
         Planner({}).hardware(part.setting),
         compute=ComputeTimes(trace=step_seconds(part.setting, part.shape, ROUNDS, 0)),
         num_rounds=ROUNDS,
-        form=form,
+        algorithm=algorithm,
     )
     return 1e3 * float(timeline.finish[-1].max()) / ROUNDS
 
@@ -121,17 +121,17 @@ def draw(parts: dict[str, Part], content: dict[str, list[Row]]) -> None:
         taken = lab_ms()
         for axis, by_seconds in zip(row, (False, True), strict=True):
             ends, losses = [], []
-            for who, (colour, dash) in zip(DRAWN, LINES, strict=False):
+            for who, (color, dash) in zip(DRAWN, LINES, strict=False):
                 runs = of_contestant(part, content.get(name, []), who)
                 if not runs:
                     continue
                 unit = taken.get(who, virtual_ms(part, runs)) / 1e3 if by_seconds else 1.0
                 curve = runs[0]["curve"][1:]
                 axis.plot(
-                    [unit * step for step, _ in curve], [loss for _, loss in curve], dash, color=colour, linewidth=2
+                    [unit * step for step, _ in curve], [loss for _, loss in curve], dash, color=color, linewidth=2
                 )
                 losses += [loss for _, loss in curve]
-                ends.append((WORDS[who], unit * curve[-1][0], curve[-1][1], colour))
+                ends.append((WORDS[who], unit * curve[-1][0], curve[-1][1], color))
             if losses:
                 logarithmic(axis, "y", losses)
             quiet(axis, across="seconds" if by_seconds else "steps", up="training loss of the mean model")

@@ -14,7 +14,7 @@ from benchmarks.long_runs.learner import Learner
 from benchmarks.long_runs.virtual import Virtual
 from benchmarks.papers.physics import step_seconds
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 if TYPE_CHECKING:
     from partreduce.topo.schedule import Schedule
@@ -39,21 +39,21 @@ class Part:
     def cluster(self) -> Cluster:
         return Cluster.regular(*self.shape)
 
-    def schedule_of(self, name: str) -> tuple[Schedule, Form]:
+    def schedule_of(self, name: str) -> tuple[Schedule, AllReduceAlgorithm]:
         """What a contestant runs, and how its groups add up."""
         contestant = named(name, Planner({}))
         assert contestant.make is not None, f"{name} is one of ours"
         schedule = contestant.make(self.cluster, self.setting)
         assert schedule is not None, f"{name} has something to do in {self.title}"
-        return schedule, Form(contestant.form)
+        return schedule, AllReduceAlgorithm(contestant.algorithm)
 
     def begun(self, name: str, steps: int, rate: float, seed: int) -> tuple[Learner, Virtual]:
         """A contestant at its start, and what advances it."""
-        schedule, form = self.schedule_of(name)
+        schedule, algorithm = self.schedule_of(name)
         fields = {"kind": self.kind, "held_out": self.held_out, "cluster": self.cluster}
         learner = Learner(**fields, highest=rate, most=steps, seed=seed)
         lengths = step_seconds(self.setting, self.shape, steps, seed)
-        return learner, Virtual(learner, schedule, Planner({}).hardware(self.setting), lengths, form)
+        return learner, Virtual(learner, schedule, Planner({}).hardware(self.setting), lengths, algorithm)
 
 
 def parts() -> dict[str, Part]:

@@ -172,20 +172,22 @@ class Contestant:
 
     def predicted(self, setting: Setting) -> float:
         schedule = schedule_of(self.steps_as, setting)
-        point = Point(self.name, setting, schedule, str(schedule.strategy.how.form), 0.0, 240)
+        point = Point(self.name, setting, schedule, str(schedule.strategy.transport.algorithm), 0.0, 240)
         return simulated_ms(point, Planner({}).hardware(setting))
 
 
 def schedule_of(name: str, setting: Setting) -> Any:  # noqa: ANN401 - a Schedule
     """As it runs; torch's hierarchical All-Reduce as ours."""
-    from partreduce.topo.strategies.axes import Form, How
+    from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
 
     if (make := named(name, Planner({})).make) is not None:
         schedule = make(CLUSTER, setting)
         assert schedule is not None
         return schedule.meetings
     plain = build("allreduce", CLUSTER)
-    return replace(plain, strategy=replace(plain.strategy, how=How(form=Form.HIERARCHICAL)))
+    return replace(
+        plain, strategy=replace(plain.strategy, transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL))
+    )
 
 
 def listed(content: dict[str, Any]) -> list[Contestant]:
@@ -252,13 +254,13 @@ def draw(found: list[Contestant]) -> None:
     by_name = {one.name: one for one in found}
     for axis, links in zip(axes, (None, LINKS[1]), strict=True):
         ends = []
-        for name, (colour, dash) in zip([n for n in DRAWN if n in by_name], LINES, strict=False):
+        for name, (color, dash) in zip([n for n in DRAWN if n in by_name], LINES, strict=False):
             one = by_name[name]
             unit = 1.0 if links is None else (one.ms(links) or one.predicted(known[links])) / 1e3
             run = sorted(one.runs, key=lambda run: run["curve"][-1][1])[len(one.runs) // 2]
             at, losses = [step * unit for step, _ in run["curve"]], [loss for _, loss in run["curve"]]
-            axis.plot(at, losses, dash, color=colour, linewidth=2)
-            ends.append((WORDS[name].partition(":")[0], at[-1], losses[-1], colour))
+            axis.plot(at, losses, dash, color=color, linewidth=2)
+            ends.append((WORDS[name].partition(":")[0], at[-1], losses[-1], color))
         axis.set(ylim=(1.35, 2.9))
         if links is not None:
             axis.set_xscale("log")
@@ -275,10 +277,10 @@ def draw(found: list[Contestant]) -> None:
 
 def main() -> int:
     arguments = kit.parser(__doc__)
-    arguments.add_argument("what", choices=["collect", "write"])
+    arguments.add_argument("payload", choices=["collect", "write"])
     arguments.add_argument("names", nargs="*")
     chosen = arguments.parse_args()
-    if chosen.what == "collect":
+    if chosen.payload == "collect":
         RESULT.write_text(compact.text(collected(chosen.names), digits=5))
         return 0
     content = json.loads(RESULT.read_text())

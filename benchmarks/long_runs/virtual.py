@@ -28,9 +28,9 @@ from partreduce.schedulers.simulator.replay import Carrying
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.timing import loads
 
 if TYPE_CHECKING:
@@ -50,11 +50,13 @@ class Virtual:
         schedule: of any kind.
         hardware: the links.
         seconds: as said.
-        form: how groups add up.
+        algorithm: how groups add up.
     """
 
-    def __init__(self, learner: Learner, schedule: Schedule, hardware: Hardware, seconds: Seconds, form: Form) -> None:
-        self.learner, self.schedule, self.hardware, self.form = learner, schedule, hardware, form
+    def __init__(
+        self, learner: Learner, schedule: Schedule, hardware: Hardware, seconds: Seconds, algorithm: AllReduceAlgorithm
+    ) -> None:
+        self.learner, self.schedule, self.hardware, self.algorithm = learner, schedule, hardware, algorithm
         self.lengths = np.tile(seconds, (MORE * learner.count, 1))
         self.machine: VirtualMachine | None = None
         self.summing: Summing | None = None
@@ -73,11 +75,11 @@ class Virtual:
 
     def _made(self) -> Callable[[int], None]:
         strategy = self.schedule.strategy
-        if isinstance(strategy.when, Gap):
-            return self._by_gap(strategy.when)
-        if isinstance(strategy.when, Quorum):
-            return self._by_quorum(strategy.when)
-        if strategy.kind == "generated":
+        if isinstance(strategy.sync, IterationGap):
+            return self._by_gap(strategy.sync)
+        if isinstance(strategy.sync, PartialAllReduce):
+            return self._by_quorum(strategy.sync)
+        if strategy.kind == "dynamic_groups":
             return self._by_generator()
         return advance_of(self.learner, self.schedule)
 
@@ -85,7 +87,7 @@ class Virtual:
         cluster = self.schedule.cluster
         phase = Phase.from_groups(cluster.num_workers, [members])
         return loads.of_phase(
-            phase, cluster, self.hardware, model_bytes=self.hardware.model_bytes, form=self.form.value
+            phase, cluster, self.hardware, model_bytes=self.hardware.model_bytes, algorithm=self.algorithm.value
         )
 
     def _until(self, has_come: Callable[[int], bool]) -> Callable[[int], None]:
@@ -98,9 +100,9 @@ class Virtual:
 
         return advance
 
-    def _by_gap(self, gap: Gap) -> Callable[[int], None]:
+    def _by_gap(self, gap: IterationGap) -> Callable[[int], None]:
         graph = self.schedule.strategy.graphs[0]
-        hop, training = hop_of(graph, gap), Reducing(self.learner, graph, gap)
+        hop, training = hop_of(graph, gap), UpdateSelection(self.learner, graph, gap)
         timing = GapTiming(
             hop,
             self.lengths,
@@ -111,7 +113,7 @@ class Virtual:
         self.machine = VirtualMachine(hop, timing, keep_notes=False)
         return self._until(lambda steps: sum(training.step) >= steps * len(training.step))
 
-    def _by_quorum(self, quorum: Quorum) -> Callable[[int], None]:
+    def _by_quorum(self, quorum: PartialAllReduce) -> Callable[[int], None]:
         count = self.learner.count
         takes = float(self._group_loads(range(count)).seconds().max())
         links = InTurn(self.schedule.cluster, self.hardware)
@@ -141,10 +143,10 @@ class Virtual:
         return generated(self.learner, self.schedule.strategy, self.schedule.cluster, machine_of)
 
 
-class Reducing(Carrying):
+class UpdateSelection(Carrying):
     """Hop: every worker trains with the updates that it is told to average. A skipped step counts as a step."""
 
-    def __init__(self, learner: Learner, graph, gap: Gap) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
+    def __init__(self, learner: Learner, graph, gap: IterationGap) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
         self.learner = learner
         super().__init__(graph, gap, learner.models.numpy())
         for worker in range(learner.count):
@@ -192,7 +194,7 @@ class Summing(QuorumTiming):
                     self._taken[worker] = version
                     for row in [row for row in self._sums if row < min(self._taken)]:
                         del self._sums[row]
-                case Note(("synchronised", _)):
+                case Note(("synchronized", _)):
                     self._meet()
 
     def _joins(self, worker: int, row: int, gradients: int) -> None:

@@ -130,7 +130,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "partreduce/runtime/averaging/device_checks.py": (("tests/runtime/devices/test_device_path.py",),),
     **{
         f"partreduce/topo/graphs/{name}.py": (
-            ("tests/topo/figures/test_golden.py", "tests/topo/graphs/test_graphs.py"),
+            ("tests/topo/metrics/test_golden.py", "tests/topo/graphs/test_graphs.py"),
         )
         for name in ("classic", "directed", "hop")
     },

@@ -2,7 +2,7 @@
 
 Figure 9 is measured by real processes without the lab (skew.py). In the lab 8 workers on 4 nodes fit a hyperplane,
 tell digits apart, and tell whose documentation a docstring is, with delays that are slept. Everybody computes the same
-number of gradients; how fast, and what was learnt by when, are read from it. A free network and infinitely many cores
+number of gradients; how fast, and what was learned by when, are read from it. A free network and infinitely many cores
 in virtual time give what is predicted.
 """
 
@@ -33,7 +33,7 @@ DELAYS = (200, 300, 400)
 HYPERPLANE = {delay: f"hyperplane, one of 8 delayed by {delay} ms" for delay in DELAYS}
 
 SPEED = "Gradients per second: All-Reduce = 1"
-LEARNT = "Share of held-out samples told right after as many gradients"
+LEARNED = "Share of held-out samples told right after as many gradients"
 IN_TIME = "Share of held-out samples told right at the instant at which the fastest of a setting is through"
 LEFT = "Hyperplane regression: squared distance after as many gradients"
 TO_LOSS = "Speed to the loss, All-Reduce = 1"
@@ -59,7 +59,7 @@ def rows(cells: Cells) -> Iterator[Row]:
         yield from _speeds(where, block)
         yield from compared(TO_LOSS, block, ALL_REDUCE, setting=_words(where))
         if where not in HYPERPLANE.values():
-            yield from _learnt(where, block)
+            yield from _learned(where, block)
         else:
             yield from each(LEFT, block, _last_losses, "loss", setting=_words(where))
         yield from each(ROUNDS, block, _in_a_sum, "workers", setting=_words(where))
@@ -104,15 +104,15 @@ def _speeds(where: str, block: Block) -> Iterator[Row]:
     )
 
 
-def _learnt(where: str, block: Block) -> Iterator[Row]:
-    """What was learnt in the end, by the mean model and by the workers' own, and when the fastest was through."""
+def _learned(where: str, block: Block) -> Iterator[Row]:
+    """What was learned in the end, by the mean model and by the workers' own, and when the fastest was through."""
     block = {name: row for name, row in block.items() if all(cell.accuracies for cell in row.cells)}
     for name, row in block.items():
         ends = [cell.accuracies[-1][1] for cell in row.cells]
-        yield value(ends, figure=LEARNT, setting=f"{where}: {words(name)}", unit="share")
+        yield value(ends, figure=LEARNED, setting=f"{where}: {words(name)}", unit="share")
         own = [cell.own_accuracy for cell in row.cells if cell.own_accuracy is not None]
         if own and name in LATEST.values():
-            yield value(own, figure=LEARNT, setting=f"{where}: {words(name)}, workers' own models", unit="share")
+            yield value(own, figure=LEARNED, setting=f"{where}: {words(name)}, workers' own models", unit="share")
     if not block:
         return
     instant = min(cell.accuracies[-1][0] for row in block.values() for cell in row.cells)

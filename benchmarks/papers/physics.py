@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import SERVER, named
-from benchmarks.lab.job import Job
+from benchmarks.lab.job import PlanRequest
 from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.setting import Setting
 from benchmarks.lab.tasks import samples_of
@@ -21,7 +21,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.timing.compute import ComputeTimes
 
 FREE = Link(0.0, 1e-15)
@@ -47,9 +47,9 @@ def of_run(  # noqa: PLR0917 - one call each, and a cache's
     """Virtual time knows no server; where only computing takes time, a synchronous one is an all-reduce."""
     make = named("flat ring" if name == SERVER else name, lambda *_: None).make
     schedule = make(Cluster.regular(*shape), setting) if make is not None else None
-    if schedule is None or schedule.strategy.kind == "generated":
+    if schedule is None or schedule.strategy.kind == "dynamic_groups":
         return None
-    by_quorum = isinstance(schedule.strategy.when, Quorum)
+    by_quorum = isinstance(schedule.strategy.sync, PartialAllReduce)
     trace = step_seconds(setting, shape, 6 * steps if by_quorum else steps, repetition)
     try:
         if by_quorum:
@@ -71,7 +71,7 @@ def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetitio
     if setting.task != "docstrings":
         return seconds
     size = {"num_nodes": shape[0], "workers_per_node": shape[1]}
-    job = Job(task=setting.task, batch=setting.batch, seed=repetition, **size)
+    job = PlanRequest(task=setting.task, batch=setting.batch, seed=repetition, **size)
     batches = [Batches(job, rank, samples_of(setting.task)) for rank in range(count)]
     return np.array(seconds * [[worker.draw()[1] for worker in batches] for _ in range(steps)])
 

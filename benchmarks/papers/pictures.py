@@ -42,8 +42,8 @@ def names(found: Results) -> dict[str, str]:
 
 def bar_names(found: Results) -> dict[str, str]:
     """The file of each figure that is drawn as bars."""
-    figures = [figure for figure in found.bars if any(row.figure == figure for row in found.rows)]
-    return {figure: f"{found.paper}-{figure.split(':')[0].lower().replace(' ', '-')}.png" for figure in figures}
+    metrics = [figure for figure in found.bars if any(row.figure == figure for row in found.rows)]
+    return {figure: f"{found.paper}-{figure.split(':')[0].lower().replace(' ', '-')}.png" for figure in metrics}
 
 
 def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:
@@ -86,8 +86,8 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
     labels = _labels(plot)
     for axis, label in zip(axes, labels.over, strict=True):
         drawn = [replace(curve, at=curve.steps) for curve in shown] if by_steps and axis is axes[1] else shown
-        for curve, (colour, dash) in zip(drawn, LINES, strict=False):
-            axis.plot(curve.at, curve.losses, dash, color=colour, linewidth=2)
+        for curve, (color, dash) in zip(drawn, LINES, strict=False):
+            axis.plot(curve.at, curve.losses, dash, color=color, linewidth=2)
         quiet(axis, across=label if by_steps else labels.over[0], up=labels.what)
         if by_steps or axis is axes[0]:
             if labels.scale == "log":
@@ -99,8 +99,8 @@ def _draw(path: Path, plot: str, curves: list[Curve]) -> None:
         name_ends(
             axis,
             [
-                (_contestant(curve), curve.at[-1], curve.losses[-1], colour)
-                for curve, (colour, _) in zip(drawn, LINES, strict=False)
+                (_contestant(curve), curve.at[-1], curve.losses[-1], color)
+                for curve, (color, _) in zip(drawn, LINES, strict=False)
             ],
             line=0.062,
         )

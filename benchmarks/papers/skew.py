@@ -116,28 +116,28 @@ def schedule_of(trial: Trial, seed: int = 0) -> Schedule:
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.allreduce import AllReduce
-    from partreduce.topo.strategies.quorum import Quorum
+    from partreduce.topo.strategies.partial import PartialAllReduce
 
     cluster = Cluster.regular(1, trial.processes)
     if trial.mode == SYNCHRONOUS:
         return Schedule("synchronous", cluster, AllReduce())
     quorum: Any = trial.processes // 2 if trial.mode == HALF else trial.mode
-    return Schedule(trial.mode, cluster, AllReduce(when=Quorum(quorum=quorum, count="call", seed=seed)))  # type: ignore[arg-type]
+    return Schedule(trial.mode, cluster, AllReduce(sync=PartialAllReduce(quorum=quorum, count="call", seed=seed)))  # type: ignore[arg-type]
 
 
 def draws(trial: Trial, seed: int) -> Iterator[int]:
     """Who starts the sums under `majority`, sum by sum."""
     from partreduce.schedulers.protocols.partial import Partial
 
-    when: Any = schedule_of(trial, seed).strategy.when
-    machine = Partial(when, trial.processes)
+    sync: Any = schedule_of(trial, seed).strategy.sync
+    machine = Partial(sync, trial.processes)
     for round_ in count():
         yield machine._drawn(round_)  # noqa: SLF001 - no run says whom it drew
 
 
-def waiting(initiator: int) -> int:
+def waiting(slow_worker_policy: int) -> int:
     """Skews that all workers wait together for the worker of this rank, who comes so many skews after the first."""
-    return initiator * (initiator + 1) // 2
+    return slow_worker_policy * (slow_worker_policy + 1) // 2
 
 
 @cache

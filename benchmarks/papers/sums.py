@@ -21,12 +21,12 @@ from benchmarks import kit
 from benchmarks.kit import Way, spans, take_turns
 from benchmarks.papers.rows import Row, value
 from benchmarks.transport import PLAIN, SUMS, joined, sums
-from partreduce.topo.strategies.axes import Form, How
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.lab.job import Job
+    from benchmarks.lab.job import PlanRequest
     from benchmarks.lab.standing import Lab
     from benchmarks.papers.cells import Kept
     from benchmarks.transport import Meet
@@ -59,7 +59,7 @@ TURNS = 12
 LIMIT = 150.0
 
 
-def measure(job: Job, node: int) -> None:
+def measure(job: PlanRequest, node: int) -> None:
     """One worker: takes its part in every way's sums, in turns, and leaves its times in a file."""
     import torch
 
@@ -79,7 +79,7 @@ def measure(job: Job, node: int) -> None:
     meet(0.0)
 
 
-def _in_steps(job: Job) -> tuple[dict[str, Way], Meet]:
+def _in_steps(job: PlanRequest) -> tuple[dict[str, Way], Meet]:
     import torch
 
     import partreduce
@@ -105,13 +105,13 @@ def _in_steps(job: Job) -> tuple[dict[str, Way], Meet]:
     return {name: way(path) for name, path in job.options["schedules"].items()}, meet
 
 
-def ways_of(each: int) -> dict[str, How]:
+def ways_of(each: int) -> dict[str, Transport]:
     """Without several workers on a node sums have no stages."""
-    return {name: how for name, how in WAYS.items() if each > 1 or how.form is Form.RING}
+    return {name: how for name, how in WAYS.items() if each > 1 or how.algorithm is AllReduceAlgorithm.RING}
 
 
-def figures(what: str, each: int) -> tuple[str, str]:
-    """The names of the two figures: milliseconds, and over the plain ring."""
+def metrics(what: str, each: int) -> tuple[str, str]:
+    """The names of the two metrics: milliseconds, and over the plain ring."""
     over = f"Over the flat fp32 ring: {what}" + ", 4 workers on 4 nodes" * (each == 1)
     return f"Milliseconds of {what}, 2.19 MB, {4 * each} workers on 4 nodes", over
 
@@ -155,7 +155,7 @@ def _measured(lab: Lab, each: int, rate: str, options: dict[str, Any], limit: fl
 
 def rows_of(each: int, rate: str, what: str, found: dict[str, list[float]]) -> list[Row]:
     """The ratio of every way's turns to the plain ring's, in pairs as they stood side by side; bare ones in ms, too."""
-    words, (figure, over) = f"{rate.removesuffix('mbit')} Mbit/s", figures(what, each)
+    words, (figure, over) = f"{rate.removesuffix('mbit')} Mbit/s", metrics(what, each)
     way, least = AIMS[each]
     bare = found if what == BARE else {}
     rows = [value(ms, figure=figure, setting=f"{words}: {name}", unit="milliseconds") for name, ms in bare.items()]

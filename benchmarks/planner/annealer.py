@@ -5,7 +5,7 @@
 On each cluster `--options` of the search's front (communication against consensus distance, plain means around rings,
 periods up to 24) are attacked for `--attack` seconds of CPU time each: workers change groups, groups merge and fall
 apart, phases are swapped, copied, put in and taken out. The annealer shares no code with the search but the α–β model,
-and every point that counts is measured by `topo.figures` again. An option's ratio is its consensus distance over the
+and every point that counts is measured by `topo.metrics` again. An option's ratio is its consensus distance over the
 least found at no more communication, or its communication over the least found at no more consensus distance.
 """
 
@@ -20,17 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.kit import command, machine, parser, table, write
-from partreduce import Job
+from partreduce import PlanRequest
 from partreduce.planner.competitors import competitors
 from partreduce.planner.front import front
 from partreduce.schedulers.synthesis import Problem, search
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
-from partreduce.topo import figures
+from partreduce.topo import metrics
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication
 
@@ -62,7 +62,9 @@ class Annealer:
         key = (row[:, None] == row).tobytes()
         if key not in self.seconds_of:
             phase, size = Phase.from_labels(row), EVEN.model_bytes or 0
-            load = loads.of_phase(phase, self.cluster, self.cluster.hardware or EVEN, model_bytes=size, form="ring")
+            load = loads.of_phase(
+                phase, self.cluster, self.cluster.hardware or EVEN, model_bytes=size, algorithm="ring"
+            )
             self.seconds_of[key] = float(load.seconds().max(initial=0.0))
         return self.seconds_of[key]
 
@@ -138,13 +140,13 @@ class Annealer:
             self.points.append((cost, value, rows))
 
     def confirmed(self) -> list[tuple[float, float]]:
-        """Every point by the figures of `topo`."""
+        """Every point by the metrics of `topo`."""
         found = []
         for _, _, rows in self.points:
             phases = GroupPhases(tuple(Phase.from_labels(row) for row in rows))
-            schedule = Schedule("attack", self.cluster, Static(phases=phases))
+            schedule = Schedule("attack", self.cluster, StaticGroups(phases=phases))
             cost = communication(schedule, self.cluster.hardware or EVEN).per_step
-            found.append((cost, float(figures.consensus_distance(schedule))))
+            found.append((cost, float(metrics.consensus_distance(schedule))))
         return found
 
 
@@ -158,7 +160,9 @@ def attacked(name: str, effort: float, seconds: float, count: int, seed: int) ->
     """A row of the table."""
     shape, hardware = CASES[name]
     cluster = replace(Cluster.parse(shape), hardware=hardware)
-    hints = tuple(option.schedule for option in front(competitors(Job(cluster=cluster), until=0.0)) if not option.late)
+    hints = tuple(
+        option.schedule for option in front(competitors(PlanRequest(cluster=cluster), until=0.0)) if not option.late
+    )
     clock = Clock(seconds=MANY_SECONDS, effort=effort)
     found = search(Problem(cluster=cluster, hints=hints), clock, effort, seed=seed).candidates
     scored = [(one.communication_seconds_per_step, one.consensus_distance, one.schedule) for one in found]

@@ -14,7 +14,7 @@ import numpy as np
 
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from partreduce.topo.cluster import Cluster
-    from partreduce.topo.strategies.axes import Form
+    from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
     Floats = npt.NDArray[np.float64]
 
@@ -42,12 +42,12 @@ class Everything:
     distinct: npt.NDArray[np.int64]
 
 
-def all_schedules(cluster: Cluster, form: Form, max_period: int) -> Everything:
-    """Every schedule of plain means of groups, in lockstep, with a period of at most `max_period` phases."""
+def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: int) -> Everything:
+    """Every schedule of plain means of groups, synchronously, with a period of at most `max_period` phases."""
     n = cluster.num_workers
     partitions = list(_partitions(n))
     matrices = np.stack([_mixing(n, groups) for groups in partitions])  # (A, n, n)
-    seconds = np.array([_seconds(cluster, groups, form) for groups in partitions])
+    seconds = np.array([_seconds(cluster, groups, algorithm) for groups in partitions])
     sizes = np.array([max((len(group) for group in groups), default=0) for groups in partitions])
     silent = sizes == 0
     rows: list[tuple[Floats, ...]] = []
@@ -84,22 +84,22 @@ def _mixing(n: int, groups: list[list[int]]) -> Floats:
     return matrix
 
 
-def _seconds(cluster: Cluster, groups: list[list[int]], form: Form) -> float:
+def _seconds(cluster: Cluster, groups: list[list[int]], algorithm: AllReduceAlgorithm) -> float:
     phases = GroupPhases((Phase.from_groups(cluster.num_workers, groups),))
-    schedule = Schedule("one", cluster, Static(phases=phases))
+    schedule = Schedule("one", cluster, StaticGroups(phases=phases))
     assert cluster.hardware is not None
-    return communication(schedule, cluster.hardware, form=form).per_step
+    return communication(schedule, cluster.hardware, algorithm=algorithm).per_step
 
 
 def _consensus_distance(matrices: Floats) -> Floats:
     """The steady mean of tr Σ / n over the phases, Σ ← W (Σ + I) Wᵀ off the mean; matrices (N, T, n, n) → (N,)."""
     n = matrices.shape[-1]
-    centre = np.eye(n) - 1.0 / n
-    power = np.broadcast_to(centre, matrices[:, 0].shape)
+    center = np.eye(n) - 1.0 / n
+    power = np.broadcast_to(center, matrices[:, 0].shape)
     noise = np.zeros_like(power)
     for t in range(matrices.shape[1]):
         w = matrices[:, t]
-        power, noise = w @ power, w @ (noise + centre) @ w.swapaxes(1, 2)
+        power, noise = w @ power, w @ (noise + center) @ w.swapaxes(1, 2)
     spread = noise
     for _ in range(DOUBLINGS):
         spread = spread + power @ spread @ power.swapaxes(1, 2)
@@ -108,7 +108,7 @@ def _consensus_distance(matrices: Floats) -> Floats:
     total = np.zeros(len(matrices))
     for t in range(matrices.shape[1]):
         w = matrices[:, t]
-        spread = w @ (spread + centre) @ w.swapaxes(1, 2)
+        spread = w @ (spread + center) @ w.swapaxes(1, 2)
         total += np.trace(spread, axis1=1, axis2=2)
     settled = np.abs(power).max(axis=(1, 2)) < 1e-6
     return np.where(settled, total / (n * matrices.shape[1]), np.inf)

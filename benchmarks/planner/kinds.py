@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import compact, kit
-from partreduce import Job, plan
+from partreduce import PlanRequest, plan
+from partreduce.planner.delay import Delay
 from partreduce.planner.gain import contenders, regrets
-from partreduce.planner.lateness import Lateness
 from partreduce.planner.recommend import permitted
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.axes import quiet
@@ -29,13 +29,13 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 
 if TYPE_CHECKING:
-    from partreduce.types import Option
+    from partreduce.types import CandidateSchedule
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs/pictures/kinds.svg"
 SLOWER = (1.0, 2.0, 4.0)
 BANDWIDTHS = (1e8, 1e9, 1e10)
 EFFORT = 1.0
-COLOURS = {
+COLORS = {
     "All-Reduce": OKABE_ITO[5],
     "All-Reduce, rarely": OKABE_ITO[1],
     "groups": OKABE_ITO[2],
@@ -47,13 +47,13 @@ COLOURS = {
 steps, and what a protocol decides (gaps, quorums, groups on request, pairs, servers)."""
 
 
-def kind_of(option: Option) -> str:
+def kind_of(option: CandidateSchedule) -> str:
     if option.facts is not None:
         return "outer steps" if option.facts.by_task else "while it runs"
-    if option.lateness is not Lateness.LOCKSTEP:
+    if option.delay is not Delay.SYNCHRONOUS:
         return "late"
-    if option.schedule.strategy.averages_everyone and isinstance(option.pace, int):
-        return "All-Reduce" if option.pace == 1 else "All-Reduce, rarely"
+    if option.schedule.strategy.averages_everyone and isinstance(option.steps_per_round, int):
+        return "All-Reduce" if option.steps_per_round == 1 else "All-Reduce, rarely"
     return "groups"
 
 
@@ -64,7 +64,7 @@ def cell(optimizer: Optimizer, slower: float, bandwidth: float) -> dict[str, Any
     hardware = Hardware(
         inside=Link.of_bandwidth(10e9, 1e-5), nic=nic, model_bytes=100_000_000, compute=0.05, slowdown=slowdown
     )
-    job = Job(cluster=replace(Cluster.parse("2x4"), hardware=hardware), optimizer=optimizer, effort=EFFORT)
+    job = PlanRequest(cluster=replace(Cluster.parse("2x4"), hardware=hardware), optimizer=optimizer, effort=EFFORT)
     planned = plan(job)
     chosen, options = planned.recommendation, contenders(permitted(planned.options, job), job)
     worst = {id(one): regret for one, regret in zip(options, regrets(options, job), strict=True)}
@@ -76,13 +76,13 @@ def cell(optimizer: Optimizer, slower: float, bandwidth: float) -> dict[str, Any
 
 
 def draw(cells: list[dict[str, Any]], path: Path) -> None:
-    """A panel for each optimizer: a field is coloured by the kind recommended, and names the best of the others."""
+    """A panel for each optimizer: a field is colored by the kind recommended, and names the best of the others."""
     figure = new_figure(5.6, 3.4 * len(Optimizer))
     panels = figure.subplots(len(Optimizer), 1)
     for axis, optimizer in zip(panels, Optimizer, strict=True):
         for one in (one for one in cells if one["optimizer"] == optimizer):
             x, y = BANDWIDTHS.index(one["bandwidth"]), SLOWER.index(one["slower"])
-            axis.bar(x, 0.96, 0.96, y - 0.48, color=COLOURS[one["kind"]], alpha=0.45)
+            axis.bar(x, 0.96, 0.96, y - 0.48, color=COLORS[one["kind"]], alpha=0.45)
             axis.text(
                 x, y + 0.12, one["kind"].replace(", ", ",\n"), ha="center", va="center", fontsize=9, weight="bold"
             )

@@ -16,24 +16,24 @@ from benchmarks.planner.brute_force import all_schedules
 from partreduce import Objective, plan
 from partreduce.planner.limits import within_gap
 from partreduce.planner.measuring import measure
-from partreduce.planner.travel import travelling
-from partreduce.topo.errors import InfeasibleError, InputError, PartreduceError, UnknownError
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
+from partreduce.planner.travel import traveling
+from partreduce.topo.errors import InfeasibleError, InputError, PartreduceError, UndecidedError
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, Transport
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from benchmarks.planner.brute_force import Everything
-    from partreduce import Job, Limits
+    from partreduce import Limits, PlanRequest
     from partreduce.topo.schedule import Schedule
-    from partreduce.types import Option, Plan
+    from partreduce.types import CandidateSchedule, Plan
 
 OVERRUN = 1.0
-"""Seconds of a core by which a plan may overrun its time limit: figures and a proof that had begun."""
+"""Seconds of a core by which a plan may overrun its time limit: metrics and a proof that had begun."""
 SLACK = 1e-6
 """Figures that differ by this share are equal."""
-MAX_BASES, PACES = 12, (1, 2, 3, 5, 8, 13, 24)
-"""Schedules of one job, and steps of a round, that are measured in every form, late and in lockstep."""
+MAX_BASES, WORKER_STEPS = 12, (1, 2, 3, 5, 8, 13, 24)
+"""Schedules of one job, and steps of a round, that are measured in every form, late and synchronously."""
 FINEST = (Codec.NONE, Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8)
 ROUNDS = 1.011
 """A coarser codec than the recommended one is faster by more than this: a little less time is no reason to round."""
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def run(
-    job: Job, *, exhaust: bool = False, again: bool = False, settings: bool = False, overrun: float = OVERRUN
+    job: PlanRequest, *, exhaust: bool = False, again: bool = False, settings: bool = False, overrun: float = OVERRUN
 ) -> Outcome:
     """Plan a job and check the answer.
 
@@ -64,7 +64,7 @@ def run(
         job: what is planned.
         exhaust: compare with all short schedules.
         again: compare with a second run.
-        settings: compare with every form, codec, lateness and pace of what was measured.
+        settings: compare with every form, codec, delay and steps_per_round of what was measured.
         overrun: seconds that a plan may take beyond its time limit.
     """
     begun, worked = time.monotonic(), time.process_time()
@@ -72,7 +72,7 @@ def run(
     error: PartreduceError | None = None
     try:
         planned = plan(job)
-    except (InfeasibleError, UnknownError, InputError) as refused:
+    except (InfeasibleError, UndecidedError, InputError) as refused:
         error = refused
     except Exception:  # noqa: BLE001 - any other error is what is looked for
         return Outcome("internal error", time.monotonic() - begun, [traceback.format_exc(limit=-4)])
@@ -97,13 +97,13 @@ def run(
     return outcome
 
 
-def _costs(option: Option) -> tuple[float, ...]:
+def _costs(option: CandidateSchedule) -> tuple[float, ...]:
     spread = math.inf if option.consensus_distance.value is None else option.consensus_distance.value
     drift = math.inf if option.drift.value is None else option.drift.value
     return option.communication, spread, drift, option.step_seconds, option.steps_ratio
 
 
-def _beats(one: Option, other: Option) -> bool:
+def _beats(one: CandidateSchedule, other: CandidateSchedule) -> bool:
     """Whether an option is as good in everything, and better in something by more than rounding."""
     ours, theirs = _costs(one), _costs(other)
     return all(a <= b * (1 + 1e-9) + 1e-12 for a, b in zip(ours, theirs, strict=True)) and any(
@@ -111,16 +111,16 @@ def _beats(one: Option, other: Option) -> bool:
     )
 
 
-def _is_finer(option: Option, other: Option) -> bool:
+def _is_finer(option: CandidateSchedule, other: CandidateSchedule) -> bool:
     """Whether an option rounds no more than another, or is enough faster and communicates enough less."""
     if FINEST.index(option.how.codec) <= FINEST.index(other.how.codec):
         return True
     return option.time * ROUNDS < other.time and option.communication * ROUNDS < other.communication
 
 
-def _keeps(option: Option, job: Job) -> bool:
+def _keeps(option: CandidateSchedule, job: PlanRequest) -> bool:
     limits, spread = job.limits, option.consensus_distance.value
-    if not math.isfinite(option.steps_ratio) or spread is None or option.lateness not in job.whens:
+    if not math.isfinite(option.steps_ratio) or spread is None or option.delay not in job.sync_types:
         return False
     slack = 1 + 1e-9
     budget, value = limits.max_communication, limits.max_consensus_distance
@@ -129,7 +129,7 @@ def _keeps(option: Option, job: Job) -> bool:
     )
 
 
-def _recommend(planned: Plan, job: Job) -> list[str]:
+def _recommend(planned: Plan, job: PlanRequest) -> list[str]:
     """The recommendation keeps the limits, and nothing that keeps them beats it."""
     chosen, wrong = planned.recommendation, []
     if not _keeps(chosen, job):
@@ -141,44 +141,44 @@ def _recommend(planned: Plan, job: Job) -> list[str]:
     return wrong
 
 
-def _settings(planned: Plan, job: Job) -> list[str]:
-    """No form, lateness, pace or codec of what was measured beats the recommendation within the limits."""
+def _settings(planned: Plan, job: PlanRequest) -> list[str]:
+    """No form, delay, steps_per_round or codec of what was measured beats the recommendation within the limits."""
     if not job.compute_times().is_fixed:
         return []
     bases = {
         option.schedule.strategy: option.schedule
         for option in planned.options
-        if option.schedule.strategy.pace == 1 and not option.late
+        if option.schedule.strategy.steps_per_round == 1 and not option.late
     }
     wrong = []
     for base in [*bases.values()][:MAX_BASES]:
-        for form, late, pace in product(job.forms, job.whens, PACES):
-            strategy = replace(base.strategy, pace=pace, how=How())
+        for algorithm, late, steps_per_round in product(job.algorithms, job.sync_types, WORKER_STEPS):
+            strategy = replace(base.strategy, steps_per_round=steps_per_round, how=Transport())
             if not late.suits(strategy):
                 continue
-            schedule = replace(base, strategy=replace(strategy, when=late.when))
+            schedule = replace(base, strategy=replace(strategy, sync=late.sync))
             if not within_gap(schedule, job.limits):
                 continue
-            for how in _hows(schedule, job, form):
-                option = measure(travelling(schedule, how), job, form=form)
+            for how in _hows(schedule, job, algorithm):
+                option = measure(traveling(schedule, how), job, algorithm=algorithm)
                 if (
                     _keeps(option, job)
                     and _is_finer(option, planned.recommendation)
                     and _beats(option, planned.recommendation)
                 ):
-                    said = f"{base.name} {how} {late} pace={pace} {_costs(option)}"
+                    said = f"{base.name} {how} {late} steps_per_round={steps_per_round} {_costs(option)}"
                     wrong.append(f"{said} beats {planned.recommendation.name} {_costs(planned.recommendation)}")
     return wrong
 
 
-def _hows(schedule: Schedule, job: Job, form: Form) -> list[How]:
+def _hows(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> list[Transport]:
     """Every way that the job and the strategy allow."""
-    plain, coded = [How(form=form)], [codec for codec in job.codecs if codec is not Codec.NONE]
+    plain, coded = [Transport(algorithm=algorithm)], [codec for codec in job.codecs if codec is not Codec.NONE]
     if not coded or schedule.strategy.refuses_codec(schedule.cluster):
         return plain
-    places = [CodecScope.ALL, *([CodecScope.ACROSS_NODES] if form is Form.HIERARCHICAL else [])]
-    hows = [How(form=form, codec=codec, where=where) for codec in coded for where in places]
-    return hows + (plain if Codec.NONE in job.codecs else [])
+    places = [CodecScope.ALL, *([CodecScope.ACROSS_NODES] if algorithm is AllReduceAlgorithm.HIERARCHICAL else [])]
+    transports = [Transport(algorithm=algorithm, codec=codec, where=where) for codec in coded for where in places]
+    return transports + (plain if Codec.NONE in job.codecs else [])
 
 
 def _front(planned: Plan) -> list[str]:
@@ -212,9 +212,9 @@ def _document(planned: Plan) -> list[str]:
     return wrong
 
 
-def _exhausted(job: Job, planned: Plan | None, error: PartreduceError | None) -> list[str]:
+def _exhausted(job: PlanRequest, planned: Plan | None, error: PartreduceError | None) -> list[str]:
     """The sentences about what no schedule of plain means can do, against all of them with at most two phases."""
-    every = all_schedules(job.cluster, job.problem().form, 2)
+    every = all_schedules(job.cluster, job.problem().algorithm, 2)
     fits = _kept_by(every, job.limits)
     if isinstance(error, InfeasibleError) and fits.any():
         return [f"called infeasible ({error}), but {int(fits.sum())} schedules keep all limits"]
@@ -241,7 +241,7 @@ def _kept_by(every: Everything, limits: Limits) -> npt.NDArray[np.bool_]:
     return np.asarray(fits)
 
 
-def _optimality(planned: Plan, job: Job, every: Everything, fits: npt.NDArray[np.bool_]) -> list[str]:
+def _optimality(planned: Plan, job: PlanRequest, every: Everything, fits: npt.NDArray[np.bool_]) -> list[str]:
     """No schedule within the limits is better than what is called optimal."""
     if planned.answer.status != "optimal":
         return []

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from partreduce import Data, Job, Limits, Objective
-from partreduce.planner.lateness import Lateness
+from partreduce import Data, Limits, Objective, PlanRequest
+from partreduce.planner.delay import Delay
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link, Switch
-from partreduce.topo.strategies.axes import Codec, Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,19 +24,19 @@ MOST_WORKERS = 24
 """Workers of most clusters; one in forty has up to a few hundred."""
 
 
-def draw_job(seed: int, number: int, *, tiny: bool = False) -> Job:
+def draw_job(seed: int, number: int, *, tiny: bool = False) -> PlanRequest:
     """The job with this number among the seed's; `tiny` ones have at most 5 workers and few phases."""
     rng = np.random.default_rng([seed, number])
     cluster = _cluster(rng, tiny=tiny)
     hardware = _hardware(rng, cluster)
     cluster = replace(cluster, hardware=hardware)
     timed = rng.random() < 0.3
-    job = Job(
+    job = PlanRequest(
         cluster=cluster,
         objective=_one_of(rng, list(Objective)),
         data=_one_of(rng, list(Data)),
-        form=_one_of(rng, [None, None, None, Form.RING, *Form]),
-        when=_one_of(rng, [None, None, Lateness.LOCKSTEP, Lateness.LATE]),
+        algorithm=_one_of(rng, [None, None, None, AllReduceAlgorithm.RING, *AllReduceAlgorithm]),
+        sync=_one_of(rng, [None, None, Delay.SYNCHRONOUS, Delay.LATE]),
         limits=_limits(rng, cluster, hardware, tiny=tiny),
         effort=None if timed else float(rng.uniform(0.05, 0.4)),
         time_limit=float(rng.uniform(0.05, 0.6)) if timed else 60.0,
@@ -45,14 +45,14 @@ def draw_job(seed: int, number: int, *, tiny: bool = False) -> Job:
     return _late_and_small(rng, job)
 
 
-def _late_and_small(rng: np.random.Generator, job: Job) -> Job:
+def _late_and_small(rng: np.random.Generator, job: PlanRequest) -> PlanRequest:
     """With codecs, a pipeline alone, and a known curvature at times."""
     priced = [codec for codec in Codec if codec is not Codec.INT4]
     job = replace(job, codec=_one_of(rng, [Codec.NONE, Codec.NONE, None, None, *priced]))
     if rng.random() < 0.05:
-        job = replace(job, when=Lateness.PIPELINE)
+        job = replace(job, sync=Delay.PIPELINE)
     if rng.random() < 0.3:
-        most = 1.0 if job.when is Lateness.PIPELINE else 2.0
+        most = 1.0 if job.sync is Delay.PIPELINE else 2.0
         job = replace(job, curvature=float(rng.uniform(0.01, 0.99 * most)))
     return job
 

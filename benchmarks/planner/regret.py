@@ -7,8 +7,8 @@ A job is drawn from (seed, number): the cluster's shape, links, speeds and jitte
 of the five kinds of networks under SGD, momentum or Adam at All-Reduce's best rate. The planner is asked without a
 pilot and knows the optimizer, as a user would, not the network. Trained in one process, at that rate and with the same
 seeds, are its recommendation; what it would be if the planner had never seen this network (`held out`); that in
-lockstep alone, and without outer steps; what is fastest at the prices of the job's own network, and of each of the
-optimizer's tasks, with and without lateness; All-Reduce in every step; and with --pilot what is recommended by the
+synchronous alone, and without outer steps; what is fastest at the prices of the job's own network, and of each of the
+optimizer's tasks, with and without delay; All-Reduce in every step; and with --pilot what is recommended by the
 probes of a pilot, and after its run-off, which trained with other seeds. A true time is trained steps times the
 planner's seconds of a step. A rival that takes half as long again as the recommendation with the first seeds is not
 trained with the others. Outer steps train at the share of the rate that they are recommended with; kinds that run by a
@@ -41,7 +41,7 @@ from benchmarks import compact, kit
 from benchmarks.lab.rehearse import by_schedule
 from benchmarks.steps_to_loss.lateness import RESULT, steps_of
 from benchmarks.steps_to_loss.networks import Network
-from partreduce import Job, plan
+from partreduce import PlanRequest, plan
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.gain import gain, regrets
 from partreduce.planner.job import Data
@@ -60,7 +60,7 @@ from partreduce.topo.schedule import Schedule
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from partreduce.types import Option
+    from partreduce.types import CandidateSchedule
 
 SHAPES = ("2x4", "4x2", "1x8", "8x1", "3x3")
 SEEDS, DIVERGED = 6, 5.0
@@ -83,7 +83,7 @@ def tasks() -> dict[str, tuple[float, float]]:
     return {row["task"]: (row["rate"], row["target"]) for row in rows}
 
 
-def draw(seed: int, number: int) -> tuple[Job, str]:
+def draw(seed: int, number: int) -> tuple[PlanRequest, str]:
     """A job and its task."""
     rng = np.random.default_rng([seed, number])
     cluster = Cluster.parse(str(rng.choice(SHAPES)))
@@ -99,34 +99,36 @@ def draw(seed: int, number: int) -> tuple[Job, str]:
     data = Data.PER_WORKER if rng.random() < 0.15 else Data.SHUFFLED
     task = str(rng.choice(sorted(tasks())))
     about = {"data": data, "optimizer": Optimizer(task.partition("/")[2]), "effort": EFFORT}
-    return Job(cluster=replace(cluster, hardware=hardware), gap=False, quorum=False, **about), task
+    return PlanRequest(cluster=replace(cluster, hardware=hardware), gap=False, quorum=False, **about), task
 
 
-def able(options: Sequence[Option], job: Job) -> list[Option]:
+def able(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
     """What is trained here: no protocols, but outer steps."""
     return [one for one in permitted(options, job) if np.isfinite(one.time) and (one.facts is None or is_outer(one))]
 
 
-def is_outer(option: Option) -> bool:
+def is_outer(option: CandidateSchedule) -> bool:
     return option.facts is not None and bool(option.facts.by_task)
 
 
-def rivals(options: Sequence[Option], job: Job) -> Iterator[Option]:
+def rivals(options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[CandidateSchedule]:
     """What might be best, whichever of the optimizer's tasks it is."""
     usual = job.steps_model
     for some in (options, [one for one in options if not one.late]):
         yield min(some, key=lambda one: one.time)
         for case in usual.cases:
-            yield min(some, key=lambda one: one.time_in(case, usual, lateness=True))
-    yield min((one for one in options if one.is_plain and one.pace == 1 and not one.late), key=lambda one: one.time)
+            yield min(some, key=lambda one: one.time_in(case, usual, delay=True))
+    yield min(
+        (one for one in options if one.is_plain and one.steps_per_round == 1 and not one.late), key=lambda one: one.time
+    )
 
 
-def held_out(options: Sequence[Option], job: Job, task: str) -> Option:
+def held_out(options: Sequence[CandidateSchedule], job: PlanRequest, task: str) -> CandidateSchedule:
     """The recommendation of a planner that was calibrated without the task's network."""
     assert job.optimizer is not None
     kinds, kind = list(TASKS[job.optimizer]), task.partition("/")[0]
 
-    def unknown(option: Option) -> Option:
+    def unknown(option: CandidateSchedule) -> CandidateSchedule:
         """With the steps ratios of the other networks, where these are its prices."""
         if option.facts is None or not option.facts.by_task:
             return option
@@ -162,13 +164,13 @@ class Trainer:
             found.append(self.known[key])
         return found
 
-    def seconds(self, option: Option, seeds: int = SEEDS) -> list[float]:
+    def seconds(self, option: CandidateSchedule, seeds: int = SEEDS) -> list[float]:
         """Until the loss, of each seed."""
         share = option.facts.rate if option.facts else 1.0
         return [round(steps * option.step_seconds, 4) for steps in self.steps(option.schedule, seeds, share)]
 
 
-def piloted(job: Job, task: str, mode: str) -> tuple[Option, Option]:
+def piloted(job: PlanRequest, task: str, mode: str) -> tuple[CandidateSchedule, CandidateSchedule]:
     """What is recommended with the probes of a pilot, and after its run-off."""
     run_off, curves = RunOff(job, steps=PILOT_STEPS), list[Curve]()
     compared = [reference(job.cluster), *probes(job.cluster, steps=PILOT_STEPS, data=job.data)]
@@ -187,7 +189,7 @@ def curve_of(schedule: Schedule, task: str, mode: str, seed: int) -> Curve:
     kind, _, optimizer = task.partition("/")
     network = Network(kind, schedule.cluster, rate=tasks()[task][0], optimizer=optimizer, seed=seed, mode=mode)
     strategy = schedule.strategy
-    advance = network.together(strategy.when.lag) if strategy.averages_gradients else by_schedule(network, schedule)
+    advance = network.together(strategy.sync.lag) if strategy.averages_gradients else by_schedule(network, schedule)
     losses = []
     for step in range(PILOT_STEPS + 1):
         if step % PILOT_EVERY == 0:
@@ -196,7 +198,7 @@ def curve_of(schedule: Schedule, task: str, mode: str, seed: int) -> Curve:
     return Curve(schedule, seed, PILOT_EVERY, tuple(losses))
 
 
-def covered(options: Sequence[Option], seconds: dict[str, list[float]], job: Job) -> list[bool]:
+def covered(options: Sequence[CandidateSchedule], seconds: dict[str, list[float]], job: PlanRequest) -> list[bool]:
     """Of every two options whether the measured ratio of their times lies in the stated interval."""
     found = []
     for one, other in combinations(options, 2):
@@ -214,9 +216,9 @@ def judged(seed: int, number: int, known: dict[str, float], *, pilot: bool) -> R
     asked = {
         "recommended": recommend(options, job),
         "held out": held_out(options, job, task),
-        "lockstep": recommend([one for one in options if not one.late], job),
+        "synchronous": recommend([one for one in options if not one.late], job),
         "no outer": recommend([one for one in options if not is_outer(one)], job),
-        "own prices": min(options, key=lambda one: one.time_in(own, job.steps_model, lateness=True)),
+        "own prices": min(options, key=lambda one: one.time_in(own, job.steps_model, delay=True)),
     }
     if pilot:
         asked["probes"], asked["run-off"] = piloted(job, task, mode)
@@ -264,7 +266,7 @@ def ratios(row: Row) -> dict[str, float]:
         "fair": float(np.exp(np.mean(fair))),
         "floor": float(np.exp(np.mean(floor))),
         **{words: mean[row[words]] / mean[best] for words in (*JUDGED, "held out") if words in row},
-        "with late": mean[chosen] / mean[row["lockstep"]],
+        "with late": mean[chosen] / mean[row["synchronous"]],
         **({"with outer": mean[chosen] / mean[row["no outer"]]} if "no outer" in row else {}),
     }
 
@@ -321,7 +323,7 @@ def changes(hardware: Hardware) -> Iterator[tuple[str, Hardware]]:
 def misjudged(seed: int, number: int) -> list[Row]:
     """By how much longer, as predicted for the true job, what is recommended takes if an input is 5 % wrong.
 
-    At shared prices, and in the worst-case regret over the optimizer's tasks, which is what the rule minimises.
+    At shared prices, and in the worst-case regret over the optimizer's tasks, which is what the rule minimizes.
     """
     job = replace(draw(seed, number)[0], effort=BRIEF)
     planned, rows = plan(job), []
@@ -336,13 +338,15 @@ def misjudged(seed: int, number: int) -> list[Row]:
     return rows
 
 
-def found_again(option: Option, options: Sequence[Option], job: Job) -> Option:
+def found_again(option: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule:
     """What was planned for a job that is not quite this one, with its seconds on this one."""
-    same = (one for one in options if (one.schedule.strategy, one.form) == (option.schedule.strategy, option.form))
+    same = (
+        one for one in options if (one.schedule.strategy, one.algorithm) == (option.schedule.strategy, option.algorithm)
+    )
     if known := next(same, None):
         return known
-    measured = measure(option.schedule, job, form=option.form)
-    # What has facts has its steps from them, not from figures.
+    measured = measure(option.schedule, job, algorithm=option.algorithm)
+    # What has facts has its steps from them, not from metrics.
     return replace(option, step_seconds=measured.step_seconds) if option.facts else measured
 
 

@@ -78,7 +78,7 @@ class Metrics:
         with tool.folder_with({}):
             tool.write("schedule.json", schedule)
             code, out, err = tool.command_line(["verify", "schedule.json", "--json"])
-            outcome["verify"] = {"exit": code} | (shortened(json.loads(out)["figures"]) if out else {"error": err})
+            outcome["verify"] = {"exit": code} | (shortened(json.loads(out)["metrics"]) if out else {"error": err})
             code, out, err = tool.command_line(["show", "schedule.json", "--json"])
             outcome["show"] = {"exit": code} | (shortened(json.loads(out)) if out else {"error": err})
         return outcome

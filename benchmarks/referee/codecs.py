@@ -64,7 +64,7 @@ class Codecs:
         if not out:
             return {"exit": code, "error": err}
         answer = json.loads(out)
-        answer = answer.get("figures", answer)
+        answer = answer.get("metrics", answer)
         kept = {k: v for k, v in answer.items() if "bytes" in k or "communicat" in k or "seconds" in k}
         return {"exit": code} | kept
 

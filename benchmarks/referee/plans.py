@@ -20,12 +20,12 @@ JOBS = {
     "codecs": ["4x2", "--model-bytes", "500MB", "--set", "nic=250MB/s", "--codec", "any", "--optimizer", "momentum"],
     "uneven nodes": ["3,3,2", "--model-bytes", "100MB", "--set", "nic=1GB/s"],
     "many nodes": ["64x8", "--model-bytes", "100MB", "--set", "nic=1GB/s"],
-    "late": ["4x4", "--model-bytes", "200MB", "--set", "nic=1GB/s", "--when", "late"],
+    "late": ["4x4", "--model-bytes", "200MB", "--set", "nic=1GB/s", "--sync", "late"],
     "communication": [
         "4x4", "--model-bytes", "552MB", "--objective", "communication", "--max", "consensus-distance=8/7",
-        "--form", "hierarchical",
+        "--algorithm", "hierarchical",
     ],
-    "survives": ["2x4", "--model-bytes", "100MB", "--set", "nic=1GB/s", "--survive", "1"],
+    "survives": ["2x4", "--model-bytes", "100MB", "--set", "nic=1GB/s", "--tolerate-failures", "1"],
     "impossible": ["4x4", "--model-bytes", "100MB", "--max", "communication=1us"],
 }  # fmt: skip
 MODEL = '''"""A network with an embedding."""
@@ -38,7 +38,7 @@ def make():
 '''
 TABLES = ["2x2", "--model", "model.py:make", "--set", "nic=100MB/s", "--set", "touched=0.weight:1%:2%:3%"]
 NUMBERS = (
-    "pace", "communication_seconds_per_step", "nic_bytes_per_step", "consensus_distance", "drift", "contraction",
+    "steps_per_round", "communication_seconds_per_step", "nic_bytes_per_step", "consensus_distance", "drift", "contraction",
     "step_seconds", "waiting_seconds_per_step", "steps_ratio", "bound",
 )  # fmt: skip
 """Of a plain alternative."""

@@ -9,7 +9,7 @@ ROUND = {"edges": RING, "weights": "1/4"}
 UNIFORM = {"edges": RING, "weights": "1/3"}
 ONE_WAY = {"edges": [[0, 1], [1, 2], [2, 3], [3, 0]], "weights": "1/2"}
 OTHER_WAY = {"edges": [[0, 2], [2, 0], [1, 3], [3, 1]], "weights": "1/2"}
-GROUPS = [[{"group": [0, 1]}, {"group": [2, 3]}], [{"group": [1, 2], "relax": "1/2"}], [{"group": [0, 3]}]]
+GROUPS = [[{"group": [0, 1]}, {"group": [2, 3]}], [{"group": [1, 2], "relaxation": "1/2"}], [{"group": [0, 3]}]]
 PAIRS_THEN_ALL = [[{"group": [0, 1]}, {"group": [2, 3]}], [{"group": [0, 1, 2, 3]}]]
 RULE = [[{"local": [0], "across": [0]}], [{"local": [0, 1], "across": []}]]
 RULE_OF_ALL = [{"local": [0, 1], "across": [0]}]
@@ -18,42 +18,46 @@ TABLE = {"parameter": "table.weight", "rows": 16, "columns": 4}
 
 
 def _gap(**setting: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
-    return {"kind": "neighbor", "rounds": [ROUND], "when": {"gap": setting}}
+    return {"kind": "neighbor", "rounds": [ROUND], "sync": {"iteration_gap": setting}}
 
 
 def _quorum(**setting: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
-    return {"kind": "allreduce", "when": {"quorum": setting}}
+    return {"kind": "allreduce", "sync": {"partial": setting}}
 
 
-def _coded(**how: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
-    return {"kind": "allreduce", "how": how}
+def _coded(**transport: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
+    return {"kind": "allreduce", "transport": transport}
 
 
 def _rule(division: str, **setting: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON
-    return {"kind": "generated", "group_size": 2, "division": division, "seed": 5, **setting}
+    return {"kind": "dynamic_groups", "group_size": 2, "division": division, "seed": 5, **setting}
 
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "allreduce": {"kind": "allreduce"},
-    "allreduce pace 3": {"kind": "allreduce", "pace": 3},
-    "allreduce paces": {"kind": "allreduce", "pace": [1, 2, 1, 3]},
-    "allreduce paces normalised": {"kind": "allreduce", "pace": [1, 2, 1, 3], "averaging": "step-normalised"},
-    "allreduce late": {"kind": "allreduce", "when": {"late": 1}},
-    "allreduce late pace 3": {"kind": "allreduce", "pace": 3, "when": {"late": 1}},
-    "allreduce pipeline": {"kind": "allreduce", "when": {"pipeline": {}}},
+    "allreduce steps_per_round 3": {"kind": "allreduce", "steps_per_round": 3},
+    "allreduce steps per round": {"kind": "allreduce", "steps_per_round": [1, 2, 1, 3]},
+    "allreduce steps per round normalized": {
+        "kind": "allreduce",
+        "steps_per_round": [1, 2, 1, 3],
+        "averaging": "step-normalized",
+    },
+    "allreduce late": {"kind": "allreduce", "sync": {"delay": 1}},
+    "allreduce late steps_per_round 3": {"kind": "allreduce", "steps_per_round": 3, "sync": {"delay": 1}},
+    "allreduce pipeline": {"kind": "allreduce", "sync": {"pipeline": {}}},
     "allreduce pipeline wide": {
         "kind": "allreduce",
-        "when": {"pipeline": {"width": 3, "warm_up": 2, "drain": "drop", "total": "sum"}},
+        "sync": {"pipeline": {"width": 3, "warm_up": 2, "drain": "drop", "total": "sum"}},
     },
-    "allreduce merge": {"kind": "allreduce", "pace": 4, "when": {"merge": {"steps": 1, "alpha": "1/2"}}},
-    "allreduce hierarchical": _coded(form="hierarchical"),
-    "allreduce layers": _coded(sending="layers"),
-    "diloco": {"kind": "allreduce", "pace": 4, "what": {"outer": OUTER}},
+    "allreduce merge": {"kind": "allreduce", "steps_per_round": 4, "sync": {"merge": {"steps": 1, "alpha": "1/2"}}},
+    "allreduce hierarchical": _coded(algorithm="hierarchical"),
+    "allreduce layers": _coded(gradient_buckets="layers"),
+    "diloco": {"kind": "allreduce", "steps_per_round": 4, "payload": {"outer": OUTER}},
     "diloco fragments": {
         "kind": "allreduce",
-        "pace": 4,
-        "what": {"outer": OUTER, "fragments": 2},
-        "when": {"merge": {"steps": 1, "alpha": "1/4"}},
+        "steps_per_round": 4,
+        "payload": {"outer": OUTER, "fragments": 2},
+        "sync": {"merge": {"steps": 1, "alpha": "1/4"}},
     },
     "codec float16": _coded(codec="float16"),
     "codec bfloat16": _coded(codec="bfloat16"),
@@ -61,38 +65,48 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "codec int8 feedback": _coded(codec="int8", block=64, error_feedback=True),
     "codec int4": _coded(codec="int4", block=32),
     "codec int4 feedback": _coded(codec="int4", block=32, error_feedback=True),
-    "codec float16 hierarchical": _coded(codec="float16", form="hierarchical"),
-    "codec int8 hierarchical": _coded(codec="int8", form="hierarchical"),
-    "codec int8 across nodes": _coded(codec="int8", form="hierarchical", where="across-nodes"),
+    "codec float16 hierarchical": _coded(codec="float16", algorithm="hierarchical"),
+    "codec int8 hierarchical": _coded(codec="int8", algorithm="hierarchical"),
+    "codec int8 across nodes": _coded(codec="int8", algorithm="hierarchical", where="across-nodes"),
     "static": {"kind": "static", "phases": GROUPS},
-    "static pace 2": {"kind": "static", "phases": GROUPS, "pace": 2},
-    "static paces": {"kind": "static", "phases": GROUPS, "pace": [1, 2, 1, 1], "averaging": "step-normalised"},
+    "static steps_per_round 2": {"kind": "static", "phases": GROUPS, "steps_per_round": 2},
+    "static steps per round": {
+        "kind": "static",
+        "phases": GROUPS,
+        "steps_per_round": [1, 2, 1, 1],
+        "averaging": "step-normalized",
+    },
     "static prologue": {"kind": "static", "phases": [*PAIRS_THEN_ALL, GROUPS[2]], "prologue": 1},
-    "static late": {"kind": "static", "phases": GROUPS, "when": {"late": 1}},
+    "static late": {"kind": "static", "phases": GROUPS, "sync": {"delay": 1}},
     "static rule": {"kind": "static", "node_radices": [2], "phases": RULE},
     "static rule hierarchical": {
         "kind": "static",
         "node_radices": [2],
         "phases": [*RULE, RULE_OF_ALL],
-        "how": {"form": "hierarchical"},
+        "transport": {"algorithm": "hierarchical"},
     },
-    "static int8": {"kind": "static", "phases": PAIRS_THEN_ALL, "how": {"codec": "int8"}},
-    "static outer": {"kind": "static", "phases": PAIRS_THEN_ALL, "pace": 2, "what": {"outer": OUTER}},
+    "static int8": {"kind": "static", "phases": PAIRS_THEN_ALL, "transport": {"codec": "int8"}},
+    "static outer": {"kind": "static", "phases": PAIRS_THEN_ALL, "steps_per_round": 2, "payload": {"outer": OUTER}},
     "static own anchors": {
         "kind": "static",
         "phases": PAIRS_THEN_ALL,
-        "what": {"outer": {"lr": "1/2", "momentum": "1/4", "anchor": "own"}},
+        "payload": {"outer": {"lr": "1/2", "momentum": "1/4", "outer_params": "per_worker"}},
     },
-    "static fragments": {"kind": "static", "phases": PAIRS_THEN_ALL, "pace": 2, "what": {"fragments": 2}},
-    "static quorum": {"kind": "static", "phases": PAIRS_THEN_ALL, "when": {"quorum": {"quorum": "solo"}}},
-    "static contingencies": {"kind": "static", "phases": PAIRS_THEN_ALL},
-    "static contingencies phases": {"kind": "static", "phases": PAIRS_THEN_ALL},
-    "static rule contingencies": {"kind": "static", "node_radices": [2], "phases": [*RULE, RULE_OF_ALL]},
+    "static fragments": {"kind": "static", "phases": PAIRS_THEN_ALL, "steps_per_round": 2, "payload": {"fragments": 2}},
+    "static quorum": {"kind": "static", "phases": PAIRS_THEN_ALL, "sync": {"partial": {"quorum": "solo"}}},
+    "static failure_plans": {"kind": "static", "phases": PAIRS_THEN_ALL},
+    "static failure plans phases": {"kind": "static", "phases": PAIRS_THEN_ALL},
+    "static rule failure_plans": {"kind": "static", "node_radices": [2], "phases": [*RULE, RULE_OF_ALL]},
     "neighbor": {"kind": "neighbor", "rounds": [ROUND]},
     "neighbor one way": {"kind": "neighbor", "rounds": [ONE_WAY]},
-    "neighbor two rounds": {"kind": "neighbor", "rounds": [ROUND, OTHER_WAY], "pace": 2},
-    "neighbor late": {"kind": "neighbor", "rounds": [ROUND], "when": {"late": 1}},
-    "neighbor paces": {"kind": "neighbor", "rounds": [ROUND], "pace": [1, 2, 1, 1], "averaging": "step-normalised"},
+    "neighbor two rounds": {"kind": "neighbor", "rounds": [ROUND, OTHER_WAY], "steps_per_round": 2},
+    "neighbor late": {"kind": "neighbor", "rounds": [ROUND], "sync": {"delay": 1}},
+    "neighbor steps per round": {
+        "kind": "neighbor",
+        "rounds": [ROUND],
+        "steps_per_round": [1, 2, 1, 1],
+        "averaging": "step-normalized",
+    },
     "gap": _gap(),
     "gap tokens": _gap(max_ig=2),
     "gap notify ack": _gap(notify_ack=True),
@@ -105,32 +119,32 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "gap backup inquire": _gap(max_ig=4, backup=1, inquire=True),
     "gap backup and staleness": _gap(max_ig=4, backup=1, staleness=2),
     "gap skip": _gap(max_ig=4, backup=1, skip={"limit": 6}),
-    "gap pace 2": _gap(max_ig=2) | {"pace": 2},
+    "gap steps_per_round 2": _gap(max_ig=2) | {"steps_per_round": 2},
     "quorum 2": _quorum(quorum=2),
     "quorum 3": _quorum(quorum=3, staleness=1),
     "quorum solo": _quorum(quorum="solo", staleness=2),
     "quorum solo patient": _quorum(quorum="solo", grace=60_000_000),
     "quorum majority": _quorum(quorum="majority", seed=7),
-    "quorum latest": _quorum(quorum=3, count="call", missed="latest", synchronise_every=4),
+    "quorum latest": _quorum(quorum=3, count="call", missed="latest", synchronize_every=4),
     "generated random": _rule("random"),
-    "generated global": _rule("global", slow_threshold=2, initiator="paper"),
-    "generated inter-intra": _rule("inter-intra", initiator="laggard-late"),
-    "generated node-then-all": _rule("node-then-all", all_every=4, pace=2),
+    "generated global": _rule("global", slow_threshold=2, slow_worker_policy="paper"),
+    "generated inter-intra": _rule("inter-intra", slow_worker_policy="defer"),
+    "generated node-then-all": _rule("node-then-all", all_every=4, steps_per_round=2),
     "generated all": _rule("global", slow_threshold=None) | {"group_size": 4},
     "pairwise": {"kind": "pairwise", "active": [0, 1], "seed": 2},
     "pairwise edges": {"kind": "pairwise", "active": [0, 3], "edges": [[0, 1], [3, 2], [0, 2]]},
-    "pairwise late": {"kind": "pairwise", "active": [0, 1], "when": {"late": 1}},
+    "pairwise late": {"kind": "pairwise", "active": [0, 1], "sync": {"delay": 1}},
     "server": {"kind": "server", "hosts": [0]},
-    "server two hosts": {"kind": "server", "hosts": [0, 2], "pace": 2},
-    "server late": {"kind": "server", "hosts": [0], "when": {"late": 1}},
+    "server two hosts": {"kind": "server", "hosts": [0, 2], "steps_per_round": 2},
+    "server late": {"kind": "server", "hosts": [0], "sync": {"delay": 1}},
     "server asynchronous": {"kind": "server", "hosts": [1], "synchronous": False},
     "server bounded": {"kind": "server", "hosts": [0, 2], "synchronous": False, "staleness": 2},
-    "tables": {"kind": "allreduce", "what": {"tables": [TABLE]}},
+    "tables": {"kind": "allreduce", "payload": {"tables": [TABLE]}},
 }
-CONTINGENCIES = {
-    "static contingencies": [{"lost": [0]}, {"lost": [1], "groups": "all"}, {"lost": [0, 1]}],
-    "static contingencies phases": [{"lost": [0]}, {"lost": [3], "phases": [[{"group": [0, 2]}], [{"group": [1, 2]}]]}],
-    "static rule contingencies": [{"lost": [2]}, {"lost": [0, 1], "groups": "all"}],
+FAILURE_PLANS = {
+    "static failure_plans": [{"lost": [0]}, {"lost": [1], "groups": "all"}, {"lost": [0, 1]}],
+    "static failure plans phases": [{"lost": [0]}, {"lost": [3], "phases": [[{"group": [0, 2]}], [{"group": [1, 2]}]]}],
+    "static rule failure_plans": [{"lost": [2]}, {"lost": [0, 1], "groups": "all"}],
 }
 SCHEDULES = {
     name: {
@@ -139,7 +153,7 @@ SCHEDULES = {
         "name": name,
         "cluster": {"num_nodes": 2, "workers_per_node": 2},
         "strategy": strategy,
-        **({"contingencies": CONTINGENCIES[name]} if name in CONTINGENCIES else {}),
+        **({"failure_plans": FAILURE_PLANS[name]} if name in FAILURE_PLANS else {}),
     }
     for name, strategy in STRATEGIES.items()
 }

@@ -50,13 +50,13 @@ def train(schedule: partreduce.Schedule, rounds: int, folder: str, *, free: bool
         if resumed_at:
             partreduce.load_checkpoint(optimizer, folder)
             first = saved_after(world.rank) if free else optimizer.steps
-        _steps(model, optimizer, range(first, rounds * schedule.pace_of(world.rank)), world.rank, free=free)
+        _steps(model, optimizer, range(first, rounds * schedule.steps_per_round_of(world.rank)), world.rank, free=free)
         counted = optimizer.stats()
         optimizer.finish()
         return End(_values(model).numpy(), counted["bytes"], counted["operations"])
 
     def saved_after(rank: int) -> int:
-        return int(resumed_at * schedule.pace_of(rank))
+        return int(resumed_at * schedule.steps_per_round_of(rank))
 
     torch.set_num_threads(1)
     pool, ends = _ranks(), []
@@ -76,7 +76,7 @@ def _made(schedule: partreduce.Schedule, world: Any, *, free: bool) -> tuple[tor
     model = torch.nn.Sequential(torch.nn.Linear(6, 96), torch.nn.Tanh(), torch.nn.Linear(96, 1))
     if free:
         model = torch.nn.Linear(6, 1)
-    if schedule.strategy.how.codec is partreduce.strategies.Codec.NONE:
+    if schedule.strategy.transport.codec is partreduce.strategies.Codec.NONE:
         model = model.double()  # so that another order of a sum shows in the hash only
     with torch.no_grad():
         for parameter in model.parameters():
@@ -115,7 +115,7 @@ def _ranks() -> Any:  # noqa: ANN401 - of the tests
 @contextlib.contextmanager
 def _generator(schedule: partreduce.Schedule) -> Iterator[None]:
     """A group generator, where the schedule needs one."""
-    if not isinstance(schedule.strategy, partreduce.strategies.Generated):
+    if not isinstance(schedule.strategy, partreduce.strategies.DynamicGroups):
         yield
         return
     from helpers.generator_rig import serving
@@ -144,7 +144,7 @@ def run_with_failure(
         {worker: (instant, turn)},
         strategy=schedule.strategy,
         nodes=schedule.cluster.num_nodes,
-        steps=12 * schedule.pace_of(0),
+        steps=12 * schedule.steps_per_round_of(0),
         size=192,
         parameters=4,
     )

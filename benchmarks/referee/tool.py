@@ -18,7 +18,7 @@ from partreduce.__main__ import main as partreduce_main
 from partreduce.runtime.codecs import frames
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.codecs.frames import decoded, encoded
-from partreduce.strategies import Codec, How
+from partreduce.strategies import Codec, Transport
 from partreduce.topo import codec_numbers
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def write(path: str, schedule: partreduce.Schedule) -> None:
 
 def prove(schedule: partreduce.Schedule) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `verify --json` says of claims, and the certificate."""
-    proof = partreduce.prove(schedule)
+    proof = partreduce.verify(schedule)
     return proof.to_json(), dict(proof.certificate)
 
 
@@ -79,24 +79,24 @@ def predict(
 
 def _shares(schedule: partreduce.Schedule, touched: dict[str, list[float]]) -> dict[str, Any] | None:
     """Where a schedule has tables, how much of them a step touches."""
-    if not schedule.strategy.what.tables:
+    if not schedule.strategy.payload.tables:
         return None
-    return {name: partreduce.types.Touched(*shares) for name, shares in touched.items()}
+    return {name: partreduce.types.RowAccess(*shares) for name, shares in touched.items()}
 
 
 def code(codec: str, block: int, values: Any) -> tuple[bytes, Any]:  # noqa: ANN401 - an array
     """The bytes on the wire, and the numbers that come out of them."""
     import torch
 
-    how = Coding(How(codec=Codec(codec), **({"block": block} if codec.startswith("int") else {})))
-    written = encoded(torch.from_numpy(values.copy()), how, "referee")
-    read = decoded(written, len(values), how.how.codec, how.how.block)
+    transport = Coding(Transport(codec=Codec(codec), **({"block": block} if codec.startswith("int") else {})))
+    written = encoded(torch.from_numpy(values.copy()), transport, "referee")
+    read = decoded(written, len(values), transport.transport.codec, transport.transport.block)
     return written.view(torch.uint8).numpy().tobytes(), read.float().numpy()
 
 
 def code_bytes(codec: str, block: int, count: int) -> int:
-    how = How(codec=Codec(codec), **({"block": block} if codec.startswith("int") else {}))
-    return frames.code_bytes(count, Coding(how))
+    transport = Transport(codec=Codec(codec), **({"block": block} if codec.startswith("int") else {}))
+    return frames.code_bytes(count, Coding(transport))
 
 
 def row_bytes(codec: str, columns: int) -> int:

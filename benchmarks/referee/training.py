@@ -54,10 +54,11 @@ PAIRS = [[{"group": [0, 1]}, {"group": [2, 3]}], [{"group": [0, 3]}, {"group": [
 NAMED = [["weight0", "weight1"], ["weight2", "weight3"]]
 """Fragments of the model of the processes."""
 KILLED = (
-    "allreduce", "allreduce pace 3", "allreduce late", "allreduce late pace 3", "allreduce pipeline",
+    "allreduce", "allreduce steps_per_round 3", "allreduce late", "allreduce late steps_per_round "
+    "3", "allreduce pipeline",
     "allreduce pipeline wide", "allreduce merge", "allreduce hierarchical", "allreduce layers", "codec int8",
-    "codec int4 feedback", "diloco", "static pairs", "fragments", "static contingencies",
-    "static contingencies phases", "static rule contingencies", "static late",
+    "codec int4 feedback", "diloco", "static pairs", "fragments", "static failure_plans",
+    "static failure plans phases", "static rule failure_plans", "static late",
     "static rule", "static rule hierarchical", "static int8", "static outer", "static own anchors",
 )  # fmt: skip
 """Kinds of which a worker is killed in the run."""
@@ -75,11 +76,13 @@ class Training:
             run = {"rounds": ROUNDS, "free": FREE.get(name, "")}
             made[f"{name}, plain"] = run | {"schedule": SCHEDULES[name]}
             if "codec" not in name and name not in FREE:
-                made[f"{name}, codec"] = run | {"schedule": _with(name, how=strategy.get("how", {}) | CODED)}
-            if "when" not in strategy and name not in FREE:
-                made[f"{name}, late"] = run | {"schedule": _with(name, when=LATE)}
+                made[f"{name}, codec"] = run | {
+                    "schedule": _with(name, transport=strategy.get("transport", {}) | CODED)
+                }
+            if "sync" not in strategy and name not in FREE:
+                made[f"{name}, late"] = run | {"schedule": _with(name, sync=LATE)}
             made[f"{name}, resumed"] = run | {"schedule": SCHEDULES[name], "resumed_at": RESUMED_AT}
-            if strategy.get("pace", 1) != 1 and name not in FREE:
+            if strategy.get("steps_per_round", 1) != 1 and name not in FREE:
                 amid = {"schedule": SCHEDULES[name], "resumed_at": RESUMED_AMID}
                 made[f"{name}, resumed in mid-round"] = run | amid
         return made
@@ -113,7 +116,7 @@ class Failures:
 
     def inputs(self) -> dict[str, Any]:
         pairs = {"kind": "static", "phases": PAIRS}
-        parts = STRATEGIES["diloco"] | {"what": STRATEGIES["diloco"]["what"] | {"fragments": NAMED}}
+        parts = STRATEGIES["diloco"] | {"payload": STRATEGIES["diloco"]["payload"] | {"fragments": NAMED}}
         own = {"static pairs": (pairs, 4), "fragments": (parts, [4, 1])}
         made = {}
         for name in KILLED:

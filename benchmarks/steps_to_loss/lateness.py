@@ -1,7 +1,7 @@
 """Measures what averaging less, and late, costs in steps on tasks of five kinds, and fits the planner's prices to them.
 
-    python -m benchmarks.steps_to_loss.lateness measure [--tasks text/sgd …] [--seeds 2]   # resumes what is there
-    python -m benchmarks.steps_to_loss.lateness fit
+    python -m benchmarks.steps_to_loss.delay measure [--tasks text/sgd …] [--seeds 2]   # resumes what is there
+    python -m benchmarks.steps_to_loss.delay fit
 
 Sixteen workers on 4 nodes, and eight on 2, shuffled data; networks and optimizers are those of `networks.py`. Each task
 is trained to what All-Reduce's loss at its best rate of a grid is after `STEPS` steps, by every schedule at that same
@@ -10,7 +10,7 @@ rate. The model is that of the planner (`partreduce.planner.steps_model`),
     steps ratio = 1 + own + a · consensus distance + late · late distance + later · (late distance - 1) · late distance
 
 where own is Adam's alone, by the noise of a worker's gradient, and the late distance is at one curvature for all
-(`topo.figures.late_distance`); each task has its own prices. Held out is a whole kind of network: it is predicted with
+(`topo.metrics.late_distance`); each task has its own prices. Held out is a whole kind of network: it is predicted with
 the prices of the others.
 """
 
@@ -32,9 +32,9 @@ from partreduce.planner.steps_model import Prices, StepsModel
 from partreduce.runtime.pilot.probes import ring_pairs
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import consensus_distance, late_distance
+from partreduce.topo.metrics import consensus_distance, late_distance
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Late, Pipeline
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, Pipeline
 
 if TYPE_CHECKING:
     import argparse
@@ -59,19 +59,25 @@ RESULT = kit.RESULTS / "steps_to_loss_lateness.json"
 
 
 def schedules(cluster: Cluster = CLUSTER) -> list[Schedule]:
-    """Lockstep and late, rounds of one step and of several, among all and in groups; on `CLUSTER` also a pipeline."""
+    """Synchronous and late, rounds of one step and of several, among all and in groups; on `CLUSTER` also a pipeline."""
 
     def node(rounds: int) -> Schedule:
         return build("node-then-all", cluster, node_rounds=rounds)
 
-    def at(schedule: Schedule, pace: int = 1, *, late: bool = False) -> Schedule:
-        words = f"{schedule.name}{f' every {pace}' if pace > 1 else ''}{' late' if late else ''}"
-        strategy = replace(schedule.strategy, pace=pace, **({"when": Late()} if late else {}))
+    def at(schedule: Schedule, steps_per_round: int = 1, *, late: bool = False) -> Schedule:
+        words = f"{schedule.name}{f' every {steps_per_round}' if steps_per_round > 1 else ''}{' late' if late else ''}"
+        strategy = replace(
+            schedule.strategy, steps_per_round=steps_per_round, **({"sync": DelayedAveraging()} if late else {})
+        )
         return replace(schedule, name=words, strategy=strategy, certificate=None)
 
     everyone = build("allreduce", cluster)
-    found = [at(everyone, pace) for pace in (2, 5, 10)] + [at(node(3)), at(node(15)), ring_pairs(cluster, 1)]
-    found += [at(everyone, pace, late=True) for pace in (1, 2, 3, 5, 10)]
+    found = [at(everyone, steps_per_round) for steps_per_round in (2, 5, 10)] + [
+        at(node(3)),
+        at(node(15)),
+        ring_pairs(cluster, 1),
+    ]
+    found += [at(everyone, steps_per_round, late=True) for steps_per_round in (1, 2, 3, 5, 10)]
     found += [
         at(node(3), late=True),
         at(node(15), late=True),
@@ -80,8 +86,8 @@ def schedules(cluster: Cluster = CLUSTER) -> list[Schedule]:
         ring_pairs(cluster, 1, late=True),
     ]
     if cluster == CLUSTER:
-        return [*found, Schedule("pipeline", cluster, AllReduce(when=Pipeline()))]
-    return [one for one in found if not one.strategy.overlap or one.strategy.pace <= MOST_LATE]
+        return [*found, Schedule("pipeline", cluster, AllReduce(sync=Pipeline()))]
+    return [one for one in found if not one.strategy.is_delayed or one.strategy.steps_per_round <= MOST_LATE]
 
 
 def best_rate(kind: str, optimizer: str, *, steps: int = STEPS, least: float = LEAST) -> tuple[float, float]:
@@ -106,10 +112,10 @@ def steps_of(
     kind, _, optimizer = task.partition("/")
     network = Network(kind, schedule.cluster, rate=rate, optimizer=optimizer, seed=seed, mode=mode)
     strategy = schedule.strategy
-    if strategy.takes_turns or not strategy.what.outer.is_plain:
+    if strategy.takes_turns or not strategy.payload.outer.is_plain:
         advance = by_turns(network, schedule)
     else:
-        advance = network.together(strategy.when.lag) if strategy.averages_gradients else by_schedule(network, schedule)
+        advance = network.together(strategy.sync.lag) if strategy.averages_gradients else by_schedule(network, schedule)
     return steps_to(target, network, advance, most, every=EVERY)
 
 
@@ -130,18 +136,18 @@ def measured(task: str, cluster: Cluster, seeds: int, known: list[Row]) -> Itera
 
 
 def stored() -> list[Row]:
-    """Every row with its mean ratio, its number of workers, and its schedule's figures."""
+    """Every row with its mean ratio, its number of workers, and its schedule's metrics."""
     rows = rows_in(RESULT)
     shapes = [CLUSTER, *map(Cluster.parse, sorted({row["cluster"] for row in rows} - {str(CLUSTER)}))]
-    figures = {(str(one.cluster), one.name): _figures(one) for shape in shapes for one in schedules(shape)}
+    metrics = {(str(one.cluster), one.name): _metrics(one) for shape in shapes for one in schedules(shape)}
     for row in rows:
         row["ratio"] = float(np.exp(np.mean(np.log([ratio or DIVERGED for ratio in row["ratios"]]))))
         row["workers"] = Cluster.parse(row["cluster"]).num_workers
-        row["figures"] = figures[row["cluster"], row["schedule"]]
+        row["metrics"] = metrics[row["cluster"], row["schedule"]]
     return rows
 
 
-def _figures(schedule: Schedule) -> tuple[float, float]:
+def _metrics(schedule: Schedule) -> tuple[float, float]:
     """Consensus distance and late distance; those of a pipeline, whose workers are never apart, are 0."""
     if schedule.strategy.averages_gradients:
         return 0.0, 0.0
@@ -149,9 +155,9 @@ def _figures(schedule: Schedule) -> tuple[float, float]:
 
 
 def predicted(row: Row, prices: npt.NDArray[np.float64]) -> float:
-    """The steps ratio at prices of noise, consensus distance and lateness; only Adam's steps shrink by noise."""
+    """The steps ratio at prices of noise, consensus distance and delay; only Adam's steps shrink by noise."""
     model = StepsModel(**SHAPE, **dict(zip(Prices._fields, prices, strict=False)), num_workers=row["workers"])
-    return model.steps_ratio(row["figures"][0], 0.0, late=row["figures"][1])
+    return model.steps_ratio(row["metrics"][0], 0.0, late=row["metrics"][1])
 
 
 def fitted(rows: list[Row]) -> npt.NDArray[np.float64]:
@@ -174,15 +180,15 @@ def kind_of(row: Row) -> str:
 
 
 def held_out(rows: list[Row]) -> dict[str, npt.NDArray[np.float64]]:
-    """Relative errors in lockstep and late, of each kind of network by the prices of all other kinds."""
-    errors: dict[str, list[float]] = {"lockstep": [], "late": []}
+    """Relative errors synchronously and late, of each kind of network by the prices of all other kinds."""
+    errors: dict[str, list[float]] = {"synchronous": [], "late": []}
     for kind in sorted({kind_of(row) for row in rows}):
         prices = fitted([row for row in rows if kind_of(row) != kind])
         for row in rows:
             if kind_of(row) == kind:
                 row["predicted"] = min(DIVERGED, predicted(row, prices))
                 off = abs(np.log(row["predicted"] / row["ratio"]))
-                errors["late" if row["figures"][1] > 0 else "lockstep"].append(float(np.expm1(off)))
+                errors["late" if row["metrics"][1] > 0 else "synchronous"].append(float(np.expm1(off)))
     return {words: np.array(found) for words, found in errors.items()}
 
 
@@ -202,11 +208,11 @@ def answer(rows: list[Row]) -> tuple[str, str]:
         nine = [f"{np.quantile(found, 0.9):.0%}" for found in errors.values()]
         cells.append([f"all {words}".strip(), "", *_told(fitted(own)), f"{delay:.2f}", *nine])
         half = [f"{np.median(found):.0%}" for found in errors.values()]
-        said.append(f"{words or 'any optimizer'}: half within {half[0]} in lockstep and {half[1]} late")
+        said.append(f"{words or 'any optimizer'}: half within {half[0]} synchronously and {half[1]} late")
     shown = ("allreduce every 5", "allreduce late", "allreduce every 3 late")
     measured = [[task, *(_both(rows, task, name) for name in shown)] for task in sorted({row["task"] for row in rows})]
     words = f"By the prices of the optimizer's other kinds / measured, on {CLUSTER} ({DIVERGED:g}: not reached):"
-    head = ("task", "rate", "noise", "a", "late", "later", "pipeline", "9 of 10, lockstep", "9 of 10, late")
+    head = ("task", "rate", "noise", "a", "late", "later", "pipeline", "9 of 10, synchronous", "9 of 10, late")
     return (
         f"Held out, a kind of network at a time ({len(rows)} tasks x schedules): {'; '.join(said)}.",
         f"{kit.table(head, cells)}\n{words}\n\n{kit.table(('task', *shown), measured)}",
@@ -226,7 +232,7 @@ def _both(rows: list[Row], task: str, schedule: str) -> str:
 def parser(words: str) -> argparse.ArgumentParser:
     """What is done, and for which tasks."""
     arguments = kit.parser(words)
-    arguments.add_argument("what", choices=["measure", "fit"])
+    arguments.add_argument("payload", choices=["measure", "fit"])
     arguments.add_argument(
         "--tasks",
         nargs="+",
@@ -254,8 +260,8 @@ def main() -> None:
     arguments.add_argument("--cluster", type=Cluster.parse, default=CLUSTER)
     chosen = arguments.parse_args()
     kit.one_thread()
-    if chosen.what == "fit":
-        about = f"`{kit.command('steps_to_loss.lateness')}`; {CLUSTER} workers, one seed, and 2x4, two; shuffled data."
+    if chosen.payload == "fit":
+        about = f"`{kit.command('steps_to_loss.delay')}`; {CLUSTER} workers, one seed, and 2x4, two; shuffled data."
         kit.write(RESULT, "What averaging less, and late, costs in steps", about, *answer(stored()))
         return
     resume(RESULT, chosen.tasks, lambda task, known: measured(task, chosen.cluster, chosen.seeds, known))

@@ -4,7 +4,7 @@
     python -m benchmarks.steps_to_loss.outer fit
 
 Sixteen workers, shuffled data, networks and optimizers of `networks.py`. Each task is trained to what All-Reduce's loss
-is after `STEPS` steps at its best rate of a grid, by every schedule at that same rate or a share of it, as `lateness`
+is after `STEPS` steps at its best rate of a grid, by every schedule at that same rate or a share of it, as `delay`
 does with shorter ones; a round is at most a quarter of All-Reduce's run. Where a setting was tried at several rates the
 better one counts: whoever trains so has to tune it anyway.
 """
@@ -24,7 +24,7 @@ from benchmarks.steps_to_loss.lateness import CLUSTER, best_rate, parser, resume
 from benchmarks.steps_to_loss.networks import Network
 from partreduce.schedulers.registry import build
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Lockstep, Merge, Outer, Routes
+from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload, Synchronous
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,9 +34,9 @@ STEPS = {"text/adam": 1000}
 SHORT, EVERY, DIVERGED, LEAST = 400, 10, 3.0, 0.001
 ROUNDS = (5, 15, 30, 100)
 OUTERS = {
-    "plain": Outer(),
-    "0.5": Outer(lr="1", momentum="0.5", nesterov=True),
-    "0.9": Outer(lr="0.7", momentum="0.9", nesterov=True),
+    "plain": OuterStep(),
+    "0.5": OuterStep(lr="1", momentum="0.5", nesterov=True),
+    "0.9": OuterStep(lr="0.7", momentum="0.9", nesterov=True),
 }
 """By their momentum; the last is the published one."""
 WITH_MOMENTUM = tuple(OUTERS)[1:]
@@ -46,21 +46,23 @@ RESULT = kit.RESULTS / "steps_to_loss_outer.json"
 
 
 def schedules() -> list[Schedule]:
-    """Whole models in lockstep; two fragments, merged late; nodes in each step, and all by an outer step."""
+    """Whole models synchronously; two fragments, merged late; nodes in each step, and all by an outer step."""
 
-    def one(words: str, pace: int, outer: str, when: Lockstep | Merge, fragments: int) -> Schedule:
-        strategy = AllReduce(pace=pace, when=when, what=Routes(outer=OUTERS[outer], fragments=fragments))
-        return Schedule(f"every {pace}, {outer}{words}", CLUSTER, strategy)
+    def one(words: str, steps_per_round: int, outer: str, sync: Synchronous | DelayedMerge, fragments: int) -> Schedule:
+        strategy = AllReduce(
+            steps_per_round=steps_per_round, sync=sync, payload=Payload(outer=OUTERS[outer], fragments=fragments)
+        )
+        return Schedule(f"every {steps_per_round}, {outer}{words}", CLUSTER, strategy)
 
     def nodes(steps: int, outer: str) -> Schedule:
         plain = build("node-then-all", CLUSTER, node_rounds=steps - 1)
-        what = Routes(outer=OUTERS[outer])
-        return Schedule(f"nodes, all every {steps}, {outer}", CLUSTER, replace(plain.strategy, what=what))
+        payload = Payload(outer=OUTERS[outer])
+        return Schedule(f"nodes, all every {steps}, {outer}", CLUSTER, replace(plain.strategy, payload=payload))
 
-    whole = [one("", pace, outer, Lockstep(), 1) for pace in ROUNDS for outer in OUTERS]
+    whole = [one("", steps_per_round, outer, Synchronous(), 1) for steps_per_round in ROUNDS for outer in OUTERS]
     turns = [
-        one(f", 2 fragments, alpha {alpha}", pace, outer, Merge(steps=late, alpha=alpha), 2)
-        for pace, late in LATE.items()
+        one(f", 2 fragments, alpha {alpha}", steps_per_round, outer, DelayedMerge(steps=late, alpha=alpha), 2)
+        for steps_per_round, late in LATE.items()
         for alpha in ("0", "1/2")
         for outer in WITH_MOMENTUM
     ]
@@ -78,7 +80,7 @@ def base_of(task: str) -> tuple[float, float, float]:
 
 def steps_of_round(schedule: Schedule) -> int:
     """Steps from one outer step of a parameter to the next."""
-    return schedule.period * schedule.pace_of(0)
+    return schedule.period * schedule.steps_per_round_of(0)
 
 
 def measured(task: str, known: list[Row], words: str, share: float) -> Iterator[Row]:
@@ -168,7 +170,7 @@ def main() -> None:
     arguments.add_argument("--share", type=float, default=1.0, help="of All-Reduce's best rate")
     chosen = arguments.parse_args()
     kit.one_thread()
-    if chosen.what == "fit":
+    if chosen.payload == "fit":
         about = f"`{kit.command('steps_to_loss.outer')}`; {CLUSTER} workers, one seed, shuffled data."
         kit.write(RESULT, "What outer steps cost in steps", about, *answer(rows_in(RESULT)))
         return

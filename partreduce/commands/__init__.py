@@ -43,7 +43,7 @@ OUTPUTS = ("output", "certificate", "export", "plot")
 """Parameters of verbs that name a file to write."""
 
 
-def refuse_overwriting(given: Mapping[str, object]) -> None:
+def check_overwriting(given: Mapping[str, object]) -> None:
     """Refuse to write over a file that the same command reads, such as the schedule by its certificate.
 
     Raises:
@@ -107,7 +107,7 @@ def build_app(asked: str | None = None) -> typer.Typer:
 
     class Verb(TyperCommand):
         def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - of typer's own click
-            refuse_overwriting(ctx.params)
+            check_overwriting(ctx.params)
             return super().invoke(ctx)
 
     def unasked() -> None:

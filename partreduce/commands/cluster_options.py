@@ -21,7 +21,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import USUAL, Hardware, Link, Switch
 from partreduce.topo.slurm import read_switches
-from partreduce.topo.timing.compute import ComputeTimes, Disturbance, RandomDelay, RandomSlowdown, ShiftingDelay
+from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, StragglerModel
 from partreduce.topo.timing.sampling import read_trace
 from partreduce.topo.units import parse_bandwidth, parse_factor, parse_size, parse_time
 
@@ -163,7 +163,7 @@ def _slowdown(entries: list[tuple[int, float]]) -> tuple[tuple[int, float], ...]
 
 
 def compute_of(
-    hardware: Hardware, *, disturbance: Disturbance | None = None, trace: Path | None = None
+    hardware: Hardware, *, disturbance: StragglerModel | None = None, trace: Path | None = None
 ) -> ComputeTimes:
     """Step times of the hardware, with a published disturbance or a recorded trace."""
     times = ComputeTimes.of(hardware)
@@ -172,7 +172,7 @@ def compute_of(
     return times if disturbance is None else replace(times, disturbance=disturbance)
 
 
-def disturbance_of(text: str) -> Disturbance:
+def disturbance_of(text: str) -> StragglerModel:
     """`delay:2:50ms` → RandomDelay(2, 0.05).
 
     Raises:
@@ -185,7 +185,7 @@ def disturbance_of(text: str) -> Disturbance:
     if kind == "delay" and len(rest) == 2 and rest[0].isascii() and rest[0].isdigit() and len(rest[0]) <= 10:
         return RandomDelay(int(rest[0]), quantity(place, parse_time, rest[1]))
     if kind == "skew" and len(rest) == 2:
-        return ShiftingDelay(*(quantity(place, parse_time, time) for time in rest))
+        return RotatingDelay(*(quantity(place, parse_time, time) for time in rest))
     raise InputError(
         f"{place}: write hop[:FACTOR] (each worker slow with probability 1/n), delay:WORKERS:TIME (so many "
         "random workers held up in every step) or skew:LOW:HIGH (everybody held up, the delays shifting)"

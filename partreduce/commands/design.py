@@ -12,8 +12,8 @@ from partreduce.commands import design_options as own
 from partreduce.commands.design_list import list_entries
 from partreduce.commands.simulate_tables import touched_of
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
-from partreduce.planner.job import Data, Job, effort_of
-from partreduce.planner.lateness import Lateness
+from partreduce.planner.delay import Delay
+from partreduce.planner.job import Data, PlanRequest, effort_of
 from partreduce.planner.model_tables import ModelFacts, read_model
 from partreduce.planner.steps_model import Optimizer
 from partreduce.schedulers.synthesis.problem import Objective
@@ -26,7 +26,7 @@ from partreduce.topo.document.schedule import dump_schedule, load_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec, Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec
 from partreduce.topo.units import parse_time
 
 BUILDING = ("cluster", "listing", "using", "survive", "output", "as_json")
@@ -44,29 +44,37 @@ def command(
     optimizer: own.OptimizerName = options.ANY,
     pilot: own.PilotFile = None,
     settings: options.Settings = None,
-    form: options.FormName = options.ANY,
-    when: options.WhenName = options.ANY,
+    algorithm: options.AlgorithmName = options.ANY,
+    sync: options.SyncName = options.ANY,
     codec: options.CodecName = options.NO_CODEC,
     objective: own.ObjectiveName = "balanced",
     most: own.Most = None,
     effort: own.Effort = None,
     time_limit: own.TimeLimit = None,
     take: own.Take = None,
-    survive: own.Survive = 0,
+    tolerate_failures: own.Survive = 0,
     using: own.Using = None,
     listing: own.Listing = False,
     output: own.Output = None,
     plot: own.PlotFile = None,
     as_json: options.Json = False,
 ) -> None:
-    """Find the schedule that suits a cluster and show the trade-offs, or build a catalogue entry with --using."""
+    """Find the schedule that suits a cluster and show the trade-offs, or build a catalogue entry with --build."""
     # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
     if _is_answered_by_the_catalogue(
-        context, cluster=cluster, listing=listing, using=using, survive=survive, output=output, as_json=as_json
+        context,
+        cluster=cluster,
+        listing=listing,
+        using=using,
+        tolerate_failures=tolerate_failures,
+        output=output,
+        as_json=as_json,
     ):
         return
-    if model is not None and survive:
-        raise typer.BadParameter("is for whole models, and --model has tables; leave one out", param_hint="--survive")
+    if model is not None and tolerate_failures:
+        raise typer.BadParameter(
+            "is for whole models, and --model has tables; leave one out", param_hint="--tolerate-failures"
+        )
     if model is not None and model_bytes is not None:
         raise typer.BadParameter("is what --model reads; leave one of them out", param_hint="--model-bytes")
 
@@ -77,18 +85,18 @@ def command(
         raise typer.BadParameter("touched needs --model FILE.py:NAME, whose tables it is about", param_hint="--set")
     hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
     limits, queues = own.limits_of(most)
-    job = Job(
+    job = PlanRequest(
         cluster=replace(place, hardware=hardware),
         objective=options.choice(Objective, objective, "--objective"),
         data=options.choice(Data, data, "--data"),
         take=take,
-        survive=survive,
+        tolerate_failures=tolerate_failures,
         pilot=None if pilot is None else load_pilot(pilot),
         limits=limits,
-        form=options.choice_or_any(Form, form, "--form"),
-        when=options.choice_or_any(Lateness, when, "--when", also=(options.GAP, options.QUORUM)),
-        quorum={options.ANY: None, options.QUORUM: True}.get(when, False),
-        gap={options.ANY: None, options.GAP: True}.get(when, False),
+        algorithm=options.choice_or_any(AllReduceAlgorithm, algorithm, "--algorithm"),
+        sync=options.choice_or_any(Delay, sync, "--sync", also=(options.GAP, options.QUORUM)),
+        quorum={options.ANY: None, options.QUORUM: True}.get(sync, False),
+        gap={options.ANY: None, options.GAP: True}.get(sync, False),
         max_queues=queues,
         codec=options.choice_or_any(Codec, codec, "--codec"),
         optimizer=options.choice_or_any(Optimizer, optimizer, "--optimizer"),
@@ -114,7 +122,7 @@ def _is_answered_by_the_catalogue(
     cluster: str | None,
     listing: bool,
     using: str | None,
-    survive: int,
+    tolerate_failures: int,
     output: Path | None,
     as_json: bool,
 ) -> bool:
@@ -127,10 +135,10 @@ def _is_answered_by_the_catalogue(
     if cluster is None:
         raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
     if using is not None:
-        reason = "tells the planner what to weigh, and --using builds an entry without weighing; leave one of them out"
+        reason = "tells the planner what to weigh, and --build builds an entry without weighing; leave one of them out"
         options.refuse(context, others - set(BUILDING), reason)
         claim_stdout(output, as_json=as_json)
-        _build(_made(cluster, using, survive), output, as_json=as_json)
+        _build(_made(cluster, using, tolerate_failures), output, as_json=as_json)
         return True
     return False
 
@@ -139,22 +147,22 @@ def _facts_of(model: str, touched: list[str] | None, cluster: Cluster) -> ModelF
     return read_model(model, cluster, touched=touched_of(touched or [], cluster))
 
 
-def _made(cluster: str, using: str, survive: int) -> Schedule:
-    """A catalogue entry, or with `survive` also the schedule of a file, and the failure plan that is asked for."""
+def _made(cluster: str, using: str, tolerate_failures: int) -> Schedule:
+    """A catalogue entry, or with `tolerate_failures` also the schedule of a file, and the failure plan that is asked for."""
     place = load_cluster(cluster)
-    if survive and using.endswith(".json"):
+    if tolerate_failures and using.endswith(".json"):
         schedule = load_schedule(using)
         if not schedule.cluster.same_shape(place):
             raise InputError(f"{using}: is for {schedule.cluster}, and CLUSTER is {place}; give the schedule's own")
     else:
         name, entries = entry_of(using)
-        schedule = design(place, using=name, **options.parameters_of(entries, place=f"--using {using}"))
-    if not survive:
+        schedule = design(place, using=name, **options.parameters_of(entries, place=f"--build {using}"))
+    if not tolerate_failures:
         return schedule
-    from partreduce.planner.contingencies import survival
+    from partreduce.planner.failure_plans import survival
 
     hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
-    job = Job(cluster=replace(place, hardware=hardware), survive=survive)
+    job = PlanRequest(cluster=replace(place, hardware=hardware), tolerate_failures=tolerate_failures)
     return survival(schedule, job).schedule
 
 

@@ -1,4 +1,4 @@
-"""`partreduce design --list`: what `design --using` can build."""
+"""`partreduce design --list`: what `design --build` can build."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def _document(entry: Entry, place: Cluster | None) -> dict[str, Any]:
         "condition": entry.condition,
         "degree": entry.degree,
         "period": entry.period,
-        "figures": entry.figures,
+        "metrics": entry.metrics,
         "parameters": [
             {"name": p.name, "kind": p.kind, "default": p.default, "help": p.help, "choices": list(p.choices)}
             for p in entry.parameters
@@ -67,7 +67,7 @@ def _list(entries: list[Entry], place: Cluster | None) -> None:
         rows.add(*row)
     console().print(rows)
     console().print(
-        "`partreduce design --list --using NAME` explains one; `partreduce design CLUSTER --using NAME` builds it.",
+        "`partreduce design --list --build NAME` explains one; `partreduce design CLUSTER --build NAME` builds it.",
         style="dim",
     )
 
@@ -75,7 +75,7 @@ def _list(entries: list[Entry], place: Cluster | None) -> None:
 def _explain(entry: Entry, place: Cluster | None) -> None:
     out = console()
     out.print(f"[bold]{entry.name}[/]: {escape(entry.summary)}")
-    for label in ("source", "condition", "degree", "period", "figures"):
+    for label in ("source", "condition", "degree", "period", "metrics"):
         if value := getattr(entry, label):
             out.print(f"  {label}: {escape(str(value))}")
     for parameter in entry.parameters:

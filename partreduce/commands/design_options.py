@@ -33,7 +33,7 @@ Listing = Annotated[
     bool,
     typer.Option(
         "--list",
-        help="List what --using can build, or with it explain one; with CLUSTER say what exists there.",
+        help="List what --build can build, or with it explain one; with CLUSTER say what exists there.",
         rich_help_panel=options.CATALOGUE,
     ),
 ]
@@ -49,7 +49,7 @@ ModelFile = Annotated[
 ObjectiveName = Annotated[
     str,
     typer.Option(
-        help=f"What the recommendation minimises: {', '.join(OBJECTIVES)}.",
+        help=f"What the recommendation minimizes: {', '.join(OBJECTIVES)}.",
         autocompletion=options.members(*OBJECTIVES),
         rich_help_panel=options.LIMITED,
     ),
@@ -65,7 +65,7 @@ Take = Annotated[
 Survive = Annotated[
     int,
     typer.Option(
-        help="Plan what survivors run after the loss of up to so many workers, or of one node; --using may name a "
+        help="Plan what survivors run after the loss of up to so many workers, or of one node; --build may name a "
         "schedule file then.",
         metavar="K",
         min=0,

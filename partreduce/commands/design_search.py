@@ -11,17 +11,17 @@ from rich.markup import escape
 from partreduce.commands.verify import in_plain_words, verdict_words
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size, suggest_verify
 from partreduce.planner.hybrid import Hybrid, plan_hybrid
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.model_tables import ModelFacts
-from partreduce.planner.option import Option
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import Plan, plan
 from partreduce.report.front import draw_front
 from partreduce.report.picture import check, save
 from partreduce.report.table import Column, table
 from partreduce.report.terminal import switch_levels
 from partreduce.schedulers.synthesis.problem import Status
-from partreduce.topo.document.writer import refuse_without_place, write_schedule
-from partreduce.topo.errors import InfeasibleError, UnknownError
+from partreduce.topo.document.writer import check_without_place, write_schedule
+from partreduce.topo.errors import InfeasibleError, UndecidedError
 
 MAX_ROWS = 20
 
@@ -30,7 +30,7 @@ MARK = "*"
 
 
 def search(
-    job: Job,
+    job: PlanRequest,
     *,
     output: Path | None,
     plot: Path | None,
@@ -46,12 +46,12 @@ def search(
     check(plot)
     claim_stdout(output, as_json=as_json)
     if plot is not None:
-        refuse_without_place(plot)
+        check_without_place(plot)
     try:
         with _progress(_how_long(job), as_json=as_json) as say:
             hybrid = None if model is None else plan_hybrid(job, model, progress=say)
             planned = plan(job, progress=say) if hybrid is None else hybrid.planned
-    except (InfeasibleError, UnknownError) as error:
+    except (InfeasibleError, UndecidedError) as error:
         if as_json:
             status = Status.INFEASIBLE if isinstance(error, InfeasibleError) else Status.UNKNOWN
             emit_json({"answer": {"status": str(status), "because": str(error)}})
@@ -80,7 +80,7 @@ def search(
     suggest_verify(output, guarantees_consensus=proof.guarantees_consensus)
 
 
-def _how_long(job: Job) -> str:
+def _how_long(job: PlanRequest) -> str:
     """What the planner was given, in words."""
     return f"the search takes {seconds(job.clock().seconds)} at most; --time-limit and --effort change it"
 
@@ -100,9 +100,9 @@ def _progress(words: str, *, as_json: bool) -> Iterator[Callable[[str], None]]:
         yield status.update
 
 
-def _shown(planned: Plan) -> list[Option]:
+def _shown(planned: Plan) -> list[CandidateSchedule]:
     """What the table shows by rising communication: recommendation, baselines, and others of the front, evenly."""
-    kinds: dict[str, Option] = {}
+    kinds: dict[str, CandidateSchedule] = {}
     for option in sorted(planned.options, key=lambda one: one.time, reverse=True):
         if option.facts is not None:
             kinds[option.facts.kind] = option  # the last one is the best of its kind
@@ -114,7 +114,7 @@ def _shown(planned: Plan) -> list[Option]:
     return sorted([*always.values(), *others], key=lambda option: (option.communication, option.name))
 
 
-def _print(planned: Plan, job: Job) -> None:
+def _print(planned: Plan, job: PlanRequest) -> None:
     hardware, shown = job.hardware, _shown(planned)
     queues = [Column("queues", drop=5)] if any(option.facts for option in shown) else []
     rows = table(
@@ -147,7 +147,7 @@ def _print(planned: Plan, job: Job) -> None:
     )
     if len(planned.front) > MAX_ROWS:
         count = len(planned.front)
-        screen.print(f"{count} schedules are on the front: --json lists all, --take NAME writes any.", style="dim")
+        screen.print(f"{count} schedules are on the front: --json lists all, --select NAME writes any.", style="dim")
     title = f"Recommendation ({job.objective})" if job.take is None else "Taken"
     screen.print(f"\n{title}: {planned.recommendation.name}", style="bold")
     schedule, proof = planned.recommendation.schedule, planned.proof

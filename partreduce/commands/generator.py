@@ -16,7 +16,7 @@ from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 
 
 def command(
@@ -66,8 +66,10 @@ def _serve(
     worker_keys: Path | None,
 ) -> int:
     loaded = load_schedule(schedule)
-    if not isinstance(loaded.strategy, Generated):
-        raise InputError(f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'generated' needs the generator")
+    if not isinstance(loaded.strategy, DynamicGroups):
+        raise InputError(
+            f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'dynamic_groups' needs the generator"
+        )
     if str(keys) == "-":
         held = JobKeys.read_input()
     else:

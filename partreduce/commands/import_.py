@@ -19,7 +19,7 @@ def command(
     file: Annotated[Path, typer.Argument(help="A graph or schedule file of another tool.", metavar="FILE")],
     *,
     format_: Annotated[
-        str | None, typer.Option("--format", help="Its format; recognised by name and content when left out.")
+        str | None, typer.Option("--format", help="Its format; recognized by name and content when left out.")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Where the workers run, such as 4x4 (default: a node for each).")

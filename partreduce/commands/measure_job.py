@@ -8,13 +8,13 @@ from typing import Any
 from partreduce.commands import cluster_options, options
 from partreduce.console import console, emit_json, number
 from partreduce.planner.calibration import calibrated, steps_model
-from partreduce.planner.job import Data, Job
+from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.run_off import RunOff
 from partreduce.planner.steps_model import FITTED
 from partreduce.report.table import Column, Table
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.pilot import dump_pilot, write_pilot
-from partreduce.topo.document.writer import refuse_without_place
+from partreduce.topo.document.writer import check_without_place
 from partreduce.topo.errors import InputError
 from partreduce.topo.pilot import Pilot, Price
 from partreduce.user_function import file_and_name, function_of
@@ -30,11 +30,11 @@ def job_measurement(
     Raises:
         BadParameter: no such way to spread samples.
         DocumentError: a cluster file that breaks its format.
-        FileProblem: there is no folder for the output.
+        FileError: there is no folder for the output.
     """
     kind = options.choice(Data, data, "--data")
     file_and_name(function, "FILE.py:NAME")  # refused once, and not by every worker
-    refuse_without_place(output)
+    check_without_place(output)
     job = None if cluster is None else _planned_for(cluster, kind)
 
     def measure() -> None:
@@ -46,15 +46,15 @@ def job_measurement(
     return measure
 
 
-def _planned_for(cluster: str, data: Data) -> Job:
+def _planned_for(cluster: str, data: Data) -> PlanRequest:
     """What `design CLUSTER` plans, without any other option."""
     place = load_cluster(cluster)
     hardware = cluster_options.hardware_of(place, {}, model_bytes=None, default_model=options.DEFAULT_MODEL)
-    return Job(cluster=replace(place, hardware=hardware), data=data)
+    return PlanRequest(cluster=replace(place, hardware=hardware), data=data)
 
 
 def _measured(
-    build: Callable[..., Any], data: str, job: Job | None, *, steps: int, seeds: int, warm_up: int, quiet: bool
+    build: Callable[..., Any], data: str, job: PlanRequest | None, *, steps: int, seeds: int, warm_up: int, quiet: bool
 ) -> Pilot | None:
     """Runs on every worker; the pilot on rank 0, None elsewhere."""
     from partreduce.runtime.pilot.run import run_pilot
@@ -93,11 +93,11 @@ def _report(pilot: Pilot, output: Path, cluster: str, *, as_json: bool) -> None:
     columns = [Column("schedule", justify="left"), *map(Column, ("distance", "drift", "measured", "lowest", "highest"))]
     rows = Table("Steps over All-Reduce's", [*columns, Column("by these prices"), Column("shipped model")])
     for probe in pilot.probes:
-        figures = (probe.consensus_distance, probe.drift)
+        metrics = (probe.consensus_distance, probe.drift)
         rows.add(
-            probe.schedule, *map(number, figures), f"{probe.steps_ratio:.3f}", f"{min(probe.steps_ratios):.3f}",
-            f"{max(probe.steps_ratios):.3f}", f"{model.steps_ratio(*figures, late=probe.late):.3f}",
-            f"{FITTED.steps_ratio(*figures, late=probe.late):.3f}",
+            probe.schedule, *map(number, metrics), f"{probe.steps_ratio:.3f}", f"{min(probe.steps_ratios):.3f}",
+            f"{max(probe.steps_ratios):.3f}", f"{model.steps_ratio(*metrics, late=probe.late):.3f}",
+            f"{FITTED.steps_ratio(*metrics, late=probe.late):.3f}",
         )  # fmt: skip
     screen = console()
     screen.print(rows)

@@ -23,7 +23,7 @@ DEFAULT_MODEL = "100MB"
 REPEATED = frozenset({"slow", "touched"})
 """Keys of --set that may be given more than once."""
 
-CATALOGUE, CLUSTER, MODEL, HOW, LIMITED, WRITTEN = (
+CATALOGUE, CLUSTER, MODEL, TRANSPORT, LIMITED, WRITTEN = (
     "The catalogue", "The cluster", "The model", "How workers may average", "Objective and limits", "Output"
 )  # fmt: skip
 """Panels of the help."""
@@ -88,26 +88,26 @@ ClusterFile = Annotated[
     str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
 ]
 ANY = "any"
-_FORMS = members("ring", "hierarchical")
-FormName = Annotated[
+_ALGORITHMS = members("ring", "hierarchical")
+AlgorithmName = Annotated[
     str,
     typer.Option(
-        "--form",
+        "--algorithm",
         help="How groups average: any, ring or hierarchical.",
         autocompletion=members(ANY, "ring", "hierarchical"),
-        rich_help_panel=HOW,
+        rich_help_panel=TRANSPORT,
     ),
 ]
-GAP, QUORUM = "gap", "quorum"
-_WHENS = ("lockstep", "late", "pipeline", GAP, QUORUM)
-WhenName = Annotated[
+GAP, QUORUM = "iteration_gap", "partial"
+_SYNCS = ("synchronous", "delay", "pipeline", GAP, QUORUM)
+SyncName = Annotated[
     str,
     typer.Option(
-        "--when",
-        help="Whether a round waits: any, lockstep, late by one round, pipeline (All-Reduce's gradients come late), "
-        "gap (workers go on by themselves, neighbours keep a gap), or quorum (rounds of those that have come).",
-        autocompletion=members(ANY, *_WHENS),
-        rich_help_panel=HOW,
+        "--sync",
+        help="Whether a round waits: any, synchronous, late by one round, pipeline (All-Reduce's gradients come late), "
+        "gap (workers go on by themselves, neighbors keep a gap), or quorum (rounds of those that have come).",
+        autocompletion=members(ANY, *_SYNCS),
+        rich_help_panel=TRANSPORT,
     ),
 ]
 NO_CODEC = "none"
@@ -118,15 +118,15 @@ CodecName = Annotated[
         help="How sums, and rows of tables, may be written: none, any (where it pays: float16 or int8), float16, "
         "bfloat16 or int8.",
         autocompletion=members(ANY, NO_CODEC, "float16", "bfloat16", "int8"),
-        rich_help_panel=HOW,
+        rich_help_panel=TRANSPORT,
     ),
 ]
 FileForm = Annotated[
     str | None,
     typer.Option(
-        "--form",
+        "--algorithm",
         help="How groups average: ring or hierarchical; as each file says by default.",
-        autocompletion=_FORMS,
+        autocompletion=_ALGORITHMS,
     ),
 ]
 Schedules = Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE...")]

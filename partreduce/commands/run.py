@@ -14,7 +14,7 @@ from partreduce.runtime.environment import SCHEDULE
 from partreduce.runtime.generator.beside import generator_beside
 from partreduce.runtime.launcher.beginning_again import Restarts, attempts
 from partreduce.runtime.launcher.hosts import placed, read_hosts
-from partreduce.runtime.launcher.launch import LOOPBACK, check_losses, launch
+from partreduce.runtime.launcher.launch import LOOPBACK, check_failure_limits, launch
 from partreduce.runtime.launcher.orphans import orphans_ended
 from partreduce.runtime.launcher.over_ssh import reached
 from partreduce.runtime.launcher.signals import Terminated, terminable
@@ -54,7 +54,7 @@ def command(
     threads: Annotated[
         int | None, typer.Option(help="torch threads per worker (default: cores shared out).", min=1)
     ] = None,
-    survive: Annotated[
+    tolerate_failures: Annotated[
         int | None,
         typer.Option(
             help="How many workers may be lost: the others go on (default: what --schedule plans for, else 0).", min=0
@@ -97,8 +97,8 @@ def command(
         raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
     plan = None if loaded is None else loaded.failure_plan
     planned = 0 if loaded is None or plan is None else plan.most_failures(loaded.cluster)
-    most_lost = planned if survive is None else survive
-    check_losses(sum(map(len, placed.values())) if placed is not None else workers or 0, most_lost, 0)
+    max_failures = planned if tolerate_failures is None else tolerate_failures
+    check_failure_limits(sum(map(len, placed.values())) if placed is not None else workers or 0, max_failures, 0)
     require("torch", purpose="running workers")
     if max_restarts:
         require("safetensors", purpose="saving a worker's state for when it is started again")
@@ -106,7 +106,7 @@ def command(
     with contextlib.nullcontext() if schedule is None or loaded is None else _lasting(schedule, loaded) as path:
         run = _Run(
             script, context.args, workers, nodes, threads, placed, ssh, address, loaded, path,
-            most_lost=most_lost,
+            max_failures=max_failures,
         )  # fmt: skip
         try:
             if max_restarts:
@@ -130,11 +130,11 @@ class _Run:
     address: str | None
     schedule: Schedule | None
     path: Path | None
-    most_lost: int
+    max_failures: int
 
     def attempt(self, told: Mapping[str, str], restarts: Restarts) -> int:
         """Run it once, with a generator and hosts of its own; its workers are told these variables."""
-        joiners = restarts.left if self.most_lost else 0
+        joiners = restarts.left if self.max_failures else 0
         with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
             there = None
             if self.placed is not None:
@@ -151,7 +151,7 @@ class _Run:
                 text = None if self.path is None else self.path.read_text(encoding="utf-8")
                 return there.launch(
                     self.script, self.args, threads=self.threads, environment=environment, schedule=text,
-                    survive=needs_generator, patient=patient, most_lost=self.most_lost, max_restarts=joiners,
+                    survive=needs_generator, patient=patient, max_failures=self.max_failures, max_restarts=joiners,
                     restarted=restarts.spend,
                 )  # fmt: skip
             assert self.workers is not None, "else they are placed"
@@ -164,7 +164,7 @@ class _Run:
                 environment=environment,
                 survive=needs_generator,
                 patient=patient,
-                most_lost=self.most_lost,
+                max_failures=self.max_failures,
                 max_restarts=joiners,
                 restarted=restarts.spend,
             )

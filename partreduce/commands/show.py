@@ -35,7 +35,7 @@ def command(
     max_bytes: Annotated[str, typer.Option(help="Refuse larger files.", metavar="SIZE")] = "16MiB",
     as_json: Json = False,
 ) -> None:
-    """Draw a schedule: a row per worker, a column per phase, a colour and a letter per group; blank means skip."""
+    """Draw a schedule: a row per worker, a column per phase, a color and a letter per group; blank means skip."""
     loaded = load_schedule(schedule, max_bytes=quantity("--max-bytes", parse_size, max_bytes))
     if loaded.strategy.graphs:
         _show_rounds(loaded, output, as_json=as_json, max_workers=max_workers)
@@ -43,8 +43,8 @@ def command(
 
     grid = grid_of(loaded, max_workers=max_workers, max_phases=max_phases)
     strategy = loaded.strategy
-    if strategy.when.delays_gradients or replace(strategy.how, form=RING.form) != RING:
-        words = runs(strategy.pace, strategy.when, strategy.how, what=strategy.what)
+    if strategy.sync.delays_gradients or replace(strategy.transport, algorithm=RING.algorithm) != RING:
+        words = runs(strategy.steps_per_round, strategy.sync, strategy.transport, payload=strategy.payload)
         grid = replace(grid, title=f"{grid.title} ({words})")
     plain, note = grid, _without_matrix(loaded, loaded.phased.period)
     grid = replace(grid, note=". ".join(filter(None, [grid.note, note])))
@@ -80,7 +80,7 @@ def _page(schedule: Schedule, grid: Grid, figure: "Figure") -> str:
     parts = [
         page.paragraph(
             f"{schedule.num_workers} workers on {schedule.cluster.num_nodes} nodes, period {schedule.phased.period}. "
-            "Members of one group share letter and colour; a blank cell is a worker that skips the step."
+            "Members of one group share letter and color; a blank cell is a worker that skips the step."
         ),
         page.picture(figure, grid.note or "All workers and phases."),
     ]
@@ -91,7 +91,7 @@ def _without_matrix(schedule: Schedule, period: int) -> str:
     """What of its rounds is decided while the job runs, in a line; empty where nothing is."""
     if schedule.is_mixing:
         return ""
-    return f"Period {period}, {schedule.strategy.when.in_words}: {schedule.undecided}; the schedule has no figures"
+    return f"Period {period}, {schedule.strategy.sync.in_words}: {schedule.undecided}; the schedule has no metrics"
 
 
 def _show_rounds(schedule: Schedule, output: Path | None, *, as_json: bool, max_workers: int) -> None:
@@ -101,7 +101,7 @@ def _show_rounds(schedule: Schedule, output: Path | None, *, as_json: bool, max_
         return
     if output is None:
         strategy = schedule.strategy
-        words = runs(strategy.pace, strategy.when, strategy.how, what=strategy.what)
+        words = runs(strategy.steps_per_round, strategy.sync, strategy.transport, payload=strategy.payload)
         for index, edges in enumerate(schedule.strategy.graphs[:8]):
             columns = [Column("worker"), Column("averages with (source: weight)", justify="left", wraps=True)]
             partners = Table(f"{schedule.name}, round {index}" + (f" ({words})" if words else ""), columns)

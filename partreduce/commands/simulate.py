@@ -23,12 +23,12 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import pipeline_figures
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.metrics import pipeline_metrics
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.strategies.quorum import Quorum
-from partreduce.topo.timing.compute import Disturbance
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.topo.timing.compute import StragglerModel
 from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.verify.runs import in_bytes
@@ -45,7 +45,7 @@ def command(
     cluster: options.ClusterFile = None,
     settings: options.Settings = None,
     model_bytes: options.ModelBytes = None,
-    form: options.FileForm = None,
+    algorithm: options.FileForm = None,
     trace: Annotated[
         Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
     ] = None,
@@ -67,13 +67,13 @@ def command(
     runs between real workers. Without --model-bytes the communication of one schedule takes no time; several are
     compared at 100MB.
     """
-    how = None if form is None else options.choice(Form, form, "--form")
+    transport = None if algorithm is None else options.choice(AllReduceAlgorithm, algorithm, "--algorithm")
     place, given = None if cluster is None else load_cluster(cluster), cluster_options.cluster_settings(settings)
     if len(schedules) == 1:
         hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
         _simulate_one(
             schedules[0], place, hardware, given.get("disturb"),
-            form=how, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
+            algorithm=transport, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
             as_json=as_json,
         )  # fmt: skip
         return
@@ -82,16 +82,18 @@ def command(
         raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
     place = place or load_schedule(schedules[0]).cluster
     hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
-    simulate_several(schedules, place, hardware, form=how, touched=given.get("touched"), output=output, as_json=as_json)
+    simulate_several(
+        schedules, place, hardware, algorithm=transport, touched=given.get("touched"), output=output, as_json=as_json
+    )
 
 
 def _simulate_one(
     path: Path,
     place: Cluster | None,
     hardware: Hardware,
-    disturbance: Disturbance | None,
+    disturbance: StragglerModel | None,
     *,
-    form: Form | None,
+    algorithm: AllReduceAlgorithm | None,
     touched: list[str] | None,
     trace: Path | None,
     rounds: int,
@@ -111,23 +113,25 @@ def _simulate_one(
         hardware = hardware.without_bandwidths()
     times = cluster_options.compute_of(hardware, disturbance=disturbance, trace=trace)
     shares = None if touched is None else touched_of(touched, loaded.cluster)
-    timeline = simulate(loaded, hardware, compute=times, num_rounds=rounds, seed=seed, form=form, touched=shares)
-    facts = facts_of(loaded, timeline) | _sent(loaded, timeline, hardware, form, free=free)
+    timeline = simulate(
+        loaded, hardware, compute=times, num_rounds=rounds, seed=seed, algorithm=algorithm, touched=shares
+    )
+    facts = facts_of(loaded, timeline) | _sent(loaded, timeline, hardware, algorithm, free=free)
     if timeline.waited is not None:
-        facts |= table_facts(loaded, hardware, times, shares, form=form, free=free)
+        facts |= table_facts(loaded, hardware, times, shares, algorithm=algorithm, free=free)
     elif times.is_fixed and not timeline.free_running and loaded.is_mixing:
-        steady = cycle_time(loaded, hardware, times, form=form)
+        steady = cycle_time(loaded, hardware, times, algorithm=algorithm)
         facts |= {"steady_seconds_per_step": steady.per_step, "critical_workers": list(steady.critical[:16])}
     if output is not None:
         _write(timeline, loaded, output)
     if as_json:
         emit_json(facts | workers_of(timeline))
     else:
-        _print(whole, timeline, facts, output, form=form, free=free)
+        _print(whole, timeline, facts, output, algorithm=algorithm, free=free)
 
 
 def _sent(
-    schedule: Schedule, timeline: Timeline, hardware: Hardware, form: Form | None, *, free: bool
+    schedule: Schedule, timeline: Timeline, hardware: Hardware, algorithm: AllReduceAlgorithm | None, *, free: bool
 ) -> dict[str, Any]:
     """What was sent, and the gaps or rounds that were observed."""
     facts: dict[str, Any] = {}
@@ -137,13 +141,13 @@ def _sent(
     elif observed is not None and observed.quorum is not None:
         facts |= _quorum_facts(schedule, observed)
     elif schedule.is_mixing and not free:
-        sent = communication(schedule, hardware, form=form)
+        sent = communication(schedule, hardware, algorithm=algorithm)
         facts |= {
             "communication_seconds_per_step": sent.per_step,
             "nic_bytes_per_step": sent.nic_bytes_per_step,
             "peak_nic_bytes": sent.peak_nic_bytes,
         }
-        if form is None:  # the file's, of which the fact is
+        if algorithm is None:  # the file's, of which the fact is
             facts["sent_bytes"] = in_bytes(Stated(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
@@ -165,9 +169,9 @@ def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
     strategy = schedule.strategy
     return {
         "name": schedule.name,
-        "when": strategy.when.word,
-        "codec": str(strategy.how.codec),
-        "sending": str(strategy.how.sending),
+        "sync": strategy.sync.word,
+        "codec": str(strategy.transport.codec),
+        "gradient_buckets": str(strategy.transport.gradient_buckets),
         "num_workers": schedule.num_workers,
         "rounds": timeline.num_rounds,
         "seconds_per_step": timeline.per_step(warm_up=warm_up),
@@ -180,8 +184,8 @@ def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
 
 def pipeline_of(schedule: Schedule) -> dict[str, Any]:
     """What late gradients cost in steps, beside what they save in seconds."""
-    figures = pipeline_figures(schedule)
-    return {} if figures is None else {"pipeline": figures.to_json()}
+    metrics = pipeline_metrics(schedule)
+    return {} if metrics is None else {"pipeline": metrics.to_json()}
 
 
 def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
@@ -209,9 +213,9 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
 def _quorum_facts(schedule: Schedule, observed: Observed) -> dict[str, Any]:
     """Who was in the rounds, and how fast they came, after the first quarter of them; beside what is proved."""
-    record, setting = observed.quorum, schedule.strategy.when
+    record, setting = observed.quorum, schedule.strategy.sync
     assert record is not None, "asked before"
-    assert isinstance(setting, Quorum), "nothing else records rounds"
+    assert isinstance(setting, PartialAllReduce), "nothing else records rounds"
     warm_up = len(record.gradients) // 4
     even = record.gradients[warm_up:].sum() / schedule.num_workers or 1.0
     rounds, gradients = record.rates(warm_up=warm_up)
@@ -249,7 +253,7 @@ def _write(timeline: Timeline, schedule: Schedule, output: Path) -> None:
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
     else:
-        save(draw_timeline(timeline, schedule.name, paces=schedule.paces().tolist()), output)
+        save(draw_timeline(timeline, schedule.name, worker_steps=schedule.worker_steps().tolist()), output)
 
 
 def _print(
@@ -258,7 +262,7 @@ def _print(
     facts: dict[str, Any],
     output: Path | None,
     *,
-    form: Form | None,
+    algorithm: AllReduceAlgorithm | None,
     free: bool,
 ) -> None:
     out = console()
@@ -269,7 +273,7 @@ def _print(
         f"[bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
     strategy = schedule.strategy
-    if words := runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what):
+    if words := runs(strategy.steps_per_round, strategy.sync, strategy.transport, algorithm, payload=strategy.payload):
         out.print(f"runs: {words}")
     for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", print_tables)):
         if name in facts:
@@ -290,8 +294,8 @@ def _print(
     if "pipeline" in facts:
         limit, factor = facts["pipeline"]["stability_limit"], facts["pipeline"]["noise_factor"]
         out.print(
-            f"Its gradients are {schedule.strategy.when.lag} late: stable for rate times curvature below {limit:.3g} "
-            f"(lockstep 2), {factor:.3g} times lockstep's noise at a small rate.",
+            f"Its gradients are {schedule.strategy.sync.lag} late: stable for rate times curvature below {limit:.3g} "
+            f"(synchronous 2), {factor:.3g} times synchronous's noise at a small rate.",
             style="dim",
         )
     if timeline.free_running:

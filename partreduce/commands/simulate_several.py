@@ -6,9 +6,9 @@ from typing import Any
 
 from partreduce.commands.design import phases_of
 from partreduce.commands.simulate_tables import touched_of
-from partreduce.commands.verify import figures_of
+from partreduce.commands.verify import metrics_of
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.predict import predict
 from partreduce.report.picture import check, save
 from partreduce.report.runs import runs
@@ -18,11 +18,11 @@ from partreduce.report.terminal import switch_levels
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import consensus_distance, late_distance
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.metrics import consensus_distance, late_distance
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.timing.tables import ELEMENT_BYTES, Touched
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.timing.tables import ELEMENT_BYTES, RowAccess
 
 
 def simulate_several(
@@ -30,7 +30,7 @@ def simulate_several(
     place: Cluster,
     hardware: Hardware,
     *,
-    form: Form | None,
+    algorithm: AllReduceAlgorithm | None,
     touched: list[str] | None,
     output: Path | None,
     as_json: bool,
@@ -41,7 +41,7 @@ def simulate_several(
         schedules: their files.
         place: the cluster of all of them.
         hardware: with the size of the model.
-        form: how groups average; as each file says where it is None.
+        algorithm: how groups average; as each file says where it is None.
         touched: shares of rows of tables that go their own way.
         output: a picture of them.
         as_json: print a document instead of a table.
@@ -59,9 +59,9 @@ def simulate_several(
                 "shape, or simulate each alone"
             )
     shares = None if touched is None else touched_of(touched, place)
-    job = Job(cluster=replace(place, hardware=hardware))
+    job = PlanRequest(cluster=replace(place, hardware=hardware))
     rows = [
-        row_of(schedule, whole_for(schedule, loaded, hardware), form, shares) | _to_a_loss(schedule, job)
+        row_of(schedule, whole_for(schedule, loaded, hardware), algorithm, shares) | _to_a_loss(schedule, job)
         for schedule in loaded
     ]
     for row in rows:
@@ -77,16 +77,16 @@ def simulate_several(
         console().print(f"written to {output}")
 
 
-def _to_a_loss(schedule: Schedule, job: Job) -> dict[str, Any]:
+def _to_a_loss(schedule: Schedule, job: PlanRequest) -> dict[str, Any]:
     """Predicted steps over All-Reduce's on shuffled data; None where the steps model prices no such schedule."""
     strategy = schedule.strategy
-    if not schedule.is_mixing or not strategy.what.outer.is_plain or strategy.what.num_fragments > 1:
+    if not schedule.is_mixing or not strategy.payload.outer.is_plain or strategy.payload.num_fragments > 1:
         return {"steps_ratio": None}
     ratio = job.steps_model.steps_ratio(
         consensus_distance(schedule).value or 0.0,
         0.0,
         late=late_distance(schedule),
-        delayed=job.delayed(strategy.when),
+        delayed=job.delayed(strategy.sync),
         gradients=strategy.averages_gradients,
     )
     return {"steps_ratio": ratio}
@@ -117,7 +117,7 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
         "another worker by which what is averaged may be behind; it grows with the run where one is never heard. "
         "Memory: of the busiest worker, beside its parameters. Per period: contraction. In steady state: consensus "
         "distance under gradient noise, drift when workers (or nodes) see different data. Kinds without fixed rounds "
-        "are simulated, and have no figures of mixing.",
+        "are simulated, and have no metrics of mixing.",
         style="dim",
     )
 
@@ -133,24 +133,26 @@ def whole_for(schedule: Schedule, compared: list[Schedule], hardware: Hardware) 
 def row_of(
     schedule: Schedule,
     hardware: Hardware,
-    form: Form | None,
-    touched: dict[str, Touched] | None = None,
+    algorithm: AllReduceAlgorithm | None,
+    touched: dict[str, RowAccess] | None = None,
 ) -> dict[str, Any]:
     """One line of the comparison."""
     shares = {name: one for name, one in (touched or {}).items() if schedule.route_of(name) is not None}
-    costs = predict(schedule, hardware, form=form, touched=shares)
-    figures, strategy = figures_of(schedule), schedule.strategy
+    costs = predict(schedule, hardware, algorithm=algorithm, touched=shares)
+    metrics, strategy = metrics_of(schedule), schedule.strategy
     return {
         "name": schedule.name,
         "kind": strategy.kind,
-        "form": str(form or strategy.how.form),
-        "when": strategy.when.word,
-        "lag": strategy.when.lag,
-        "codec": str(strategy.how.codec),
-        "where": str(strategy.how.where),
-        "sending": str(strategy.how.sending),
-        "runs": runs(strategy.pace, strategy.when, strategy.how, form, what=strategy.what),
-        "pace": strategy.pace if isinstance(strategy.pace, int) else list(strategy.pace),
+        "algorithm": str(algorithm or strategy.transport.algorithm),
+        "sync": strategy.sync.word,
+        "lag": strategy.sync.lag,
+        "codec": str(strategy.transport.codec),
+        "where": str(strategy.transport.where),
+        "gradient_buckets": str(strategy.transport.gradient_buckets),
+        "runs": runs(strategy.steps_per_round, strategy.sync, strategy.transport, algorithm, payload=strategy.payload),
+        "steps_per_round": strategy.steps_per_round
+        if isinstance(strategy.steps_per_round, int)
+        else list(strategy.steps_per_round),
         "period": phases_of(schedule)[0],
         "communication_seconds_per_step": costs.communication_seconds,
         "seconds_per_step": costs.step_seconds,
@@ -160,7 +162,7 @@ def row_of(
         "mean_age_steps": costs.mean_age,
         "memory_bytes": costs.memory_bytes,
         "predicted": costs.how,
-        "contraction": figures.get("contraction"),
-        "consensus_distance": figures.get("consensus_distance"),
-        "drift": figures.get("drift") or {"worker": None, "node": None},
+        "contraction": metrics.get("contraction"),
+        "consensus_distance": metrics.get("consensus_distance"),
+        "drift": metrics.get("drift") or {"worker": None, "node": None},
     }

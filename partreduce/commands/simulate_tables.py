@@ -10,21 +10,21 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication
 from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
-from partreduce.topo.timing.tables import Touched
+from partreduce.topo.timing.tables import RowAccess
 from partreduce.topo.units import parse_share
 
 
-def touched_of(entries: list[str], cluster: Cluster) -> dict[str, Touched]:
+def touched_of(entries: list[str], cluster: Cluster) -> dict[str, RowAccess]:
     """`words.weight:0.8%:2%:5%` for each table; what is left out is as if workers touched rows independently.
 
     Raises:
         InputError: an entry that is not such.
     """
-    result: dict[str, Touched] = {}
+    result: dict[str, RowAccess] = {}
     for entry in entries:
         name, *shares = entry.split(":")
         if not name or not 1 <= len(shares) <= 3:
@@ -32,9 +32,9 @@ def touched_of(entries: list[str], cluster: Cluster) -> dict[str, Touched]:
         if name in result:
             raise InputError(f"--set touched: {entry!r}: {name} is given twice")
         known = [options.quantity("--set touched", parse_share, share) for share in shares]
-        alone = Touched.independent(known[0], cluster)
+        alone = RowAccess.independent(known[0], cluster)
         node = known[1] if len(known) > 1 else alone.node
-        result[name] = Touched(known[0], node, known[2] if len(known) > 2 else max(node, alone.everyone))
+        result[name] = RowAccess(known[0], node, known[2] if len(known) > 2 else max(node, alone.everyone))
     return result
 
 
@@ -42,9 +42,9 @@ def table_facts(
     schedule: Schedule,
     hardware: Hardware,
     times: ComputeTimes,
-    touched: dict[str, Touched] | None,
+    touched: dict[str, RowAccess] | None,
     *,
-    form: Form | None,
+    algorithm: AllReduceAlgorithm | None,
     free: bool,
 ) -> dict[str, Any]:
     """What tables that go their own way add to a step, and the steady step with them where speeds are fixed."""
@@ -59,11 +59,11 @@ def table_facts(
     }
     if times.is_fixed:
         slowest = times.fixed(schedule.num_workers)
-        facts["steady_seconds_per_step"] = steady_seconds(schedule, hardware, times, exchange, form=form)
+        facts["steady_seconds_per_step"] = steady_seconds(schedule, hardware, times, exchange, algorithm=algorithm)
         facts["critical_workers"] = [int(worker) for worker in (slowest == slowest.max()).nonzero()[0][:16]]
     if free:
         return facts
-    sent = communication(schedule, hardware, form=form)
+    sent = communication(schedule, hardware, algorithm=algorithm)
     facts["tables"] |= {"seconds_per_step": exchange.seconds, "nic_bytes_per_step": exchange.nic_bytes}
     return facts | {
         "communication_seconds_per_step": sent.per_step + exchange.seconds,

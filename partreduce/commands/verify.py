@@ -1,4 +1,4 @@
-"""`partreduce verify`: prove or refute a schedule's claims, with figures and a certificate."""
+"""`partreduce verify`: prove or refute a schedule's claims, with metrics and a certificate."""
 
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +15,7 @@ from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.figures import figures
+from partreduce.topo.metrics import metrics
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import WIDER
 from partreduce.topo.units import parse_size
@@ -63,13 +63,13 @@ def command(
     """Prove that a schedule has no conflicts, cannot deadlock and reaches consensus; exits with 1 if not."""
     claim_stdout(certificate, export, as_json=as_json)
     loaded, proof = _proved(schedule, cluster, period, export, quantity("--max-bytes", parse_size, max_bytes))
-    figures = figures_of(loaded)
+    metrics = metrics_of(loaded)
     sent = {} if model_bytes is None else _sent_bytes(proof, model_bytes)
     _write(schedule, loaded, proof, certificate=certificate, export=export)
     if as_json:
-        _emit(proof, figures | sent, explain=explain)
+        _emit(proof, metrics | sent, explain=explain)
     else:
-        _print(loaded, proof, figures, explain=explain)
+        _print(loaded, proof, metrics, explain=explain)
         if sent:
             print_sent(sent["sent_bytes"], loaded)
         if certificate is not None:
@@ -100,7 +100,7 @@ def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
 
 def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     """The fact `sent-bytes` in words."""
-    is_alike = schedule is None or schedule.has_one_pace
+    is_alike = schedule is None or schedule.has_one_steps_per_round
     worker, node, way = (size(sent[name]) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
         f"sent-bytes, a fact: in one {'step' if is_alike else 'round'} no more than {worker} leave a worker and {node} "
@@ -140,9 +140,9 @@ def _write(
         write_text(certificate, certificate_bytes(proof.certificate).decode())
 
 
-def _emit(proof: Proof, figures: dict[str, Any], *, explain: bool) -> None:
+def _emit(proof: Proof, metrics: dict[str, Any], *, explain: bool) -> None:
     claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
-    emit_json(proof.to_json() | {"claims": claims, "figures": figures})
+    emit_json(proof.to_json() | {"claims": claims, "metrics": metrics})
 
 
 def _print_how_to_check(certificate: Path, schedule: Path) -> None:
@@ -163,19 +163,19 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> tuple[S
     return proved.schedule, proved.proof
 
 
-def figures_of(schedule: Schedule | None) -> dict[str, Any]:
-    """The figures as plain numbers (null where there is none), with the kind and method of each under `how`."""
+def metrics_of(schedule: Schedule | None) -> dict[str, Any]:
+    """The metrics as plain numbers (null where there is none), with the kind and method of each under `transport`."""
     if schedule is None:
-        return {"how": {}}
+        return {"transport": {}}
 
     try:
-        return figures(schedule).to_json()
+        return metrics(schedule).to_json()
     except ScheduleError as error:
         # Overlapping groups have no mixing matrix; the refuted claim already says where they overlap.
-        return {"num_workers": schedule.num_workers, "how": {"none": {"kind": "exact", "how": str(error)}}}
+        return {"num_workers": schedule.num_workers, "transport": {"none": {"kind": "exact", "transport": str(error)}}}
 
 
-def _print(schedule: Schedule | None, proof: Proof, figures: dict[str, Any], *, explain: bool) -> None:
+def _print(schedule: Schedule | None, proof: Proof, metrics: dict[str, Any], *, explain: bool) -> None:
     out = console()
     if schedule is None:
         out.print(f"[bold]{escape(proof.name)}[/]: {verdict_words(proof)}")
@@ -187,26 +187,26 @@ def _print(schedule: Schedule | None, proof: Proof, figures: dict[str, Any], *, 
         if words := in_plain_words(schedule, proof):
             out.print(words)
     _print_claims(proof)
-    if schedule is not None and schedule.strategy.when.word == "pipeline" and schedule.strategy.when.lag > 1:
-        out.print(f"[bold]A pipeline of {schedule.strategy.when.lag + 1}[/] was asked for, although {WIDER}.")
+    if schedule is not None and schedule.strategy.sync.word == "pipeline" and schedule.strategy.sync.lag > 1:
+        out.print(f"[bold]A pipeline of {schedule.strategy.sync.lag + 1}[/] was asked for, although {WIDER}.")
     for claim in proof.claims:
         if explain or not claim.holds:
             out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")
     if schedule is not None and not schedule.is_mixing:
-        out.print(f"No figures: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
+        out.print(f"No metrics: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
         return
-    how = figures["how"]
+    transport = metrics["transport"]
     shown = table("Figures, rounded; exact: by a formula, not by sampling", "figure", "value", Column("kind", drop=1))
-    for name, value in figures.items():
-        if name in {"how", "contraction_per_start"}:
+    for name, value in metrics.items():
+        if name in {"transport", "contraction_per_start"}:
             continue
         for key, part in value.items() if isinstance(value, dict) else [("", value)]:
-            label = how.get(f"{name}.{key}" if key else name, {"kind": "exact"})
+            label = transport.get(f"{name}.{key}" if key else name, {"kind": "exact"})
             shown.add(f"{name} {key}".strip(), number(part, 6), label["kind"])
     out.print(shown)
     if explain:
-        for name, label in how.items():
-            out.print(f"[bold]{name}[/]: {escape(label['how'])}")
+        for name, label in transport.items():
+            out.print(f"[bold]{name}[/]: {escape(label['transport'])}")
 
 
 def verdict_words(proof: Proof) -> str:
@@ -241,8 +241,14 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> str:
 
 
 def _steps(schedule: Schedule) -> str:
-    pace, rounds = schedule.strategy.pace, schedule.meetings.period if schedule.meetings.is_mixing else 1
-    least, most = (pace if isinstance(pace, int) else min(pace)) * rounds, schedule.largest_pace * rounds
+    steps_per_round, rounds = (
+        schedule.strategy.steps_per_round,
+        schedule.meetings.period if schedule.meetings.is_mixing else 1,
+    )
+    least, most = (
+        (steps_per_round if isinstance(steps_per_round, int) else min(steps_per_round)) * rounds,
+        schedule.largest_steps_per_round * rounds,
+    )
     if most == 1:
         return "step"
     steps = f"{most} steps" if least == most else f"{least} to {most} steps"

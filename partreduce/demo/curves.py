@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from partreduce.demo.results import Result
 from partreduce.report.axes import logarithmic, quiet
 from partreduce.report.grid import Grid
-from partreduce.report.palette import EDGE, GREY, INK, PALE, style
+from partreduce.report.palette import EDGE, GRAY, INK, PALE, style
 from partreduce.report.picture import legend_below, new_figure
 
 if TYPE_CHECKING:
@@ -26,12 +26,12 @@ def draw_curves(measured: Sequence[Result], target: float) -> Figure:
             wide = 2.0 if len(turns) == 1 else 1.2
             for number, across in enumerate(turns):
                 name = result.name if number == 0 else None
-                axis.plot(across, result.loss, look.dash, color=look.colour, linewidth=wide, label=name)
+                axis.plot(across, result.loss, look.dash, color=look.color, linewidth=wide, label=name)
             reached = result.reached(target)
             if reached is not None:
                 places = [reached[0]] if word == "steps" else list(reached[1])
                 losses = [*result.loss[result.steps == reached[0]]] * len(places)
-                dots = {"ms": 7, "color": look.colour, "mec": "black", "mew": 0.8, "zorder": 3}
+                dots = {"ms": 7, "color": look.color, "mec": "black", "mew": 0.8, "zorder": 3}
                 axis.plot(places, losses, look.marker, linestyle="none", **dots)
         axis.axhline(target, color=INK, linewidth=1, linestyle=":", label=f"target: loss {target:g}")
         quiet(axis, across="training steps" if word == "steps" else "training time (s)")
@@ -47,7 +47,7 @@ def draw_operations(
 ) -> Figure:
     """One panel per run: each worker's group operations (waiting included) in some rounds from the middle.
 
-    A group looks as in the grid of its schedule; grey stands for a group that the grid does not show.
+    A group looks as in the grid of its schedule; gray stands for a group that the grid does not show.
     The first round shown is a multiple of `rounds`: evaluations then fall outside.
     """
     figure = new_figure(11, len(runs) * (0.7 + 0.17 * num_workers))
@@ -61,10 +61,10 @@ def draw_operations(
         origin = min((event["start"] for event in shown), default=0.0)
         for event in shown:
             index = grid.index_of(event["members"])
-            colour, hatch = (GREY, "") if index is None else (grid.styles[index].colour, grid.styles[index].hatch)
+            color, hatch = (GRAY, "") if index is None else (grid.styles[index].color, grid.styles[index].hatch)
             span = ((event["start"] - origin) * 1e3, (event["end"] - event["start"]) * 1e3)
             place = (event["rank"] + 0.1, 0.8)
-            axis.broken_barh([span], place, facecolors=colour, edgecolor=EDGE, linewidth=0.3, hatch=hatch)
+            axis.broken_barh([span], place, facecolors=color, edgecolor=EDGE, linewidth=0.3, hatch=hatch)
         widths.append(max(((event["end"] - origin) * 1e3 for event in shown), default=1.0))
         axis.set_ylim(num_workers, 0)
         axis.set_yticks(

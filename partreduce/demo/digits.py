@@ -29,7 +29,7 @@ def load_digits() -> Digits:
     """The 1,797 digits that come with scikit-learn: four fifths to train on, one fifth to test.
 
     Raises:
-        MissingFeatureError: scikit-learn is not installed.
+        MissingDependencyError: scikit-learn is not installed.
     """
     require("sklearn", purpose="the demonstration's data")
     import torch

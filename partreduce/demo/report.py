@@ -12,7 +12,7 @@ from partreduce.report import page
 from partreduce.report.grid import grid_of
 from partreduce.report.picture import draw_schedule
 from partreduce.report.traces import operations
-from partreduce.topo.figures import figures
+from partreduce.topo.metrics import metrics
 
 if TYPE_CHECKING:
     from partreduce.demo.train import Plan
@@ -83,14 +83,14 @@ def write_report(plan: Plan, candidates: list[Candidate], measured: list[Result]
         page.heading("What was known before a worker started"),
         page.rows(
             ("schedule", "proved", "contraction", "consensus distance", "drift"),
-            [[c.label, c.promise(), *_figures(c)] for c in candidates],
+            [[c.label, c.promise(), *_metrics(c)] for c in candidates],
         ),
         page.heading("The schedules"),
         *[page.picture(draw_schedule(grid), f"{c.label}: {c.path}") for grid, c in zip(grids, candidates, strict=True)],
         page.heading("What the workers did"),
         page.picture(
             draw_operations(runs, count, rounds=plan.every),
-            "Group operations as the workers recorded them, waiting for the others included; coloured as in the "
+            "Group operations as the workers recorded them, waiting for the others included; colored as in the "
             "schedules above, gaps are computing.",
         ),
         page.paragraph("runs/*/trace.json holds every operation; Perfetto (ui.perfetto.dev) opens it.", note=True),
@@ -108,11 +108,11 @@ def next_commands(candidates: list[Candidate]) -> list[str]:
         f"partreduce verify {schedule} --explain",
         f"partreduce simulate {schedule} --set slow=3:5x",
         f"partreduce run --workers {last.schedule.num_workers} {script} {schedule}",
-        "partreduce design 4x4 --using node-then-all -o schedule.json",
+        "partreduce design 4x4 --build node-then-all -o schedule.json",
     ]
 
 
-def _figures(candidate: Candidate) -> list[str]:
-    of_schedule = figures(candidate.schedule)
+def _metrics(candidate: Candidate) -> list[str]:
+    of_schedule = metrics(candidate.schedule)
     values = (of_schedule.contraction, of_schedule.consensus_distance, of_schedule.drift.worker)
     return ["-" if figure.value is None else f"{figure.value:.4g}" for figure in values]

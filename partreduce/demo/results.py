@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.report.traces import bytes_across, operations, trained
-from partreduce.topo.errors import FileProblem
+from partreduce.topo.errors import FileError
 from partreduce.topo.schedule import Schedule
 
 TRAIN_IMAGES = 1438
@@ -46,7 +46,7 @@ def read_result(folders: list[Path], schedule: Schedule, name: str) -> Result:
     """Put the workers' files of all turns together; losses and bytes are those of the first.
 
     Raises:
-        FileProblem: a file is missing or broken.
+        FileError: a file is missing or broken.
     """
     first, *others = [_read_turn(folder, schedule, name) for folder in folders]
     seconds = np.concatenate([first.seconds, *(other.seconds for other in others)])
@@ -58,7 +58,7 @@ def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
     try:
         parts = [json.loads(path.read_text()) for path in sorted(folder.glob("result-*.json"))]
         if len(parts) != schedule.num_workers:
-            raise FileProblem(f"{folder}: holds results of {len(parts)} workers, not of {schedule.num_workers}")
+            raise FileError(f"{folder}: holds results of {len(parts)} workers, not of {schedule.num_workers}")
         curves = [part["curve"] for part in parts]
         steps = np.array([point["step"] for point in curves[0]])
         column = {
@@ -67,7 +67,7 @@ def _read_turn(folder: Path, schedule: Schedule, name: str) -> Result:
         node_of = schedule.cluster.node_of().tolist()
         across = sum(bytes_across(event, node_of) for event in operations(folder) if trained(event))
     except (OSError, ValueError, KeyError) as error:
-        raise FileProblem(f"{folder}: the results of the run cannot be read ({error})") from None
+        raise FileError(f"{folder}: the results of the run cannot be read ({error})") from None
     return Result(
         name,
         steps,

@@ -18,11 +18,11 @@ from partreduce.api import design
 from partreduce.demo.results import Result, read_result
 from partreduce.runtime.launcher.signals import format_end
 from partreduce.topo.document.writer import write_file, write_schedule
-from partreduce.topo.errors import FileProblem, UnavailableError
-from partreduce.topo.figures import figures
+from partreduce.topo.errors import FileError, UnavailableError
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.metrics import metrics
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.verify.base import Proof
@@ -65,7 +65,7 @@ class Candidate:
         holding = {claim.claim for claim in self.proof.claims if claim.holds}
         period = self.schedule.mixing.period
         every = "after every step" if period == 1 else f"every {period} steps"
-        shrinks = ceil(100 * (figures(self.schedule).contraction.value or 0.0))
+        shrinks = ceil(100 * (metrics(self.schedule).contraction.value or 0.0))
         agree = {
             "exact-consensus": f"all workers agree exactly {every}",
             "consensus": f"differences between workers shrink to {shrinks} % or less {every}",
@@ -75,14 +75,17 @@ class Candidate:
 
     def predicted(self) -> float:
         """Seconds per step on a cluster with a thin link (see THIN_WORDS), in the form that suits the schedule best."""
-        return min(cycle_time(self.schedule, THIN, THIN_COMPUTE, form=form).per_step for form in Form)
+        return min(
+            cycle_time(self.schedule, THIN, THIN_COMPUTE, algorithm=algorithm).per_step
+            for algorithm in AllReduceAlgorithm
+        )
 
 
 def make_folder(folder: Path) -> None:
     """Create the folder, and remove what an earlier demonstration measured there.
 
     Raises:
-        FileProblem: it cannot be created or cleaned.
+        FileError: it cannot be created or cleaned.
     """
     try:
         for part in ("schedules", "runs"):
@@ -91,7 +94,7 @@ def make_folder(folder: Path) -> None:
             for old in (folder / "runs").glob(pattern):
                 old.unlink()
     except OSError as error:
-        raise FileProblem(f"{folder}: cannot be used: {error.strerror or error}") from None
+        raise FileError(f"{folder}: cannot be used: {error.strerror or error}") from None
 
 
 def prepare(folder: Path, cluster: str) -> list[Candidate]:
@@ -99,7 +102,7 @@ def prepare(folder: Path, cluster: str) -> list[Candidate]:
 
     Raises:
         RefutedError: a schedule is not what it promises.
-        FileProblem: the folder cannot be written.
+        FileError: the folder cannot be written.
     """
     write_file(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     candidates = []

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from partreduce.planner.job import Job
-from partreduce.planner.option import Option
+from partreduce.planner.job import PlanRequest
+from partreduce.planner.option import CandidateSchedule
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import ROUNDING, Front, Objective, Status
 from partreduce.topo.strategies.axes import Codec
@@ -35,7 +35,7 @@ class Answer:
         return {**asdict(self), "status": str(self.status)}
 
 
-def answer_of(chosen: Option, job: Job, clock: Clock) -> Answer:
+def answer_of(chosen: CandidateSchedule, job: PlanRequest, clock: Clock) -> Answer:
     """What is known about a recommendation."""
     proof = _optimal(chosen, job)
     return Answer(
@@ -48,13 +48,13 @@ def answer_of(chosen: Option, job: Job, clock: Clock) -> Answer:
     )
 
 
-def why_infeasible(job: Job, searched: Front) -> str | None:
+def why_infeasible(job: PlanRequest, searched: Front) -> str | None:
     """The proof that no schedule keeps the limits; None without one."""
     is_proved = searched.status is Status.INFEASIBLE and job.codecs == (Codec.NONE,)
     return searched.reason if is_proved else None
 
 
-def _optimal(chosen: Option, job: Job) -> str | None:
+def _optimal(chosen: CandidateSchedule, job: PlanRequest) -> str | None:
     """What proves that no schedule is better within the limits."""
     if job.objective is Objective.CONSENSUS_DISTANCE and float(chosen.consensus_distance) <= ROUNDING:
         return "its consensus distance is 0, and none is below"

@@ -1,14 +1,14 @@
-"""Calibration: from the loss curves of a pilot to the prices of consensus distance, drift and lateness, with intervals.
+"""Calibration: from the loss curves of a pilot to the prices of consensus distance, drift and delay, with intervals.
 
 Three steps, each stated in docs/pilot.md:
 
 1. A run's *steps ratio* is the factor σ by which All-Reduce's curve of the same seed must be stretched in steps to lie
-   on the run's: it minimises Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
+   on the run's: it minimizes Σ (loss(t) − reference(t/σ))², in logarithms where all losses are positive.
 2. steps ratio = 1 + averaging + a·consensus distance + c·drift^p + late·L + later·L·max(0, L − 1), where L is the late
    distance, is linear in the prices (p is the shipped model's); they are fitted to the mean steps ratios by least
    squares of relative errors, none below 0. All-Reduce's run of a seed is as noisy as the others and stands in every
    steps ratio of that seed: as one more run, whose steps ratio is 1, it shares a free common factor with them (which is
-   generalised least squares for the covariance I + 11ᵀ of such ratios).
+   generalized least squares for the covariance I + 11ᵀ of such ratios).
 3. Each seed is a whole pilot of its own, so fitting each alone gives independent estimates, whose Student's t interval
    is the prices'. What the model itself misses shows in the error on schedules that are left out of the fit.
 """
@@ -23,12 +23,12 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.steps_model import FITTED, NEVER, StepsModel, long_lateness
+from partreduce.planner.steps_model import FITTED, NEVER, StepsModel, long_delay
 from partreduce.planner.steps_model import Prices as TaskPrices
 from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import consensus_distance, drift, late_distance
+from partreduce.topo.metrics import consensus_distance, drift, late_distance
 from partreduce.topo.pilot import CONFIDENCE, Pilot, Price, Prices, Probe
 from partreduce.topo.schedule import Schedule
 
@@ -73,7 +73,7 @@ def calibrated(curves: Sequence[Curve], *, data: str, steps: int, finalists: Col
         prices=fit_prices(
             [probe for probe in probes if not probe.is_pipeline],
             data=data,
-            bears_lateness=any(probe.late for probe in probes) or not unstable,
+            bears_delay=any(probe.late for probe in probes) or not unstable,
         ),
         probes=probes,
         unstable=tuple(unstable),
@@ -104,7 +104,7 @@ def trained_sha256(schedule: Schedule) -> str:
 
 def as_trained(schedule: Schedule, *, name: str) -> Schedule:
     """What decides the steps of a schedule, under another name: without its links, and how its sums travel."""
-    plain = replace(schedule.strategy, how=type(schedule.strategy.how)())
+    plain = replace(schedule.strategy, transport=type(schedule.strategy.transport)())
     return Schedule(name, schedule.cluster.shape(), plain)
 
 
@@ -145,20 +145,20 @@ def steps_ratio_between(losses: Sequence[float], reference: Sequence[float]) -> 
     return float(GRID[best] * (GRID[1] / GRID[0]) ** shift)
 
 
-def fit_prices(probes: Sequence[Probe], *, data: str, bears_lateness: bool = True) -> Prices:
+def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) -> Prices:
     """The prices that explain the probes best, their 90 % intervals over the seeds, and the error on what is left out.
 
-    Where the job `bears_lateness` not at all, that of lateness is the shipped one: every late probe was unstable.
+    Where the job `bears_delay` not at all, that of delay is the shipped one: every late probe was unstable.
 
     Raises:
         InputError: fewer probes than prices, or none that tells a price from the others.
     """
-    columns = _features(probes, data, bears_lateness=bears_lateness)
+    columns = _features(probes, data, bears_delay=bears_delay)
     features = np.array([*columns.values()]).T  # (probes, prices)
     measured = np.array([probe.steps_ratios for probe in probes])  # (probes, seeds)
     if np.linalg.matrix_rank(features) < features.shape[1]:
         raise InputError(
-            "schedules: do not tell the prices apart; take some in lockstep and some late, with different consensus "
+            "schedules: do not tell the prices apart; take some synchronously and some late, with different consensus "
             "distances"
         )
     runs = _Runs.of(features, measured)
@@ -178,16 +178,16 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_lateness: bool = Tru
     )
 
 
-def _features(probes: Sequence[Probe], data: str, *, bears_lateness: bool) -> dict[str, list[float]]:
+def _features(probes: Sequence[Probe], data: str, *, bears_delay: bool) -> dict[str, list[float]]:
     """What each price is multiplied with, probe by probe; the last two only where enough probes tell them apart."""
     columns = {"consensus_distance": [probe.consensus_distance for probe in probes]}
-    if bears_lateness:
+    if bears_delay:
         columns["late"] = [probe.late for probe in probes]
     if data != "shuffled":
         columns["drift"] = [probe.drift**FITTED.p for probe in probes]
     wider = {"averaging": [1.0] * len(probes)}
-    if bears_lateness:
-        wider["later"] = [long_lateness(probe.late) for probe in probes]
+    if bears_delay:
+        wider["later"] = [long_delay(probe.late) for probe in probes]
     for name, column in wider.items():
         if _are_told_apart_without_any(np.array([*columns.values(), column]).T):
             columns[name] = column
@@ -213,7 +213,7 @@ class _Runs:
         known = np.vstack([np.zeros((1, features.shape[1])), features * weights])
         return cls(known, np.vstack([np.zeros((1, steps_ratios.shape[1])), (steps_ratios - 1) * weights]))
 
-    def levelled(self) -> _Runs:
+    def leveled(self) -> _Runs:
         """Without the factor that the runs of a seed have in common, which says nothing about prices."""
         return _Runs(self.features - self.features.mean(axis=0), self.excess - self.excess.mean(axis=0))
 
@@ -224,14 +224,14 @@ class _Runs:
         """Those ≥ 0 with the least squares, over the mean of the seeds."""
         from scipy.optimize import nnls
 
-        level = self.levelled()
+        level = self.leveled()
         return np.asarray(nnls(level.features, level.excess.mean(axis=1))[0], dtype=float)
 
     def intervals(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
         """Student's t interval of each price over the estimates of the single seeds, which may lie below 0."""
         from scipy.stats import t
 
-        level = self.levelled()
+        level = self.leveled()
         by_seed = np.linalg.lstsq(level.features, level.excess, rcond=None)[0]
         seeds = by_seed.shape[1]
         half = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * by_seed.std(axis=1, ddof=1) / np.sqrt(seeds)
@@ -255,17 +255,17 @@ class _Runs:
 def steps_model(pilot: Pilot) -> StepsModel:
     """The steps model with a pilot's prices; where its data were shuffled, that of drift stays the shipped one.
 
-    Beyond the largest figures of its probes nothing was learned: there a unit costs what the interval allows at most,
-    and no less than shipped, so that a price of nothing is no reason to average hardly ever. Where a probe in lockstep
-    was unstable nothing beyond the stable ones is recommended, and where a late one was nothing that is late, unless it
-    is asked for.
+    Beyond the largest metrics of its probes nothing was learned: there a unit costs what the interval allows at most,
+    and no less than shipped, so that a price of nothing is no reason to average hardly ever. Where a probe
+    synchronously was unstable nothing beyond the stable ones is recommended, and where a late one was nothing that is
+    late, unless it is asked for.
     """
     prices, nothing = pilot.prices, Price(0.0, 0.0, 0.0)
     averaging, later = prices.averaging or nothing, prices.later or nothing
     is_borne = all(not probe.late for probe in pilot.unstable)
     bears_pipelines = is_borne and not any(probe.is_pipeline for probe in pilot.unstable)
-    in_lockstep = [probe for probe in pilot.unstable if not probe.late and not probe.is_pipeline]
-    least_unstable = min((probe.consensus_distance for probe in in_lockstep), default=inf)
+    synchronous = [probe for probe in pilot.unstable if not probe.late and not probe.is_pipeline]
+    least_unstable = min((probe.consensus_distance for probe in synchronous), default=inf)
     return replace(
         FITTED,
         a=prices.consensus_distance.value,
@@ -283,7 +283,7 @@ def steps_model(pilot: Pilot) -> StepsModel:
         ),
         errors=((pilot.data, _error(pilot)),),
         late_errors=(),
-        # A pilot knows the lateness of parameters; that of gradients may cost more, and is no less than shipped.
+        # A pilot knows the delay of parameters; that of gradients may cost more, and is no less than shipped.
         delay=max(prices.late.value, FITTED.delay),
         delay_noise=None,
         delay_error=_error(pilot),
@@ -309,6 +309,6 @@ def _error(pilot: Pilot) -> float:
         if prices.averaging is not None:
             halves += (prices.averaging.high - prices.averaging.low) / 2
         if prices.later is not None:
-            halves += (prices.later.high - prices.later.low) / 2 * long_lateness(probe.late)
+            halves += (prices.later.high - prices.later.low) / 2 * long_delay(probe.late)
         widths.append(halves / probe.steps_ratio)
     return max(prices.error, *widths)

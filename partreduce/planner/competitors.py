@@ -8,26 +8,26 @@ from math import inf
 
 from partreduce.planner.axes import Axes
 from partreduce.planner.front import PUBLISHED
-from partreduce.planner.job import Data, Job
+from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label, measure
-from partreduce.planner.option import Option
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.travel import timed
 from partreduce.planner.work import payer, work_of, work_of_setting
 from partreduce.schedulers import registry
 from partreduce.schedulers.entry import Entry
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
-from partreduce.schedulers.synthesis.cluster_shape import derived_paces
+from partreduce.schedulers.synthesis.cluster_shape import derived_worker_steps
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import LOCKSTEP, Form
+from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm
 from partreduce.topo.strategies.base import Averaging
 
 MAX_GRAPH_WORKERS = 256
 """Weighted graphs and explicit groups need dense n×n work, so larger clusters are offered rules only."""
 
 RULES_FIRST = ("rule", "allreduce")
-"""Kinds whose figures cost milliseconds at any size; they also are the strongest competitors."""
+"""Kinds whose metrics cost milliseconds at any size; they also are the strongest competitors."""
 
 VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "local-sgd": [],  # the same schedules as allreduce
@@ -36,19 +36,19 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
 }
 
-PLAIN_PACES = (2, 3, 4, 6, 8, 12, 16, 24)
+PLAIN_WORKER_STEPS = (2, 3, 4, 6, 8, 12, 16, 24)
 """Steps of a round at which All-Reduce is always shown, beside those that suit the job best."""
 
 
 def competitors(
-    job: Job,
+    job: PlanRequest,
     *,
     until: float = inf,
     stop: float = inf,
     clock: Clock | None = None,
     left_out: Callable[[str], None] | None = None,
     names: Sequence[str] | None = None,
-) -> list[Option]:
+) -> list[CandidateSchedule]:
     """Every catalogue entry that fits the cluster, on all axes, measured; entries that cannot run are left out.
 
     Rules and All-Reduce are measured until the clock's position `stop`, All-Reduce in every step in any case, others,
@@ -63,7 +63,7 @@ def competitors(
         """Whether there is time for a schedule; All-Reduce in every step, the first, is measured in any case."""
         return pay(work_of(schedule, job)) or not options
 
-    options: list[Option] = []
+    options: list[CandidateSchedule] = []
     kinds = {name: registry.entry(name).kind for name in names or registry.names()}
     seen: set[object] = set()
     order = sorted(kinds, key=lambda name: (name != "allreduce", kinds[name] not in RULES_FIRST, name not in PUBLISHED))
@@ -81,19 +81,20 @@ def competitors(
                     left_out(label)
                 continue
             plain = schedule.strategy.averages_everyone
-            # Where speeds differ, paces in proportion to them are the strongest competitors, so they come first.
+            # Where speeds differ, steps per round in proportion to them are the strongest competitors, so they come
+            # first.
             for paced in _paced(schedule, job):
                 if fits(paced):
                     options += Axes.of(paced, job).options(Label(name=f"paced {label}"))
             options += Axes.of(schedule, job).options(
-                Label(name=label), PLAIN_PACES if plain else (), lambda: pay(work_of_setting(job))
+                Label(name=label), PLAIN_WORKER_STEPS if plain else (), lambda: pay(work_of_setting(job))
             )
             if plain and not any(option.name == label for option in options):
-                options.append(measure(schedule, job, label=Label(name=label), form=Form.RING))
+                options.append(measure(schedule, job, label=Label(name=label), algorithm=AllReduceAlgorithm.RING))
     return options
 
 
-def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str, Schedule]]:
+def _schedules(entry: Entry, job: PlanRequest, seen: set[object]) -> Iterator[tuple[str, Schedule]]:
     for parameters in VARIANTS.get(entry.name, [{}]):
         try:
             if entry.why_not(job.cluster, **parameters):
@@ -107,25 +108,25 @@ def _schedules(entry: Entry, job: Job, seen: set[object]) -> Iterator[tuple[str,
         yield schedule.name, schedule
 
 
-def _paced(schedule: Schedule, job: Job) -> Iterator[Schedule]:
-    """The schedule with paces in proportion to the workers' speeds, where those differ: nobody waits for the slow ones.
+def _paced(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
+    """The schedule with steps per round in proportion to the workers' speeds, where those differ: nobody waits for the slow ones.
 
-    Where workers see different data their progress is normalised, so that the slow ones' data count as much.
+    Where workers see different data their progress is normalized, so that the slow ones' data count as much.
     """
     strategy = schedule.strategy
-    if not schedule.is_phased or strategy.pace != 1 or strategy.overlap:
+    if not schedule.is_phased or strategy.steps_per_round != 1 or strategy.is_delayed:
         return
-    if job.cluster.num_workers > MAX_GRAPH_WORKERS:  # figures of unequal paces are dense
+    if job.cluster.num_workers > MAX_GRAPH_WORKERS:  # metrics of unequal steps per round are dense
         return
-    averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALISED
-    for paces in derived_paces(job.cluster):
-        if len(set(paces)) > 1:
-            unequal = replace(strategy, pace=paces, averaging=averaging)
+    averaging = Averaging.MEAN if job.data is Data.SHUFFLED else Averaging.STEP_NORMALIZED
+    for worker_steps in derived_worker_steps(job.cluster):
+        if len(set(worker_steps)) > 1:
+            unequal = replace(strategy, steps_per_round=worker_steps, averaging=averaging)
             named = Schedule(f"{schedule.name}-paced", schedule.cluster, unequal)
-            yield timed(named, LOCKSTEP, paces)
+            yield timed(named, SYNCHRONOUS, worker_steps)
 
 
-def _offered(entry: Entry, job: Job) -> bool:
+def _offered(entry: Entry, job: PlanRequest) -> bool:
     """Outer steps have prices of their own, by which `trials.outer_steps` weighs them."""
     if entry.kind == "outer":
         return False

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.job import Data, Job
-from partreduce.planner.option import Option
+from partreduce.planner.job import Data, PlanRequest
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.steps_model import LOST_RATIO
 from partreduce.planner.travel import worth
 from partreduce.topo.arithmetic.pareto import dominates, non_dominated
@@ -43,7 +43,7 @@ class Gain:
     `is_guess` says that the option lies outside of what was measured.
     """
 
-    alternative: Option
+    alternative: CandidateSchedule
     ratio: float
     low: float
     high: float
@@ -67,7 +67,7 @@ class Gain:
         return f"{self.ratio:.2f} times ({self.low:.2f} to {self.high:.2f})"
 
 
-def gain(option: Option, alternative: Option, data: Data) -> Gain:
+def gain(option: CandidateSchedule, alternative: CandidateSchedule, data: Data) -> Gain:
     """How many times as fast an option trains as an alternative, both with a finite prediction."""
     if option is alternative:
         return Gain(alternative, 1.0, 1.0, 1.0)
@@ -80,38 +80,38 @@ def gain(option: Option, alternative: Option, data: Data) -> Gain:
     return Gain(alternative, ratio, ratio / spread, ratio * spread, is_guess=option.extrapolated)
 
 
-def beats(option: Option, other: Option) -> bool:
+def beats(option: CandidateSchedule, other: CandidateSchedule) -> bool:
     """Whether an option is as good in every cost and better in one, by more than rounding."""
     ours, theirs = option.costs.all(), other.costs.all()
     return dominates(ours, theirs) and any(a < b * (1 - MATERIAL) for a, b in zip(ours, theirs, strict=True))
 
 
-def best_plain(options: Sequence[Option], job: Job) -> Option | None:
-    """All-Reduce every k steps with the least decisive time, in any form, in lockstep or late; None without one."""
+def best_plain(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
+    """All-Reduce every k steps with the least decisive time, in any form, synchronously or late; None without one."""
     plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
     return min(plain, key=lambda option: (decisive_time(option, job), option.communication), default=None)
 
 
-def simplicity(option: Option) -> tuple[int, int, int, float]:
+def simplicity(option: CandidateSchedule) -> tuple[int, int, int, float]:
     """Less is simpler: what waits for its averages, All-Reduce every k steps, few distinct phases, a short period.
 
-    Neighbours that keep a gap, and quorums, come last, since they have queues; those with smaller ones are simpler.
+    Neighbors that keep a gap, and quorums, come last, since they have queues; those with smaller ones are simpler.
     """
     if held := option.facts:
         return (3, option.num_phases, option.period, held.memory_bytes)
     return (2 if option.late else 0 if option.is_plain else 1, option.num_phases, option.period, 0.0)
 
 
-def unbeaten(options: Sequence[Option]) -> list[Option]:
+def unbeaten(options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
     """The options that no other beats. O(k · front) for k options."""
     best = non_dominated(options, lambda option: option.costs.all())
     return [option for option in options if not any(beats(other, option) for other in best)]
 
 
-def decisive_time(option: Option, job: Job) -> float:
+def decisive_time(option: CandidateSchedule, job: PlanRequest) -> float:
     """What options are compared by: the predicted time, at a pessimistic price of what is known to be predicted worse.
 
-    All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Lateness
+    All are priced by one vector of prices, so what these are wrong about by as much for all decides nothing. Delay
     that nobody asked for is different: what it costs depends on the task, and what waits for its averages does not pay
     it. Coded sums took longer in the lab than predicted, plain ones did not (`travel.WORTH`). And what a calibrated
     task was lost under has to win at `LOST_RATIO` times its steps: no time saved makes up for a loss never reached.
@@ -120,10 +120,10 @@ def decisive_time(option: Option, job: Job) -> float:
         return option.time
     is_doubtful = (option.late or option.facts) and not _is_asked_for(option, job)
     time = option.time_at_worst if is_doubtful else option.time
-    return time * (LOST_RATIO if option.may_be_lost else 1.0) / (1 - worth(option.schedule))
+    return time * (LOST_RATIO if option.may_fail else 1.0) / (1 - worth(option.schedule))
 
 
-def counted(options: Sequence[Option], job: Job) -> list[float]:
+def counted(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[float]:
     """What each option counts among these: its decisive time, but of outer steps what they are predicted to take.
 
     That is lengthened by what they lose on the task that suits them least, to the best of what is sure. Their steps
@@ -133,7 +133,7 @@ def counted(options: Sequence[Option], job: Job) -> list[float]:
     """
     times = [decisive_time(option, job) for option in options]
     outer = [index for index, option in enumerate(options) if option.facts and option.facts.by_task]
-    sure = [option for option in options if not (option.late or option.facts or option.may_be_lost)]
+    sure = [option for option in options if not (option.late or option.facts or option.may_fail)]
     if job.fastest or not outer or not sure:
         return times
     best = np.min(times_by_case(sure, job), axis=0)  # (cases,)
@@ -144,25 +144,25 @@ def counted(options: Sequence[Option], job: Job) -> list[float]:
     return times
 
 
-def times_by_case(options: Sequence[Option], job: Job) -> npt.NDArray[np.float64]:
+def times_by_case(options: Sequence[CandidateSchedule], job: PlanRequest) -> npt.NDArray[np.float64]:
     """What each option takes in each case (options, cases)."""
     usual = job.steps_model
     cases = (usual,) if job.fastest else usual.cases
     return np.array(
         [
-            [one.time_in(case, usual, lateness=not (job.fastest or _is_asked_for(one, job))) for case in cases]
+            [one.time_in(case, usual, delay=not (job.fastest or _is_asked_for(one, job))) for case in cases]
             for one in options
         ]
     )
 
 
-def _is_asked_for(option: Option, job: Job) -> bool:
+def _is_asked_for(option: CandidateSchedule, job: PlanRequest) -> bool:
     if option.quorum:
         return bool(job.quorum)
-    return bool(option.gap and job.gap) or (job.when is not None and option.lateness is job.when)
+    return bool(option.gap and job.gap) or (job.sync is not None and option.delay is job.sync)
 
 
-def least_time(options: Sequence[Option], job: Job) -> Option:
+def least_time(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule:
     """Of what takes at most `WORTH` longer than the least time, the option whose regret is least in the worst case.
 
     Of those within `TIE` of it that with the least time, and of those within `TIE` of that again the simplest.
@@ -185,28 +185,28 @@ def least_time(options: Sequence[Option], job: Job) -> Option:
     return min(near, key=lambda one: (simplicity(one), float(f"{time[id(one)]:.9e}"), one.name))
 
 
-def contenders(options: Sequence[Option], job: Job) -> list[Option]:
+def contenders(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
     """What may be recommended, unless the job asks for the fastest.
 
-    What is late, and was not asked for, has to be fastest where lateness costs most; what a calibrated task was lost
+    What is late, and was not asked for, has to be fastest where delay costs most; what a calibrated task was lost
     under, at `LOST_RATIO` times its steps; what is coded, if that takes longer than predicted. What lets workers drift
-    apart on data of their own needs a price of that (`Job.bears_drift`), where anything else is allowed.
+    apart on data of their own needs a price of that (`PlanRequest.bears_drift`), where anything else is allowed.
     """
     if job.fastest:
         return list(options)
     options = [one for one in options if job.bears_drift(one.drift.value or 0.0)] or options
-    for is_doubtful in (lambda one: one.may_be_lost, _is_coded, lambda one: one.late or one.facts):
+    for is_doubtful in (lambda one: one.may_fail, _is_coded, lambda one: one.late or one.facts):
         times = counted(options, job)
         sure = min((time for one, time in zip(options, times, strict=True) if not is_doubtful(one)), default=math.inf)
         options = [one for one, time in zip(options, times, strict=True) if not is_doubtful(one) or time <= sure]
     return list(options)
 
 
-def _is_coded(option: Option) -> bool:
-    return option.how.codec is not Codec.NONE
+def _is_coded(option: CandidateSchedule) -> bool:
+    return option.transport.codec is not Codec.NONE
 
 
-def regrets(options: Sequence[Option], job: Job) -> list[float]:
+def regrets(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[float]:
     """Each option's time over the best one's, in the case where that is most. O(options · cases)."""
     times = times_by_case(options, job)
     best = times.min(axis=0)

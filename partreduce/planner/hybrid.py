@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from partreduce.console import size as in_bytes
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.model_tables import ModelFacts
 from partreduce.planner.plan import Plan, plan
 from partreduce.planner.predict import predict
@@ -34,7 +34,7 @@ class Hybrid:
     chosen: Chosen
     schedule: Schedule
     proof: Proof
-    job: Job
+    job: PlanRequest
     num_steps: int
     step_seconds: float
     nic_bytes: float
@@ -43,7 +43,7 @@ class Hybrid:
     def cautions(self) -> list[str]:
         """What the plan does not know of tables."""
         strategy = self.schedule.strategy
-        if not strategy.what.apart:
+        if not strategy.payload.apart:
             return []
         said, averaged = [], self.job.hardware.model_bytes or 0
         if max(1, self.chosen.dense_bytes) != averaged:
@@ -53,7 +53,8 @@ class Hybrid:
             )
         if not strategy.steps_once:
             said.append(
-                f"rows are exchanged in each of the {strategy.pace} steps of a round, and all workers meet for that: "
+                f"rows are exchanged in each of the {strategy.steps_per_round} steps of a round, and all workers "
+                "meet for that: "
                 "averaging less often saves bytes, but no waiting"
             )
         if not self.num_steps:
@@ -73,7 +74,7 @@ class Hybrid:
         return self.planned.to_json() | {"tables": tables}
 
 
-def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] | None = None) -> Hybrid:
+def plan_hybrid(job: PlanRequest, model: ModelFacts, *, progress: Callable[[str], None] | None = None) -> Hybrid:
     """Plan for the bytes that the strategy averages, and choose the ways of the tables beside the recommendation.
 
     All competitors take part whose workers have common steps. Rows may travel in the codecs that sums may.
@@ -82,7 +83,7 @@ def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] 
     Raises:
         InputError: the job cannot be, such as a gap or a quorum beside tables.
         InfeasibleError: as `plan` says.
-        UnknownError: as `plan` says.
+        UndecidedError: as `plan` says.
     """
     tables, hardware = model.tables, job.hardware
     first = Schedule("all-reduce", job.cluster, AllReduce())
@@ -99,7 +100,7 @@ def plan_hybrid(job: Job, model: ModelFacts, *, progress: Callable[[str], None] 
         chosen = choose_routes(tables, recommendation, hardware, dense_bytes=model.dense_bytes, codecs=job.codecs)
         if max(1, chosen.dense_bytes) == averaged:
             break
-    strategy = replace(planned.recommendation.schedule.strategy, what=chosen.routes)
+    strategy = replace(planned.recommendation.schedule.strategy, payload=chosen.routes)
     schedule = replace(planned.recommendation.schedule, strategy=strategy, certificate=None)
     apart = {route.parameter for route in chosen.routes.apart}
     whole = predict(

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Literal
 
 from partreduce.planner.calibration import steps_model
-from partreduce.planner.lateness import Lateness
+from partreduce.planner.delay import Delay
 from partreduce.planner.steps_model import Optimizer, StepsModel, shipped
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import SEARCHED, Limits, Objective, Problem, check_cluster
@@ -15,12 +15,12 @@ from partreduce.topo.argument_types import check_fields
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.failure_plan import MAX_FAILURES
-from partreduce.topo.figures.pipeline import stability_limit
 from partreduce.topo.hardware import Hardware
+from partreduce.topo.metrics.pipeline import stability_limit
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec, Form, Pipeline, When
-from partreduce.topo.timing.compute import ComputeTimes, Disturbance
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, Pipeline, Sync
+from partreduce.topo.timing.compute import ComputeTimes, StragglerModel
 
 EFFORTS = {"quick": 2.0, "normal": 20.0, "thorough": 200.0}
 """Efforts by name, in nominal seconds: about what one quiet core takes."""
@@ -60,25 +60,25 @@ class Data(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class PlanRequest:
     """A cluster with its hardware, what matters, and the limits.
 
     `disturbance` is what the step times are sampled with. `effort` is how much to compute, in nominal seconds
     (`EFFORTS` names some): the same `seed` then gives the same answer. `time_limit`, in seconds, alone ends the
-    planning where no effort is given, and caps the effort otherwise; without either the effort is normal. `form` and
-    `when` restrict how sums of every candidate may travel and whether they may come late; None lets the planner take
-    the best for each. `codec` is what sums may be written in, where a strategy allows it and it pays; the
+    planning where no effort is given, and caps the effort otherwise; without either the effort is normal. `algorithm`
+    and `sync` restrict how sums of every candidate may travel and whether they may come late; None lets the planner
+    take the best for each. `codec` is what sums may be written in, where a strategy allows it and it pays; the
     default changes no number, and None allows float16 and int8. `optimizer` says which tasks
     the job resembles where no pilot says it; None: any. `curvature` is the
     learning rate times the largest curvature of the loss: it prices gradients that come late. `fastest` takes the
     least predicted time also within 2 % of something simpler, and what comes late at its predicted price. `gap`
-    asks for neighbours that keep a gap, and for nothing else (True) or for none (False); None weighs a few of them
+    asks for neighbors that keep a gap, and for nothing else (True) or for none (False); None weighs a few of them
     where step times differ. `max_queues` is the most bytes that their queues may take of a worker. `quorum` asks
     for rounds that a quorum starts, and for nothing else (True) or for none (False); None weighs a few of them
     where step times differ. `tables` says that tables go their own way beside it in every step, so that only
-    schedules whose workers have common steps will do. `survive` asks for one that goes on after the loss of up to so
-    many workers, and of one node, with what survivors run then. A `pilot` of the user's own job brings the prices of
-    consensus distance, drift and lateness that stand in for the shipped ones. `take` names the option
+    schedules whose workers have common steps will do. `tolerate_failures` asks for one that goes on after the loss of
+    up to so many workers, and of one node, with what survivors run then. A `pilot` of the user's own job brings the
+    prices of consensus distance, drift and delay that stand in for the shipped ones. `take` names the option
     that is wanted, whatever the objective says.
     """
 
@@ -86,13 +86,13 @@ class Job:
     objective: Objective = Objective.BALANCED
     limits: Limits = field(default_factory=Limits)
     data: Data = Data.SHUFFLED
-    form: Form | None = None
-    when: Lateness | None = None
+    algorithm: AllReduceAlgorithm | None = None
+    sync: Delay | None = None
     codec: Codec | None = Codec.NONE
     optimizer: Optimizer | None = None
     curvature: float | None = None
     fastest: bool = False
-    disturbance: Disturbance | None = None
+    disturbance: StragglerModel | None = None
     time_limit: float | None = None
     effort: float | None = None
     seed: int = 0
@@ -101,7 +101,7 @@ class Job:
     max_queues: float | None = None
     quorum: bool | None = None
     tables: bool = False
-    survive: int = 0
+    tolerate_failures: int = 0
     take: str | None = None
 
     def __post_init__(self) -> None:
@@ -122,22 +122,23 @@ class Job:
             raise InputError(f"effort: is {self.effort}; it is a finite number > 0, such as {EFFORTS['normal']:g}")
         if self.codec is Codec.INT4:
             raise InputError(
-                "codec: is int4, whose price in steps was never measured; plan without it and set how.codec in the file"
+                "codec: is int4, whose price in steps was never measured; plan without it and set transport.codec in "
+                "the file"
             )
         self.limits.check(self.cluster)
         if self.max_queues is not None and not 0 <= self.max_queues < float("inf"):
             raise InputError(f"max_queues: is {self.max_queues} bytes; it is a finite number >= 0")
-        if self.gap and self.when is Lateness.PIPELINE:
+        if self.gap and self.sync is Delay.PIPELINE:
             raise InputError(
-                "when: a gap is kept between parameters, a pipeline is one of gradients; choose one of them"
+                "sync: a gap is kept between parameters, a pipeline is one of gradients; choose one of them"
             )
         if self.tables and (self.gap or self.quorum):
             raise InputError(
-                f"when: {'a gap' if self.gap else 'a quorum'} leaves workers without common steps, in which tables go "
-                "their own way; choose lockstep, late or pipeline"
+                f"sync: {'a gap' if self.gap else 'a quorum'} leaves workers without common steps, in which tables go "
+                "their own way; choose synchronous, late or pipeline"
             )
-        if self.quorum and (self.gap or self.when is not None):
-            raise InputError("when: a quorum is asked for, and something else besides; choose one of them")
+        if self.quorum and (self.gap or self.sync is not None):
+            raise InputError("sync: a quorum is asked for, and something else besides; choose one of them")
         self._check_survive()
         self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
@@ -148,15 +149,15 @@ class Job:
 
     def _check_survive(self) -> None:
         most = min(MAX_FAILURES, self.cluster.num_workers - 2)
-        if self.survive and not 0 < self.survive <= most:
+        if self.tolerate_failures and not 0 < self.tolerate_failures <= most:
             left = f"plan for the loss of 1 to {most}" if most > 0 else "a loss would leave nobody to average with"
-            raise InputError(f"survive: is {self.survive}, of {self.cluster.num_workers} workers; {left}")
-        waits = "gap" if self.gap else "quorum" if self.quorum else self.when
-        if self.survive and waits in ("gap", "quorum"):
+            raise InputError(f"survive: is {self.tolerate_failures}, of {self.cluster.num_workers} workers; {left}")
+        waits = "iteration_gap" if self.gap else "quorum" if self.quorum else self.sync
+        if self.tolerate_failures and waits in ("iteration_gap", "quorum"):
             raise InputError(
-                f"when: is {waits}; no such schedule goes on after a loss yet; leave out {waits}, or survive"
+                f"sync: is {waits}; no such schedule goes on after a loss yet; leave out {waits}, or survive"
             )
-        if self.survive and self.tables:
+        if self.tolerate_failures and self.tables:
             raise InputError("survive: tables have rows that are lost with their owner; leave out one of the two")
 
     def _check_curvature(self) -> None:
@@ -166,9 +167,9 @@ class Job:
         if not 0 < self.curvature < most:
             raise InputError(
                 f"curvature: is {self.curvature}; learning rate times curvature lies between 0 and {most:g}, where "
-                "training in lockstep diverges"
+                "training synchronously diverges"
             )
-        if self.when is Lateness.PIPELINE and not self.bears_pipeline:
+        if self.sync is Delay.PIPELINE and not self.bears_pipeline:
             raise InputError(
                 f"curvature: is {self.curvature}; gradients that come a step late diverge from {limit:g} on, so the "
                 f"learning rate would have to be less than {limit / self.curvature:.2g} times as large; leave out "
@@ -192,15 +193,17 @@ class Job:
         return "node" if self.data is Data.PER_NODE else "worker"
 
     @property
-    def forms(self) -> tuple[Form, ...]:
+    def algorithms(self) -> tuple[AllReduceAlgorithm, ...]:
         """The forms that a candidate may take, the simplest first."""
-        return (Form.RING, Form.HIERARCHICAL) if self.form is None else (self.form,)
+        return (
+            (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL) if self.algorithm is None else (self.algorithm,)
+        )
 
     @property
-    def whens(self) -> tuple[Lateness, ...]:
+    def sync_types(self) -> tuple[Delay, ...]:
         """What of a candidate may be late; no pipeline where the curvature is said to be beyond what it bears."""
-        allowed = tuple(Lateness) if self.when is None else (self.when,)
-        return tuple(one for one in allowed if one is not Lateness.PIPELINE or self.bears_pipeline)
+        allowed = tuple(Delay) if self.sync is None else (self.sync,)
+        return tuple(one for one in allowed if one is not Delay.PIPELINE or self.bears_pipeline)
 
     @property
     def bears_pipeline(self) -> bool:
@@ -233,12 +236,12 @@ class Job:
     @property
     def is_open_to_quorums(self) -> bool:
         """Whether they are candidates beside everything else, where steps differ and there are not too many workers."""
-        is_open = self.quorum is None and self.when is None and not self.gap and not self.tables
+        is_open = self.quorum is None and self.sync is None and not self.gap and not self.tables
         return is_open and self.objective is Objective.BALANCED
 
-    def delayed(self, when: When) -> float:
+    def delayed(self, sync: Sync) -> float:
         """How many of All-Reduce's steps more it takes that gradients come late like this, as a part of them."""
-        return self.steps_model.delayed(when.lag + 1, self.curvature) if when.delays_gradients else 0.0
+        return self.steps_model.delayed(sync.lag + 1, self.curvature) if sync.delays_gradients else 0.0
 
     def compute_times(self) -> ComputeTimes:
         """How long the workers compute (no time at all when the hardware does not say)."""
@@ -262,6 +265,6 @@ class Job:
             cluster=self.cluster,
             objective=self.objective if self.objective in SEARCHED else Objective.CONSENSUS_DISTANCE,
             limits=self.limits,
-            form=self.form or Form.HIERARCHICAL,
+            algorithm=self.algorithm or AllReduceAlgorithm.HIERARCHICAL,
             hints=hints,
         )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from partreduce.planner.answer import Answer
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials import on_request, outer_steps
 from partreduce.schedulers.synthesis.cluster_shape import has_equal_speeds
@@ -26,7 +26,7 @@ def not_reached(missed: Mapping[str, Sequence[str]], answer: Answer) -> list[str
     ]
 
 
-def not_weighed(job: Job) -> list[str]:
+def not_weighed(job: PlanRequest) -> list[str]:
     """What is no candidate, though nobody asked for something else, and why; O(num_workers) where steps vary."""
     said, count = [], job.cluster.num_workers
     if job.cluster.is_regular and not holds_rules(job.cluster):
@@ -35,7 +35,7 @@ def not_weighed(job: Job) -> list[str]:
             "into memory; the catalogue's rules are weighed as far as there is time"
         )
     if count > MAX_GRAPH_WORKERS and (kinds := _of_fewer(job)):
-        way_out = "; --when quorum weighs quorums" if "quorums" in kinds else ""
+        way_out = "; --sync partial weighs quorums" if "quorums" in kinds else ""
         listed = " and ".join(filter(None, (", ".join(kinds[:-1]), kinds[-1])))
         said.append(f"{listed} are weighed for at most {MAX_GRAPH_WORKERS} workers, not {count}{way_out}")
     if not on_request.is_open(job):
@@ -55,18 +55,16 @@ def not_weighed(job: Job) -> list[str]:
     elif count > most:
         said.append(f"{what} weighed for at most {most} workers, not {count}")
     if (why := outer_steps.why_not_weighed(job)) and outer_steps.is_thin(job):
-        said.append(f"outer steps (DiLoCo) are not weighed: {why}; --using diloco builds them")
+        said.append(f"outer steps (DiLoCo) are not weighed: {why}; --build diloco builds them")
     return said
 
 
-def _of_fewer(job: Job) -> list[str]:
+def _of_fewer(job: PlanRequest) -> list[str]:
     """Kinds of candidates that this job would have if it had fewer workers."""
     if job.quorum:
         return []
     kinds = ["weighted graphs"]
     if not has_equal_speeds(job.cluster):
-        kinds.append("unequal paces")
-    others = ["neighbours that keep a gap"] * (job.gap is None and not job.tables) + [
-        "quorums"
-    ] * job.is_open_to_quorums
+        kinds.append("unequal steps per round")
+    others = ["neighbors that keep a gap"] * (job.gap is None and not job.tables) + ["quorums"] * job.is_open_to_quorums
     return kinds if not others or Slowdown.of(job).is_even else kinds + others

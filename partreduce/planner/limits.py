@@ -1,4 +1,4 @@
-"""Whether a schedule keeps the limits on its shape, and how far its pace may be raised within them."""
+"""Whether a schedule keeps the limits on its shape, and how far its steps_per_round may be raised within them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def within_limits(schedule: Schedule, limits: Limits) -> bool:
 
 def within_gap(schedule: Schedule, limits: Limits) -> bool:
     """Whether never more than `max_gap` steps in a row pass without a group that crosses nodes."""
-    most = most_pace(schedule, limits)
-    return most is None or schedule.largest_pace <= most
+    most = most_steps_per_round(schedule, limits)
+    return most is None or schedule.largest_steps_per_round <= most
 
 
-def most_pace(schedule: Schedule, limits: Limits) -> int | None:
-    """The largest pace at which the schedule's rounds keep `max_gap`; 0 for none, None without that limit."""
+def most_steps_per_round(schedule: Schedule, limits: Limits) -> int | None:
+    """The largest steps_per_round at which the schedule's rounds keep `max_gap`; 0 for none, None without that limit."""
     if limits.max_gap is None:
         return None
     crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]

@@ -9,22 +9,22 @@ from statistics import geometric_mean
 from typing import NamedTuple
 
 from partreduce.planner.calibration import trained_sha256
-from partreduce.planner.job import Data, Job
-from partreduce.planner.option import Option, known
-from partreduce.planner.travel import CostedHow, coded_words, cost_of, hows_of, paying, travelling
+from partreduce.planner.job import Data, PlanRequest
+from partreduce.planner.option import CandidateSchedule, known
+from partreduce.planner.travel import CostedTransport, coded_words, cost_of, hows_of, paying, traveling
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.figures import consensus_distance, contraction, drift, late_distance
-from partreduce.topo.figures.base import Figure
+from partreduce.topo.metrics import consensus_distance, contraction, drift, late_distance
+from partreduce.topo.metrics.base import Metric
 from partreduce.topo.pilot import Probe
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import sample
 
 MAX_SAMPLED_WORKERS = 4096
 
 SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
-"""Steps that are sampled, whatever the pace, and rounds at the least."""
+"""Steps that are sampled, whatever the steps_per_round, and rounds at the least."""
 
 
 class Seconds(NamedTuple):
@@ -42,12 +42,12 @@ class Sent(NamedTuple):
     nic_bytes: float
 
 
-class Figures(NamedTuple):
-    """The figures that an option shows."""
+class ScheduleMetrics(NamedTuple):
+    """The metrics that an option shows."""
 
-    consensus_distance: Figure
-    drift: Figure
-    contraction: Figure
+    consensus_distance: Metric
+    drift: Metric
+    contraction: Metric
     late_distance: float = 0.0
 
 
@@ -59,47 +59,53 @@ class Label:
     status: str = "catalogue"
 
 
-def measure(schedule: Schedule, job: Job, *, label: Label | None = None, form: Form | None = None) -> Option:
-    """All figures of one schedule as it stands, at its own pace, lockstep or late, in the form and codec that pay best.
+def measure(
+    schedule: Schedule, job: PlanRequest, *, label: Label | None = None, algorithm: AllReduceAlgorithm | None = None
+) -> CandidateSchedule:
+    """All metrics of one schedule as it stands, at its own steps_per_round, synchronous or late, in the form and codec that pay best.
 
-    With a `form` it travels in that one and with its own codec.
+    With a `algorithm` it travels in that one and with its own codec.
 
     Raises:
         PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
     """
-    figures = figures_of(schedule, job)
-    if form is None:
+    metrics = metrics_of(schedule, job)
+    if algorithm is None:
         costed_hows = hows_of(schedule, job)
     else:
-        how = replace(schedule.strategy.how, form=form)
-        costed_hows = (CostedHow(how=how, cost=cost_of(schedule, job, how)),)
+        transport = replace(schedule.strategy.transport, algorithm=algorithm)
+        costed_hows = (CostedTransport(transport=transport, cost=cost_of(schedule, job, transport)),)
     options = []
     for costed in costed_hows:
         named = label or Label(name=schedule.name)
-        if form is None and (words := coded_words(costed.how)):
+        if algorithm is None and (words := coded_words(costed.transport)):
             named = replace(named, name=" ".join([named.name, *words]))
-        options.append(_measured(schedule, job, named, costed, figures))
-    return options[paying([option.costs for option in options], job, beside=schedule.strategy.overlap)]
+        options.append(_measured(schedule, job, named, costed, metrics))
+    return options[paying([option.costs for option in options], job, beside=schedule.strategy.is_delayed)]
 
 
-def figures_of(schedule: Schedule, job: Job) -> Figures:
+def metrics_of(schedule: Schedule, job: PlanRequest) -> ScheduleMetrics:
     """Of a schedule as it stands.
 
     Raises:
         PartreduceError: it has no fixed phases, or a figure could not be found within its limit.
     """
     spread, pushed = consensus_distance(schedule), drift(schedule, job.push)
-    return Figures(spread, pushed, contraction(schedule), late_distance(schedule))
+    return ScheduleMetrics(spread, pushed, contraction(schedule), late_distance(schedule))
 
 
-def _measured(schedule: Schedule, job: Job, label: Label, costed: CostedHow, figures: Figures) -> Option:
-    runs, form = travelling(schedule, costed.how), costed.how.form
+def _measured(
+    schedule: Schedule, job: PlanRequest, label: Label, costed: CostedTransport, metrics: ScheduleMetrics
+) -> CandidateSchedule:
+    runs, algorithm = traveling(schedule, costed.transport), costed.transport.algorithm
     sent = Sent(costed.cost.per_step, costed.cost.nic_bytes_per_step)
     # The file of what travels so says how it is to be run.
-    return assembled(runs, job, label, form=form, sent=sent, seconds=seconds_of(runs, job, form), figures=figures)
+    return assembled(
+        runs, job, label, algorithm=algorithm, sent=sent, seconds=seconds_of(runs, job, algorithm), metrics=metrics
+    )
 
 
-def seconds_of(schedule: Schedule, job: Job, form: Form) -> Seconds:
+def seconds_of(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
     """Of a step of a schedule as it stands: exact where speeds are fixed, sampled elsewhere.
 
     Raises:
@@ -107,30 +113,37 @@ def seconds_of(schedule: Schedule, job: Job, form: Form) -> Seconds:
     """
     times = job.compute_times()
     if times.is_fixed:
-        return Seconds(cycle_time(schedule, job.hardware, times, form=form).per_step, times.base)
-    return sampled_seconds(schedule, job, form)
+        return Seconds(cycle_time(schedule, job.hardware, times, algorithm=algorithm).per_step, times.base)
+    return sampled_seconds(schedule, job, algorithm)
 
 
 def assembled(
-    schedule: Schedule, job: Job, label: Label, *, form: Form, sent: Sent, seconds: Seconds, figures: Figures
-) -> Option:
+    schedule: Schedule,
+    job: PlanRequest,
+    label: Label,
+    *,
+    algorithm: AllReduceAlgorithm,
+    sent: Sent,
+    seconds: Seconds,
+    metrics: ScheduleMetrics,
+) -> CandidateSchedule:
     """The option of a schedule that is measured already."""
-    noise, pushed = known(figures.consensus_distance), pushed_by(figures.drift, job)
-    late, delayed = figures.late_distance, job.delayed(schedule.strategy.when)
+    noise, pushed = known(metrics.consensus_distance), pushed_by(metrics.drift, job)
+    late, delayed = metrics.late_distance, job.delayed(schedule.strategy.sync)
     model = job.steps_model
-    return Option(
+    return CandidateSchedule(
         name=label.name,
         schedule=schedule,
-        form=form,
+        algorithm=algorithm,
         period=schedule.period,
         communication=sent.seconds,
         nic_bytes=sent.nic_bytes,
         step_seconds=seconds.step,
         step_error=seconds.error,
-        waiting=_waiting(seconds, 0.0 if schedule.strategy.overlap else sent.seconds),
-        consensus_distance=figures.consensus_distance,
-        drift=figures.drift,
-        contraction=figures.contraction,
+        waiting=_waiting(seconds, 0.0 if schedule.strategy.is_delayed else sent.seconds),
+        consensus_distance=metrics.consensus_distance,
+        drift=metrics.drift,
+        contraction=metrics.contraction,
         late_distance=late,
         steps_ratio=model.steps_ratio(
             noise, pushed, late=late, delayed=delayed, gradients=schedule.strategy.averages_gradients
@@ -147,12 +160,12 @@ def _waiting(seconds: Seconds, communicating: float) -> float:
     return left if left > 1e-9 * seconds.step else 0.0
 
 
-def pushed_by(drift: Figure, job: Job) -> float:
+def pushed_by(drift: Metric, job: PlanRequest) -> float:
     """The drift that counts for the job's data: none where every worker sees the same mixture."""
     return 0.0 if job.data is Data.SHUFFLED else known(drift)
 
 
-def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:
+def sampled_seconds(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> Seconds:
     """Under random step times.
 
     Raises:
@@ -162,12 +175,12 @@ def sampled_seconds(schedule: Schedule, job: Job, form: Form) -> Seconds:
         raise PartreduceError(
             f"jitter: {schedule.num_workers} workers are too many to sample (at most {MAX_SAMPLED_WORKERS})"
         )
-    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // schedule.largest_pace)
-    sampled = sample(schedule, job.hardware, job.compute_times(), form=form, num_rounds=rounds, seed=job.seed)
+    rounds = max(LEAST_ROUNDS, SAMPLED_STEPS // schedule.largest_steps_per_round)
+    sampled = sample(schedule, job.hardware, job.compute_times(), algorithm=algorithm, num_rounds=rounds, seed=job.seed)
     return Seconds(sampled.per_step, sampled.compute, sampled.error / sampled.per_step if sampled.per_step else 0.0)
 
 
-def as_ran(options: Sequence[Option], job: Job) -> list[Option]:
+def as_ran(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
     """The options; of those that ran in the job's pilot the steps are predicted by their own runs, too.
 
     Their steps ratio is the mean of the model's and the measured one, weighted by the inverse squares of their errors.
@@ -192,7 +205,7 @@ def as_ran(options: Sequence[Option], job: Job) -> list[Option]:
     ]
 
 
-def _as_ran(option: Option, probe: Probe, error: float) -> Option:
+def _as_ran(option: CandidateSchedule, probe: Probe, error: float) -> CandidateSchedule:
     if not probe.steps_ratios or not isfinite(option.steps_ratio):
         return replace(option, steps_ratio=inf, surprise=inf)
     # The model is off by what it states, or by what this run shows if that is more.

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from partreduce.planner.table_prices import IN_ORDER, Table
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError
-from partreduce.topo.strategies.routes import Gradient, Route, TableWay
-from partreduce.topo.timing.tables import Touched
+from partreduce.topo.strategies.payload import Gradient, Placement, TablePlacement
+from partreduce.topo.timing.tables import RowAccess
 from partreduce.user_function import function_of, one_line
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class ModelFacts:
     num_steps: int = 0
 
 
-def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, Touched] | None = None) -> ModelFacts:
+def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] | None = None) -> ModelFacts:
     """Call a function of a user's file, and look at the model that it returns.
 
     Args:
@@ -49,7 +49,7 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, Touched] | 
         touched: what is known of tables already, by the names of their parameters; those are not measured.
 
     Raises:
-        FileProblem: there is no such file.
+        FileError: there is no such file.
         InputError: the file or its function fails, or what it returns is no model.
     """
     import torch
@@ -63,7 +63,7 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, Touched] | 
             f"--model {text}: returned what is no model ({type(model).__name__}); it returns one, or (model, batches)"
         )
     known, num_steps, uses = dict(touched or {}), 0, OtherUses(model)
-    _refuse_unknown(known, model)
+    _check_unknown(known, model)
     if batches is not None:
         try:
             with uses:
@@ -77,7 +77,7 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, Touched] | 
 
 def tables_of(
     model: torch.nn.Module,
-    touched: Mapping[str, Touched],
+    touched: Mapping[str, RowAccess],
     optimizer: torch.optim.Optimizer | None = None,
     *,
     other_uses: Mapping[str, str] | None = None,
@@ -100,10 +100,10 @@ def tables_of(
     for name, (parameter, modules) in found.items():
         gradient = Gradient.SPARSE if any(module.sparse for module in modules) else Gradient.DENSE
         shares = touched.get(name)
-        ways, because = possible_ways(model, name, optimizer) if shares is not None else ((TableWay.DENSE,), UNKNOWN)
+        ways, because = possible_ways(model, name, optimizer) if shares is not None else ((Placement.DENSE,), UNKNOWN)
         if (use := (other_uses or {}).get(name)) is not None:
-            ways, because = (TableWay.DENSE,), f"forward() hands its weight to {use}, too, which needs all rows"
-        if gradient is Gradient.SPARSE and ways == (TableWay.DENSE,):
+            ways, because = (Placement.DENSE,), f"forward() hands its weight to {use}, too, which needs all rows"
+        if gradient is Gradient.SPARSE and ways == (Placement.DENSE,):
             raise InputError(f"table {name!r}: has a sparse gradient, which way dense does not know; {because}")
         tables.append(
             Table(
@@ -124,38 +124,38 @@ def tables_of(
 
 def possible_ways(
     model: torch.nn.Module, name: str, optimizer: torch.optim.Optimizer | None = None
-) -> tuple[tuple[TableWay, ...], str]:
+) -> tuple[tuple[Placement, ...], str]:
     """The ways that the run-time lets a table go, and what it says against the first of the others.
 
     A table with `max_norm` goes densely only if it cannot be sharded: each worker would shorten the rows that it looks
     up, and the copies would part.
     """
-    from partreduce.runtime.sharding.found import embeddings_of, looks_at_whole_tensors, refuse_route
+    from partreduce.runtime.sharding.found import check_route, embeddings_of, looks_at_whole_tensors
 
     parameter, modules = embeddings_of(model)[name]
     gradient = Gradient.SPARSE if modules[0].sparse else Gradient.DENSE
-    ways, against = [TableWay.DENSE], ""
+    ways, against = [Placement.DENSE], ""
     for way in IN_ORDER[1:]:
         rows, columns = parameter.shape
-        route = Route(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient)
+        route = TablePlacement(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient)
         try:
-            refuse_route(model, route, parameter, modules)
+            check_route(model, route, parameter, modules)
         except InputError as error:
             against = against or str(error).removeprefix(f"parameter {name!r}: ")
         else:
             ways.append(way)
-    if TableWay.SHARDED in ways and optimizer is not None and (kind := looks_at_whole_tensors(optimizer, parameter)):
-        ways.remove(TableWay.SHARDED)
+    if Placement.SHARDED in ways and optimizer is not None and (kind := looks_at_whole_tensors(optimizer, parameter)):
+        ways.remove(Placement.SHARDED)
         against = f"{kind} looks at whole tensors, of which a worker would have some rows"
-    if TableWay.SHARDED in ways and any(module.max_norm is not None for module in modules):
-        ways.remove(TableWay.DENSE)
+    if Placement.SHARDED in ways and any(module.max_norm is not None for module in modules):
+        ways.remove(Placement.DENSE)
         against = "max_norm shortens rows where they are looked up, so that copies would part"
     return tuple(ways), against
 
 
 def measure_touched(
     model: torch.nn.Module, batches: Iterable[Any], cluster: Cluster, *, num_steps: int = STEPS
-) -> tuple[dict[str, Touched], int]:
+) -> tuple[dict[str, RowAccess], int]:
     """What steps touch of each table if batches are dealt to the workers in turn; from how many steps.
 
     Without gradients, in eval mode, on whatever device the model is. O(batches · forward).
@@ -217,7 +217,7 @@ def _call(text: str) -> Any:  # noqa: ANN401 - what a user's function returns
         raise InputError(f"--model {text}: raised {one_line(error)}") from error
 
 
-def _refuse_unknown(touched: Mapping[str, Touched], model: torch.nn.Module) -> None:
+def _check_unknown(touched: Mapping[str, RowAccess], model: torch.nn.Module) -> None:
     from partreduce.runtime.sharding.touched import sizes_of
 
     known = sizes_of(model)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from partreduce.planner.delay import Delay
 from partreduce.planner.job import Data
-from partreduce.planner.lateness import Lateness
 from partreduce.planner.preference import Costs
 from partreduce.planner.steps_model import Lost, StepsModel
-from partreduce.topo.figures.base import Figure
+from partreduce.topo.metrics.base import Metric
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form, How
-from partreduce.topo.strategies.base import Pace
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
+from partreduce.topo.strategies.base import StepsPerRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +23,12 @@ class Facts:
 
     `words` say the setting; `memory_bytes` is what the busiest worker keeps beside its parameters; `least_share` is
     what the least heard worker's gradients count, where an even share is 1; `unheard` lists whose count next to
-    nothing. `more` is how many of All-Reduce's steps its lateness may cost beyond `steps_ratio`, as a part of them.
+    nothing. `more` is how many of All-Reduce's steps its delay may cost beyond `steps_ratio`, as a part of them.
 
     Under a quorum `active` workers are in a round on average, with as many `gradients`; `gradients_per_second` is of
-    all. `age` is the mean of their lateness in rounds, `delay` the same in whole steps, of as many gradients as there
+    all. `age` is the mean of their delay in rounds, `delay` the same in whole steps, of as many gradients as there
     are workers, and `bound` the most rounds that are proved. Of a gap `gradients` is the part of all workers whose
-    gradients would leave as much noise in the mean, `progress` how far a step brings it where lockstep gives 1, and
+    gradients would leave as much noise in the mean, `progress` how far a step brings it where synchronous gives 1, and
     `computed` the part of all steps that were computed rather than skipped. Of outer steps `peak` is the most bytes
     that one step sends out of a node, `by_task` the steps ratio on each task of the steps model, in the place of a
     price, and `rate` the share of All-Reduce's best learning rate that they were measured at.
@@ -73,7 +73,9 @@ SHOWN = {
     },
     "outer": {"peak_nic_bytes": "peak", "memory_bytes": "memory_bytes", "learning_rate": "rate"},
 }
-SHOWN |= {kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("generated", "pairwise", "server")}
+SHOWN |= {
+    kind: {"mean_age": "age", "memory_bytes": "memory_bytes"} for kind in ("dynamic_groups", "pairwise", "server")
+}
 """What an option's JSON says of each kind that is run in virtual time, and the fields of `Facts` with that."""
 
 
@@ -88,17 +90,17 @@ class LongerRun:
 
     rounds: int
     work: Callable[[int], float]
-    run: Callable[[int], tuple[Option, tuple[float, float, float]] | None]
+    run: Callable[[int], tuple[CandidateSchedule, tuple[float, float, float]] | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """A schedule on the job's cluster, as it is to be run: its pace, its form and codec, in lockstep or late.
+class CandidateSchedule:
+    """A schedule on the job's cluster, as it is to be run: its steps_per_round, its form and codec, synchronously or late.
 
-    Seconds are per step of the workers with the largest pace. `step_seconds` includes computing, waiting and
+    Seconds are per step of the workers with the largest steps_per_round. `step_seconds` includes computing, waiting and
     communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
     number of steps to a loss over All-Reduce's, by `model`; `status` is `feasible` where the search found it, or
-    `catalogue`. `late_distance` is there where averagings come late (`topo.figures.late_distance`).
+    `catalogue`. `late_distance` is there where averagings come late (`topo.metrics.late_distance`).
     `surprise` is what its own run in a pilot changed in the prediction, None where it did not run.
     `facts` are there where workers have no common rounds: a protocol decides then, and was run in virtual time.
     `longer` is there as long as its consensus distance comes from a run that may be too short (`trials.steady`).
@@ -106,16 +108,16 @@ class Option:
 
     name: str
     schedule: Schedule
-    form: Form
+    algorithm: AllReduceAlgorithm
     period: int
     communication: float
     nic_bytes: float
     step_seconds: float
     step_error: float
     waiting: float
-    consensus_distance: Figure
-    drift: Figure
-    contraction: Figure
+    consensus_distance: Metric
+    drift: Metric
+    contraction: Metric
     late_distance: float = 0.0
     steps_ratio: float
     model: StepsModel
@@ -127,7 +129,7 @@ class Option:
 
     @property
     def gap(self) -> Facts | None:
-        """What is known where neighbours keep a gap."""
+        """What is known where neighbors keep a gap."""
         return self._of_kind("gap")
 
     @property
@@ -155,19 +157,19 @@ class Option:
 
     @property
     def time_at_worst(self) -> float:
-        """As `time`, if lateness costs as much as it may; what ran on the job itself is known to cost what it did."""
+        """As `time`, if delay costs as much as it may; what ran on the job itself is known to cost what it did."""
         if self.surprise is not None:
             more = 0.0
         elif self.facts is not None:
             more = max((0.0, self.facts.more, *(ratio - self.steps_ratio for ratio in self.facts.by_task)))
-        elif self.lateness is Lateness.PIPELINE:
-            more = self.model.delay_more * self.schedule.strategy.when.lag
+        elif self.delay is Delay.PIPELINE:
+            more = self.model.delay_more * self.schedule.strategy.sync.lag
         else:
             more = self.averages_more
         return self.step_seconds * (self.steps_ratio + more)
 
     @property
-    def may_be_lost(self) -> bool:
+    def may_fail(self) -> bool:
         """Whether one of the calibrated tasks did not reach its loss with averages as rare, or as late.
 
         What ran on the job itself is known to reach it.
@@ -178,16 +180,16 @@ class Option:
 
     def is_among(self, lost: Lost) -> bool:
         """Whether a network that was lost like this was lost with averages as rare, or as late, as these."""
-        return lost.includes(self.distance_in_lockstep, self.late_distance)
+        return lost.includes(self.distance_in_synchronous, self.late_distance)
 
     @property
-    def distance_in_lockstep(self) -> float:
+    def distance_in_synchronous(self) -> float:
         """The consensus distance that it would have if its averages came at once: how rare they are."""
         distance = known(self.consensus_distance)
-        return distance - added_by_lateness(self.schedule) if self.late else distance
+        return distance - added_by_delay(self.schedule) if self.late else distance
 
-    def time_in(self, case: StepsModel, usual: StepsModel, *, lateness: bool) -> float:
-        """As `time`, at the prices of one case of the `usual` model; that of lateness only where it counts.
+    def time_in(self, case: StepsModel, usual: StepsModel, *, delay: bool) -> float:
+        """As `time`, at the prices of one case of the `usual` model; that of delay only where it counts.
 
         What ran on the job itself takes as long in every case.
         """
@@ -198,14 +200,14 @@ class Option:
         if self.facts is not None and self.facts.by_task:
             tasks = dict(zip(usual.cases, self.facts.by_task, strict=True))
             return self.step_seconds * tasks.get(case, self.steps_ratio)
-        spread, late = known(self.consensus_distance), self.late_distance if lateness and not self.facts else 0.0
+        spread, late = known(self.consensus_distance), self.late_distance if delay and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
         here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
         more = self.steps_ratio - there  # before `here` is added, which is lost beside a price without end
-        if lateness and self.facts is not None:
+        if delay and self.facts is not None:
             more += self.facts.more
-        elif lateness and self.lateness is Lateness.PIPELINE:
-            more += self.model.delay_more * self.schedule.strategy.when.lag
+        elif delay and self.delay is Delay.PIPELINE:
+            more += self.model.delay_more * self.schedule.strategy.sync.lag
         return self.step_seconds * (here + more)
 
     @property
@@ -216,42 +218,47 @@ class Option:
     @property
     def late(self) -> bool:
         """Whether a round's averaging comes one round late, beside the computing; parameters or gradients."""
-        return self.schedule.strategy.overlap
+        return self.schedule.strategy.is_delayed
 
     @property
-    def lateness(self) -> Lateness | None:
+    def delay(self) -> Delay | None:
         """What comes late: nothing, parameters or gradients; None where gradients are late as it comes."""
-        return Lateness.of(self.schedule.strategy)
+        return Delay.of(self.schedule.strategy)
 
     @property
-    def kind(self) -> tuple[Lateness | None, bool, str]:
+    def kind(self) -> tuple[Delay | None, bool, str]:
         """Options of one kind are alike in what is late, in what is averaged, and in the protocol, if one decides."""
-        return self.lateness, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
+        return self.delay, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
 
     @property
-    def how(self) -> How:
-        """How its sums travel; in the form of the field `form`, where that one can only be compared with."""
-        return self.schedule.strategy.how
+    def transport(self) -> Transport:
+        """How its sums travel; in the form of the field `algorithm`, where that one can only be compared with."""
+        return self.schedule.strategy.transport
 
     @property
-    def pace(self) -> Pace:
+    def steps_per_round(self) -> StepsPerRound:
         """Steps per round, one number or one per worker."""
-        return self.schedule.strategy.pace
+        return self.schedule.strategy.steps_per_round
 
     @property
     def is_plain(self) -> bool:
         """Whether it is All-Reduce every k steps, k one number for all: what a user has without a planner."""
-        return self.schedule.strategy.averages_everyone and isinstance(self.pace, int) and self.facts is None
+        return self.schedule.strategy.averages_everyone and isinstance(self.steps_per_round, int) and self.facts is None
 
     @property
     def is_usual(self) -> bool:
         """Whether it is All-Reduce as it is usually run: gradients in every step, around rings, as they are."""
-        lockstep = self.schedule.strategy.averages_gradients and not self.late
-        return self.is_plain and lockstep and self.form is Form.RING and self.how == How()
+        synchronous = self.schedule.strategy.averages_gradients and not self.late
+        return (
+            self.is_plain
+            and synchronous
+            and self.algorithm is AllReduceAlgorithm.RING
+            and self.transport == Transport()
+        )
 
     def steps_ratio_error(self, data: Data) -> float:
-        """The relative error of `steps_ratio` that 9 of 10 schedules keep; gradients averaged in lockstep define 1."""
-        if self.lateness is Lateness.PIPELINE:
+        """The relative error of `steps_ratio` that 9 of 10 schedules keep; gradients averaged synchronously define 1."""
+        if self.delay is Delay.PIPELINE:
             return self.model.delay_error
         if self.quorum:
             return self.model.delay_error * min(1.0, self.quorum.delay)
@@ -262,23 +269,25 @@ class Option:
     @property
     def basis(self) -> str:
         """Whose errors `steps_ratio_error` is, as the subject of a sentence."""
-        return "measured pipelines" if self.lateness is Lateness.PIPELINE or self.quorum else self.model.basis
+        return "measured pipelines" if self.delay is Delay.PIPELINE or self.quorum else self.model.basis
 
     @property
     def num_phases(self) -> int:
-        """Distinct phases in a period; of neighbours that keep a gap 1, their graph, of a quorum 1, all workers."""
+        """Distinct phases in a period; of neighbors that keep a gap 1, their graph, of a quorum 1, all workers."""
         return self.schedule.num_distinct_phases() if self.schedule.is_mixing else 1
 
     def to_json(self) -> dict[str, Any]:
         """Finite numbers only; null where a figure is infinite or unknown."""
         return {
             "name": self.name,
-            "form": str(self.form),
-            "codec": str(self.how.codec),
-            "where": str(self.how.where),
-            "sending": str(self.how.sending),
-            "when": self.schedule.strategy.when.word if self.facts else str(self.lateness),
-            "pace": self.pace if isinstance(self.pace, int) else list(self.pace),
+            "algorithm": str(self.algorithm),
+            "codec": str(self.transport.codec),
+            "where": str(self.transport.where),
+            "gradient_buckets": str(self.transport.gradient_buckets),
+            "sync": self.schedule.strategy.sync.word if self.facts else str(self.delay),
+            "steps_per_round": self.steps_per_round
+            if isinstance(self.steps_per_round, int)
+            else list(self.steps_per_round),
             "communication_seconds_per_step": self.communication,
             "nic_bytes_per_step": self.nic_bytes,
             "consensus_distance": self.consensus_distance.json_value(),
@@ -293,15 +302,16 @@ class Option:
         }
 
 
-def added_by_lateness(schedule: Schedule) -> float:
+def added_by_delay(schedule: Schedule) -> float:
     """What averages that come a round late add to the consensus distance: the steps of one more round, off the mean.
 
-    That is exact where one pace holds for all workers (`topo.figures.retimed`); else it is by their mean pace.
+    That is exact where one steps_per_round holds for all workers (`topo.metrics.retimed`); else it is by their mean
+    steps_per_round.
     """
-    pace, count = schedule.strategy.pace, schedule.num_workers
-    return (1 - 1 / count) * (pace if isinstance(pace, int) else sum(pace) / count)
+    steps_per_round, count = schedule.strategy.steps_per_round, schedule.num_workers
+    return (1 - 1 / count) * (steps_per_round if isinstance(steps_per_round, int) else sum(steps_per_round) / count)
 
 
-def known(figure: Figure) -> float:
+def known(metric: Metric) -> float:
     """The value of a figure; infinite where it was not found."""
-    return math.inf if figure.value is None else figure.value
+    return math.inf if metric.value is None else metric.value

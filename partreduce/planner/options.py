@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
-from partreduce.planner.contingencies import goes_on
+from partreduce.planner.failure_plans import goes_on
 from partreduce.planner.front import front
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import Label
-from partreduce.planner.option import Option
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.travel import timed
 from partreduce.planner.trials.kinds import KINDS
 from partreduce.planner.trials.kit import Trials
@@ -20,7 +20,7 @@ from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.front import MAX_REPORTED, search
 from partreduce.schedulers.synthesis.period_search import SearchStage
 from partreduce.schedulers.synthesis.problem import Candidate, Front, Status
-from partreduce.topo.strategies.axes import LOCKSTEP
+from partreduce.topo.strategies.axes import SYNCHRONOUS
 
 CATALOGUE_SHARE, RULES_SHARE = 0.25, 0.5
 """Of the time, after which the catalogue's graphs, and then its rules, are no longer measured."""
@@ -42,12 +42,12 @@ NOT_SEARCHED = Front(
 class Weighed:
     """What was weighed of a job: the options, the search's answer, and by kind what the time did not reach."""
 
-    options: list[Option] = field(default_factory=list)
+    options: list[CandidateSchedule] = field(default_factory=list)
     searched: Front = NOT_SEARCHED
     left_out: dict[str, list[str]] = field(default_factory=dict)
 
 
-def weigh(job: Job, clock: Clock, until: float, say: Callable[[str], None]) -> Weighed:
+def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> Weighed:
     """Weigh every kind until the clock's position `until`, each with its share of the time."""
     kinds, alone = [kind for kind in KINDS if kind.weighs(job)], bool(job.gap or job.quorum)
     weighed, missed = Weighed(), list[str]()
@@ -69,19 +69,19 @@ def weigh(job: Job, clock: Clock, until: float, say: Callable[[str], None]) -> W
         trials = Trials(job, clock, until - later)
         weighed.options += kind.options(trials)
         weighed.left_out[kind.name] = trials.left_out
-    if job.survive:
+    if job.tolerate_failures:
         weighed.options = [option for option in weighed.options if goes_on(option.schedule)]
     if job.tables:
         weighed.options = [one for one in weighed.options if not one.schedule.strategy.refuses_tables()]
     return weighed
 
 
-def _search(weighed: Weighed, job: Job, clock: Clock, until: float, say: Callable[[str], None]) -> None:
+def _search(weighed: Weighed, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
     """Search for as long as what is found can still be measured, a figure in as long as the catalogue's were."""
     each = SETTINGS * clock.position() / max(1, len(weighed.options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each)
-    # The search is in lockstep; of late ones it takes the phases.
-    spoken = (timed(option.schedule, LOCKSTEP, option.pace) for option in front(weighed.options))
+    # The search is synchronously; of late ones it takes the phases.
+    spoken = (timed(option.schedule, SYNCHRONOUS, option.steps_per_round) for option in front(weighed.options))
     hints = tuple({hint.strategy: hint for hint in spoken}.values())
     found = search(job.problem(hints), clock, until - kept, seed=job.seed, progress=lambda news: say(_line(news)))
     weighed.searched, pay = found, payer(clock, until)
@@ -92,7 +92,7 @@ def _search(weighed: Weighed, job: Job, clock: Clock, until: float, say: Callabl
         weighed.options += options_of(candidate, job)
 
 
-def options_of(candidate: Candidate, job: Job) -> list[Option]:
+def options_of(candidate: Candidate, job: PlanRequest) -> list[CandidateSchedule]:
     """The options of one schedule that the search found."""
     schedule = candidate.schedule
     return Axes.of(schedule, job).options(Label(name=schedule.name, status=Status.FEASIBLE))

@@ -19,10 +19,10 @@ from math import exp, log
 from statistics import fmean
 
 from partreduce.planner.steps_model import TASKS, Optimizer
-from partreduce.topo.strategies.outer import Outer
+from partreduce.topo.strategies.outer import OuterStep
 
-SMALL = Outer(lr=Fraction(1), momentum=Fraction(1, 2), nesterov=True)
-PUBLISHED = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+SMALL = OuterStep(lr=Fraction(1), momentum=Fraction(1, 2), nesterov=True)
+PUBLISHED = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Measured:
     """
 
     every: int
-    outer: Outer
+    outer: OuterStep
     ratios: Mapping[str, float]
     late: int = 0
     alpha: Fraction = Fraction(0)

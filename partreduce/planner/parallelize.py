@@ -16,11 +16,11 @@ from weakref import WeakKeyDictionary
 import torch
 
 from partreduce.planner.model_tables import tables_of
-from partreduce.planner.routes import choose_routes, refuse_unpriced
+from partreduce.planner.routes import check_unpriced, choose_routes
 from partreduce.planner.table_prices import APPLYING
 from partreduce.runtime.arguments import checked_model, checked_timeout
 from partreduce.runtime.liveness.awaited_texts import decided
-from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, refuse_other_num_workers, unwrapped
+from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, check_other_num_workers, unwrapped
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.found import embeddings_of
 from partreduce.runtime.sharding.touched import Seen, gather_texts, shares, told, touched_here
@@ -35,9 +35,9 @@ from partreduce.topo.document.schedule import dump_schedule, schedule_of
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import USUAL, Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import LOCKSTEP, Codec
-from partreduce.topo.strategies.routes import ROW_CODECS, TableWay
-from partreduce.topo.timing.tables import Touched
+from partreduce.topo.strategies.axes import SYNCHRONOUS, Codec
+from partreduce.topo.strategies.payload import ROW_CODECS, Placement
+from partreduce.topo.timing.tables import RowAccess
 
 BATCHES = 4
 """Sample batches that are looked at."""
@@ -48,7 +48,7 @@ PATIENCE = 2.0
 _log = logging.getLogger("partreduce")
 
 
-def parallelize(
+def parallelize_embeddings(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     where: Cluster | Schedule | str | Path,
@@ -72,7 +72,7 @@ def parallelize(
         model: as for one device.
         optimizer: that trains it.
         where: a schedule or its file; or a cluster, such as "4x4", whose dense parameters then go by all-reduce. A
-            schedule that says where its tables go (`what`) is taken as it is.
+            schedule that says where its tables go (`payload`) is taken as it is.
         batches: some of this worker's batches, or its loader; the first few are looked at, without training. Entries
             after those that the model's `forward` takes are left out. A loader is iterated anew; of an iterator those
             that were looked at are gone.
@@ -92,12 +92,14 @@ def parallelize(
     schedule, links = _schedule(where)
     codecs = _codecs(table_codec, schedule)
     reasons: tuple[str, ...] = ()
-    if not is_alone(world) and not schedule.strategy.what:  # all come, so that one whose model has no tables is named
+    if (
+        not is_alone(world) and not schedule.strategy.payload
+    ):  # all come, so that one whose model has no tables is named
         uses = OtherUses(model)
         reached = world or default_world(
             _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
         )
-        refuse_other_num_workers(schedule, reached)
+        check_other_num_workers(schedule, reached)
         decision = _decided(
             reached,
             timeout,
@@ -133,10 +135,10 @@ def _codecs(table_codec: str | None, schedule: Schedule) -> tuple[Codec, ...]:
     codec = next((one for one in ROW_CODECS if one == table_codec), None)
     if codec is None:
         raise InputError(f"parallelize: table_codec {table_codec!r} is not one of {', '.join(ROW_CODECS)}")
-    if schedule.strategy.what:
+    if schedule.strategy.payload:
         raise InputError(
             f"parallelize: table_codec is {codec}, and schedule {schedule.name!r} says itself how its tables travel; "
-            "leave it out, or change what.tables there"
+            "leave it out, or change payload.tables there"
         )
     return (Codec.NONE, codec) if codec.rounds else (codec,)
 
@@ -170,7 +172,7 @@ def _seen(
     if batches is None:
         raise InputError(
             f"parallelize: the model has {len(trained)} embeddings and it is not known which rows a step "
-            "touches; give batches=..., such as the data loader, or a schedule that says what.tables"
+            "touches; give batches=..., such as the data loader, or a schedule that says payload.tables"
         )
     with uses:
         return touched_here(model, batches, forward, BATCHES)
@@ -181,7 +183,7 @@ def _decided(
     timeout: float,
     schedule: Schedule,
     see: Callable[[], Seen],
-    choose: Callable[[Mapping[str, Touched]], tuple[Schedule, tuple[str, ...]]],
+    choose: Callable[[Mapping[str, RowAccess]], tuple[Schedule, tuple[str, ...]]],
 ) -> dict[str, Any]:
     """What worker 0 chooses by what all see; a mistake of anybody's user stops all with the same line."""
     key = str(_counted(world))
@@ -206,7 +208,7 @@ def _chosen(
     optimizer: torch.optim.Optimizer,
     schedule: Schedule,
     hardware: Hardware,
-    touched: Mapping[str, Touched],
+    touched: Mapping[str, RowAccess],
     *,
     uses: OtherUses,
     codecs: tuple[Codec, ...],
@@ -218,17 +220,22 @@ def _chosen(
     applying, beside = _applying(optimizer), _priced(schedule)
     chosen = choose_routes(tables, beside, hardware, dense_bytes=dense_bytes, applying=applying, codecs=codecs)
     if beside is not schedule:
-        if any(route.way is not TableWay.DENSE for route in chosen.routes.tables):
-            refuse_unpriced(schedule)
-        return schedule, (*chosen.reasons, f"these are prices in lockstep, without when.{schedule.strategy.when.word}")
-    return replace(schedule, strategy=replace(schedule.strategy, what=chosen.routes), certificate=None), chosen.reasons
+        if any(route.way is not Placement.DENSE for route in chosen.routes.tables):
+            check_unpriced(schedule)
+        return schedule, (
+            *chosen.reasons,
+            f"these are prices synchronously, without when.{schedule.strategy.sync.word}",
+        )
+    return replace(
+        schedule, strategy=replace(schedule.strategy, payload=chosen.routes), certificate=None
+    ), chosen.reasons
 
 
 def _priced(schedule: Schedule) -> Schedule:
-    """The schedule beside which ways are priced: in lockstep where it waits otherwise and so allows but one way."""
+    """The schedule beside which ways are priced: synchronously where it waits otherwise and so allows but one way."""
     if not schedule.strategy.refuses_tables():
         return schedule
-    return replace(schedule, strategy=replace(schedule.strategy, when=LOCKSTEP), certificate=None)
+    return replace(schedule, strategy=replace(schedule.strategy, sync=SYNCHRONOUS), certificate=None)
 
 
 def _applying(optimizer: torch.optim.Optimizer) -> float:

@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import Any
 
 from partreduce.planner.answer import Answer, answer_of, why_infeasible
-from partreduce.planner.contingencies import survival
+from partreduce.planner.failure_plans import survival
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import Gain
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.left_out import not_reached, not_weighed
 from partreduce.planner.measuring import as_ran
-from partreduce.planner.option import Option
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import weigh
 from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
@@ -25,8 +25,8 @@ from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Front
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.pilot import dump_pilot
-from partreduce.topo.errors import InfeasibleError, UnknownError
-from partreduce.topo.figures.base import Kind
+from partreduce.topo.errors import InfeasibleError, UndecidedError
+from partreduce.topo.metrics.base import Kind
 from partreduce.topo.pilot import Pilot
 from partreduce.verify.base import GUARANTEED, NOT_GUARANTEED, Proof
 from partreduce.verify.prove import prove
@@ -44,16 +44,16 @@ class Plan:
 
     `gain` is the recommendation's over the best plain alternative, All-Reduce every k steps in its best form, late or
     not. `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
-    synthesiser's word about its own problem, which minimises a figure where the objective is none.
+    synthesizer's word about its own problem, which minimizes a figure where the objective is none.
     """
 
-    recommendation: Option
+    recommendation: CandidateSchedule
     proof: Proof
     reasons: list[str]
     cautions: list[str]
-    front: list[Option]
-    baselines: list[Option]
-    options: list[Option]
+    front: list[CandidateSchedule]
+    baselines: list[CandidateSchedule]
+    options: list[CandidateSchedule]
     gain: Gain | None
     answer: Answer
     search_status: str
@@ -65,7 +65,7 @@ class Plan:
         if self.proof.guarantees_consensus:
             return GUARANTEED
         sampled = self.recommendation.consensus_distance.kind is Kind.ESTIMATE
-        return f"{NOT_GUARANTEED}, steady in simulation" if sampled else f"{NOT_GUARANTEED}, steady by its figures"
+        return f"{NOT_GUARANTEED}, steady in simulation" if sampled else f"{NOT_GUARANTEED}, steady by its metrics"
 
     def to_json(self) -> dict[str, Any]:
         """As `partreduce design --json` prints it; the same for the same job unless time ran out (`answer.capped`)."""
@@ -87,7 +87,7 @@ class Plan:
 
 
 @check_arguments
-def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
+def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> Plan:
     """Measure the catalogue, search for better schedules, keep the front, recommend one and prove it.
 
     The job's effort and time limit are kept: the clock starts when everything is imported, nothing begins that is not
@@ -96,7 +96,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     Raises:
         InputError: the job cannot be.
         InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.
-        UnknownError: nothing within the limits was found in the time.
+        UndecidedError: nothing within the limits was found in the time.
     """
     load_searchers()
     say = progress or (lambda _: None)
@@ -109,7 +109,7 @@ def plan(job: Job, *, progress: Callable[[str], None] | None = None) -> Plan:
     say("running for longer what has to be steady")
     options = steady.settled(as_ran(weighed.options, job))
     chosen = _recommend(options, job, searched, clock, steady)
-    goes = survival(chosen.schedule, job, say=say) if job.survive else None
+    goes = survival(chosen.schedule, job, say=say) if job.tolerate_failures else None
     going = chosen if goes is None else replace(chosen, schedule=goes.schedule)
     shown = [going if option is chosen else option for option in options]
     say(f"proving {going.name}")
@@ -150,15 +150,17 @@ def load_searchers() -> None:
             import_module(name)
 
 
-def _recommend(options: list[Option], job: Job, searched: Front, clock: Clock, steady: SteadyCheck) -> Option:
+def _recommend(
+    options: list[CandidateSchedule], job: PlanRequest, searched: Front, clock: Clock, steady: SteadyCheck
+) -> CandidateSchedule:
     """The recommendation; where there is none, the error says whether that is proved."""
     try:
         return recommend(options, job)
-    except UnknownError as error:
+    except UndecidedError as error:
         if impossible := why_infeasible(job, searched):
             raise InfeasibleError(f"{impossible} (proved; {error})") from None
         ended = f"(not proved impossible: the search ended because {clock.stopped_by()})"
-        raise UnknownError("; ".join([str(error), *steady.words()]) + f" {ended}") from None
+        raise UndecidedError("; ".join([str(error), *steady.words()]) + f" {ended}") from None
 
 
 def _prices(pilot: Pilot) -> dict[str, Any]:
@@ -167,5 +169,5 @@ def _prices(pilot: Pilot) -> dict[str, Any]:
     return {key: document[key] for key in ("num_workers", "data", "steps", "prices")}
 
 
-def _by_communication(option: Option) -> float:
+def _by_communication(option: CandidateSchedule) -> float:
     return option.communication

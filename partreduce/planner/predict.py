@@ -16,20 +16,20 @@ from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.strategies.base import Averaging, Strategy
-from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.strategies.generated import Generated
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Counting, Quorum
+from partreduce.topo.strategies.partial import LateGradientPolicy, PartialAllReduce
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import sample
 from partreduce.topo.timing.table_steps import exchange_of, steady_seconds
-from partreduce.topo.timing.tables import Exchange, Touched
+from partreduce.topo.timing.tables import Exchange, RowAccess
 from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.gap_bounds import capacities_of, events_of
 from partreduce.verify.stated import Stated
@@ -39,7 +39,7 @@ ROUNDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a schedule costs on a cluster. Seconds and bytes are per step of the workers with the largest pace.
+    """What a schedule costs on a cluster. Seconds and bytes are per step of the workers with the largest steps_per_round.
 
     Of kinds without common rounds they are per step of all workers, on average. `step_seconds` includes waiting and
     what no overlap hides, `communication_seconds` is the links' time alone, and `nic_bytes` leaves the busiest node;
@@ -50,7 +50,7 @@ class Prediction:
     asynchronous servers), by how many the parameters that it was computed with are. None where it is not known.
 
     `arrays` are kept beside the parameters by the busiest worker, at most, in units of their size, messages that
-    its protocol lets arrive included; `memory_bytes` are these. `how` says where step and age come from: `exact`,
+    its protocol lets arrive included; `memory_bytes` are these. `transport` says where step and age come from: `exact`,
     `sampled` (computing that varies), or `simulated`.
     """
 
@@ -72,10 +72,10 @@ def predict(
     *,
     compute: ComputeTimes | None = None,
     model_bytes: int | None = None,
-    form: Form | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
     num_rounds: int = ROUNDS,
     seed: int = 0,
-    touched: Mapping[str, Touched] | None = None,
+    touched: Mapping[str, RowAccess] | None = None,
 ) -> Prediction:
     """Predict a schedule of any kind. Fixed phases: O(n · period) at most; others: a simulation of `num_rounds` rounds.
 
@@ -84,7 +84,7 @@ def predict(
         hardware: links and speeds.
         compute: step times; None for those of the hardware.
         model_bytes: the model's size, unless the hardware states it.
-        form: how groups average; the schedule's own by default.
+        algorithm: how groups average; the schedule's own by default.
         num_rounds: rounds that are simulated, where there are no fixed phases.
         seed: of what is drawn there.
         touched: how much of each table that goes its own way a step touches; `communication_seconds` and `nic_bytes`
@@ -101,18 +101,18 @@ def predict(
     arrays = None if schedule.strategy.protocol else stated.numbers("memory")["arrays"]
     schedule = schedule.meetings
     run = partial(
-        simulate, schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, form=form,
+        simulate, schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, algorithm=algorithm,
         touched=touched,
     )  # fmt: skip
     if arrays is None:
         return _simulated(schedule, run(), size)
-    cost = communication(schedule, hardware, model_bytes=size, form=form)
+    cost = communication(schedule, hardware, model_bytes=size, algorithm=algorithm)
     exchange = exchange_of(schedule, hardware, touched)
     if exchange is None:
         timed = cycle_time if compute.is_fixed else sample
-        step = timed(schedule, hardware, compute, model_bytes=size, form=form).per_step
+        step = timed(schedule, hardware, compute, model_bytes=size, algorithm=algorithm).per_step
     elif compute.is_fixed:
-        step = steady_seconds(schedule, hardware, compute, exchange, model_bytes=size, form=form)
+        step = steady_seconds(schedule, hardware, compute, exchange, model_bytes=size, algorithm=algorithm)
     else:
         step = run().per_step(warm_up=num_rounds // 4)
     apart = exchange or Exchange()
@@ -133,9 +133,9 @@ def predict(
 def _simulated(schedule: Schedule, timeline: Timeline, size: int) -> Prediction:
     """As `partreduce simulate`; the first quarter of the rounds is left out of the seconds."""
     num_rounds = timeline.num_rounds
-    observed, paces = timeline.observed, schedule.paces()
+    observed, worker_steps = timeline.observed, schedule.worker_steps()
     assert observed is not None, "every protocol counts what it sends"
-    steps = num_rounds * float(paces.mean()) if timeline.free_running else num_rounds * float(paces.max())
+    steps = num_rounds * float(worker_steps.mean()) if timeline.free_running else num_rounds * float(worker_steps.max())
     largest, mean = observed.largest_age, observed.mean_age
     if not timeline.free_running:
         largest, mean = _age_of_everyone(schedule)
@@ -159,13 +159,13 @@ def _age_of_rounds(schedule: Schedule, stated: Stated) -> tuple[float | None, fl
     met = stated.numbers("end").get("behind", -1)
     if met < 0:
         return None, None
-    return float((met - 1 + schedule.strategy.when.lag) * int(schedule.paces().max())), None
+    return float((met - 1 + schedule.strategy.sync.lag) * int(schedule.worker_steps().max())), None
 
 
 def _age_of_everyone(schedule: Schedule) -> tuple[float, float]:
     """Every round is over all: what is late is late by the same for all."""
-    when = schedule.strategy.when
-    age = float(when.lag * int(schedule.paces().max()) + when.late_steps)
+    sync = schedule.strategy.sync
+    age = float(sync.lag * int(schedule.worker_steps().max()) + sync.late_steps)
     return age, age
 
 
@@ -178,7 +178,7 @@ def _server_arrays(strategy: Strategy, num_workers: int) -> float:
     """
     assert isinstance(strategy, Server), "the registry names the kind"
     shard = 1 / len(strategy.hosts)
-    keeps_start = strategy.mixes_late or strategy.averaging is Averaging.STEP_NORMALISED
+    keeps_start = strategy.mixes_late or strategy.averaging is Averaging.STEP_NORMALIZED
     if strategy.synchronous:
         return 2 + int(keeps_start) + num_workers * shard
     return 3 + (2 + num_workers) * shard
@@ -195,8 +195,8 @@ def _pairwise_arrays(strategy: Strategy, num_workers: int) -> float:
 
 
 def _generated_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG001 - the signature of all
-    """One for the sums, and the parameters with which a round began where progress is normalised."""
-    return 1 + int(strategy.averaging is Averaging.STEP_NORMALISED)
+    """One for the sums, and the parameters with which a round began where progress is normalized."""
+    return 1 + int(strategy.averaging is Averaging.STEP_NORMALIZED)
 
 
 def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
@@ -204,19 +204,19 @@ def _gap_arrays(strategy: Strategy, num_workers: int) -> float:
 
     Of more than 1,024 workers 64 are looked at, evenly spread. O(workers · the edges near one).
     """
-    assert isinstance(strategy, Neighbor), "the registry names the protocol"
-    assert isinstance(strategy.when, Gap), "the registry names the protocol"
-    hop = hop_of(strategy.rounds[0], strategy.when)
+    assert isinstance(strategy, NeighborAveraging), "the registry names the protocol"
+    assert isinstance(strategy.sync, IterationGap), "the registry names the protocol"
+    hop = hop_of(strategy.rounds[0], strategy.sync)
     seen = range(num_workers) if num_workers <= 1024 else range(0, num_workers, num_workers // 64)
     events = events_of(hop.graph, hop.setting)
-    return 1 + strategy.when.lag + max(queue_arrays(hop, worker, events) for worker in seen)
+    return 1 + strategy.sync.lag + max(queue_arrays(hop, worker, events) for worker in seen)
 
 
 def queue_arrays(hop: Hop, worker: int, events: EventGraph | None = None) -> int:
-    """Models in a worker's queues at most, and snapshots that its out-neighbours may still be sent.
+    """Models in a worker's queues at most, and snapshots that its out-neighbors may still be sent.
 
-    A queue has a place for each step that its in-neighbour can be ahead, and one more; under staleness only one. A
-    snapshot is kept while an out-neighbour may have to reduce it, and another one is made before it is gone.
+    A queue has a place for each step that its in-neighbor can be ahead, and one more; under staleness only one. A
+    snapshot is kept while an out-neighbor may have to reduce it, and another one is made before it is gone.
 
     Raises:
         ScheduleError: a queue without a limit.
@@ -231,16 +231,16 @@ def _quorum_arrays(strategy: Strategy, num_workers: int) -> float:  # noqa: ARG0
     A call takes all that wait, or one, and others may come while it applies them. With `latest` one result waits beside
     the sum that runs.
     """
-    when = strategy.when
-    assert isinstance(when, Quorum), "the registry names the protocol"
-    waiting = when.staleness if when.keeps_equal else 2
-    return 2 + waiting + (when.staleness if when.keeps_equal and when.count is Counting.OPEN_ROUND else 1)
+    sync = strategy.sync
+    assert isinstance(sync, PartialAllReduce), "the registry names the protocol"
+    waiting = sync.staleness if sync.keeps_equal else 2
+    return 2 + waiting + (sync.staleness if sync.keeps_equal and sync.count is LateGradientPolicy.OPEN_ROUND else 1)
 
 
 ARRAYS: dict[str, Callable[[Strategy, int], float]] = {
     Server.kind: _server_arrays,
     Pairwise.kind: _pairwise_arrays,
-    Generated.kind: _generated_arrays,
+    DynamicGroups.kind: _generated_arrays,
     "gap": _gap_arrays,
     "quorum": _quorum_arrays,
 }

@@ -18,7 +18,7 @@ NOTHING = 1e-12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What decides: seconds per step, figures (infinite where unknown), and the predicted steps ratio."""
+    """What decides: seconds per step, metrics (infinite where unknown), and the predicted steps ratio."""
 
     communication: float
     step_seconds: float
@@ -32,7 +32,7 @@ class Costs:
         return self.step_seconds * self.steps_ratio
 
     def keep(self, limits: Limits, exactly: Callable[[], Fraction | None] = lambda: None) -> bool:
-        """Whether consensus is reached and the limits on figures are kept; `exactly()` decides what rounding would."""
+        """Whether consensus is reached and the limits on metrics are kept; `exactly()` decides what rounding would."""
         if not math.isfinite(self.steps_ratio) or not limits.allow_communication(self.communication):
             return False
         return limits.allow_consensus_distance(self.consensus_distance, exactly)

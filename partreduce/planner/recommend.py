@@ -9,6 +9,7 @@ from fractions import Fraction
 from functools import partial
 
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
+from partreduce.planner.delay import Delay
 from partreduce.planner.gain import (
     TIE,
     Gain,
@@ -22,36 +23,35 @@ from partreduce.planner.gain import (
     times_by_case,
     unbeaten,
 )
-from partreduce.planner.job import Data, Job
-from partreduce.planner.lateness import Lateness
-from partreduce.planner.option import Option
+from partreduce.planner.job import Data, PlanRequest
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.outer_prices import FRAGMENTS
 from partreduce.planner.preference import preference
 from partreduce.planner.steps_model import BORNE, LOST, LOST_RATIO, MANY, Optimizer
 from partreduce.planner.travel import worth
 from partreduce.schedulers.entry import hint
 from partreduce.schedulers.synthesis.problem import Objective
-from partreduce.topo.errors import InputError, PartreduceError, UnknownError
-from partreduce.topo.figures import exact_consensus_distance
+from partreduce.topo.errors import InputError, PartreduceError, UndecidedError
+from partreduce.topo.metrics import exact_consensus_distance
 from partreduce.topo.pilot import Pilot
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 
-def recommend(options: Sequence[Option], job: Job) -> Option:
+def recommend(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule:
     """The option that the objective prefers within the job's limits.
 
     By default that is the least predicted time to the loss, with simplicity where times differ by 2 % or less
     (`gain.least_time`); if the job asks for the fastest, and for the other objectives, what differs by rounding only.
 
     Raises:
-        UnknownError: no option keeps the limits; the message names the nearest one.
+        UndecidedError: no option keeps the limits; the message names the nearest one.
         InputError: the job takes an option that is not there.
     """
     if job.take is not None:
         return _taken(options, job.take)
     allowed = permitted(options, job)
     if not allowed:
-        raise UnknownError(_nothing(options, job))
+        raise UndecidedError(_nothing(options, job))
     if job.objective is Objective.BALANCED and not job.fastest:
         return least_time(allowed, job)
     kept = unbeaten(allowed)
@@ -60,19 +60,20 @@ def recommend(options: Sequence[Option], job: Job) -> Option:
     return min(best, key=lambda option: (simplicity(option), option.name))
 
 
-def _taken(options: Sequence[Option], name: str) -> Option:
+def _taken(options: Sequence[CandidateSchedule], name: str) -> CandidateSchedule:
     """The option of a name, the faster one where two forms share it."""
     named = [option for option in options if option.name == name]
     if not named:
         raise InputError(
-            f"--take {name!r}: no schedule of this name was weighed{hint(name, {option.name for option in options})}; "
-            "the table of the same command without --take lists them, and --effort thorough weighs more"
+            f"--select {name!r}: no schedule of this name was "
+            f"weighed{hint(name, {option.name for option in options})}; "
+            "the table of the same command without --select lists them, and --effort thorough weighs more"
         )
     return min(named, key=lambda option: option.time)
 
 
-def permitted(options: Sequence[Option], job: Job) -> list[Option]:
-    """The options that keep the job's limits, and wait as it says: late, in lockstep, with a gap or by a quorum."""
+def permitted(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
+    """The options that keep the job's limits, and wait as it says: late, synchronously, with a gap or by a quorum."""
     if job.quorum:
         able = [option for option in options if option.quorum]
     else:
@@ -81,26 +82,26 @@ def permitted(options: Sequence[Option], job: Job) -> list[Option]:
     return [option for option in able if option.costs.keep(job.limits, partial(_exactly, option))]
 
 
-def _waits_as(option: Option, job: Job) -> bool:
+def _waits_as(option: CandidateSchedule, job: PlanRequest) -> bool:
     """Whether what comes late may, in an option that is one kind among others."""
     if option.quorum:
-        return job.quorum is None and job.when is None
+        return job.quorum is None and job.sync is None
     if option.facts and not option.gap:
-        return job.when is None
-    return option.lateness in job.whens
+        return job.sync is None
+    return option.delay in job.sync_types
 
 
-def _held(option: Option) -> float:
+def _held(option: CandidateSchedule) -> float:
     """Bytes that an option's queues take of a worker."""
     return option.facts.memory_bytes if option.facts else 0.0
 
 
-def most_queues(job: Job) -> float:
+def most_queues(job: PlanRequest) -> float:
     """Bytes that queues may take."""
     return math.inf if job.max_queues is None else job.max_queues
 
 
-def _exactly(option: Option) -> Fraction | None:
+def _exactly(option: CandidateSchedule) -> Fraction | None:
     """The consensus distance as a fraction where it can be had."""
     try:
         return exact_consensus_distance(option.schedule)
@@ -108,13 +109,13 @@ def _exactly(option: Option) -> Fraction | None:
         return None
 
 
-def gain_of(chosen: Option, options: Sequence[Option], job: Job) -> Gain | None:
+def gain_of(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Gain | None:
     """The recommendation against the best plain alternative, within the limits if there is one; None without any."""
     plain = best_plain(permitted(options, job), job) or best_plain(options, job)
     return None if plain is None or not math.isfinite(chosen.time) else gain(chosen, plain, job.data)
 
 
-def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+def reasons(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
     """Why it is recommended, against All-Reduce as a user would otherwise run it. One sentence each."""
     costs = f"it communicates {ms(chosen.communication)} per step and takes {ms(chosen.step_seconds)} per step in all"
     waiting = chosen.waiting if chosen.waiting > 1e-6 * chosen.step_seconds else 0.0  # the rest is rounding
@@ -133,26 +134,30 @@ def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
             f"({chosen.basis} lay within {chosen.steps_ratio_error(job.data):.0%} of the prediction)"
         )
     said += _paced(chosen)
-    if chosen.lateness is Lateness.LATE and not chosen.gap:
+    if chosen.delay is Delay.LATE and not chosen.gap:
         said.append(
             "its averaging runs beside the computing and comes one round late, as its file says; it needs memory for "
-            "one more copy of the parameters, and --when lockstep leaves such schedules out"
+            "one more copy of the parameters, and --sync synchronous leaves such schedules out"
         )
-    if chosen.form is Form.HIERARCHICAL:
+    if chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL:
         said.append("its groups add up inside nodes first, as its file says: form hierarchical")
     if job.pilot is not None:
         said.append(_changed_by(job.pilot, chosen, options, job))
     return said
 
 
-def _paced(chosen: Option) -> list[str]:
+def _paced(chosen: CandidateSchedule) -> list[str]:
     """Who takes fewer steps a round, and the loop that such a schedule needs."""
-    if isinstance(chosen.pace, int):
+    if isinstance(chosen.steps_per_round, int):
         return []
-    paces, most = chosen.schedule.paces(), chosen.schedule.largest_pace
-    if (paces == most).all():
+    worker_steps, most = chosen.schedule.worker_steps(), chosen.schedule.largest_steps_per_round
+    if (worker_steps == most).all():
         return []
-    slow = [f"worker {worker} takes {paces[worker]}" for worker in range(len(paces)) if paces[worker] < most]
+    slow = [
+        f"worker {worker} takes {worker_steps[worker]}"
+        for worker in range(len(worker_steps))
+        if worker_steps[worker] < most
+    ]
     said = (
         f"workers take {most} steps a round, {', '.join(slow[:4])}{', …' * (len(slow) > 4)}, so that nobody waits; "
         "write the training loop as `for batch in optimizer.batches(loader)`, which ends all of them at the same round"
@@ -160,7 +165,7 @@ def _paced(chosen: Option) -> list[str]:
     return [said]
 
 
-def _changed_by(pilot: Pilot, chosen: Option, options: Sequence[Option], job: Job) -> str:
+def _changed_by(pilot: Pilot, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> str:
     """What a pilot cost, and what would be recommended without it."""
     blind = replace(job, pilot=None, take=None)
     shipped, priced = blind.steps_model, job.steps_model
@@ -168,7 +173,7 @@ def _changed_by(pilot: Pilot, chosen: Option, options: Sequence[Option], job: Jo
     for option in options:
         if math.isfinite(option.steps_ratio) and option.step_seconds > 0:
             blind_option = replace(option, steps_ratio=option.steps_ratio - (option.surprise or 0.0), surprise=None)
-            steps = blind_option.time_in(shipped, priced, lateness=True) / option.step_seconds
+            steps = blind_option.time_in(shipped, priced, delay=True) / option.step_seconds
             usual.append(replace(blind_option, steps_ratio=steps, model=shipped))
     found = recommend(usual, blind)
     told = f"the pilot took {pilot.cost:,} steps of your job"
@@ -178,7 +183,7 @@ def _changed_by(pilot: Pilot, chosen: Option, options: Sequence[Option], job: Jo
     return f"{told}; without it {found.name} would be recommended, which by its prices takes {times:.2f} times as long"
 
 
-def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+def _compared(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
     """The recommendation against the best plain alternative, what was set aside for it, and sums in every step."""
     allowed, said = permitted(options, job), []
     against = gain_of(chosen, options, job)
@@ -193,12 +198,12 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
         said += [_not_taken(option, chosen, allowed, job) for option in (*plain, fastest)]
     elif chosen.is_plain and fastest is chosen:
         said.append("no schedule that averages over fewer workers is predicted to train faster")
-    every = [o for o in options if o.is_plain and o.pace == 1 and o is not chosen]
+    every = [o for o in options if o.is_plain and o.steps_per_round == 1 and o is not chosen]
     best = min(every, key=lambda option: option.time, default=None)
     is_said = against is not None and not chosen.is_plain and against.alternative is best
     if chosen.time <= 0:
         return said
-    if chosen.is_plain and chosen.pace == 1:  # what is recommended is All-Reduce in every step, at its best
+    if chosen.is_plain and chosen.steps_per_round == 1:  # what is recommended is All-Reduce in every step, at its best
         said += [
             f"All-Reduce in every step as it is usually run would take {one.time / chosen.time:.2f} times as long "
             f"({one.name}, {ms(one.step_seconds)} per step)"
@@ -213,7 +218,7 @@ def _compared(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
     return said
 
 
-def _beside_usual(best: Option, chosen: Option, options: Sequence[Option]) -> str:
+def _beside_usual(best: CandidateSchedule, chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
     """What All-Reduce as torch runs it takes, where its best is another one."""
     usual = [option for option in options if option.is_usual and option is not best and option is not chosen]
     return "".join(
@@ -223,7 +228,9 @@ def _beside_usual(best: Option, chosen: Option, options: Sequence[Option]) -> st
     )
 
 
-def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: Job) -> str:
+def _not_taken(
+    fastest: CandidateSchedule, chosen: CandidateSchedule, allowed: Sequence[CandidateSchedule], job: PlanRequest
+) -> str:
     """Why the option with the least predicted time is not the recommendation."""
     ratio = f"{fastest.name} is predicted to be {chosen.time / fastest.time:.2f} times as fast as it"
     if job.take is not None:
@@ -233,7 +240,7 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
             f"{ratio}, but lets workers drift apart on {job.data} data: under {job.optimizer} networks did not reach "
             "their loss so; a pilot measures it on your job (partreduce measure FILE.py:NAME CLUSTER)"
         )
-    if fastest.may_be_lost:
+    if fastest.may_fail:
         return (
             f"{ratio}, but {_lost(fastest, job)}; so it has to win at {LOST_RATIO:g} times its steps. A pilot "
             "tells whether your job bears it (partreduce measure FILE.py:NAME)"
@@ -243,7 +250,8 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
     uncoded = worst * (1 - worth(fastest.schedule)) / (1 - worth(chosen.schedule))
     if worst > 1 >= uncoded:
         return (
-            f"{ratio}, but its sums travel in {fastest.how.codec}, whose steps took longer in our lab than predicted: "
+            f"{ratio}, but its sums travel in {fastest.transport.codec}, whose steps took longer in our lab than "
+            "predicted: "
             f"that has to save more than {worth(fastest.schedule):.0%}"
         )
     worst = uncoded
@@ -255,17 +263,17 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
             there = float((times_by_case([fastest], job) / times_by_case([chosen], job)).max())
             return (
                 f"{ratio}, but on the task that suits it least it would take {max(worst, there):.2f} times as long; "
-                "--take takes it all the same"
+                "--select takes it all the same"
             )
         if fastest.facts is not None and not (fastest.quorum or fastest.gap):
             return (
                 f"{ratio}, but if its steps cost as much {most.format('they')}, it would take {worst:.2f} times as "
-                "long; --take takes it all the same"
+                "long; --select takes it all the same"
             )
-        asked = "quorum" if fastest.quorum else "gap" if fastest.gap else fastest.lateness
+        asked = "quorum" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
         late = "if coming late costs" if chosen.late or chosen.facts else "comes late: if that costs"
         return (
-            f"{ratio}, but {late} as much {most.format('it')}, it would take {worst:.2f} times as long; --when "
+            f"{ratio}, but {late} as much {most.format('it')}, it would take {worst:.2f} times as long; --sync "
             f"{asked} takes it at its predicted price"
         )
     rivals = contenders([*allowed, chosen], job)
@@ -285,7 +293,7 @@ def _not_taken(fastest: Option, chosen: Option, allowed: Sequence[Option], job: 
     return f"{ratio}; within {TIE:.0%} it is chosen {simpler}"
 
 
-def _phases(option: Option) -> str:
+def _phases(option: CandidateSchedule) -> str:
     if option.is_plain:
         return "one group of all workers"
     if option.quorum:
@@ -298,7 +306,7 @@ def _phases(option: Option) -> str:
     return f"{distinct} distinct phase{'s' * (distinct != 1)} in a period of {option.period}"
 
 
-def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list[str]:
+def cautions(chosen: CandidateSchedule, job: PlanRequest, ended: str = "its time was over") -> list[str]:
     """What was not proved, and what the user should know; `ended` says why the search ended."""
     said = []
     if chosen.extrapolated:
@@ -323,11 +331,11 @@ def cautions(chosen: Option, job: Job, ended: str = "its time was over") -> list
     return said
 
 
-def _presumed(chosen: Option, job: Job) -> list[str]:
+def _presumed(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
     """That the learning rate is not at its limit, where a measured network lost its way; a pilot tells."""
-    if not chosen.may_be_lost:
+    if not chosen.may_fail:
         return []
-    way = "--when lockstep" if _is_too_late(chosen) else f"--max consensus-distance={BORNE:g}"
+    way = "--sync synchronous" if _is_too_late(chosen) else f"--max consensus-distance={BORNE:g}"
     said = (
         f"it presumes that your learning rate is not the largest that your network bears: {_lost(chosen, job)}; {way} "
         "leaves them out, and `partreduce measure FILE.py:NAME` tells (docs/pilot.md)"
@@ -335,8 +343,8 @@ def _presumed(chosen: Option, job: Job) -> list[str]:
     return [said]
 
 
-def _lost(option: Option, job: Job) -> str:
-    """Under which optimizers a measured network was lost with an option's figures."""
+def _lost(option: CandidateSchedule, job: PlanRequest) -> str:
+    """Under which optimizers a measured network was lost with an option's metrics."""
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
     beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
@@ -344,14 +352,14 @@ def _lost(option: Option, job: Job) -> str:
     return f"under {beyond} one of five networks, at its best rate, did not reach its loss with averages {how}"
 
 
-def _is_too_late(option: Option) -> bool:
+def _is_too_late(option: CandidateSchedule) -> bool:
     """Whether a network was lost with averages as late; else it was with averages as rare."""
     return option.late_distance >= option.model.lost.late
 
 
-def _guessed(chosen: Option) -> str:
+def _guessed(chosen: CandidateSchedule) -> str:
     """Why the steps of what lies outside of the measured are a guess, and what would tell them."""
-    if (count := chosen.schedule.strategy.what.num_fragments) > 1:
+    if (count := chosen.schedule.strategy.payload.num_fragments) > 1:
         return (
             f"its model is cut into {count} fragments, and no more than {FRAGMENTS} were measured, so that its steps "
             "are a guess, and so is how much faster it is; train it beside All-Reduce for some rounds on your own job"
@@ -362,12 +370,12 @@ def _guessed(chosen: Option) -> str:
     )
 
 
-def _nothing(options: Sequence[Option], job: Job) -> str:
+def _nothing(options: Sequence[CandidateSchedule], job: PlanRequest) -> str:
     if job.quorum:
         options = [option for option in options if option.quorum]
         least = min((option.quorum.memory_bytes for option in options if option.quorum), default=None)
         if least is None:
-            return "no quorum is within the limits; raise --max group, or leave out --when quorum"
+            return "no quorum is within the limits; raise --max group, or leave out --sync partial"
         if least > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {least:.0f}; raise it"
     if job.gap:
@@ -376,16 +384,16 @@ def _nothing(options: Sequence[Option], job: Job) -> str:
         if job.cluster.num_workers > MAX_GRAPH_WORKERS:
             return f"gaps are weighed for at most {MAX_GRAPH_WORKERS} workers, not {job.cluster.num_workers}"
         if not sizes:
-            return "no graph on which a gap could be kept was found within the limits; leave out --when gap"
+            return "no graph on which a gap could be kept was found within the limits; leave out --sync iteration_gap"
         if min(sizes) > most_queues(job):
             return f"max-queues {job.max_queues:.0f} bytes: the least that was found are {min(sizes):.0f}; raise it"
     if not job.quorum and not job.gap:
         options = [option for option in options if _waits_as(option, job)]
     usable = [option for option in options if math.isfinite(option.steps_ratio)]
-    if not usable and job.when is Lateness.PIPELINE:
+    if not usable and job.sync is Delay.PIPELINE:
         return (
             f"a pipeline sums the gradients of all {job.cluster.num_workers} workers in every step, and none was found "
-            "within the limits; leave out --max group, or --when pipeline"
+            "within the limits; leave out --max group, or --sync pipeline"
         )
     if not usable:
         given = {"group": job.limits.max_group, "phases": job.limits.max_distinct_phases}

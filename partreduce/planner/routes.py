@@ -14,7 +14,7 @@ from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Route, Routes, TableWay
+from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 from partreduce.topo.timing.tables import aggregates_in
 
 MAX_COMBINATIONS = 3**7
@@ -29,10 +29,10 @@ class Chosen:
     sends and visits, the strategy's own averages among them; `dense_bytes` are averaged by the strategy.
     """
 
-    routes: Routes
+    routes: Payload
     seconds: float
     dense_bytes: int
-    costs: dict[str, dict[TableWay, Cost]]
+    costs: dict[str, dict[Placement, Cost]]
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def choose_routes(
     if not codecs:
         raise InputError("tables: no codec is allowed, not even none")
     if listed:
-        refuse_unpriced(schedule)
+        check_unpriced(schedule)
     pricing = Pricing(
         tables=listed,
         schedule=schedule,
@@ -107,14 +107,14 @@ def choose_routes(
     seconds, ways, local = min(found, key=lambda one: (one[0], one[2]))
     coded = pricing.codecs_of(ways, local_aggregation=local)
     tables_ = tuple(table.route(way, codec) for table, way, codec in zip(listed, ways, coded, strict=True))
-    routes = Routes(tables=tables_, local_aggregation=local, average=average) if tables_ else Routes()
-    replace(schedule, strategy=replace(schedule.strategy, what=routes), certificate=None)  # refuses what cannot be
+    routes = Payload(tables=tables_, local_aggregation=local, average=average) if tables_ else Payload()
+    replace(schedule, strategy=replace(schedule.strategy, payload=routes), certificate=None)  # refuses what cannot be
     costs = _alternatives(pricing, ways, local_aggregation=local)
     reasons = []
     for table, route in zip(listed, tables_, strict=True):
-        saved = pricing.saved(table, route, local_aggregation=local, beside_gathered=TableWay.GATHER in ways)
+        saved = pricing.saved(table, route, local_aggregation=local, beside_gathered=Placement.GATHER in ways)
         reasons.append(_reason(table, route, costs[table.parameter], saved))
-    if len(flags) > 1 and any(way is not TableWay.DENSE for way in ways):
+    if len(flags) > 1 and any(way is not Placement.DENSE for way in ways):
         other = pricing.seconds(ways, local_aggregation=not local)
         reasons.append(_local_reason(seconds, other, is_local=local))
     return Chosen(
@@ -126,24 +126,24 @@ def choose_routes(
     )
 
 
-def refuse_unpriced(schedule: Schedule) -> None:
+def check_unpriced(schedule: Schedule) -> None:
     """Refuse schedules beside which no way can be chosen."""
     strategy = schedule.strategy
     if reason := strategy.refuses_tables():
-        raise ScheduleError(f"tables: their rows are exchanged in every step, in lockstep, and {reason}")
+        raise ScheduleError(f"tables: their rows are exchanged in every step, synchronously, and {reason}")
     if not schedule.is_mixing:
         raise ScheduleError(
             f"tables: what strategy {strategy.kind!r} itself takes in a step follows no formula, so no way of a table "
-            "can be chosen beside it; name each table's way in the schedule file (what.tables), or take allreduce, "
+            "can be chosen beside it; name each table's way in the schedule file (payload.tables), or take allreduce, "
             "static or neighbor"
         )
 
 
-def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[TableWay, ...]]:
+def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[Placement, ...]]:
     """The least seconds, and the ways that take them."""
     allowed = [table.allowed for table in pricing.tables]
 
-    def priced(ways: tuple[TableWay, ...]) -> float:
+    def priced(ways: tuple[Placement, ...]) -> float:
         return pricing.seconds(ways, local_aggregation=local_aggregation)
 
     count = 1
@@ -160,8 +160,10 @@ def _best(pricing: Pricing, *, local_aggregation: bool) -> tuple[float, tuple[Ta
 
 
 def _improved(
-    ways: tuple[TableWay, ...], allowed: Sequence[tuple[TableWay, ...]], priced: Callable[[tuple[TableWay, ...]], float]
-) -> tuple[float, tuple[TableWay, ...]]:
+    ways: tuple[Placement, ...],
+    allowed: Sequence[tuple[Placement, ...]],
+    priced: Callable[[tuple[Placement, ...]], float],
+) -> tuple[float, tuple[Placement, ...]]:
     """Change one table's way at a time while that takes less."""
     now, changed = priced(ways), True
     while changed:
@@ -175,13 +177,13 @@ def _improved(
 
 
 def _alternatives(
-    pricing: Pricing, ways: Sequence[TableWay], *, local_aggregation: bool
-) -> dict[str, dict[TableWay, Cost]]:
+    pricing: Pricing, ways: Sequence[Placement], *, local_aggregation: bool
+) -> dict[str, dict[Placement, Cost]]:
     """What each way of a table adds to a step, all others going as they do."""
-    result: dict[str, dict[TableWay, Cost]] = {}
+    result: dict[str, dict[Placement, Cost]] = {}
     for place, table in enumerate(pricing.tables):
 
-        def priced(way: TableWay | None, place: int = place) -> Cost:
+        def priced(way: Placement | None, place: int = place) -> Cost:
             return pricing.cost([*ways[:place], way, *ways[place + 1 :]], local_aggregation=local_aggregation)
 
         without = priced(None)
@@ -192,7 +194,7 @@ def _alternatives(
     return result
 
 
-def _reason(table: Table, route: Route, costs: dict[TableWay, Cost], saved: Cost) -> str:
+def _reason(table: Table, route: TablePlacement, costs: dict[Placement, Cost], saved: Cost) -> str:
     """One line: the table, what of it is touched, its way, what its codec saves, and what the others would take."""
     shares, way = table.touched, route.way
     seen = "what a step touches is unknown"

@@ -14,14 +14,14 @@ from dataclasses import replace
 from math import isfinite
 
 from partreduce.planner.calibration import as_trained, calibrated, trained_sha256
-from partreduce.planner.job import Job
-from partreduce.planner.option import Option
+from partreduce.planner.job import PlanRequest
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import Plan, plan
 from partreduce.planner.recommend import permitted
 from partreduce.runtime.pilot.job import Curve
 from partreduce.topo.pilot import Pilot
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.base import Phased
+from partreduce.topo.strategies.base import HasGroups
 
 ROUNDS = 3
 """Times that there are new ones to run, at the most."""
@@ -34,7 +34,7 @@ class RunOff:
     prices alone, the last with all runs.
     """
 
-    def __init__(self, job: Job, *, steps: int) -> None:
+    def __init__(self, job: PlanRequest, *, steps: int) -> None:
         self.job, self.steps = job, steps
         self.finalists: set[str] = set()
         self.plans: list[Plan] = []
@@ -56,14 +56,16 @@ class RunOff:
         return [as_trained(one.schedule, name=one.name) for sha256, one in named.items() if sha256 not in ran]
 
 
-def finalists(chosen: Option, options: Sequence[Option], job: Job) -> list[Option]:
+def finalists(
+    chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
+) -> list[CandidateSchedule]:
     """The recommendation, and of every other kind the best by the pilot's prices, if it could be faster at all.
 
-    Kinds are parameters in lockstep, parameters late, and a pipeline; All-Reduce in each step is always there. What a
+    Kinds are parameters synchronously, parameters late, and a pipeline; All-Reduce in each step is always there. What a
     protocol decides while the job runs, or what connects all workers only after more steps than a run has, is not run.
     """
     assert job.pilot is not None, "its prices made them finalists"
-    kinds: dict[object, Option] = {}
+    kinds: dict[object, CandidateSchedule] = {}
     for option in sorted(permitted(options, job), key=lambda one: (one is not chosen, one.time)):
         is_faster = option is chosen or (option.step_seconds < chosen.time and isfinite(option.time_at_worst))
         if is_faster and _can_run(option, job.pilot.steps):
@@ -71,11 +73,11 @@ def finalists(chosen: Option, options: Sequence[Option], job: Job) -> list[Optio
     return list(kinds.values())
 
 
-def _can_run(option: Option, steps: int) -> bool:
+def _can_run(option: CandidateSchedule, steps: int) -> bool:
     strategy = option.schedule.strategy
     if option.facts is not None:
         return False
     if strategy.averages_gradients:
         return option.late  # All-Reduce in each step is there already
-    longest = option.schedule.largest_pace
-    return not isinstance(strategy, Phased) or option.schedule.rounds_to_connect() * longest <= steps
+    longest = option.schedule.largest_steps_per_round
+    return not isinstance(strategy, HasGroups) or option.schedule.rounds_to_connect() * longest <= steps

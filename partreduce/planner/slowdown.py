@@ -2,7 +2,7 @@
 
 Hop's paper has two kinds of heterogeneity (its sections 3.4 and 5), which ask for different settings: steps that take
 long now and then, whoever's they are, are ridden out by staleness or backup workers; a worker that is slow in every
-step is done without by its neighbours and skips.
+step is done without by its neighbors and skips.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.topo.round import Round
-from partreduce.topo.strategies.gap import Gap, Order, Skip
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
 
 SLOW = 1.25
 """Times as long as the median worker computes: from there on a worker is slow."""
@@ -34,7 +34,7 @@ class Setting(NamedTuple):
     """A gap and what it is called."""
 
     words: str
-    gap: Gap
+    gap: IterationGap
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Slowdown:
     spike: float
 
     @classmethod
-    def of(cls, job: Job) -> Slowdown:
+    def of(cls, job: PlanRequest) -> Slowdown:
         """Of a job's step times. Deterministic; 64 sampled steps of all workers where they vary."""
         times, count = job.compute_times(), job.cluster.num_workers
         if times.is_fixed and not times.slowdown:  # a table of all workers would cost more than all else
@@ -80,28 +80,30 @@ class Slowdown:
         """Whether there is nothing that a gap could answer."""
         return not self.slow and not self.has_spikes
 
-    def settings(self, graph: Round, order: Order) -> list[Setting]:
+    def settings(self, graph: Round, order: UpdateOrder) -> list[Setting]:
         """What answers the slowdowns on this graph, the paper's settings where it has them; and the plain gap, last.
 
-        Staleness s rides out a step that takes s + 1 times as long. Neighbours of slow workers need one update fewer
+        Staleness s rides out a step that takes s + 1 times as long. Neighbors of slow workers need one update fewer
         for each of these, and tokens let them go as far ahead as a slow step lasts.
         """
-        plain = Setting("standard", Gap(order=order))
+        plain = Setting("standard", IterationGap(update_order=order))
         found: list[Setting] = []
         behind = min(MOST_BEHIND, max(1, ceil(self.spike) - 1))
         heard = np.bincount(graph.targets, minlength=graph.num_workers)
         if self.has_spikes and not self.slow:
-            found.append(Setting(f"staleness {behind}", Gap(staleness=behind, order=order)))
+            found.append(Setting(f"staleness {behind}", IterationGap(staleness=behind, update_order=order)))
             if heard.min() >= 2:
-                found.append(Setting("backup 1", Gap(max_ig=behind + 1, backup=1, order=order)))
+                found.append(Setting("backup 1", IterationGap(max_ig=behind + 1, backup=1, update_order=order)))
         if not self.slow:
             return [*found, plain]
         factor = min(MOST_SKIPPED, ceil(max(f for _, f in self.slow)))
         is_slow = np.isin(graph.sources, [worker for worker, _ in self.slow])  # (edges,)
         spare = np.bincount(graph.targets, weights=is_slow, minlength=graph.num_workers).astype(int).tolist()
-        skip = Skip(limit=max(2, factor))
-        # Long steps of others come on top of the slow ones, so that neighbours need more tokens to go on.
-        beside = Gap(max_ig=factor * (2 if self.has_spikes else 1) + 1, backup=tuple(spare), skip=skip, order=order)
+        skip = SkipPolicy(limit=max(2, factor))
+        # Long steps of others come on top of the slow ones, so that neighbors need more tokens to go on.
+        beside = IterationGap(
+            max_ig=factor * (2 if self.has_spikes else 1) + 1, backup=tuple(spare), skip=skip, update_order=order
+        )
         if not self.has_spikes:
             found.append(Setting(f"skip {skip.limit}, backup beside the slow", beside))
         elif heard.min() >= 2:
@@ -113,7 +115,7 @@ class Slowdown:
         return [*found, plain]
 
 
-def weighs_quorums(job: Job) -> bool:
+def weighs_quorums(job: PlanRequest) -> bool:
     """Whether quorums are candidates: where they are asked for, or nothing is and the steps of workers differ."""
     if job.quorum is not None:
         return job.quorum

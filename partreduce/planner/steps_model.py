@@ -1,7 +1,7 @@
-"""How many more steps a schedule needs than All-Reduce, predicted from its consensus distance, drift and lateness.
+"""How many more steps a schedule needs than All-Reduce, predicted from its consensus distance, drift and delay.
 
-The prices of consensus distance and lateness are those of fifteen tasks, networks of five kinds under SGD, momentum
-and Adam, each at All-Reduce's best rate (`python -m benchmarks.steps_to_loss.lateness`; the rows and what was held out
+The prices of consensus distance and delay are those of fifteen tasks, networks of five kinds under SGD, momentum
+and Adam, each at All-Reduce's best rate (`python -m benchmarks.steps_to_loss.delay`; the rows and what was held out
 are in benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
 takes what is least wrong on whichever of an optimizer's tasks the job is like (`cases`), and the errors are those of a
 kind of network that was held out: good for ranking schedules, not a promise about yours; a pilot is. c and p are fitted
@@ -11,17 +11,17 @@ Under Adam it costs steps by itself that parameters are averaged instead of grad
 are of single workers' gradients then, whose noise shortens the steps. Where the noise of a worker's gradient is s times
 its mean, both squared, a step of n workers is √((1 + s/n) / (1 + s)) as long as that by their mean gradient.
 
-What comes late pays for its *late distance* (`topo.figures.late_distance`): late averagings multiply a deviation by
-λ − 1 + (1 − h)^k in each round of k steps, where lockstep has λ(1 − h)^k, so that averaging more makes it worse and
+What comes late pays for its *late distance* (`topo.metrics.late_distance`): late averagings multiply a deviation by
+λ − 1 + (1 − h)^k in each round of k steps, where synchronous has λ(1 − h)^k, so that averaging more makes it worse and
 longer rounds do. Under SGD a unit costs as much at one step a round as at several. Momentum and Adam answer slowly to
-what a round brings: at one step a round lateness costs them next to nothing, and what exceeds a unit costs in
+what a round brings: at one step a round delay costs them next to nothing, and what exceeds a unit costs in
 proportion to the whole, as their pull within a round grows with the square of its steps.
 
 Gradients that come a step late to all alike (a pipeline) cost more the nearer the learning rate comes to the pipeline's
 stability limit, and networks sharpen until it does: each at its own best rate of a grid, pipelines needed 1.05 times
-the steps of lockstep on a perceptron, 1.43 on the lab's text and 2.1 on its digits, where the best rate was half of
-lockstep's (benchmarks/results/late_and_small.md). At All-Reduce's best rate they needed 1.2 times as many and more, and
-three of the fifteen tasks did not reach their loss: whoever takes a pipeline there has to lower the rate. Where the
+the steps of synchronous on a perceptron, 1.43 on the lab's text and 2.1 on its digits, where the best rate was half of
+synchronous's (benchmarks/results/late_and_small.md). At All-Reduce's best rate they needed 1.2 times as many and more,
+and three of the fifteen tasks did not reach their loss: whoever takes a pipeline there has to lower the rate. Where the
 learning rate times the curvature, h, is not known, the geometric mean of the three counts. Where it is known, the price
 is proportional to the noise that the delay adds: 0.008 times (noise factor - 1) meets both rates of the perceptron at
 which h stayed below the limit, h = 0.37 and 0.74.
@@ -36,14 +36,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from partreduce.topo.figures.pipeline import noise_factor
+from partreduce.topo.metrics.pipeline import noise_factor
 
 
 class Optimizer(StrEnum):
     """What turns a worker's gradients into steps."""
 
     SGD = "sgd"
-    """Plain, at its best rate near its limit: lateness is dear."""
+    """Plain, at its best rate near its limit: delay is dear."""
 
     MOMENTUM = "momentum"
     """SGD with a momentum of about 0.9."""
@@ -68,7 +68,7 @@ class Prices(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """From which consensus distance in lockstep, and late distance, a calibrated task was lost with half of its seeds.
+    """From which consensus distance synchronously, and late distance, a calibrated task was lost with half of its seeds.
 
     That is: at All-Reduce's best learning rate it did not reach its loss in five times All-Reduce's steps.
     """
@@ -76,12 +76,12 @@ class Lost(NamedTuple):
     consensus_distance: float = math.inf
     late: float = math.inf
 
-    def includes(self, in_lockstep: float, late_distance: float) -> bool:
-        """Whether such figures are among those under which it was lost: averages as rare, or as late.
+    def includes(self, synchronous: float, late_distance: float) -> bool:
+        """Whether such metrics are among those under which it was lost: averages as rare, or as late.
 
         A late distance alone does not say how rare they are: it hardly grows with a period of which most rounds rest.
         """
-        return in_lockstep >= self.consensus_distance or late_distance >= self.late
+        return synchronous >= self.consensus_distance or late_distance >= self.late
 
 
 NEVER = Lost()
@@ -92,7 +92,7 @@ DELAY_MORE = 0.63
 
 @dataclass(frozen=True, slots=True)
 class StepsModel:
-    """steps ratio = 1 + own + a·(consensus distance) + c·drift^p + lateness's price; drift 0 for shuffled data.
+    """steps ratio = 1 + own + a·(consensus distance) + c·drift^p + delay's price; drift 0 for shuffled data.
 
     `errors` holds, per placement of the data, the relative error that 9 of 10 schedules kept: for shuffled data on
     kinds of networks that were held out, for sorted data of held-out schedules. `late_errors` holds the same of
@@ -106,7 +106,7 @@ class StepsModel:
     max_consensus_distance: float
     max_drift: float
     noise: float = 0.0
-    """Of a worker's gradient over its mean, both squared, where steps are normalised by it: Adam's."""
+    """Of a worker's gradient over its mean, both squared, where steps are normalized by it: Adam's."""
     num_workers: int = 1
     """On which that depends."""
     own: float = 0.0
@@ -117,11 +117,11 @@ class StepsModel:
     late_errors: tuple[tuple[str, float], ...] = ()
     a_beyond: float | None = None
     c_beyond: float | None = None
-    """The prices of what exceeds the largest figures that were tried; by default those below them."""
+    """The prices of what exceeds the largest metrics that were tried; by default those below them."""
     delay: float = 0.0
     """What it costs that gradients come a step late, where the learning rate times the curvature is not known."""
     delay_noise: float | None = 0.0
-    """What a multiple of lockstep's noise costs that late gradients add, where it is; None if only `delay` counts."""
+    """What a multiple of synchronous's noise costs that late gradients add, where it is; None if only `delay` counts."""
     delay_more: float = 0.0
     """What gradients that come a step late may cost more than predicted."""
     delay_error: float = 0.0
@@ -146,7 +146,8 @@ class StepsModel:
         Args:
             consensus_distance: of the schedule as it runs, overlap included; ≥ 0, infinity gives infinity.
             drift: likewise; 0 for shuffled data.
-            late: the late distance of averagings that come a round late (`topo.figures.late_distance`); 0 in lockstep.
+            late: the late distance of averagings that come a round late (`topo.metrics.late_distance`); 0
+                synchronously.
             delayed: what late gradients cost (`delayed`).
             gradients: whether it is they that are averaged, not parameters.
         """
@@ -155,7 +156,7 @@ class StepsModel:
         noise = _charged(consensus_distance, self.max_consensus_distance, self.a, self.a_beyond)
         pushed = _charged(drift**self.p, self.max_drift**self.p, self.c, self.c_beyond) if drift > 0 else 0.0
         own = 0.0 if gradients else self.own + shortened(self.noise, self.num_workers)
-        return 1.0 + own + noise + pushed + _lateness(self, late) + delayed
+        return 1.0 + own + noise + pushed + _delay(self, late) + delayed
 
     @property
     def cases(self) -> tuple[StepsModel, ...]:
@@ -171,13 +172,13 @@ class StepsModel:
 
     def late_more(self, late: float) -> float:
         """What a late distance may cost more than predicted: on the task on which it costs most."""
-        return max((_lateness(task, late) for task in self.tasks), default=0.0) - _lateness(self, late)
+        return max((_delay(task, late) for task in self.tasks), default=0.0) - _delay(self, late)
 
     def delayed(self, width: int, curvature: float | None = None) -> float:
         """What it costs that gradients come late in a pipeline of this width, as a part of All-Reduce's steps.
 
         Args:
-            width: iterations side by side; 1 is lockstep and costs nothing.
+            width: iterations side by side; 1 is synchronous and costs nothing.
             curvature: the learning rate times the largest curvature of the loss, if known; infinite from the
                 pipeline's stability limit on.
         """
@@ -202,7 +203,7 @@ class StepsModel:
         return dict(self.late_errors if late and self.late_errors else self.errors)[data]
 
     def extrapolates(self, consensus_distance: float, drift: float) -> bool:
-        """Whether the figures lie outside what was measured."""
+        """Whether the metrics lie outside what was measured."""
         return consensus_distance > self.max_consensus_distance or drift > self.max_drift
 
 
@@ -218,12 +219,12 @@ def shortened(noise: float, num_workers: float) -> float:
     return math.sqrt((1 + noise) / (1 + noise / num_workers)) - 1
 
 
-def _lateness(prices: StepsModel | Prices, late: float) -> float:
-    """What a late distance costs; nothing in lockstep, whatever the price."""
-    return prices.late * late + prices.later * long_lateness(late) if late else 0.0
+def _delay(prices: StepsModel | Prices, late: float) -> float:
+    """What a late distance costs; nothing synchronously, whatever the price."""
+    return prices.late * late + prices.later * long_delay(late) if late else 0.0
 
 
-def long_lateness(late: float) -> float:
+def long_delay(late: float) -> float:
     """What the price `later` is multiplied with: the part of a late distance above 1, times the whole."""
     return late * max(0.0, late - 1)
 
@@ -265,7 +266,7 @@ ERRORS = {
     Optimizer.MOMENTUM: (0.25, 0.44),
     Optimizer.ADAM: (0.48, 0.46),
 }
-"""The relative errors that 9 of 10 schedules kept on kinds of networks held out, in lockstep and late."""
+"""The relative errors that 9 of 10 schedules kept on kinds of networks held out, synchronously and late."""
 MEASURED, BEYOND = 10.8, {Optimizer.MOMENTUM: (4.3, 0.34)}
 """Up to which consensus distance prices hold, and where that is less what each unit costs from there on.
 
@@ -280,7 +281,7 @@ LOST: dict[Optimizer | None, tuple[Lost, Lost]] = {
     Optimizer.ADAM: (NEVER, NEVER),
 }
 """By optimizer, or whichever it may be, of fewer than `MANY` workers and of as many; under Adam all tasks reached their
-loss, and so did all of 16 workers in lockstep up to 4.2 (benchmarks/results/regret.md)."""
+loss, and so did all of 16 workers synchronously up to 4.2 (benchmarks/results/regret.md)."""
 BORNE = 1.9
 """The largest consensus distance below these at which all tasks were measured: all reached their loss."""
 LOST_RATIO = 5.0
@@ -289,13 +290,13 @@ LOST_RATIO = 5.0
 
 def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:
     """The model of an optimizer, or of whatever it may be, for so many workers."""
-    lockstep, late = ERRORS[optimizer]
+    synchronous, late = ERRORS[optimizer]
     most, beyond = (MEASURED, None) if optimizer is None else BEYOND.get(optimizer, (MEASURED, None))
     sorted_data = (("per-worker", 0.27), ("per-node", 0.59))
     return StepsModel(
         c=0.6406,
         p=0.4862,
-        errors=(("shuffled", lockstep), *sorted_data),
+        errors=(("shuffled", synchronous), *sorted_data),
         late_errors=(("shuffled", late), *sorted_data),
         max_consensus_distance=most,
         a_beyond=beyond,

@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.preference import Costs, preference
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending, When
-from partreduce.topo.strategies.base import Pace
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Sync, Transport
+from partreduce.topo.strategies.base import StepsPerRound
 from partreduce.topo.timing.cost import Communication, communication
 
 WORTH, WORTH_BESIDE = 0.1, 1 / 3
-"""A coarser codec has to save more than this part of what the objective minimises: in lockstep, and where its sums
+"""A coarser codec has to save more than this part of what the objective minimizes: synchronously, and where its sums
 share the cores with computing. In the lab steps with coded sums took 8 to 16 % longer than predicted, and 44 % where
 they came late; those of plain sums up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
 
@@ -28,87 +28,101 @@ DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CostedHow:
+class CostedTransport:
     """How one schedule's sums may travel, and what that costs."""
 
-    how: How
+    transport: Transport
     cost: Communication
 
 
-def hows_of(schedule: Schedule, job: Job) -> tuple[CostedHow, ...]:
+def hows_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
     """The cheapest of each codec that communicates less than all finer ones, the finest first."""
-    chosen: list[CostedHow] = []
+    chosen: list[CostedTransport] = []
     for costed in cheapest_hows(schedule, job):
         if not chosen or _cheapness(costed) < min(map(_cheapness, chosen)):
             chosen.append(costed)
     return tuple(chosen)
 
 
-def cheapest_hows(schedule: Schedule, job: Job) -> list[CostedHow]:
+def cheapest_hows(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]:
     """The cheapest of each codec that the job and the strategy allow, the finest first.
 
     Where a strategy refuses codecs, sums travel as they are.
     """
-    forms = [form for form in job.forms if form in schedule.strategy.forms] or [Form.RING]
+    algorithms = [algorithm for algorithm in job.algorithms if algorithm in schedule.strategy.algorithms] or [
+        AllReduceAlgorithm.RING
+    ]
     cheapest = []
     for codec in codecs_of(schedule, job):
-        hows = [how for form in forms for how in _hows(form, codec)]
-        cheapest.append(min((CostedHow(how=how, cost=cost_of(schedule, job, how)) for how in hows), key=_cheapness))
+        transports = [transport for algorithm in algorithms for transport in _hows(algorithm, codec)]
+        cheapest.append(
+            min(
+                (
+                    CostedTransport(transport=transport, cost=cost_of(schedule, job, transport))
+                    for transport in transports
+                ),
+                key=_cheapness,
+            )
+        )
     return cheapest
 
 
-def codecs_of(schedule: Schedule, job: Job) -> tuple[Codec, ...]:
+def codecs_of(schedule: Schedule, job: PlanRequest) -> tuple[Codec, ...]:
     """The codecs of a job that a strategy may have, none if it refuses all; the finest first."""
     if job.codecs == (Codec.NONE,) or schedule.strategy.refuses_codec(schedule.cluster):
         return (Codec.NONE,)
     return job.codecs
 
 
-def _hows(form: Form, codec: Codec) -> list[How]:
-    hows = [How(form=form, codec=codec)]
-    if codec is not Codec.NONE and form is Form.HIERARCHICAL:
-        hows.append(How(form=form, codec=codec, where=CodecScope.ACROSS_NODES))
-    return hows
+def _hows(algorithm: AllReduceAlgorithm, codec: Codec) -> list[Transport]:
+    transports = [Transport(algorithm=algorithm, codec=codec)]
+    if codec is not Codec.NONE and algorithm is AllReduceAlgorithm.HIERARCHICAL:
+        transports.append(Transport(algorithm=algorithm, codec=codec, where=CodecScope.ACROSS_NODES))
+    return transports
 
 
-def _cheapness(costed: CostedHow) -> float:
+def _cheapness(costed: CostedTransport) -> float:
     return float(f"{costed.cost.per_round:.{DIGITS}g}")
 
 
-def cost_of(schedule: Schedule, job: Job, how: How) -> Communication:
+def cost_of(schedule: Schedule, job: PlanRequest, transport: Transport) -> Communication:
     """What a schedule's communication costs if it travels like this."""
-    return communication(travelling(schedule, how), job.hardware, form=how.form)
+    return communication(traveling(schedule, transport), job.hardware, algorithm=transport.algorithm)
 
 
-def travelling(schedule: Schedule, how: How) -> Schedule:
+def traveling(schedule: Schedule, transport: Transport) -> Schedule:
     """The same schedule with sums that travel like this; rings in the place of a form that is only compared with."""
-    form = how.form if how.form in schedule.strategy.forms else Form.RING
-    runs = replace(how, form=form)
-    if runs == schedule.strategy.how:
+    algorithm = transport.algorithm if transport.algorithm in schedule.strategy.algorithms else AllReduceAlgorithm.RING
+    runs = replace(transport, algorithm=algorithm)
+    if runs == schedule.strategy.transport:
         return schedule
-    return replace(schedule, strategy=replace(schedule.strategy, how=runs), certificate=None)
+    return replace(schedule, strategy=replace(schedule.strategy, transport=runs), certificate=None)
 
 
-def timed(schedule: Schedule, when: When, pace: Pace) -> Schedule:
-    """The same phases at this pace, late or in lockstep, as rings without a codec; without their certificate."""
-    return replace(schedule, strategy=replace(schedule.strategy, when=when, pace=pace, how=How()), certificate=None)
+def timed(schedule: Schedule, sync: Sync, steps_per_round: StepsPerRound) -> Schedule:
+    """The same phases at this steps_per_round, late or synchronously, as rings without a codec; without their certificate."""
+    return replace(
+        schedule,
+        strategy=replace(schedule.strategy, sync=sync, steps_per_round=steps_per_round, transport=Transport()),
+        certificate=None,
+    )
 
 
-def coded_words(how: How) -> list[str]:
+def coded_words(transport: Transport) -> list[str]:
     """What a name says about a codec and about sending by layers, nothing without."""
-    words = [] if how.codec is Codec.NONE else [str(how.codec)]
-    if how.where is CodecScope.ACROSS_NODES:
+    words = [] if transport.codec is Codec.NONE else [str(transport.codec)]
+    if transport.where is CodecScope.ACROSS_NODES:
         words.append("across nodes")
-    if how.sending is Sending.LAYERS:
+    if transport.gradient_buckets is GradientBuckets.PER_LAYER:
         words.append("by layers")
     return words
 
 
 def worth(schedule: Schedule) -> float:
-    """The part of what the objective minimises that a codec has to save; nothing where there is none."""
-    if schedule.strategy.how.codec is Codec.NONE:
+    """The part of what the objective minimizes that a codec has to save; nothing where there is none."""
+    if schedule.strategy.transport.codec is Codec.NONE:
         return 0.0
-    return worth_of_codec(beside=schedule.strategy.overlap)
+    return worth_of_codec(beside=schedule.strategy.is_delayed)
 
 
 def worth_of_codec(*, beside: bool) -> float:
@@ -116,7 +130,7 @@ def worth_of_codec(*, beside: bool) -> float:
     return WORTH_BESIDE if beside else WORTH
 
 
-def paying(known: Sequence[Costs], job: Job, *, beside: bool) -> int:
+def paying(known: Sequence[Costs], job: PlanRequest, *, beside: bool) -> int:
     """Which of several costs, those of the finest codec first, to take: the finest that is as good as the best.
 
     As good is what lies within `WORTH` of it, or `WORTH_BESIDE` where sums go `beside` computing. Those that keep the
@@ -130,5 +144,5 @@ def paying(known: Sequence[Costs], job: Job, *, beside: bool) -> int:
 
 
 def _merit(costs: Costs, objective: Objective) -> tuple[float, ...]:
-    """What the objective minimises; of a balanced one its time alone, as hidden communication is worth no rounding."""
+    """What the objective minimizes; of a balanced one its time alone, as hidden communication is worth no rounding."""
     return (costs.time,) if objective is Objective.BALANCED else preference(costs, objective)

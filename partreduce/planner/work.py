@@ -5,42 +5,42 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.figures.classes import num_entries
+from partreduce.topo.metrics.classes import num_entries
 from partreduce.topo.schedule import Schedule
 
 PER_OPTION = 1e-2
 """Figures of a rule, or of few workers."""
 PER_ENTRY = 1e-8
-"""Each of the n³ · period products where figures are dense."""
+"""Each of the n³ · period products where metrics are dense."""
 PER_CLASS = 5e-7
-"""Each of the g³ entries of a rule's classes of size g, of which figures take eigenvalues and some tens of products;
+"""Each of the g³ entries of a rule's classes of size g, of which metrics take eigenvalues and some tens of products;
 and PER_RANK of each local rank and phase, for the classes and the seconds of a step. `PER_OPTION` covers small ones."""
 PER_RANK = 1.5e-5
 PER_SETTING = 5e-4
-"""Another pace or lateness of a schedule whose figures are known, at fixed speeds."""
+"""Another steps_per_round or delay of a schedule whose metrics are known, at fixed speeds."""
 PER_SAMPLE = 2e-2
 """Sampled waiting of one setting, and PER_WORKER of it for each worker."""
 PER_WORKER = 2e-4
 SETTINGS = 4
-"""Settings of a schedule that the search found: in lockstep, late, and the best of each."""
+"""Settings of a schedule that the search found: synchronously, late, and the best of each."""
 
 
-def work_of(schedule: Schedule, job: Job, settings: int = 1) -> float:
-    """Nominal seconds of all figures of one schedule, in some settings."""
+def work_of(schedule: Schedule, job: PlanRequest, settings: int = 1) -> float:
+    """Nominal seconds of all metrics of one schedule, in some settings."""
     work = settings * work_of_setting(job)
-    if (rule := schedule.rule()) is None or not isinstance(schedule.strategy.pace, int):
+    if (rule := schedule.rule()) is None or not isinstance(schedule.strategy.steps_per_round, int):
         return work + PER_OPTION + PER_ENTRY * schedule.num_workers**3 * max(1, schedule.period)
-    figures = PER_RANK * rule.workers_per_node * max(1, schedule.period)
+    metrics = PER_RANK * rule.workers_per_node * max(1, schedule.period)
     if not schedule.strategy.averages_everyone:  # which is zero off the mean
-        with suppress(PartreduceError):  # what refuses the figures costs none
-            figures += PER_CLASS * num_entries(schedule)
-    return work + max(PER_OPTION, figures)
+        with suppress(PartreduceError):  # what refuses the metrics costs none
+            metrics += PER_CLASS * num_entries(schedule)
+    return work + max(PER_OPTION, metrics)
 
 
-def work_of_setting(job: Job) -> float:
+def work_of_setting(job: PlanRequest) -> float:
     """Nominal seconds of one more setting of a schedule."""
     if job.compute_times().is_fixed:
         return PER_SETTING

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from partreduce.planner.job import Data
-from partreduce.planner.option import Option
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.plan import Plan
 from partreduce.report.axes import COMMUNICATION, CONSENSUS_DISTANCE, DRIFT, logarithmic, quiet
-from partreduce.report.palette import ALARM, GREY, INK, PALE, style
+from partreduce.report.palette import ALARM, GRAY, INK, PALE, style
 from partreduce.report.picture import legend_below, new_figure
 
 TIME = "predicted time to a loss (ms per step of All-Reduce)"
@@ -33,7 +33,7 @@ def draw_front(planned: Plan, data: Data) -> Figure:
     """The picture. Sorted `data` makes drift matter.
 
     Raises:
-        MissingFeatureError: matplotlib is not installed.
+        MissingDependencyError: matplotlib is not installed.
     """
     figure = new_figure(6.4, 8.8)  # narrow, so that its type can be read on a telephone
     axes = figure.subplots(2, 1)
@@ -101,7 +101,7 @@ def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> No
             chosen = [(x, y) for option, x, y in mine if (id(option) in kept) == on_front]
             axis.plot(
                 [x for x, _ in chosen], [y for _, y in chosen], look.marker, linestyle="none", label=words,
-                ms=7 if on_front else 4, mfc=look.colour if on_front else "none", mec="black" if on_front else GREY,
+                ms=7 if on_front else 4, mfc=look.color if on_front else "none", mec="black" if on_front else GRAY,
                 mew=0.6, zorder=3 if on_front else 2,
             )  # fmt: skip
     baselines = {id(option) for option in [*planned.baselines, planned.recommendation]}
@@ -110,7 +110,7 @@ def _panel(axis: Axes, planned: Plan, label: str, values: Sequence[float]) -> No
         [x for x, _ in crossed], [y for _, y in crossed], "+", ms=11, mec=INK, mew=1.2, linestyle="none",
         label="baseline", zorder=5,
     )  # fmt: skip
-    recommendation: Option = planned.recommendation
+    recommendation: CandidateSchedule = planned.recommendation
     value = next((y for option, _, y in points if option is recommendation), None)
     if value is not None:
         axis.plot(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from partreduce.report.palette import GREY, INK, OKABE_ITO, PALE, style
+from partreduce.report.palette import GRAY, INK, OKABE_ITO, PALE, style
 from partreduce.report.picture import legend_below, new_figure
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 512
 MAX_ROUNDS = 12
-NUM_COLOURS = len(OKABE_ITO)
+NUM_COLORS = len(OKABE_ITO)
 
 
 def draw_rounds(schedule: Schedule) -> Figure:
-    """A figure with the first rounds; nodes of the cluster have one colour each.
+    """A figure with the first rounds; nodes of the cluster have one color each.
 
     Raises:
         InputError: too many workers for a picture of a graph.
@@ -53,20 +53,20 @@ def draw_rounds(schedule: Schedule) -> Figure:
             arrow = "-" if both else "-|>"
             axis.annotate(
                 "", spots[target], spots[source],
-                arrowprops={"arrowstyle": arrow, "color": GREY, "shrinkA": 6, "shrinkB": 6, "lw": 0.9},
+                arrowprops={"arrowstyle": arrow, "color": GRAY, "shrinkA": 6, "shrinkB": 6, "lw": 0.9},
             )  # fmt: skip
         for worker in range(count):
             look = style(int(node_of[worker]))
-            axis.plot(*spots[worker], "o", ms=11 if count <= 32 else 5, color=look.colour, mec="white")
+            axis.plot(*spots[worker], "o", ms=11 if count <= 32 else 5, color=look.color, mec="white")
             if count <= 32:
                 axis.text(*spots[worker], str(worker), ha="center", va="center_baseline", fontsize=6, color=look.text)
     nodes = schedule.cluster.num_nodes
     if 1 < nodes < count:
-        if nodes <= NUM_COLOURS:
+        if nodes <= NUM_COLORS:
             for node in range(nodes):
-                figure.axes[0].plot([], [], "o", ms=8, color=style(node).colour, linestyle="none", label=f"node {node}")
+                figure.axes[0].plot([], [], "o", ms=8, color=style(node).color, linestyle="none", label=f"node {node}")
             legend_below(figure, figure.axes[0], columns=min(nodes, 3 * columns))
         else:
-            words = f"Workers of one node have one colour; colours repeat after {NUM_COLOURS} nodes."
+            words = f"Workers of one node have one color; colors repeat after {NUM_COLORS} nodes."
             figure.supxlabel(words, x=0.01, ha="left", fontsize=8, color=PALE)
     return figure

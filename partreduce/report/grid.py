@@ -1,4 +1,4 @@
-"""The phases of a schedule as a worker × phase table: which group a worker is in, with a colour and a letter each."""
+"""The phases of a schedule as a worker × phase table: which group a worker is in, with a color and a letter each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Grid:
         return self.numbers.get(np.asarray(members, dtype=np.int32).tobytes())
 
     def letter(self, index: int) -> str:
-        """The letter of a numbered group: A, …, Z, AA, …; colours alone would exclude readers."""
+        """The letter of a numbered group: A, …, Z, AA, …; colors alone would exclude readers."""
         text = ""
         index += 1
         while index:

@@ -1,8 +1,8 @@
-"""Every colour of every picture: Okabe and Ito's, which colour-blind readers can tell apart, with marks beside them.
+"""Every color of every picture: Okabe and Ito's, which color-blind readers can tell apart, with marks beside them.
 
 A group has one style in the terminal, in a picture and in a report: `grid_of` numbers the groups of a schedule and
-gives each a style, and whoever draws a group asks for that one. Beyond the seven colours a hatch makes the difference;
-lines and dots differ by dash and marker as well, so that no picture depends on colour alone.
+gives each a style, and whoever draws a group asks for that one. Beyond the seven colors a hatch makes the difference;
+lines and dots differ by dash and marker as well, so that no picture depends on color alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ INK = "#222222"
 PALE = "#767676"
 GRID = "#e6e6e6"
 EDGE = "#ffffff"
-GREY = "#9a9a9a"
+GRAY = "#9a9a9a"
 SURFACE = "#f3f3f3"
 FRAME = "#cecece"
 ALARM = "#d55e00"
@@ -36,12 +36,12 @@ MESSAGE = OKABE_ITO[5]
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How one series or group is drawn: areas by colour and hatch, lines by colour and dash, dots by colour and marker.
+    """How one series or group is drawn: areas by color and hatch, lines by color and dash, dots by color and marker.
 
-    `text` is the ink that can be read on the colour.
+    `text` is the ink that can be read on the color.
     """
 
-    colour: str
+    color: str
     hatch: str
     marker: str
     dash: str
@@ -49,14 +49,14 @@ class Style:
 
 
 def style(index: int) -> Style:
-    """The style of the index-th group or series; seven differ by colour, the next by hatch, marker or dash as well."""
+    """The style of the index-th group or series; seven differ by color, the next by hatch, marker or dash as well."""
     place = index % len(OKABE_ITO)
     turn = index // len(OKABE_ITO)
-    colour = OKABE_ITO[place]
+    color = OKABE_ITO[place]
     return Style(
-        colour,
+        color,
         HATCHES[turn % len(HATCHES)],
         MARKERS[(place + turn) % len(MARKERS)],
         DASHES[(place + turn) % len(DASHES)],
-        "#ffffff" if colour == OKABE_ITO[5] else "#000000",
+        "#ffffff" if color == OKABE_ITO[5] else "#000000",
     )

@@ -27,7 +27,7 @@ def new_figure(width: float, height: float) -> Figure:
     """A figure of the given inches that needs no display and no global state.
 
     Raises:
-        MissingFeatureError: matplotlib is not installed.
+        MissingDependencyError: matplotlib is not installed.
     """
     require("matplotlib", purpose="a picture")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -57,7 +57,7 @@ def check(path: Path | None) -> None:
 
     Raises:
         InputError: a name that ends like no picture.
-        MissingFeatureError: matplotlib is not installed.
+        MissingDependencyError: matplotlib is not installed.
     """
     if path is not None:
         check_ending(path)
@@ -82,7 +82,7 @@ def save(figure: Figure, path: Path) -> None:
 
     Raises:
         InputError: another ending.
-        FileProblem: the file cannot be written.
+        FileError: the file cannot be written.
     """
     ending = check_ending(path)
     write_file(path, render(figure, ending))
@@ -151,12 +151,12 @@ def _draw_table(axis: Axes, grid: Grid) -> None:
             look = grid.styles[index]
             axis.add_patch(
                 Rectangle(
-                    (t, row), 1, 1, facecolor=look.colour, edgecolor=EDGE, linewidth=1.2,
+                    (t, row), 1, 1, facecolor=look.color, edgecolor=EDGE, linewidth=1.2,
                     hatch=look.hatch if grid.num_phases <= 24 else "",
                 )
             )  # fmt: skip
             if grid.num_phases <= 24 and count <= 64:
-                clear = {"boxstyle": "round,pad=0.25", "facecolor": look.colour, "linewidth": 0}
+                clear = {"boxstyle": "round,pad=0.25", "facecolor": look.color, "linewidth": 0}
                 axis.text(
                     t + 0.5, row + 0.52, grid.letter(index), ha="center", va="center", fontsize=7, color=look.text,
                     bbox=clear if look.hatch else None,
@@ -185,7 +185,7 @@ def _draw_table(axis: Axes, grid: Grid) -> None:
 
 
 def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> None:
-    """One phase: nodes from left to right, local ranks downwards, the members of a group joined in its colour."""
+    """One phase: nodes from left to right, local ranks downwards, the members of a group joined in its color."""
     from matplotlib.patches import Rectangle
 
     place = {node: index for index, node in enumerate(nodes)}
@@ -202,8 +202,8 @@ def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> 
             points.setdefault(index, []).append(spot)
     for index, spots in points.items():
         look = grid.styles[index]
-        _join(axis, spots, look.colour)
-        axis.plot([x for x, _ in spots], [y for _, y in spots], "o", ms=13, color=look.colour, zorder=3, mec=EDGE)
+        _join(axis, spots, look.color)
+        axis.plot([x for x, _ in spots], [y for _, y in spots], "o", ms=13, color=look.color, zorder=3, mec=EDGE)
         for x, y in spots:
             axis.text(
                 x, y, grid.letter(index), ha="center", va="center_baseline", fontsize=7, color=look.text, zorder=4
@@ -221,11 +221,11 @@ def _draw_nodes(axis: Axes, grid: Grid, phases: list[int], nodes: list[int]) -> 
     axis.set_xlabel("node", fontsize=8, color=INK)
 
 
-def _join(axis: Axes, spots: list[tuple[int, int]], colour: str) -> None:
+def _join(axis: Axes, spots: list[tuple[int, int]], color: str) -> None:
     """Thick lines inside nodes; across nodes a line along the group's first local rank, bowed over nodes in between."""
     for column in {x for x, _ in spots}:
         inside = sorted(y for x, y in spots if x == column)
-        axis.plot([column] * len(inside), inside, color=colour, linewidth=6, alpha=0.7, zorder=1)
+        axis.plot([column] * len(inside), inside, color=color, linewidth=6, alpha=0.7, zorder=1)
     level = min(y for _, y in spots)
     across = sorted({x for x, _ in spots})
     for start, end in pairwise(across):
@@ -234,7 +234,7 @@ def _join(axis: Axes, spots: list[tuple[int, int]], colour: str) -> None:
         axis.plot(
             [start + (end - start) * s for s in share],
             [level - 4 * bow * s * (1 - s) for s in share],
-            color=colour, linewidth=2.5, alpha=0.8, zorder=1.5,
+            color=color, linewidth=2.5, alpha=0.8, zorder=1.5,
         )  # fmt: skip
 
 

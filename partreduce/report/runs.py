@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending, When
-from partreduce.topo.strategies.base import Pace
-from partreduce.topo.strategies.routes import ALIKE, Routes
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Sync, Transport
+from partreduce.topo.strategies.base import StepsPerRound
+from partreduce.topo.strategies.payload import PLAIN_PAYLOAD, Payload
 
 
-def runs(pace: Pace, when: When, how: How, form: Form | None = None, *, what: Routes = ALIKE) -> str:
-    """What differs from float32 sums around rings, in one piece, in lockstep, after every step; may be empty."""
-    words = [] if pace == 1 else [f"every {pace}" if isinstance(pace, int) else "paced"]
-    words += [when.in_words] if when.in_words else []
-    if (form or how.form) is not Form.RING:
-        words.append(str(form or how.form))
-    if how.codec is not Codec.NONE:
-        words.append(str(how.codec) + (" across" if how.where is CodecScope.ACROSS_NODES else ""))
-    if how.sending is Sending.LAYERS:
+def runs(
+    steps_per_round: StepsPerRound,
+    sync: Sync,
+    transport: Transport,
+    algorithm: AllReduceAlgorithm | None = None,
+    *,
+    payload: Payload = PLAIN_PAYLOAD,
+) -> str:
+    """What differs from float32 sums around rings, in one piece, synchronously, after every step; may be empty."""
+    words = (
+        [] if steps_per_round == 1 else [f"every {steps_per_round}" if isinstance(steps_per_round, int) else "paced"]
+    )
+    words += [sync.in_words] if sync.in_words else []
+    if (algorithm or transport.algorithm) is not AllReduceAlgorithm.RING:
+        words.append(str(algorithm or transport.algorithm))
+    if transport.codec is not Codec.NONE:
+        words.append(str(transport.codec) + (" across" if transport.where is CodecScope.ACROSS_NODES else ""))
+    if transport.gradient_buckets is GradientBuckets.PER_LAYER:
         words.append("layers")
-    words += [part for part in (what.in_words, what.outer.in_words, what.turns_in_words) if part]
+    words += [part for part in (payload.in_words, payload.outer.in_words, payload.turns_in_words) if part]
     return " ".join(words)

@@ -15,7 +15,7 @@ CELL = 4
 
 
 def terminal_tables(grid: Grid, width: int) -> list[Table]:
-    """Rows are workers, columns phases, as many steps a table as fit the width; one letter and colour per group.
+    """Rows are workers, columns phases, as many steps a table as fit the width; one letter and color per group.
 
     A skip is blank. Between columns stands one divider.
     """
@@ -41,7 +41,7 @@ def _part(grid: Grid, phases: range) -> Table:
                 cells.append(Text(" " * CELL))
                 continue
             look = grid.styles[index]
-            cells.append(Text(f"{grid.letter(index):^{CELL}}", style=f"{look.text} on {look.colour}"))
+            cells.append(Text(f"{grid.letter(index):^{CELL}}", style=f"{look.text} on {look.color}"))
         first = row == 0 or grid.nodes[row] != grid.nodes[row - 1]
         last = row + 1 < len(grid.workers) and grid.nodes[row + 1] != grid.nodes[row]
         result.add_row(f"{grid.nodes[row]} " if first else "", f"{worker} ", *cells, end_section=last)

@@ -27,12 +27,12 @@ MAX_STEPS = 8
 
 
 def draw_timeline(
-    timeline: Timeline, title: str, *, paces: Sequence[int] = (), max_rows: int = MAX_ROWS, max_rounds: int = 24
+    timeline: Timeline, title: str, *, worker_steps: Sequence[int] = (), max_rows: int = MAX_ROWS, max_rounds: int = 24
 ) -> Figure:
     """A figure with one row per worker: computing, waiting and communicating of the first rounds.
 
-    An operation that runs beside computing is drawn in the lower half of its row, beneath what hides it. With `paces`
-    white lines part the steps of a round.
+    An operation that runs beside computing is drawn in the lower half of its row, beneath what hides it. With
+    `worker_steps` white lines part the steps of a round.
     """
     count = timeline.finish.shape[1]
     rows = np.arange(count) if count <= max_rows else np.unique(np.linspace(0, count - 1, max_rows).astype(int))
@@ -46,7 +46,7 @@ def draw_timeline(
     for row, worker in enumerate(rows.tolist()):
 
         def bars(
-            start: Times, end: Times, low: float, high: float, colour: str, *, hatch: str = "", row: int = row,
+            start: Times, end: Times, low: float, high: float, color: str, *, hatch: str = "", row: int = row,
             worker: int = worker,
         ) -> None:  # fmt: skip
             spans = [
@@ -55,13 +55,13 @@ def draw_timeline(
                 if b > a
             ]
             place = (row + low, high - low)
-            axis.broken_barh(spans, place, facecolors=colour, hatch=hatch, edgecolor="white", linewidth=0.4)
+            axis.broken_barh(spans, place, facecolors=color, hatch=hatch, edgecolor="white", linewidth=0.4)
 
         below = 0.5 if timeline.runs_beside else 0.9
         bars(begin, timeline.finish, 0.1, 0.9, WAIT)
-        pace = int(paces[worker]) if len(paces) and max(paces) <= MAX_STEPS else 1
-        length = (timeline.compute_end - timeline.compute_start) / pace
-        for step in range(pace):
+        steps_per_round = int(worker_steps[worker]) if len(worker_steps) and max(worker_steps) <= MAX_STEPS else 1
+        length = (timeline.compute_end - timeline.compute_start) / steps_per_round
+        for step in range(steps_per_round):
             since = timeline.compute_start + step * length
             bars(since, since + length, 0.1, below, COMPUTE)
         bars(
@@ -125,7 +125,7 @@ def _spans(
     """A worker's computing, waiting and group operation of one round."""
     columns = (timeline.compute_start, timeline.compute_end, timeline.communicate_start, timeline.communicate_end)
     begun, computed, start, end = (float(column[round_, worker]) for column in columns)
-    waited = (begun if timeline.overlap else computed, start)
+    waited = (begun if timeline.is_delayed else computed, start)
     if beside is not place:
         waited = (computed, float(timeline.finish[round_, worker]))
     spans = [(place, "compute", begun, computed), (place, "wait", *waited), (beside, "group operation", start, end)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from partreduce.topo.errors import FileProblem
+from partreduce.topo.errors import FileError
 
 Event = dict[str, Any]
 
@@ -63,20 +63,20 @@ def events_of(folder: Path) -> tuple[list[Event], dict[str, Any]]:
     """All events of a folder's traces in order of their begin, in seconds; and what the first trace says of the run.
 
     Raises:
-        FileProblem: no trace is there, or one is none of ours.
+        FileError: no trace is there, or one is none of ours.
     """
     events: list[Event] = []
     about: dict[str, Any] = {}
     paths = sorted(folder.glob("trace-[0-9]*.json"))
     if not paths:
-        raise FileProblem(f"{folder}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
+        raise FileError(f"{folder}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
     for path in paths:
         try:
             content = json.loads(path.read_text())
             about = about or content["otherData"].get("run", {})
             events += [_event(event) for event in content["traceEvents"] if event["ph"] in {"X", "C"}]
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise FileProblem(f"{path}: is not a trace of this program ({error})") from None
+            raise FileError(f"{path}: is not a trace of this program ({error})") from None
     return sorted(events, key=lambda event: (event["start"], event["rank"])), about
 
 
@@ -119,13 +119,13 @@ def read_run(folder: Path) -> Run:
     """A run from its folder of traces.
 
     Raises:
-        FileProblem: no trace is there, one is none of ours, or workers took no two steps with an operation.
+        FileError: no trace is there, one is none of ours, or workers took no two steps with an operation.
     """
     events, about = events_of(folder)
     ranks = sorted({event["rank"] for event in events})
     own = {rank: [e for e in events if e["rank"] == rank and trained(e)] for rank in ranks}
     if not all(len(mine) > 1 and mine[-1]["step"] > mine[0]["step"] for mine in own.values()):
-        raise FileProblem(f"{folder}: its workers took no two steps with a group operation, so no step can be timed")
+        raise FileError(f"{folder}: its workers took no two steps with a group operation, so no step can be timed")
     pauses = {rank: [e for e in events if e["rank"] == rank and e["kind"] == "evaluation"] for rank in ranks}
 
     def trained_for(rank: int, since: float, until: float) -> float:

@@ -29,7 +29,7 @@ from partreduce.runtime.state.saved_tables import deal_anew, reader
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.writer import write_file
-from partreduce.topo.errors import FileProblem, InputError, PartreduceError
+from partreduce.topo.errors import FileError, InputError, PartreduceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +64,23 @@ def save_checkpoint(
     Raises:
         InputError: inside a round of more than one step, where workers average on request; at different rounds; or
             `extra` is not JSON.
-        FileProblem: a worker could not write; the same sentence on all of them, and the run may go on.
-        PeerLostError: a worker is gone or does not call it.
+        FileError: a worker could not write; the same sentence on all of them, and the run may go on.
+        PeerFailedError: a worker is gone or does not call it.
     """
     directory = _checked_arguments("save_checkpoint", optimizer, directory)
     ending = optimizer.ending
-    ending.refuse_unless_running("save or load a checkpoint")
+    ending.check_unless_running("save or load a checkpoint")
     if optimizer.engine.is_behind:
         return directory
     run = optimizer.run
     run.flat.check(run.rank)
     ending.guard(optimizer.engine.gather)
-    if optimizer.steps % run.pace and not optimizer.runner.saves_inside_rounds:
-        last = (optimizer.round + 1) * run.pace
+    if optimizer.steps % run.steps_per_round and not optimizer.runner.saves_inside_rounds:
+        last = (optimizer.round + 1) * run.steps_per_round
         raise InputError(
-            f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.pace} steps, which this schedule "
-            f"cannot go on from; call it where optimizer.steps % {run.pace} == 0, next at step {last}"
+            f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.steps_per_round} steps, which this "
+            "schedule "
+            f"cannot go on from; call it where optimizer.steps % {run.steps_per_round} == 0, next at step {last}"
         )
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
@@ -97,7 +98,7 @@ def _saved(
     name = f"round-{round_:08d}"
     mine = {"round": round_, "lineage": meeting.lineage or secrets.token_hex(8)}
     said = meeting.exchange("checkpoint", mine | checkpoint_directory.standing(directory, name), members)
-    _refuse_other_rounds(said)
+    _check_other_rounds(said)
     number = 1 + max(int(entry["highest"]) for entry in said)
     meeting.lineage = lineage = str(said[0]["lineage"])
     if any(entry["taken"] for entry in said):
@@ -114,7 +115,7 @@ def _saved(
     except (PartreduceError, OSError) as error:
         report = {"problem": f"worker {rank}: {error}"}
     reports = meeting.exchange("checkpoint saved", report, members)
-    _refuse_problems(reports, round_)
+    _check_problems(reports, round_)
     manifest = {
         "format": FORMAT,
         "version": VERSION,
@@ -138,7 +139,7 @@ def _saved_shards(
     """As `_saved`, of a sharded replica."""
     ending, meeting, round_ = optimizer.ending, optimizer.meeting, optimizer.round
     folder = directory / f"round-{round_:08d}"
-    _refuse_other_rounds(meeting.exchange("checkpoint", {"round": round_}, members))
+    _check_other_rounds(meeting.exchange("checkpoint", {"round": round_}, members))
     ending.guard(optimizer.runner.settle)
     tensors, facts = _state_file(optimizer).collect()
     earlier = [name for name in meeting.earlier if name != folder.name]
@@ -153,23 +154,23 @@ def _saved_shards(
         raise
     except PartreduceError as error:
         report = {"problem": f"worker {optimizer.rank}: {error}"}
-    _refuse_problems(meeting.exchange("checkpoint saved", report, members), round_)
+    _check_problems(meeting.exchange("checkpoint saved", report, members), round_)
     for name in deleted:
         sharded_checkpoint.delete(directory / name, optimizer.rank, optimizer.run.flat)
     return folder
 
 
-def _refuse_other_rounds(said: Sequence[Mapping[str, Any]]) -> None:
+def _check_other_rounds(said: Sequence[Mapping[str, Any]]) -> None:
     if len(rounds := sorted({int(entry["round"]) for entry in said})) > 1:
         raise InputError(
             f"save_checkpoint: workers came after {', '.join(map(str, rounds))} rounds; all call it after the same one"
         )
 
 
-def _refuse_problems(reports: Sequence[Mapping[str, Any]], round_: int) -> None:
+def _check_problems(reports: Sequence[Mapping[str, Any]], round_: int) -> None:
     problem = next((text for entry in reports if (text := entry.get("problem")) is not None), None)
     if problem is not None:
-        raise FileProblem(f"checkpoint of round {round_}: {problem}")
+        raise FileError(f"checkpoint of round {round_}: {problem}")
 
 
 @contextlib.contextmanager
@@ -182,36 +183,36 @@ def _assembled(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[in
 
 @usually
 def load_checkpoint(
-    optimizer: DistributedOptimizer, directory: str | Path, *, other_run: bool = False
+    optimizer: DistributedOptimizer, directory: str | Path, *, allow_different_run: bool = False
 ) -> Resumed | None:
     """Resume from the newest checkpoint that every worker can read; None if there is none. All workers call it.
 
     None, too, on a worker that has joined a run, which has its state already.
 
-    Static and all-reduce schedules then continue bit for bit. With `other_run` the number of workers or the schedule
-    may differ: every worker starts from the mean of all saved models and buffers at step 0 of the new schedule, with
-    fresh optimizer state; only the rows of sharded tables keep theirs, as long as the optimizer is of the same class
-    and switches. This needs all files on worker 0's file system. A damaged checkpoint is passed over for an older one
+    Static and all-reduce schedules then continue bit for bit. With `allow_different_run` the number of workers or the
+    schedule may differ: every worker starts from the mean of all saved models and buffers at step 0 of the new
+    schedule, with fresh optimizer state; only the rows of sharded tables keep theirs, as long as the optimizer is of
+    the same class and switches. This needs all files on worker 0's file system. A damaged checkpoint is passed over for an older one
     with a warning.
 
     Raises:
         InputError: the checkpoint belongs to another schedule, model or number of workers, unless this one plans for
             lost nodes and either is what it plans; or it is of a newer format; or a worker was lost
             or came back since it was saved.
-        FileProblem: there are checkpoints, and none that all workers can read; the message names one and says why.
+        FileError: there are checkpoints, and none that all workers can read; the message names one and says why.
         DocumentError: a file that is damaged in a way that its SHA-256 does not catch.
-        PeerLostError: a worker is gone.
+        PeerFailedError: a worker is gone.
     """
     directory = _checked_arguments("load_checkpoint", optimizer, directory)
-    optimizer.ending.refuse_unless_running("save or load a checkpoint")
+    optimizer.ending.check_unless_running("save or load a checkpoint")
     optimizer.engine.model_use.asks_for_checkpoint = True
     if optimizer.engine.is_behind:
         return None
     optimizer.ending.guard(optimizer.engine.gather)
     with _assembled(optimizer, "load_checkpoint()") as members:
         if optimizer.run.flat.sharders.shards:
-            return _loaded_shards(optimizer, directory, members, other_run=other_run)
-        return _loaded(optimizer, directory, members, other_run=other_run)
+            return _loaded_shards(optimizer, directory, members, allow_different_run=allow_different_run)
+        return _loaded(optimizer, directory, members, allow_different_run=allow_different_run)
 
 
 def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str | Path) -> Path:
@@ -224,21 +225,21 @@ def _checked_arguments(who: str, optimizer: DistributedOptimizer, directory: str
 
 
 def _loaded(
-    optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, other_run: bool
+    optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
 ) -> Resumed | None:
     """Load where all that are left have come; what it is."""
     ending, meeting = optimizer.ending, optimizer.meeting
     try:
         mine: dict[str, object] = {
             "seen": checkpoint_directory.plain(
-                checkpoint_directory.survey(directory, None if other_run else optimizer.rank)
+                checkpoint_directory.survey(directory, None if allow_different_run else optimizer.rank)
             )
         }
     except PartreduceError as error:
         mine = {"problem": str(error)}
     reports = meeting.exchange("checkpoint loadable", mine, members)
     # Only the first worker reads when the runs differ.
-    readers = 1 if other_run else len(members)
+    readers = 1 if allow_different_run else len(members)
     name, passed_over = checkpoint_directory.chosen(directory, reports[:readers], members[:readers])
     if passed_over and optimizer.rank == members[0]:
         warn_user(passed_over, RuntimeWarning)
@@ -246,17 +247,17 @@ def _loaded(
         return None
     folder = directory / name
     others = optimizer.runner.others
-    if other_run:
-        others.refuse_to_go_back(0)
+    if allow_different_run:
+        others.check_to_go_back(0)
         return _load_mean(optimizer, folder, members)
     manifest = read_manifest(folder)
-    _refuse_other_run(optimizer, manifest, folder)
-    others.refuse_to_go_back(int(manifest["round"]))
+    _check_other_run(optimizer, manifest, folder)
+    others.check_to_go_back(int(manifest["round"]))
     source = checkpoint_directory.source_of(manifest, optimizer.rank)
     tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)
     _state_file(optimizer).restore(tensors, facts, own_random_states=source == optimizer.rank)
-    steps = int(facts["steps"]) if source == optimizer.rank else int(manifest["round"]) * optimizer.run.pace
+    steps = int(facts["steps"]) if source == optimizer.rank else int(manifest["round"]) * optimizer.run.steps_per_round
     optimizer.engine.go_on_from(steps)
     meeting.lineage = manifest["lineage"]
     ending.guard(lambda: optimizer.runner.resume(steps, optimizer.round))
@@ -264,12 +265,13 @@ def _loaded(
 
 
 def _loaded_shards(
-    optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, other_run: bool
+    optimizer: DistributedOptimizer, directory: Path, members: tuple[int, ...], *, allow_different_run: bool
 ) -> Resumed | None:
     """As `_loaded`, of a sharded replica."""
-    if other_run:
+    if allow_different_run:
         raise InputError(
-            "load_checkpoint: other_run=True would take the mean of whole models, and these are sharded; load one "
+            "load_checkpoint: allow_different_run=True would take the mean of whole models, and these are sharded; "
+            "load one "
             "replica's folder by torch.distributed.checkpoint before you wrap"
         )
     folder = sharded_checkpoint.newest(directory, optimizer.rank)
@@ -278,7 +280,7 @@ def _loaded_shards(
     flat = optimizer.run.flat
     try:
         tensors, facts, same = sharded_checkpoint.load(folder, optimizer.rank, flat, optimizer.optimizer)
-        _refuse_other_run(optimizer, facts | {"model_sha256": _model_sha256(optimizer)}, folder)
+        _check_other_run(optimizer, facts | {"model_sha256": _model_sha256(optimizer)}, folder)
         report: dict[str, str] = {}
     except PartreduceError as error:
         report = {"problem": str(error)}
@@ -332,8 +334,8 @@ def _model_sha256(optimizer: DistributedOptimizer) -> str:
     return hashlib.sha256("\n".join(optimizer.run.flat.layout()).encode()).hexdigest()
 
 
-def _refuse_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, Any], folder: Path) -> None:
-    way_out = "pass other_run=True to start from the mean model under this schedule"
+def _check_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, Any], folder: Path) -> None:
+    way_out = "pass allow_different_run=True to start from the mean model under this schedule"
     num_workers, sha256, mine = (
         manifest["num_workers"],
         manifest["schedule_sha256"],

@@ -47,7 +47,7 @@ def clip_grad_norm_(
     Raises:
         InputError: parameters of several optimizers, a norm_type that tables cannot have, or workers that do different
             things.
-        PeerLostError: a worker is gone.
+        PeerFailedError: a worker is gone.
         RuntimeError: the norm is not finite, with `error_if_nonfinite`.
     """
     max_norm = checked_number("clip_grad_norm_: max_norm", max_norm)

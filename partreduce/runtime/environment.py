@@ -5,7 +5,7 @@ from __future__ import annotations
 # What `partreduce run` sets for its workers.
 SCHEDULE = "PARTREDUCE_SCHEDULE"
 """The path of the schedule file."""
-MOST_LOST = "PARTREDUCE_SURVIVE"
+MAX_FAILED = "PARTREDUCE_SURVIVE"
 """How many workers may be lost, where the launcher decides who continues."""
 MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
 """How often in all a lost worker is started again."""

@@ -27,11 +27,11 @@ from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.averaging.foreign import FOLLOWS, refuse_foreign_optimizer
+from partreduce.runtime.averaging.foreign import FOLLOWS, check_foreign_optimizer
 from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept, squared_distance
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
-from partreduce.runtime.data.sampler import RoundSampler, by_pace, sampler_of
+from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.epochs import Epochs, epochs_of
 from partreduce.runtime.elastic.nodes_left import as_started, say_nodes_left
 from partreduce.runtime.elastic.voting import joins
@@ -40,7 +40,7 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.schedule_file import read_schedule, warn_of_workers_apart
-from partreduce.runtime.sharding.found import find_tables, layout_of, refuse_other_shapes
+from partreduce.runtime.sharding.found import check_other_shapes, find_tables, layout_of
 from partreduce.runtime.sharding.spreading import spread
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.sharding.whole import own_states, whole_states
@@ -48,7 +48,7 @@ from partreduce.runtime.state.handover import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
 from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
-from partreduce.runtime.transport.forms import chosen_form, formed
+from partreduce.runtime.transport.forms import chosen_algorithm, formed
 from partreduce.runtime.transport.notes import note_stage
 from partreduce.runtime.transport.rendezvous import forget
 from partreduce.runtime.transport.torch_api import outside_graphs
@@ -59,10 +59,10 @@ from partreduce.runtime.worker.alike_data import AlikeData
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.goes_on import lives_on_after_losses
+from partreduce.runtime.worker.goes_on import supports_elastic
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.meeting import Meeting
-from partreduce.runtime.worker.paces import refuse_other_paces
+from partreduce.runtime.worker.paces import check_other_worker_steps
 from partreduce.runtime.worker.parameter_engine import ParameterEngine
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
 from partreduce.topo.errors import InputError, PartreduceError, of_type
@@ -98,8 +98,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         trace: a directory for one Perfetto trace per worker and for reports of failures.
         initial: `broadcast` (default) or `keep`, to start from parameters that differ between workers; with averaged
             gradients they must not, which the first step checks.
-        form: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's by
-            default.
+        algorithm: how a group adds up: `ring`, or `hierarchical` where it has equally many on each node; the schedule's
+            by default.
         codec: how sums are written on the wire: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by
             default.
         outer_state: where anchor and momentum of outer steps lie between two of them: `device` (default), or `host`, in
@@ -126,22 +126,22 @@ class DistributedOptimizer(torch.optim.Optimizer):
         timeout: float = DEFAULT_TIMEOUT,
         trace: str | Path | None = None,
         initial: str = "broadcast",
-        form: str | None = None,
+        algorithm: str | None = None,
         codec: str | None = None,
         outer_state: str = "device",
         world: World | None = None,
         mesh: DeviceMesh | None = None,
     ) -> None:
         self.reasons: tuple[str, ...] = ()
-        """Why each table goes its way, where `partreduce.parallelize` chose."""
+        """Why each table goes its way, where `partreduce.parallelize_embeddings` chose."""
         end_in_one_line(own_process=world is None)
-        # The base class is not initialised: everything it would hold is the wrapped optimizer's (see __getattr__).
+        # The base class is not initialized: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
         self.planned, world, trace = read_schedule(schedule), checked_world(world), checked_directory("trace", trace)
         self.schedule = as_started(self.planned) if world is None else self.planned
         policies = Policies.chosen(buffers, optimizer_state, initial, outer_state)
-        policies.refuse_combinations(self.optimizer, self.schedule)
+        policies.check_combinations(self.optimizer, self.schedule)
         replica = replica_of(model, checked_mesh(mesh, world), self.schedule)
         alone = is_alone(world, mesh)
         tables = Tables() if alone else find_tables(model, self.optimizer, self.schedule)
@@ -151,32 +151,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
             policies.buffers,
             policies.optimizer_state,
             layout_of(tables),
-            fragments=self.schedule.strategy.what.fragments,
+            fragments=self.schedule.strategy.payload.fragments,
         )
         device = flat.buckets[0].device
         facts = facts_of(self.schedule, flat, self.optimizer, policies)
-        group_form = chosen_form(self.schedule.strategy.how.form if form is None else form, device)
-        plan = with_codec(self.schedule, group_form, codec, device)
-        policies.refuse_apart(plan)
-        facts |= {"form": group_form.value, "codec": fact_of(plan.strategy.how)}
+        group_algorithm = chosen_algorithm(
+            self.schedule.strategy.transport.algorithm if algorithm is None else algorithm, device
+        )
+        plan = with_codec(self.schedule, group_algorithm, codec, device)
+        policies.check_apart(plan)
+        facts |= {"algorithm": group_algorithm.value, "codec": fact_of(plan.strategy.transport)}
         agreed = agree(facts, flat.details(), world, device, timeout, mesh=mesh, replica=replica)
         if alone:
             say_alone(self.schedule)
             reached = agreed.world
         else:
-            refuse_other_num_workers(self.schedule, agreed.world)
-            refuse_other_shapes(tables, self.schedule)
-            refuse_other_paces(agreed.world, self)
-            reached = formed(agreed.world, group_form, self.schedule.cluster)
+            check_other_num_workers(self.schedule, agreed.world)
+            check_other_shapes(tables, self.schedule)
+            check_other_worker_steps(agreed.world, self)
+            reached = formed(agreed.world, group_algorithm, self.schedule.cluster)
         own_process = world is None and not alone
-        lives_on = own_process and lives_on_after_losses(plan, reached, agreed.key, tables, replica)
+        lives_on = own_process and supports_elastic(plan, reached, agreed.key, tables, replica)
         heartbeat = Heartbeat(
             reached.store,
             reached.rank,
             agreed.key,
             beats=own_process,
             lifelines=agreed.lifelines,
-            paces=self.schedule.paces(),
+            worker_steps=self.schedule.worker_steps(),
         )
         with _connecting(reached, heartbeat):
             if not alone:
@@ -220,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not run.alone and not has_joined:  # who joins gets the rules of the others
             self._copy_masks(are_equal=broadcast)
         if not broadcast and not run.alone and isinstance(self.engine, GradientEngine):
-            self.engine.compare_starts = self._refuse_different_starts
+            self.engine.compare_starts = self._check_different_starts
         if tables:
             with _connecting(run.reducer.world, run.reducer.heartbeat):
                 tables.connect(run.reducer, self.schedule.cluster, self.ending.guard, self.engine)
@@ -242,7 +244,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 seen = self.meeting.exchange("buffers", seen[0])
         flat.copy_masks(flat.masks_among(seen))
 
-    def _refuse_different_starts(self) -> None:
+    def _check_different_starts(self) -> None:
         """Refuse models that begin apart and, with equal gradients, would stay so."""
         with self.run.reducer.heartbeat.gathering("the first step", self.round):
             said = self.meeting.exchange("start", {"model": digest_of(self.run.flat.arrays())})
@@ -255,7 +257,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def round(self) -> int:
-        """The round that this worker is in: steps div pace."""
+        """The round that this worker is in: steps div steps_per_round."""
         return self.engine.round
 
     @property
@@ -265,7 +267,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def skipped(self) -> int:
-        """Those of `steps` that this worker did not take, because it skipped ahead to its neighbours (`when.gap.skip`).
+        """Those of `steps` that this worker did not take, because it skipped ahead to its neighbors (`sync.iteration_gap.skip`).
 
         Counted from the start of the script; what `skip()` did not apply is not among them.
         """
@@ -275,17 +277,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The batches of a loader that this worker trains on, so that all workers end at the same round.
 
         On a worker that has joined a run the batches of steps that the others have taken are left out.
-        Give it loaders of equally many batches on all workers, such as those of `shard`'s parts. Where paces differ, a
-        worker of pace p takes p batches for each P of its loader, P being the largest pace; a RoundSampler has dealt
-        by pace already. Where workers skip steps, one batch is left out for each, so that N batches end in step N;
-        what is still to be dropped at the end of one loader is dropped from the next. Elsewhere it passes on all.
+        Give it loaders of equally many batches on all workers, such as those of `shard_dataset`'s parts. Where steps
+        per round differ, a worker of steps_per_round p takes p batches for each P of its loader, P being the largest
+        steps_per_round; a RoundSampler has dealt by steps_per_round already. Where workers skip steps, one batch is
+        left out for each, so that N batches end in step N; what is still to be dropped at the end of one loader is dropped from the next.
+        Elsewhere it passes on all.
         """
         of_type(loader, Iterable, "batches", "give a DataLoader or a list of batches")
         sampler = sampler_of(loader)
         if self.run.epochs is not None and sampler is not None:
             yield from self._dealt(loader, sampler, self.run.epochs)
             return
-        for batch in by_pace(loader, self.schedule, self.rank):
+        for batch in by_steps_per_round(loader, self.schedule, self.rank):
             if not self.engine.drops_batch():
                 yield batch
 
@@ -320,7 +323,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Take one local step and, at the end of a round, average as the schedule says.
 
         Raises:
-            PeerLostError: a member of the group is gone or too late; no parameter was touched by the failed average.
+            PeerFailedError: a member of the group is gone or too late; no parameter was touched by the failed average.
             InputError: the model was moved, changed or finished.
         """
         return self._step(closure and in_present_modes(closure), skip=False)
@@ -347,10 +350,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
         try:  # as in `Ending.guarded`, with nothing between in each step
             if self.ending.state is not RUNNING:
-                self.ending.refuse_unless_running("step")
+                self.ending.check_unless_running("step")
             heartbeat = self.run.reducer.heartbeat
             if heartbeat.line is not None and heartbeat.line.problem is not None:
-                heartbeat.refuse_without_store()
+                heartbeat.check_without_store()
             return self.engine.step(closure, skip=skip, found_inf=found_inf, scale=scale)
         except PartreduceError as error:
             self.ending.after(error)
@@ -367,11 +370,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         `unscale_(optimizer)` first.
 
         Raises:
-            PeerLostError: a worker is gone or too late.
+            PeerFailedError: a worker is gone or too late.
         """
         if self.engine.has_local_gradients:
             with self.ending.guarded():
-                self.ending.refuse_unless_running("average gradients")
+                self.ending.check_unless_running("average gradients")
                 self.engine.average_gradients()
 
     @contextlib.contextmanager
@@ -402,9 +405,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         before its script has come to its first step: what the others met for lies behind them.
 
         Raises:
-            PeerLostError: a worker is gone, or not at the same round.
+            PeerFailedError: a worker is gone, or not at the same round.
         """
-        self.ending.refuse_unless_running("mean_model")
+        self.ending.check_unless_running("mean_model")
         run = self.run
         if self.engine.is_behind:
             yield run.flat.model
@@ -432,7 +435,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 with self.ending.evaluating():
                     yield run.flat.model
 
-    def hand_over(self, *objects: Stateful) -> None:
+    def register_stateful(self, *objects: Stateful) -> None:
         """Name what else has a state, and methods `state_dict` and `load_state_dict`: a scheduler, a gradient scaler.
 
         A worker that joins the run (`--max-restarts`) gets these states of the worker whose model it gets. All workers
@@ -465,7 +468,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         Raises:
             InputError: `writer` is none of these.
-            FileProblem: the file cannot be written.
+            FileError: the file cannot be written.
         """
         numbers = stats_of(self.engine, self.run.reducer.recorder)
         if writer is not None:
@@ -477,7 +480,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """End the run: compare rounds, make every worker's model the mean over all, write the trace. All call it.
 
         Raises:
-            PeerLostError: a worker ended after another number of rounds, or is gone.
+            PeerFailedError: a worker ended after another number of rounds, or is gone.
             UnavailableError: a worker did not finish within the timeout.
         """
         if not self.ending.is_finished:
@@ -495,7 +498,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Where tables are spread over the workers, all of them call it, and worker 0's holds the whole tables' states.
 
         Raises:
-            PeerLostError: a worker is gone whose gradients were on their way.
+            PeerFailedError: a worker is gone whose gradients were on their way.
         """
         state = whole_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
         own: dict[str, Any] = {"steps": self.steps, "schedule": self.schedule.name}
@@ -520,11 +523,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise InputError("load_state_dict: holds no 'state' and 'param_groups'; give what state_dict() returned")
         steps = None if (own := state_dict.get("partreduce")) is None else checked_steps(own)
         if steps is not None:
-            self.engine.refuse_load(steps)
+            self.engine.check_load(steps)
             self.ending.guard(lambda: self.engine.gather(apply=False))
             if self.runner.agrees_on_end:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
-                    self._refuse_other_steps(steps)
+                    self._check_other_steps(steps)
         theirs = {key: value for key, value in state_dict.items() if key != "partreduce"}
         self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
         if steps is not None:
@@ -546,7 +549,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if lost:
             warn_user(lost)
 
-    def _refuse_other_steps(self, steps: int) -> None:
+    def _check_other_steps(self, steps: int) -> None:
         """Refuse states of different rounds, which workers under a quorum are in wherever they do not meet."""
         said = self.meeting.exchange("state to load", {"steps": steps})
         if len(found := sorted({int(one["steps"]) for one in said})) > 1:
@@ -576,7 +579,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     "model, when DistributedOptimizer was made; unfreeze first, then wrap"
                 )
         group = {**param_group, "params": listed}
-        self.run.flat.refuse_unforeseen(self.optimizer, group)
+        self.run.flat.check_unforeseen(self.optimizer, group)
         self.optimizer.add_param_group(group)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything
@@ -690,11 +693,11 @@ def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     of_type(optimizer, torch.optim.Optimizer, "optimizer", "it must be one torch.optim.Optimizer")
     if hasattr(optimizer.step, FOLLOWS):
         raise InputError("optimizer: follows a schedule already, by partreduce.attach; use what that returned")
-    refuse_foreign_optimizer(optimizer)
+    check_foreign_optimizer(optimizer)
     return optimizer
 
 
-def refuse_other_num_workers(schedule: Schedule, world: World) -> None:
+def check_other_num_workers(schedule: Schedule, world: World) -> None:
     """Refuse a schedule for another number of workers than there are."""
     if schedule.num_workers != world.size:
         raise InputError(

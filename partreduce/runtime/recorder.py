@@ -20,7 +20,7 @@ from typing import Any
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.document.writer import write_file
-from partreduce.topo.errors import FileProblem
+from partreduce.topo.errors import FileError
 
 RING_LENGTH = 256
 MAX_TRACE_EVENTS = 200_000
@@ -83,7 +83,7 @@ class Recorder:
     def __init__(self, rank: int, trace: str | Path | None = None) -> None:
         self.rank = rank
         self.directory = None if trace is None else Path(trace)
-        self._anchor = time.time() - time.perf_counter()
+        self._outer_params = time.time() - time.perf_counter()
         self._ring: deque[Operation] = deque(maxlen=RING_LENGTH)
         self.totals = Totals()
         self._events: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ class Recorder:
 
     def now(self) -> float:
         """Seconds since the epoch, monotonic."""
-        return self._anchor + time.perf_counter()
+        return self._outer_params + time.perf_counter()
 
     def begin(
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int, *, lag: int = 0
@@ -116,7 +116,7 @@ class Recorder:
         """Note that it ended, well or not; `times` are begin and end on a device, as `time.perf_counter` says them."""
         operation.end, operation.outcome = self.now(), outcome
         if times is not None:
-            operation.start, operation.end = self._anchor + times[0], self._anchor + times[1]
+            operation.start, operation.end = self._outer_params + times[0], self._outer_params + times[1]
         with self._lock:
             self.totals.seconds += operation.end - operation.start
             self.totals.failed += outcome != "ok"
@@ -189,7 +189,7 @@ class Recorder:
         """Write a file of the trace; the first failure is a warning, and later ones are nothing."""
         try:
             return _write(path, content)
-        except FileProblem as error:
+        except FileError as error:
             if not self._warned:
                 self._warned = True
                 warnings.warn(f"tracing: {error}; the run goes on without it", RuntimeWarning, stacklevel=2)
@@ -201,18 +201,18 @@ def merge_traces(directory: str | Path, output: str | Path | None = None) -> Pat
     """Join the traces of all workers in a directory into one file (default `trace.json` there), times from 0.
 
     Raises:
-        FileProblem: no trace is there, or one cannot be read.
+        FileError: no trace is there, or one cannot be read.
     """
     directory = Path(directory)
     events: list[dict[str, Any]] = []
     paths = sorted(directory.glob("trace-[0-9]*.json"))
     if not paths:
-        raise FileProblem(f"{directory}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
+        raise FileError(f"{directory}: holds no trace-RANK.json; give trace=DIRECTORY to DistributedOptimizer")
     for path in paths:
         try:
             events += json.loads(path.read_text())["traceEvents"]
         except (OSError, ValueError, KeyError) as error:
-            raise FileProblem(f"{path}: is not a trace of this program ({error})") from None
+            raise FileError(f"{path}: is not a trace of this program ({error})") from None
     first = min((event["ts"] for event in events if "ts" in event), default=0.0)
     for event in events:
         if "ts" in event:
@@ -225,6 +225,6 @@ def _write(path: Path, content: object) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FileProblem(f"{path}: cannot be written: {error.strerror}") from None
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from None
     write_file(path, json.dumps(content).encode())
     return path

@@ -33,14 +33,14 @@ def read_schedule(schedule: Schedule | str | Path) -> Schedule:
 
     path = Path(schedule)
     if not path.exists():
-        _refuse_name(str(schedule))
+        _check_name(str(schedule))
     loaded = load_schedule(path)
     if loaded.certificate:
         confirm(loaded)
     return loaded
 
 
-def _refuse_name(path: str) -> None:
+def _check_name(path: str) -> None:
     """Say how a schedule is written that was named as the catalogue names it."""
     from partreduce.schedulers import registry
 
@@ -48,7 +48,7 @@ def _refuse_name(path: str) -> None:
     if name in registry.names():
         raise InputError(
             f"schedule: {path!r} is no file, but a name of the catalogue; "
-            f'`partreduce design CLUSTER --using "{path}" -o {name}.json` writes the file'
+            f'`partreduce design CLUSTER --build "{path}" -o {name}.json` writes the file'
         )
 
 

@@ -89,9 +89,9 @@ class Entry:
     """One line of the catalogue: a family of schedules and how to build its member for a cluster.
 
     `make(cluster, **parameters)` builds the strategy; `refuse(cluster, **parameters)` says in one sentence why it
-    cannot and what the nearest possible thing is, or returns None. `condition`, `degree`, `period` and `figures` are
+    cannot and what the nearest possible thing is, or returns None. `condition`, `degree`, `period` and `metrics` are
     the words that `partreduce design --list` prints: conditions on the cluster, messages a worker sends per round,
-    rounds in a period, and known figures.
+    rounds in a period, and known metrics.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Entry:
     condition: str = "any cluster"
     degree: str = ""
     period: str = ""
-    figures: str = ""
+    metrics: str = ""
 
     def resolve(self, given: Mapping[str, object]) -> dict[str, Value]:
         """Defaults completed and overridden by typed values.

@@ -6,14 +6,14 @@
     │   ├── ScheduleError             65   a schedule that cannot be built as asked
     │   └── HandshakeError            65   workers that disagree before the first step; names rank and field
     ├── RefutedError                   1   a claim that is false; carries the witness
-    ├── UnknownError                   3   a limit (time, size) was reached before an answer was
+    ├── UndecidedError                   3   a limit (time, size) was reached before an answer was
     ├── InfeasibleError                4   proved: nothing of a named class keeps the limits
     ├── UnavailableError              69   a worker, service or store that never answered; names it
-    │   ├── PeerLostError             69   a group operation that failed or timed out; names step and group
+    │   ├── PeerFailedError             69   a group operation that failed or timed out; names step and group
     │   └── StoreLostError            75   the run's store is gone or silent: nobody is to blame but its host
-    ├── FileProblem                   74   a file that cannot be read or written
-    ├── FencedError                   76   this worker is no longer part of the job
-    └── MissingFeatureError           77   an optional dependency or a machine feature that is absent
+    ├── FileError                   74   a file that cannot be read or written
+    ├── EvictedError                   76   this worker is no longer part of the job
+    └── MissingDependencyError           77   an optional dependency or a machine feature that is absent
 
 The command line maps each class to its exit code (`exit_code`) and prints `str(error)`; nothing else is printed.
 """
@@ -66,7 +66,7 @@ class RefutedError(PartreduceError):
     exit_code: ClassVar[int] = 1
 
 
-class UnknownError(PartreduceError):
+class UndecidedError(PartreduceError):
     """A limit was reached before an answer was."""
 
     exit_code: ClassVar[int] = 3
@@ -84,7 +84,7 @@ class UnavailableError(PartreduceError):
     exit_code: ClassVar[int] = 69
 
 
-class PeerLostError(UnavailableError):
+class PeerFailedError(UnavailableError):
     """A group operation that failed or timed out."""
 
 
@@ -94,19 +94,19 @@ class StoreLostError(UnavailableError):
     exit_code: ClassVar[int] = 75
 
 
-class FileProblem(PartreduceError, OSError):  # noqa: N818 - "error" is what OSError already says
+class FileError(PartreduceError, OSError):
     """A file that cannot be read or written."""
 
     exit_code: ClassVar[int] = 74
 
 
-class FencedError(PartreduceError):
+class EvictedError(PartreduceError):
     """This worker is no longer part of the job."""
 
     exit_code: ClassVar[int] = 76
 
 
-class MissingFeatureError(PartreduceError):
+class MissingDependencyError(PartreduceError):
     """An optional dependency or a machine feature that is absent."""
 
     exit_code: ClassVar[int] = 77

@@ -7,7 +7,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.errors import MissingDependencyError
 
 EXTRAS = {
     "torch": ("torch", "torch"),
@@ -28,19 +28,19 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def missing(modules: Iterable[str], purpose: str) -> MissingFeatureError:
+def missing(modules: Iterable[str], purpose: str) -> MissingDependencyError:
     """The refusal of something that needs libraries which are not installed, with the way to get them."""
     names = [EXTRAS[module][0] for module in modules]
     extras = ",".join(dict.fromkeys(EXTRAS[module][1] for module in modules))
     words = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return MissingFeatureError(f"{purpose} needs {words}; install it with: pip install 'partreduce[{extras}]'")
+    return MissingDependencyError(f"{purpose} needs {words}; install it with: pip install 'partreduce[{extras}]'")
 
 
 def require(*modules: str, purpose: str) -> None:
     """Refuse to go on without optional libraries; they are not loaded.
 
     Raises:
-        MissingFeatureError: one is not installed; the message names all that are missing and how to install them.
+        MissingDependencyError: one is not installed; the message names all that are missing and how to install them.
     """
     if absent := [module for module in modules if not is_installed(module)]:
         raise missing(absent, purpose)
@@ -50,7 +50,7 @@ def load(module: str, purpose: str) -> Any:  # noqa: ANN401 - a module
     """Import an optional library, also a module inside it.
 
     Raises:
-        MissingFeatureError: it is not installed.
+        MissingDependencyError: it is not installed.
     """
     try:
         return import_module(module)

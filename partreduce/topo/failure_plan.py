@@ -13,10 +13,10 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.base import Phased, Strategy
+from partreduce.topo.strategies.base import HasGroups, Strategy
 from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.routes import ALIKE
-from partreduce.topo.strategies.static import MAX_EXPLICIT_WORKERS, RulePhases, Static
+from partreduce.topo.strategies.payload import PLAIN_PAYLOAD
+from partreduce.topo.strategies.static import MAX_EXPLICIT_WORKERS, RulePhases, StaticGroups
 
 MAX_FAILURES = 4
 """Failures that a plan may cover: `verify` looks at every order of their nodes."""
@@ -39,8 +39,8 @@ class SurvivorRule(Choice):
 class FailurePlan(Closed):
     """What survivors run after any `failures` workers fail, or fewer, or all workers of any one node.
 
-    Only the groups change: pace, averaging, prologue and how payload travels stay what they are. Survivors are
-    numbered 0 … m − 1 in ascending order of their ranks.
+    Only the groups change: steps_per_round, averaging, prologue and how payload travels stay what they are. Survivors
+    are numbered 0 … m − 1 in ascending order of their ranks.
     """
 
     place: ClassVar[str] = "failure_plan."
@@ -59,14 +59,14 @@ class FailurePlan(Closed):
         object.__setattr__(self, "rule", SurvivorRule(self.rule))
         Closed.__post_init__(self)
 
-    def covers(self, cluster: Cluster, lost: Collection[int]) -> bool:
+    def covers(self, cluster: Cluster, failed: Collection[int]) -> bool:
         """Whether the plan is for the failure of these workers."""
-        if not 0 < len(lost) <= cluster.num_workers - 2:
+        if not 0 < len(failed) <= cluster.num_workers - 2:
             return False
-        if len(lost) <= self.failures:
+        if len(failed) <= self.failures:
             return True
-        node = int(cluster.node_of()[next(iter(lost))])
-        return set(lost) == set(cluster.workers_of(node))
+        node = int(cluster.node_of()[next(iter(failed))])
+        return set(failed) == set(cluster.workers_of(node))
 
     def most_failures(self, cluster: Cluster) -> int:
         """The most workers that may fail at once under this plan."""
@@ -93,13 +93,13 @@ def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) 
         raise ScheduleError(
             f"failure_plan.rule: expected all_reduce for strategy allreduce, got {plan.rule}; write all_reduce"
         )
-    has_rule = isinstance(strategy, Static) and isinstance(strategy.phases, RulePhases)
+    has_rule = isinstance(strategy, StaticGroups) and isinstance(strategy.phases, RulePhases)
     if plan.rule is SurvivorRule.REAPPLY_RULE and not has_rule:
         raise ScheduleError(
             "failure_plan.rule: expected a schedule with node_radices for reapply_rule, got listed groups; write "
             "keep_groups or all_reduce"
         )
-    lists_groups = isinstance(strategy, Static) or not isinstance(strategy.pace, int)
+    lists_groups = isinstance(strategy, StaticGroups) or not isinstance(strategy.steps_per_round, int)
     if lists_groups and n > MAX_EXPLICIT_WORKERS:
         raise ScheduleError(
             f"failure_plan: expected at most {MAX_EXPLICIT_WORKERS} workers, whose groups survivors list, got {n}; "
@@ -114,7 +114,7 @@ def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) 
 
 def _first_overlap(cluster: Cluster, strategy: Strategy) -> int | None:
     """The first phase in which two groups share a worker. Rules: O(blocks); listed groups: O(period · num_workers)."""
-    assert isinstance(strategy, Phased), "check_covered() lets only kinds with phases through"
+    assert isinstance(strategy, HasGroups), "check_covered() lets only kinds with phases through"
     rule = strategy.rule(cluster, by_node=True)
     if rule is not None:
         return rule.shared_rank()
@@ -132,17 +132,20 @@ def check_covered(strategy: Strategy) -> None:
     """
     if strategy.kind not in ("static", "allreduce"):
         raise ScheduleError(f"strategy.kind: is {strategy.kind}; failure plans are for static and allreduce")
-    what = strategy.what
-    has_one_anchor = replace(what, outer=PLAIN, fragments=1) == ALIKE and not what.outer.has_own_anchors
-    is_timely = strategy.when.word in ("lockstep", "pipeline", "late")
-    for name, is_covered in (("when", is_timely), ("what", has_one_anchor)):
+    payload = strategy.payload
+    has_one_outer_params = (
+        replace(payload, outer=PLAIN, fragments=1) == PLAIN_PAYLOAD and not payload.outer.has_own_outer_params
+    )
+    is_timely = strategy.sync.word in ("synchronous", "pipeline", "delay")
+    for name, is_covered in (("sync", is_timely), ("payload", has_one_outer_params)):
         if not is_covered:
             raise ScheduleError(
-                f"strategy.{name}: failure plans are for what is averaged in lockstep, in a pipeline of gradients or "
+                f"strategy.{name}: failure plans are for what is averaged synchronously, in a pipeline of gradients or "
                 f"late by a round, without tables or anchors of each worker's own; leave {name} out"
             )
-    if strategy.mixes_late and strategy.how.codec.rounds:
+    if strategy.mixes_late and strategy.transport.codec.rounds:
         raise ScheduleError(
-            f"strategy.how.codec: is {strategy.how.codec}; failure plans are for late averages without one; leave out "
-            "codec, or when"
+            f"strategy.transport.codec: is {strategy.transport.codec}; failure plans are for late averages without "
+            "one; leave out "
+            "codec, or sync"
         )

@@ -64,8 +64,8 @@ class Choice(StrEnum):
 class Closed:
     """A dataclass whose fields are the members of a JSON object: nothing coerced, no unknown member.
 
-    In Python, too, the word itself may stand for a `Choice`, as in `How(codec="int8")`, and a number lies in the range
-    that its field's type states.
+    In Python, too, the word itself may stand for a `Choice`, as in `Transport(codec="int8")`, and a number lies in the
+    range that its field's type states.
     """
 
     __slots__ = ()

@@ -1,8 +1,8 @@
 """Mixing matrices of one phase or round: dense, sparse, exact, and their products over a period.
 
 Column j of W says where worker j's parameters go, row i what worker i's become: x ← W x. A phase of group means with
-factors `relax` is symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and unit
-column sums only when it is doubly stochastic.
+factors `relaxation` is symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and
+unit column sums only when it is doubly stochastic.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def mixing_matrix(step: MixingStep) -> npt.NDArray[np.float64]:
         InputError: more than 20,000 workers: use `mixing_sparse`.
         ScheduleError: two groups of a phase share a worker.
     """
-    _refuse_size(step.num_workers, MAX_DENSE_WORKERS, "use mixing_sparse")
+    _check_size(step.num_workers, MAX_DENSE_WORKERS, "use mixing_sparse")
     return np.asarray(mixing_sparse(step).todense(), dtype=np.float64)
 
 
@@ -60,7 +60,7 @@ def mixing_sparse(step: MixingStep) -> csr_array:
         (np.ones(int(member.sum())), (labels[member], np.flatnonzero(member))), shape=(max(len(step), 1), n)
     )
     factor = np.zeros(max(len(step), 1))
-    factor[: len(step)] = step.relax_factors()
+    factor[: len(step)] = step.relaxation_factors()
     share = factor / np.maximum(1, np.bincount(labels[member], minlength=max(len(step), 1)))
     stay = np.where(member, 1.0 - factor[labels], 1.0)
     return csr_array(averaging.T @ diags_array(share) @ averaging + diags_array(stay))
@@ -74,14 +74,14 @@ def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
         ScheduleError: two groups of a phase share a worker.
     """
     n = steps[0].num_workers
-    _refuse_size(n, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
+    _check_size(n, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
     product = ExactMatrix.identity(n)
     for step in steps:
         if isinstance(step, Round):
             product = product.drawn(step.edges())
         else:
             step.labels()
-            product = product.averaged((group.members, group.relax, True) for group in step)
+            product = product.averaged((group.members, group.relaxation, True) for group in step)
     return product
 
 
@@ -93,7 +93,7 @@ def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64
         ScheduleError: the strategy has no fixed phases.
     """
     steps = schedule.steps()
-    _refuse_size(schedule.num_workers, MAX_DENSE_WORKERS, "apply mixing_sparse round by round")
+    _check_size(schedule.num_workers, MAX_DENSE_WORKERS, "apply mixing_sparse round by round")
     product = np.eye(schedule.num_workers)
     for t in range(len(steps)):
         product = mixing_sparse(steps[(start + t) % len(steps)]) @ product
@@ -115,12 +115,12 @@ def is_doubly_stochastic(step: MixingStep) -> bool:
 def has_negative_entries(step: MixingStep) -> bool:
     """Whether some entry of W is negative: a group with relax > |G|/(|G|−1), or weights that exceed 1. O(entries)."""
     if isinstance(step, Phase):
-        if step.relax is None:
+        if step.relaxation is None:
             return False
-        return any(r * (k - 1) > k for r, k in zip(step.relax, step.sizes.tolist(), strict=True))
+        return any(r * (k - 1) > k for r, k in zip(step.relaxation, step.sizes.tolist(), strict=True))
     return any(weight < 0 for weight in step.weights) or step.own_weight() < 0
 
 
-def _refuse_size(n: int, limit: int, way_out: str) -> None:
+def _check_size(n: int, limit: int, way_out: str) -> None:
     if n > limit:
         raise InputError(f"mixing matrix: {n} workers; at most {limit} are held as one matrix; {way_out}")

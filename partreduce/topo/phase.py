@@ -24,12 +24,12 @@ class Group:
     """
 
     members: tuple[int, ...]
-    relax: Fraction = ONE
+    relaxation: Fraction = ONE
 
     def __str__(self) -> str:
         """As people write it: `{0,4,8}` or `{0,4} relax 4/3`."""
         body = "{" + ",".join(map(str, self.members)) + "}"
-        return body if self.relax == 1 else f"{body} relax {self.relax}"
+        return body if self.relaxation == 1 else f"{body} relax {self.relaxation}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,14 +37,14 @@ class Phase(Arrays):
     """The groups of one round, held as flat arrays so that a million workers fit.
 
     `members[offsets[g]:offsets[g+1]]` are the ranks of group g, ascending; groups are ordered by their first member.
-    `relax` holds one factor per group, or None when all are 1. A Phase may hold *overlapping* groups: that is what
+    `relaxation` holds one factor per group, or None when all are 1. A Phase may hold *overlapping* groups: that is what
     `verify` refutes; everything that needs disjoint groups (`labels`, `apply`) raises ScheduleError for them.
     """
 
     num_workers: int
     members: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64]
-    relax: tuple[Fraction, ...] | None = None
+    relaxation: tuple[Fraction, ...] | None = None
 
     @classmethod
     def from_groups(cls, num_workers: int, groups: Iterable[Group | Iterable[int]]) -> Phase:
@@ -54,7 +54,8 @@ class Phase(Arrays):
             ScheduleError: a group of fewer than two workers, a rank out of range, or a rank twice in one group.
         """
         listed = [
-            (tuple(sorted(g.members)), g.relax) if isinstance(g, Group) else (tuple(sorted(g)), ONE) for g in groups
+            (tuple(sorted(g.members)), g.relaxation) if isinstance(g, Group) else (tuple(sorted(g)), ONE)
+            for g in groups
         ]
         listed.sort()
         for members, _ in listed:
@@ -66,8 +67,8 @@ class Phase(Arrays):
                 raise ScheduleError(f"group {Group(members)}: ranks are 0..{num_workers - 1}")
         sizes = [len(members) for members, _ in listed]
         flat = np.fromiter((w for members, _ in listed for w in members), dtype=np.int32, count=sum(sizes))
-        relax = tuple(r for _, r in listed)
-        return cls.from_arrays(num_workers, flat, sizes, relax if any(r != 1 for r in relax) else None)
+        relaxation = tuple(r for _, r in listed)
+        return cls.from_arrays(num_workers, flat, sizes, relaxation if any(r != 1 for r in relaxation) else None)
 
     @classmethod
     def from_arrays(
@@ -75,20 +76,20 @@ class Phase(Arrays):
         num_workers: int,
         members: npt.NDArray[np.int32],
         sizes: npt.ArrayLike,
-        relax: tuple[Fraction, ...] | None = None,
+        relaxation: tuple[Fraction, ...] | None = None,
     ) -> Phase:
         """Build from flat arrays that are already sorted (members within groups, groups by first member). O(size)."""
         offsets = np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
         flat = np.ascontiguousarray(members, dtype=np.int32)
         flat.setflags(write=False)
         offsets.setflags(write=False)
-        return cls(num_workers, flat, offsets, relax)
+        return cls(num_workers, flat, offsets, relaxation)
 
     @classmethod
-    def from_labels(cls, labels: npt.ArrayLike, relax: dict[int, Fraction] | None = None) -> Phase:
+    def from_labels(cls, labels: npt.ArrayLike, relaxation: dict[int, Fraction] | None = None) -> Phase:
         """Build from one label per worker; equal labels average together, negative labels and single ones skip.
 
-        `relax` maps a label to its factor. O(n log n).
+        `relaxation` maps a label to its factor. O(n log n).
         """
         array = np.asarray(labels, dtype=np.int64)
         count = len(array)
@@ -103,7 +104,7 @@ class Phase(Arrays):
         gather = (
             np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - sizes, sizes) + np.repeat(starts, sizes)
         )
-        factors = None if not relax else tuple(relax.get(int(name), ONE) for name in names)
+        factors = None if not relaxation else tuple(relaxation.get(int(name), ONE) for name in names)
         if factors is not None and all(f == 1 for f in factors):
             factors = None
         return cls.from_arrays(count, order[gather].astype(np.int32), sizes, factors)
@@ -114,7 +115,7 @@ class Phase(Arrays):
     def __getitem__(self, index: int) -> Group:
         """Group number `index` in canonical order."""
         start, end = int(self.offsets[index]), int(self.offsets[index + 1])
-        return Group(tuple(self.members[start:end].tolist()), self.relax[index] if self.relax else ONE)
+        return Group(tuple(self.members[start:end].tolist()), self.relaxation[index] if self.relaxation else ONE)
 
     def __iter__(self) -> Iterator[Group]:
         """The groups in canonical order."""
@@ -125,11 +126,11 @@ class Phase(Arrays):
         """Workers per group, shape (len(self),)."""
         return np.diff(self.offsets)
 
-    def relax_factors(self) -> npt.NDArray[np.float64]:
+    def relaxation_factors(self) -> npt.NDArray[np.float64]:
         """The relax factor of every group as floats, shape (len(self),)."""
-        if self.relax is None:
+        if self.relaxation is None:
             return np.ones(len(self))
-        return np.array([float(factor) for factor in self.relax])
+        return np.array([float(factor) for factor in self.relaxation])
 
     def labels(self) -> npt.NDArray[np.int32]:
         """The group index of every worker, −1 for workers that skip; shape (num_workers,).
@@ -158,9 +159,9 @@ class Phase(Arrays):
         shape = (-1,) + (1,) * (result.ndim - 1)
         means = np.add.reduceat(rows, self.offsets[:-1], axis=0) / self.sizes.reshape(shape)
         spread = np.repeat(means, self.sizes, axis=0)
-        if self.relax is None:
+        if self.relaxation is None:
             result[self.members] = spread
         else:
-            factor = np.repeat(self.relax_factors(), self.sizes).reshape(shape)
+            factor = np.repeat(self.relaxation_factors(), self.sizes).reshape(shape)
             result[self.members] = rows + factor * (spread - rows)
         return result

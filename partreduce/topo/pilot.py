@@ -28,10 +28,10 @@ class Price(Closed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe(Closed):
-    """One schedule of a pilot: its figures, and its steps over All-Reduce's as measured, once per seed.
+    """One schedule of a pilot: its metrics, and its steps over All-Reduce's as measured, once per seed.
 
-    `late` is its late distance (`topo.figures.late_distance`), 0 in lockstep. `sha256` is there for what ran because it
-    may be recommended: of the schedule without its name and however its sums travel.
+    `late` is its late distance (`topo.metrics.late_distance`), 0 synchronously. `sha256` is there for what ran because
+    it may be recommended: of the schedule without its name and however its sums travel.
     """
 
     schedule: Title
@@ -52,7 +52,7 @@ class Probe(Closed):
 
     @property
     def is_pipeline(self) -> bool:
-        """Whether all workers had the same parameters, so that what it cost is the lateness of gradients."""
+        """Whether all workers had the same parameters, so that what it cost is the delay of gradients."""
         return self.consensus_distance == 0
 
 

@@ -51,7 +51,7 @@ class Round(Bulk, Arrays):
         weights: Sequence[Fraction],
         weight_of: npt.ArrayLike,
     ) -> Round:
-        """Build from flat arrays in any order: edge e carries `weights[weight_of[e]]`. O(edges log edges), vectorised.
+        """Build from flat arrays in any order: edge e carries `weights[weight_of[e]]`. O(edges log edges), vectorized.
 
         Unused and equal weights are merged, so that equal rounds compare equal.
 

@@ -26,13 +26,13 @@ class Block:
 
     local: tuple[int, ...]
     across: tuple[int, ...] = ()
-    relax: Fraction = ONE
+    relaxation: Fraction = ONE
 
     def __str__(self) -> str:
         """As people write it: `LW{0,3} across digits {0}`."""
         place = "inside each node" if not self.across else "across digits {" + ",".join(map(str, self.across)) + "}"
         text = "LW{" + ",".join(map(str, self.local)) + "} " + place
-        return text if self.relax == 1 else f"{text} relax {self.relax}"
+        return text if self.relaxation == 1 else f"{text} relax {self.relaxation}"
 
     @property
     def makes_groups(self) -> bool:
@@ -60,7 +60,7 @@ def representative(node: int, radices: Sequence[int], across: Sequence[int]) -> 
 
 
 def representatives(num_nodes: int, radices: Sequence[int], across: Sequence[int]) -> npt.NDArray[np.int64]:
-    """`representative` of every node, shape (num_nodes,). Vectorised."""
+    """`representative` of every node, shape (num_nodes,). Vectorized."""
     nodes = np.arange(num_nodes, dtype=np.int64)
     strides = strides_of(radices)
     result = nodes.copy()
@@ -91,13 +91,13 @@ def group_of(worker: int, phase: RulePhase, workers_per_node: int, radices: Sequ
                 for other in nodes_of_group(node, radices, block.across)
                 for rank in sorted(block.local)
             )
-            return Group(members, block.relax) if block.makes_groups else None
+            return Group(members, block.relaxation) if block.makes_groups else None
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class RuleView:
-    """A rule as figures, proofs, costs and searches look at it: digits of the nodes, blocks, local ranks of a node."""
+    """A rule as metrics, proofs, costs and searches look at it: digits of the nodes, blocks, local ranks of a node."""
 
     radices: tuple[int, ...]
     phases: tuple[RulePhase, ...]
@@ -117,8 +117,8 @@ class RuleView:
         """Blocks, local ranks and digits ascending: the same for every file of one hash."""
         phases = (
             sorted(
-                (Block(tuple(sorted(b.local)), tuple(sorted(b.across)), b.relax) for b in phase),
-                key=lambda block: (block.local, block.across, str(block.relax)),
+                (Block(tuple(sorted(b.local)), tuple(sorted(b.across)), b.relaxation) for b in phase),
+                key=lambda block: (block.local, block.across, str(block.relaxation)),
             )
             for phase in self.phases
         )
@@ -141,7 +141,7 @@ class RuleView:
         return group_of(worker, self.phases[index], self.workers_per_node, self.radices)
 
     def expand(self, index: int) -> Phase:
-        """The explicit groups of phase `index`. O(num_workers log num_workers), vectorised.
+        """The explicit groups of phase `index`. O(num_workers log num_workers), vectorized.
 
         Raises:
             ScheduleError: two blocks share a local rank (`verify` says where, with the witness).
@@ -152,14 +152,14 @@ class RuleView:
             raise ScheduleError("blocks of one phase share a local rank; groups of one phase are disjoint")
         # labels (num_nodes, workers_per_node): equal labels average together, -1 skips
         labels = np.full((self.num_nodes, self.workers_per_node), -1, dtype=np.int64)
-        relax: dict[int, Fraction] = {}
+        relaxation: dict[int, Fraction] = {}
         for number, block in enumerate(phase):
             keys = representatives(self.num_nodes, self.radices, block.across)
             for rank in block.local:
                 labels[:, rank] = keys * len(phase) + number
-            if block.relax != 1:
-                relax.update((int(key) * len(phase) + number, block.relax) for key in np.unique(keys))
-        return Phase.from_labels(labels.reshape(-1), relax or None)
+            if block.relaxation != 1:
+                relaxation.update((int(key) * len(phase) + number, block.relaxation) for key in np.unique(keys))
+        return Phase.from_labels(labels.reshape(-1), relaxation or None)
 
 
 def check_rule(phases: Sequence[RulePhase], cluster: Cluster, radices: Sequence[int]) -> None:

@@ -16,10 +16,10 @@ from partreduce.topo.failure_plan import FailurePlan, check_failure_plan
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep
 from partreduce.topo.rule import RuleView
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.strategies.base import Mixing, Phased, Strategy
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.base import HasGroups, HasMixingMatrix, Strategy
 from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.routes import Route, Routes, TableWay
+from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Schedule:
     """Who averages with whom, and when: the value that is designed, proved, exported and executed.
 
     It asks its strategy, passing on the cluster, and refuses in one place what a kind cannot do.
-    `failure_plan` says what survivors run when workers fail (`topo.survivors.after_loss`).
+    `failure_plan` says what survivors run when workers fail (`topo.survivors.after_failure`).
 
     Raises:
         ScheduleError: at construction, when the strategy does not fit the cluster. Overlapping groups are *not*
@@ -56,40 +56,40 @@ class Schedule:
 
     @property
     def is_mixing(self) -> bool:
-        """Whether its rounds are fixed, so that it has mixing matrices and figures."""
+        """Whether its rounds are fixed, so that it has mixing matrices and metrics."""
         return not self.undecided
 
     @property
     def is_phased(self) -> bool:
         """Whether its rounds are phases of groups."""
-        return isinstance(self.strategy, Phased)
+        return isinstance(self.strategy, HasGroups)
 
     @property
     def undecided(self) -> str:
-        """What of its rounds is not fixed, so that it has no figures, as a clause; empty where all is."""
-        if not isinstance(self.strategy, Mixing):
+        """What of its rounds is not fixed, so that it has no metrics, as a clause; empty where all is."""
+        if not isinstance(self.strategy, HasMixingMatrix):
             return "it has no fixed phases, hence no mixing matrix"
-        if self.strategy.what.outer.has_own_anchors:
+        if self.strategy.payload.outer.has_own_outer_params:
             return "outer steps from anchors of each worker's own are no mixing matrix of models"
-        if self.strategy.when.takes_all:
+        if self.strategy.sync.takes_all:
             return ""
         return "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
 
     @property
-    def mixing(self) -> Mixing:
+    def mixing(self) -> HasMixingMatrix:
         """The strategy as one whose rounds are fixed."""
-        if not isinstance(self.strategy, Mixing):
+        if not isinstance(self.strategy, HasMixingMatrix):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: {self.undecided}")
         if self.undecided:
-            own = self.strategy.what.outer.has_own_anchors
-            place = "what.outer.anchor" if own else f"when.{self.strategy.when.word}"
-            raise ScheduleError(f"{place}: {self.undecided}; it has no figures")
+            own = self.strategy.payload.outer.has_own_outer_params
+            place = "payload.outer.outer_params" if own else f"sync.{self.strategy.sync.word}"
+            raise ScheduleError(f"{place}: {self.undecided}; it has no metrics")
         return self.strategy
 
     @property
-    def phased(self) -> Phased:
+    def phased(self) -> HasGroups:
         """The strategy as one that averages in groups fixed beforehand."""
-        if not isinstance(self.strategy, Phased):
+        if not isinstance(self.strategy, HasGroups):
             raise ScheduleError(f"strategy {self.strategy.kind!r}: has no groups")
         return self.strategy
 
@@ -105,7 +105,7 @@ class Schedule:
     @property
     def prologue(self) -> int:
         """First rounds that average over all workers before the period starts."""
-        return self.strategy.prologue if isinstance(self.strategy, Mixing) else 0
+        return self.strategy.prologue if isinstance(self.strategy, HasMixingMatrix) else 0
 
     def steps(self) -> tuple[MixingStep, ...]:
         """What one period averages: its phases, or the rounds of a weighted graph.
@@ -160,42 +160,42 @@ class Schedule:
         return last
 
     def rule(self, *, by_node: bool = False) -> RuleView | None:
-        """The rule behind the schedule, None for explicit groups, graphs and groups on request; see `Phased.rule`."""
-        return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, Phased) else None
+        """The rule behind the schedule, None for explicit groups, graphs and groups on request; see `HasGroups.rule`."""
+        return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, HasGroups) else None
 
-    def paces(self) -> npt.NDArray[np.int64]:
-        """Steps per round of every worker, shape (num_workers,), to read; one pace for all takes no memory."""
-        pace = self.strategy.pace
-        if isinstance(pace, int):
-            return np.broadcast_to(np.int64(pace), self.num_workers)
-        return np.array(pace, dtype=np.int64)
+    def worker_steps(self) -> npt.NDArray[np.int64]:
+        """Steps per round of every worker, shape (num_workers,), to read; one steps_per_round for all takes no memory."""
+        steps_per_round = self.strategy.steps_per_round
+        if isinstance(steps_per_round, int):
+            return np.broadcast_to(np.int64(steps_per_round), self.num_workers)
+        return np.array(steps_per_round, dtype=np.int64)
 
     @property
-    def largest_pace(self) -> int:
+    def largest_steps_per_round(self) -> int:
         """The most steps that a worker takes in a round."""
-        pace = self.strategy.pace
-        return pace if isinstance(pace, int) else max(pace)
+        steps_per_round = self.strategy.steps_per_round
+        return steps_per_round if isinstance(steps_per_round, int) else max(steps_per_round)
 
     @property
-    def has_one_pace(self) -> bool:
+    def has_one_steps_per_round(self) -> bool:
         """Whether all workers take as many steps in a round."""
-        pace = self.strategy.pace
-        return isinstance(pace, int) or len(set(pace)) == 1
+        steps_per_round = self.strategy.steps_per_round
+        return isinstance(steps_per_round, int) or len(set(steps_per_round)) == 1
 
-    def pace_of(self, worker: int) -> int:
+    def steps_per_round_of(self, worker: int) -> int:
         """Steps per round of one worker."""
-        pace = self.strategy.pace
-        return pace if isinstance(pace, int) else pace[worker]
+        steps_per_round = self.strategy.steps_per_round
+        return steps_per_round if isinstance(steps_per_round, int) else steps_per_round[worker]
 
     def stepping_at(self, step: int) -> npt.NDArray[np.int64]:
-        """Who takes a step beside this one of the workers with the largest pace: 1 or 0, shape (num_workers,).
+        """Who takes a step beside this one of the workers with the largest steps_per_round: 1 or 0, shape (num_workers,).
 
-        A smaller pace is spread evenly over a round, as it is where all rounds take equally long.
+        A smaller steps_per_round is spread evenly over a round, as it is where all rounds take equally long.
         """
-        paces = self.paces()
-        longest = int(paces.max())
+        worker_steps = self.worker_steps()
+        longest = int(worker_steps.max())
         at = step % longest
-        return (at + 1) * paces // longest - at * paces // longest
+        return (at + 1) * worker_steps // longest - at * worker_steps // longest
 
     def num_distinct_phases(self) -> int:
         """Distinct partitions in a period: the communicator splits that a run needs; empty phases cost none.
@@ -206,11 +206,11 @@ class Schedule:
         return self.mixing.num_distinct_phases(self.cluster)
 
     @property
-    def routes(self) -> Routes:
+    def routes(self) -> Payload:
         """Which tables travel apart from the strategy's own averaging."""
-        return self.strategy.what
+        return self.strategy.payload
 
-    def route_of(self, parameter: str) -> Route | None:
+    def route_of(self, parameter: str) -> TablePlacement | None:
         """The route of a parameter; None where the strategy averages it as all others."""
         return self.routes.table(parameter)
 
@@ -219,24 +219,24 @@ class Schedule:
         route = self.route_of(parameter)
         return (
             None
-            if route is None or route.way is not TableWay.SHARDED
+            if route is None or route.way is not Placement.SHARDED
             else self.routes.owner(route, row, self.num_workers)
         )
 
     @property
     def meetings(self) -> Schedule:
         """Who meets whom and when: itself, or plain means in the place of outer steps from own anchors."""
-        if not self.strategy.what.outer.has_own_anchors:
+        if not self.strategy.payload.outer.has_own_outer_params:
             return self
-        what = replace(self.strategy.what, outer=PLAIN)
-        return replace(self, strategy=replace(self.strategy, what=what), certificate=None)
+        payload = replace(self.strategy.payload, outer=PLAIN)
+        return replace(self, strategy=replace(self.strategy, payload=payload), certificate=None)
 
-    def travelling(self, form: Form) -> Schedule:
+    def traveling(self, algorithm: AllReduceAlgorithm) -> Schedule:
         """The same schedule with sums of this form; unchanged where its kind or the run-time has no such form."""
-        if form not in self.strategy.forms or form is self.strategy.how.form:
+        if algorithm not in self.strategy.algorithms or algorithm is self.strategy.transport.algorithm:
             return self
-        how = replace(self.strategy.how, form=form)
-        return replace(self, strategy=replace(self.strategy, how=how), certificate=None)
+        transport = replace(self.strategy.transport, algorithm=algorithm)
+        return replace(self, strategy=replace(self.strategy, transport=transport), certificate=None)
 
     def with_certificate(self, certificate: Mapping[str, Any] | None) -> Schedule:
         return replace(self, certificate=certificate)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
-from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.errors import FileError, InputError
 from partreduce.topo.hardware import Switch
 
 
@@ -40,13 +40,13 @@ def read_switches(path: Path, num_nodes: int, listed: str = "") -> tuple[Switch,
         listed: its nodes in order, such as `n[0-3]`; all of the file in its order by default.
 
     Raises:
-        FileProblem: the file cannot be read.
+        FileError: the file cannot be read.
         InputError: a line that says nothing of a switch's place, or nodes that the file lacks.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise FileProblem(f"{path}: cannot be read ({error})") from None
+        raise FileError(f"{path}: cannot be read ({error})") from None
     above: dict[str, str] = {}  # of a node ("node n0") or switch ("switch s0") the switch that it hangs on
     for number, line in enumerate(lines, start=1):
         words = dict(re.findall(r"(\w+)\s*=\s*(\S+)", line.partition("#")[0]))

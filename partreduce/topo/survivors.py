@@ -15,11 +15,11 @@ from partreduce.topo.failure_plan import SurvivorRule, check_covered
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Sending
-from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
+from partreduce.topo.strategies.axes import GradientBuckets
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 
-def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
+def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
     """What the survivors of a failure run, numbered 0 … m − 1 in ascending order of their ranks in `schedule`.
 
     The rule of the file's plan says what, where the plan covers the failure; otherwise All-Reduce over the survivors.
@@ -31,7 +31,7 @@ def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
             plan can be built (`check_covered`).
     """
     check_covered(schedule.strategy)
-    gone = frozenset(lost)
+    gone = frozenset(failed)
     if outside := sorted(rank for rank in gone if not 0 <= rank < schedule.num_workers):
         raise ScheduleError(f"lost worker {outside[0]}: is out of range; ranks are 0..{schedule.num_workers - 1}")
     if schedule.num_workers - len(gone) < 2:
@@ -41,7 +41,7 @@ def after_loss(schedule: Schedule, lost: Collection[int]) -> Schedule:
     return _continued(schedule, gone, plan.rule if plan is not None and is_planned else SurvivorRule.ALL_REDUCE)
 
 
-def after_loss_of_nodes(schedule: Schedule, count: int) -> Schedule:
+def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     """What the file plans for the failure of so many whole nodes, whichever they are.
 
     Raises:
@@ -49,53 +49,62 @@ def after_loss_of_nodes(schedule: Schedule, count: int) -> Schedule:
     """
     cluster, plan = schedule.cluster, schedule.failure_plan
     if plan is None:
-        raise ScheduleError("it plans for no loss (design --survive)")
-    paces, size = schedule.paces(), len(cluster.workers_of(0))
-    is_uniform = cluster.is_regular and (paces.reshape(cluster.num_nodes, -1) == paces[:size]).all()
+        raise ScheduleError("it plans for no loss (design --tolerate-failures)")
+    worker_steps, size = schedule.worker_steps(), len(cluster.workers_of(0))
+    is_uniform = cluster.is_regular and (worker_steps.reshape(cluster.num_nodes, -1) == worker_steps[:size]).all()
     rule = schedule.rule(by_node=True)
     # Without some nodes a rule of one digit, a reapplied rule and All-Reduce are the same, whichever nodes these are.
     keeps = plan.rule is SurvivorRule.KEEP_GROUPS
     if not is_uniform or (keeps and (rule is None or (count > 1 and rule.num_digits > 1))):
         raise ScheduleError("its nodes are not all alike, and which are lost is not known")
-    lost = range(cluster.num_workers - count * size, cluster.num_workers)
-    if not plan.covers(cluster, lost):
+    failed = range(cluster.num_workers - count * size, cluster.num_workers)
+    if not plan.covers(cluster, failed):
         raise ScheduleError(f"it plans for no loss of {count} nodes" if count > 1 else "it plans for no loss of a node")
-    return after_loss(schedule, lost)
+    return after_failure(schedule, failed)
 
 
 def sends_whole(schedule: Schedule) -> bool:
     """Whether its sums are sent whole: with no others the run-time lets survivors go on yet."""
-    return schedule.strategy.how.sending is Sending.WHOLE
+    return schedule.strategy.transport.gradient_buckets is GradientBuckets.SINGLE
 
 
-def _paces_left(schedule: Schedule, lost: frozenset[int]) -> int | tuple[int, ...]:
+def _worker_steps_left(schedule: Schedule, failed: frozenset[int]) -> int | tuple[int, ...]:
     """Steps per round, of the survivors."""
-    pace = schedule.strategy.pace
-    return pace if isinstance(pace, int) else tuple(own for worker, own in enumerate(pace) if worker not in lost)
+    steps_per_round = schedule.strategy.steps_per_round
+    return (
+        steps_per_round
+        if isinstance(steps_per_round, int)
+        else tuple(own for worker, own in enumerate(steps_per_round) if worker not in failed)
+    )
 
 
-def _continued(schedule: Schedule, lost: frozenset[int], rule: SurvivorRule) -> Schedule:
+def _continued(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -> Schedule:
     """The schedule of the survivors, whose groups this rule makes."""
-    cluster, strategy = schedule.cluster.without(lost), schedule.strategy
-    pace = _paces_left(schedule, lost)
-    strategy = replace(strategy, pace=pace)
-    if isinstance(strategy, Static):
+    cluster, strategy = schedule.cluster.without(failed), schedule.strategy
+    steps_per_round = _worker_steps_left(schedule, failed)
+    strategy = replace(strategy, steps_per_round=steps_per_round)
+    if isinstance(strategy, StaticGroups):
         if rule is SurvivorRule.KEEP_GROUPS:
-            phases: RulePhases | GroupPhases = _without(lost, map(schedule.phase, range(schedule.period)))
+            phases: RulePhases | GroupPhases = _without(failed, map(schedule.phase, range(schedule.period)))
         elif rule is SurvivorRule.REAPPLY_RULE:
-            phases = _reapplied_phases(schedule, lost)
+            phases = _reapplied_phases(schedule, failed)
         else:
             phases = _one_group(cluster)
         strategy = replace(strategy, phases=phases)
     elif strategy.averages_gradients and not schedule.strategy.averages_gradients:
-        # Their models differ, so they average models, also where only workers of pace 1 are left.
-        how = replace(strategy.how, error_feedback=False)  # which groups do not have
-        strategy = Static(phases=_one_group(cluster), pace=pace, how=how, averaging=strategy.averaging)
+        # Their models differ, so they average models, also where only workers of steps_per_round 1 are left.
+        transport = replace(strategy.transport, error_feedback=False)  # which groups do not have
+        strategy = StaticGroups(
+            phases=_one_group(cluster),
+            steps_per_round=steps_per_round,
+            transport=transport,
+            averaging=strategy.averaging,
+        )
     return replace(schedule, cluster=cluster, strategy=strategy, certificate=None, failure_plan=None)
 
 
 def _phases(schedule: Schedule) -> RulePhases | GroupPhases | None:
-    return schedule.strategy.phases if isinstance(schedule.strategy, Static) else None
+    return schedule.strategy.phases if isinstance(schedule.strategy, StaticGroups) else None
 
 
 def _one_group(cluster: Cluster) -> RulePhases | GroupPhases:
@@ -107,25 +116,25 @@ def _one_group(cluster: Cluster) -> RulePhases | GroupPhases:
     return RulePhases(radices, ((Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices)))),),))
 
 
-def _without(lost: Collection[int], phases: Iterable[Phase]) -> GroupPhases:
+def _without(failed: Collection[int], phases: Iterable[Phase]) -> GroupPhases:
     """The groups of these phases without the failed workers, survivors renumbered. O(period · num_workers)."""
     left = []
     for phase in phases:
-        factors = dict(enumerate(phase.relax or ()))
-        left.append(Phase.from_labels(np.delete(phase.labels(), list(lost)), factors))
+        factors = dict(enumerate(phase.relaxation or ()))
+        left.append(Phase.from_labels(np.delete(phase.labels(), list(failed)), factors))
     return GroupPhases(tuple(left))
 
 
-def _reapplied_phases(schedule: Schedule, lost: frozenset[int]) -> RulePhases | GroupPhases:
+def _reapplied_phases(schedule: Schedule, failed: frozenset[int]) -> RulePhases | GroupPhases:
     """The schedule's rule on the nodes with survivors, numbered in their order, without the failed workers."""
     cluster = schedule.cluster
     assert cluster.workers_per_node is not None, "check_failure_plan() refuses listed groups"
-    per_node = Counter(worker // cluster.workers_per_node for worker in lost)
+    per_node = Counter(worker // cluster.workers_per_node for worker in failed)
     nodes = [node for node in range(cluster.num_nodes) if per_node[node] < cluster.workers_per_node]
     smaller = reapplied(schedule, len(nodes))
     number = {node: place for place, node in enumerate(nodes)}
     size = cluster.workers_per_node
-    missing = [number[node] * size + rank for node, rank in (divmod(w, size) for w in lost) if node in number]
+    missing = [number[node] * size + rank for node, rank in (divmod(w, size) for w in failed) if node in number]
     if not missing:
         return smaller
     shape = Cluster.regular(len(nodes), size)

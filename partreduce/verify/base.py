@@ -171,7 +171,7 @@ class Proof:
         return any(claim.claim == name for claim in self.claims)
 
     def to_json(self) -> dict[str, Any]:
-        """`{"verdict": …, "consensus": …, "can_part": […], "claims": […]}`; the command line adds figures."""
+        """`{"verdict": …, "consensus": …, "can_part": […], "claims": […]}`; the command line adds metrics."""
         return {
             "verdict": self.verdict.value,
             "consensus": GUARANTEED if self.guarantees_consensus else NOT_GUARANTEED,

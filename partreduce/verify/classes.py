@@ -32,5 +32,5 @@ def class_product(rule: RuleView, digits: tuple[int, ...], periods: int = 1) -> 
     for phase in rule.phases * periods:
         if product.is_zero():
             break  # zero stays zero, and most classes of an exact rule get there early
-        product = product.averaged((b.local, b.relax, not met & set(b.across)) for b in phase if b.makes_groups)
+        product = product.averaged((b.local, b.relaxation, not met & set(b.across)) for b in phase if b.makes_groups)
     return product if digits else product.plus(-Fraction(1, rule.workers_per_node))

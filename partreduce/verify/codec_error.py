@@ -8,7 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec, How
+from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.verify.base import Claim, Status
 from partreduce.verify.checker.facts.codec_error import (
     FIRST_ROUNDINGS,
@@ -26,16 +26,16 @@ NAME = "codec-error"
 def codec_error(schedule: Schedule, stated: Stated) -> Claim | None:
     """The largest error over all groups, None without a codec."""
     strategy = schedule.strategy
-    what = "gradients" if strategy.averages_gradients else "what was added to parameters since all had the same"
-    return stated.claim(NAME, lambda numbers: _in_words(strategy.how, numbers, what))
+    payload = "gradients" if strategy.averages_gradients else "what was added to parameters since all had the same"
+    return stated.claim(NAME, lambda numbers: _in_words(strategy.transport, numbers, payload))
 
 
 def codec_error_of_a_server(schedule: Schedule) -> Claim | None:
     """The same for sums that hosts decode, add and code again: the checker reads no schedule of servers."""
-    how = schedule.strategy.how
-    if how.codec is Codec.NONE:
+    transport = schedule.strategy.transport
+    if transport.codec is Codec.NONE:
         return None
-    unit, count, added = ROUNDING[how.codec.value], schedule.num_workers, FollowedSum()
+    unit, count, added = ROUNDING[transport.codec.value], schedule.num_workers, FollowedSum()
     for _ in range(FIRST_ROUNDINGS):
         added.round(count, SINGLE, SMALLEST_SINGLE)
     added.round(count, *unit)
@@ -43,15 +43,16 @@ def codec_error_of_a_server(schedule: Schedule) -> Claim | None:
     added.round(1, *unit)
     relative, absolute = rounded_up(added)
     witness = {"relative": relative, "absolute": absolute, "roundings": 2}
-    return Claim(NAME, Status.FACT, _in_words(how, witness, "gradients"), witness)
+    return Claim(NAME, Status.FACT, _in_words(transport, witness, "gradients"), witness)
 
 
-def _in_words(how: How, numbers: Numbers, what: str) -> str:
-    each = "of each member's largest in its block" if how.codec.has_blocks else "of the members' magnitudes"
-    rest = " What error feedback adds from earlier steps counts as given." if how.error_feedback else ""
+def _in_words(transport: Transport, numbers: Numbers, payload: str) -> str:
+    each = "of each member's largest in its block" if transport.codec.has_blocks else "of the members' magnitudes"
+    rest = " What error feedback adds from earlier steps counts as given." if transport.error_feedback else ""
     part, near_zero = float(Fraction(numbers["relative"])), float(Fraction(numbers["absolute"]))
     return (
-        f"Each decoded number is off the exact mean of {what} by at most {part:.3g} times the mean {each}, "
-        f"and {near_zero:.2g} near zero, after {numbers['roundings']} roundings by the codec {how.codec}, or it is not "
+        f"Each decoded number is off the exact mean of {payload} by at most {part:.3g} times the mean {each}, "
+        f"and {near_zero:.2g} near zero, after {numbers['roundings']} roundings by the codec {transport.codec}, or "
+        "it is not "
         f"finite. Claims about averaging speak of the exact averages; rounding adds this much to each.{rest}"
     )

@@ -36,7 +36,7 @@ def prove_conflict_free(schedule: Schedule, stated: Stated) -> Claim:
     phase, worker, both = found
     groups, blocks, place = [list(average.members) for average in both], {}, f"in phase {phase}"
     if rule is not None:
-        listed = [Block(tuple(members), tuple(across), relax) for members, across, relax in both]
+        listed = [Block(tuple(members), tuple(across), relaxation) for members, across, relaxation in both]
         groups, blocks = [_members(rule, block) for block in listed], {"blocks": [str(block) for block in listed]}
         place += f" the blocks {listed[0]} and {listed[1]} share local rank {worker}:"
     text = f"{place} worker {worker} is in group {some(groups[0])} and in group {some(groups[1])}; {RULE}."

@@ -17,7 +17,7 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.rule import RuleView
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
-from partreduce.verify.view import contracts, every_relax_tame, explicit_view, rule_view
+from partreduce.verify.view import contracts, every_relaxation_tame, explicit_view, rule_view
 
 NAME = "consensus"
 GROUND = -1
@@ -32,7 +32,7 @@ def prove_consensus(schedule: Schedule) -> Claim:
     """
     rule = rule_view(schedule)
     found = _tree(explicit_view(schedule) or ()) if rule is None else _trees_of_classes(rule)
-    return found if not found.holds or every_relax_tame(schedule) else _by_norm(schedule)
+    return found if not found.holds or every_relaxation_tame(schedule) else _by_norm(schedule)
 
 
 def _by_norm(schedule: Schedule) -> Claim:
@@ -66,7 +66,7 @@ def class_groups(rule: RuleView, digits: set[int], *, moving_only: bool) -> list
     for phase in rule.phases:
         grounded, groups = [GROUND], []
         for block in (b for b in phase if b.makes_groups):
-            if contracts(block.relax) or (moving_only and block.relax != 0):
+            if contracts(block.relaxation) or (moving_only and block.relaxation != 0):
                 if digits & set(block.across):
                     grounded.extend(block.local)
                 else:
@@ -107,7 +107,7 @@ def tree_of_phases(phases: Sequence[Phase]) -> tuple[npt.NDArray[np.int64], npt.
     """Kruskal's tree of the edges (phase, smallest member, member) of all groups that do anything, in order.
 
     Returns the edges, shape (num_edges, 3), and the component of every worker, shape (num_workers,). Each phase is one
-    vectorised minimum spanning forest over the components that the earlier phases left. O(size · log size).
+    vectorized minimum spanning forest over the components that the earlier phases left. O(size · log size).
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
@@ -141,8 +141,8 @@ def _edges(phase: Phase) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     heads = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes).astype(np.int64)
     keep = np.ones(len(phase.members), dtype=bool)
     keep[phase.offsets[:-1]] = False
-    if phase.relax is not None:
-        moving = np.array([factor != 0 for factor in phase.relax], dtype=bool)
+    if phase.relaxation is not None:
+        moving = np.array([factor != 0 for factor in phase.relaxation], dtype=bool)
         keep &= np.repeat(moving, phase.sizes)
     return heads[keep], phase.members[keep].astype(np.int64)
 

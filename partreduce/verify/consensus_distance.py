@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
-from partreduce.topo.figures.sectors import NEVER, Sectors
-from partreduce.topo.figures.steady_state import after_period, noise_traces
+from partreduce.topo.metrics.sectors import NEVER, Sectors
+from partreduce.topo.metrics.steady_state import after_period, noise_traces
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, not_proved, proved
 from partreduce.verify.steady_state import (
@@ -48,7 +48,7 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
         return not_proved(NAME, "the covariances of all classes are too many numbers for a certificate.")
     if motion.radius >= NEVER:
         return not_proved(NAME, "it is infinite: workers never agree.")
-    noise = after_period(batch, np.zeros_like(batch.matrices[0]), overlap=motion.overlap)
+    noise = after_period(batch, np.zeros_like(batch.matrices[0]), is_delayed=motion.is_delayed)
     sources = np.stack([noise, np.broadcast_to(np.eye(size), noise.shape)])  # (2, classes, size, size)
     steady = lyapunov.steady_state(batch.product(), sources, negligible=NEGLIGIBLE)
     if not np.abs(steady.remainder).max(initial=0.0) <= NEGLIGIBLE:
@@ -80,14 +80,14 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
 def _bound(motion: Sectors, start: Stack) -> float:
     """The mean over all instants of tr Σ / n that these covariances at the start of a period lead to."""
     (batch,) = motion.batches
-    return noise_traces(batch, start, overlap=motion.overlap) / motion.num_workers
+    return noise_traces(batch, start, is_delayed=motion.is_delayed) / motion.num_workers
 
 
 def _shrinks(motion: Sectors, rounded: Stack, bits: int) -> bool:
     """Whether rows show X ≻ F(X), with room for what the checker adds in its rounding and floats lose here."""
     (batch,) = motion.batches
     start = np.ldexp(rounded, -bits)
-    difference = start - after_period(batch, start, overlap=motion.overlap)
+    difference = start - after_period(batch, start, is_delayed=motion.is_delayed)
     diagonal = np.diagonal(difference, axis1=-2, axis2=-1)  # (classes, size)
     beside = np.abs(difference).sum(axis=-1) - np.abs(diagonal)
     room = 2.0 ** -(bits + GUARD) * batch.period * batch.size * 4

@@ -15,7 +15,7 @@ from math import ceil, lcm, log2, sqrt
 import numpy as np
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, semidefinite_pivots
-from partreduce.topo.figures.growth import MOST_BITS, growth_bits
+from partreduce.topo.metrics.growth import MOST_BITS, growth_bits
 from partreduce.topo.mixing import exact_product, period_product
 from partreduce.topo.round import MixingStep, Round
 from partreduce.topo.rule import RuleView, distinct_classes
@@ -46,7 +46,7 @@ ZERO = 1e-7
 def prove_contraction(schedule: Schedule) -> Claim:
     """Prove the best c² that a simple fraction above the true value gives.
 
-    Pace and overlap do not enter: they decide when noise is added, not what the period does to a difference.
+    steps_per_round and overlap do not enter: they decide when noise is added, not what the period does to a difference.
     """
     rule = rule_view(schedule)
     if rule is not None:
@@ -125,7 +125,7 @@ def common_factor(step: MixingStep) -> int:
     """A number that makes integers of the entries of a step's mixing matrix. O(groups or edges)."""
     if isinstance(step, Round):
         return lcm(*(weight.denominator for weight in step.weights))
-    return lcm(*(len(group.members) * group.relax.denominator for group in step))
+    return lcm(*(len(group.members) * group.relaxation.denominator for group in step))
 
 
 def _by_norms(schedule: Schedule) -> Claim:

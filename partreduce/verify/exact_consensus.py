@@ -92,7 +92,7 @@ def _by_labels(phases: tuple[Phase, ...]) -> Claim | None:
 def _uniform_size(phase: Phase) -> int:
     """The common size of plain groups that hold every worker, 0 for any other phase."""
     sizes = phase.sizes
-    if phase.relax is not None or not len(phase) or len(phase.members) != phase.num_workers:
+    if phase.relaxation is not None or not len(phase) or len(phase.members) != phase.num_workers:
         return 0
     return int(sizes[0]) if sizes.min() == sizes.max() else 0
 

@@ -10,7 +10,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Static
+from partreduce.topo.strategies import GroupPhases, StaticGroups
 from partreduce.verify.base import Claim, Proof, Status, not_proved, refuted, some
 from partreduce.verify.prove import prove
 
@@ -55,7 +55,7 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, name:
         if step < period:
             groups = {answer.members: answer for answer in answers if answer is not None}
             phases.append(Phase.from_groups(n, groups.values()))
-    schedule = Schedule(name, cluster, Static(phases=GroupPhases(tuple(phases))))
+    schedule = Schedule(name, cluster, StaticGroups(phases=GroupPhases(tuple(phases))))
     found = prove(schedule)
     text = f"All {n} workers were asked in all {2 * period} steps, and the members of each group give the same answer. "
     asked = Claim(NAME, Status.PROVED, text + scope, {"scope": scope})
@@ -84,7 +84,7 @@ def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Gr
     try:
         answer = function(worker, step, cluster)
         if answer is None or isinstance(answer, Group):
-            group = answer and Group(tuple(sorted(answer.members)), answer.relax)
+            group = answer and Group(tuple(sorted(answer.members)), answer.relaxation)
         else:
             group = Group(tuple(sorted(answer)))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
@@ -95,8 +95,8 @@ def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Gr
     if any(type(member) is not int for member in group.members):
         shown = " ".join(repr(group.members).split())[:200]
         raise InputError(f"{place}: answered {shown}; a group holds ranks as plain integers")
-    if type(group.relax) is not Fraction:
-        raise InputError(f"{place}: answered relax {group.relax!r:.100}; it is a Fraction")
+    if type(group.relaxation) is not Fraction:
+        raise InputError(f"{place}: answered relax {group.relaxation!r:.100}; it is a Fraction")
     if (
         len(set(group.members)) != len(group.members)
         or not 0 <= group.members[0] <= group.members[-1] < cluster.num_workers

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.iteration_gap import IterationGap
 from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.checker.refusal import Work
 
@@ -29,7 +29,7 @@ Length = int | None
 Matrix = tuple[tuple[Length, ...], ...]
 
 
-def events_of(graph: Digraph, gap: Gap) -> EventGraph:
+def events_of(graph: Digraph, gap: IterationGap) -> EventGraph:
     """What happens at all workers, and what it waits for. O(edges)."""
     spare = gap.backups(graph.num_workers)
     return EventGraph(graph.edges, spare, staleness=gap.staleness, max_ig=gap.max_ig, notify_ack=gap.notify_ack)
@@ -38,14 +38,14 @@ def events_of(graph: Digraph, gap: Gap) -> EventGraph:
 def distances_near(events: EventGraph, start: int, ends: AbstractSet[int]) -> dict[int, Length]:
     """For each end the most that Step(end) − Step(start) can be, None without a limit.
 
-    A distance to a neighbour rests on events nearby only, so the search settles nearest events first and ends with the
+    A distance to a neighbor rests on events nearby only, so the search settles nearest events first and ends with the
     last of the ends.
     """
     near = events.leads(start, ends, Work("gap", sys.maxsize))
     return {end: near.get(end) for end in ends}
 
 
-def exact_bounds(graph: Digraph, setting: Gap) -> Matrix:
+def exact_bounds(graph: Digraph, setting: IterationGap) -> Matrix:
     """Entry [i][j] is the largest Step(i) − Step(j) that can ever be, None without a largest. O(n·edges·log)."""
     events, everybody = events_of(graph, setting), range(graph.num_workers)
     columns = [distances_near(events, j, {*everybody}) for j in everybody]
@@ -56,10 +56,10 @@ def exact_bounds(graph: Digraph, setting: Gap) -> Matrix:
 class Capacities:
     """What waits at one worker at most, and what it has out at most.
 
-    `updates[u]`: updates of in-neighbour u from this worker's step on, in its queue or on their way. `slots[u]`: places
+    `updates[u]`: updates of in-neighbor u from this worker's step on, in its queue or on their way. `slots[u]`: places
     that their payloads need; under staleness 1, because a newer update replaces an older one. `tokens[v]`: tokens of
-    out-neighbour v, in hand or on their way; None if they have no bound (no path leads back from v to this worker).
-    `sent[v]`: this worker's updates that out-neighbour v may still have to reduce.
+    out-neighbor v, in hand or on their way; None if they have no bound (no path leads back from v to this worker).
+    `sent[v]`: this worker's updates that out-neighbor v may still have to reduce.
     """
 
     updates: Mapping[int, int]
@@ -68,10 +68,10 @@ class Capacities:
     sent: Mapping[int, int]
 
 
-def capacities_of(graph: Digraph, gap: Gap, worker: int, events: EventGraph | None = None) -> Capacities:
-    """The proved capacities at `worker`, and those of its updates at its out-neighbours.
+def capacities_of(graph: Digraph, gap: IterationGap, worker: int, events: EventGraph | None = None) -> Capacities:
+    """The proved capacities at `worker`, and those of its updates at its out-neighbors.
 
-    O(edges · log) at worst for each neighbour; with the `events` of the graph, in practice the edges near the worker.
+    O(edges · log) at worst for each neighbor; with the `events` of the graph, in practice the edges near the worker.
 
     Raises:
         ScheduleError: an update queue has no bound under this setting, with the edge and the way out.
@@ -93,6 +93,6 @@ def _bounded(length: Length, source: int, target: int) -> int:
     if length is None:
         raise ScheduleError(
             f"edge {source}→{target}: worker {source} can run ahead of worker {target} without limit, and no queue is "
-            "long enough; give when.gap.max_ig"
+            "long enough; give sync.iteration_gap.max_ig"
         )
     return length

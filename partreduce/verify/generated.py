@@ -4,8 +4,9 @@ Groups drawn at run time have no fixed product to certify. Prague rests on the a
 doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past. Which draws do not?
 
 * `random`: the worker that asks is given, by everybody's speed; its partners are uniformly random among all others. So
-  the theorem is for *any* worker that asks, chosen by an adversary who knows the past (`any_initiator`). Conditioned on
-  the past, E‖Wx‖² ≤ λ·‖x‖² for every x off the mean, and factors multiply: nothing has to be independent.
+  the theorem is for *any* worker that asks, chosen by an adversary who knows the past (`any_slow_worker_policy`).
+  Conditioned on the past, E‖Wx‖² ≤ λ·‖x‖² for every x off the mean, and factors multiply: nothing has to be
+  independent.
 * `node-then-all`: whoever is idle on a node averages, which nobody can predict. But a meeting of all is drawn after
   `all_every` · n requests since the last one, whatever happened: its mean is the exact mean, so λ₂ is 0 over each cycle
   that ends in a meeting, and there is no statement about less.
@@ -24,7 +25,7 @@ from fractions import Fraction
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.strategies.generated import Division, Generated
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class SecondEigenvalue:
     """λ₂ of E[WᵀW], as the larger root of λ² − trace·λ + determinant: exact, whether it is rational or not.
 
     For one operation (random, global division) the determinant is 0 and λ₂ = trace; for inter/intra it belongs to the
-    inter phase followed by the intra phase, for node-then-all to a cycle. `how` says what it is of.
+    inter phase followed by the intra phase, for node-then-all to a cycle. `transport` says what it is of.
     """
 
     trace: Fraction
@@ -77,7 +78,7 @@ UNPREDICTED = (
 )
 
 
-def convergence_conditions(strategy: Generated, cluster: Cluster) -> Conditions:
+def convergence_conditions(strategy: DynamicGroups, cluster: Cluster) -> Conditions:
     """The theorem of the division, and what stands against it in this schedule. O(number of nodes).
 
     Raises:
@@ -102,17 +103,17 @@ def convergence_conditions(strategy: Generated, cluster: Cluster) -> Conditions:
 MANY = 10**6
 
 
-def groups_of_a_worker(strategy: Generated, cluster: Cluster) -> int:
+def groups_of_a_worker(strategy: DynamicGroups, cluster: Cluster) -> int:
     """The distinct groups into which one worker can be drawn while all take part; counting ends beyond `MANY`.
 
     `random`: any `group_size` − 1 partners. `node-then-all`: any part of its node, and all workers. Divisions form
     groups of any idle workers, for which nothing is proved anyway.
     """
     n, g = cluster.num_workers, strategy.group_size
-    if strategy.division == Division.NODE_THEN_ALL:
+    if strategy.division == GroupSplit.NODE_THEN_ALL:
         largest = max(len(cluster.workers_of(node)) for node in range(cluster.num_nodes))
         return int(2 ** min(largest - 1, 64) - 1 + (cluster.num_nodes > 1))
-    if strategy.division != Division.RANDOM:
+    if strategy.division != GroupSplit.RANDOM:
         return MANY + 1
     count = 1
     for taken in range(min(g - 1, n - g)):
@@ -122,15 +123,17 @@ def groups_of_a_worker(strategy: Generated, cluster: Cluster) -> int:
     return count
 
 
-def _random(strategy: Generated, cluster: Cluster) -> Theorem:
+def _random(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     n, g = cluster.num_workers, strategy.group_size
     second = SecondEigenvalue(
-        any_initiator(n, g), Fraction(0), f"a group of {g} among {n}, random but for the worker that asks, whoever asks"
+        any_slow_worker_policy(n, g),
+        Fraction(0),
+        f"a group of {g} among {n}, random but for the worker that asks, whoever asks",
     )
     return second, (), f"{ALL_TAKE_PART}; {UNPREDICTED}"
 
 
-def _node_then_all(strategy: Generated, cluster: Cluster) -> Theorem:
+def _node_then_all(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     n, every = cluster.num_workers, strategy.all_every
     how = (
         f"a cycle that ends in the group of all {n} workers, which is drawn after {every * n} requests ({every} rounds "
@@ -139,7 +142,7 @@ def _node_then_all(strategy: Generated, cluster: Cluster) -> Theorem:
     return SecondEigenvalue(Fraction(0), Fraction(0), how), (), ALL_TAKE_PART
 
 
-def _global(strategy: Generated, cluster: Cluster) -> Theorem:
+def _global(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     n, g = cluster.num_workers, strategy.group_size
     second = SecondEigenvalue(
         partition(n, g), Fraction(0), f"a uniformly random partition of {n} in groups of {g}, if all were idle at it"
@@ -147,9 +150,9 @@ def _global(strategy: Generated, cluster: Cluster) -> Theorem:
     return second, (AMONG_IDLE,), ALL_TAKE_PART
 
 
-def _inter_intra(strategy: Generated, cluster: Cluster) -> Theorem:
+def _inter_intra(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     if cluster.workers_per_node is None:
-        raise ScheduleError(f"cluster {cluster}: inter/intra groups are analysed for nodes of equal size")
+        raise ScheduleError(f"cluster {cluster}: inter/intra groups are analyzed for nodes of equal size")
     second = inter_intra(cluster.num_nodes, cluster.workers_per_node, strategy.group_size)
     return second, (AMONG_IDLE,), ALL_TAKE_PART
 
@@ -162,16 +165,16 @@ AMONG_IDLE = (
 Theorem = tuple[SecondEigenvalue, tuple[str, ...], str]
 """λ₂ with what it is of, the reasons against it, and what it assumes."""
 
-THEOREMS: dict[Division, Callable[[Generated, Cluster], Theorem]] = {
-    Division.RANDOM: _random,
-    Division.GLOBAL: _global,
-    Division.INTER_INTRA: _inter_intra,
-    Division.NODE_THEN_ALL: _node_then_all,
+THEOREMS: dict[GroupSplit, Callable[[DynamicGroups, Cluster], Theorem]] = {
+    GroupSplit.RANDOM: _random,
+    GroupSplit.GLOBAL: _global,
+    GroupSplit.INTER_INTRA: _inter_intra,
+    GroupSplit.NODE_THEN_ALL: _node_then_all,
 }
 """One for each division; a new one has none until it is written here."""
 
 
-def any_initiator(num_workers: int, size: int) -> Fraction:
+def any_slow_worker_policy(num_workers: int, size: int) -> Fraction:
     """λ with E‖Wx‖² ≤ λ‖x‖² off the mean for a group of a *given* worker i and `size` − 1 uniformly random others.
 
     ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs in the group. A pair with i is in it with

@@ -1,4 +1,4 @@
-"""Claims about neighbours that keep a gap (strategy `neighbor` with `when.gap`): Hop's settings as they run.
+"""Claims about neighbors that keep a gap (strategy `neighbor` with `sync.iteration_gap`): Hop's settings as they run.
 
 Where every reduce takes all updates of its step, rounds are D-PSGD's recursion, and what holds of matrices holds. With
 staleness, backup workers or skips a reduce takes what is there, and these claims are all there is. In both cases who
@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.gap import Gap, Weights
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 from partreduce.verify.base import Claim, Status, refuted
 from partreduce.verify.graph import out_tree_of, prove_graph
 from partreduce.verify.stated import Numbers, Stated
@@ -28,8 +28,8 @@ NONE = -1
 
 def prove_kept_gap(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """All claims; near-linear in edges but for those of matrices and of all pairs, which stop at stated sizes."""
-    gap = schedule.strategy.when
-    assert isinstance(gap, Gap), "as its protocol says"
+    gap = schedule.strategy.sync
+    assert isinstance(gap, IterationGap), "as its protocol says"
     if gap.takes_all:
         of_rounds = prove_graph(schedule, stated)
     else:
@@ -40,16 +40,16 @@ def prove_kept_gap(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
 
 def essential_of_kept_gap(schedule: Schedule) -> frozenset[str]:
     """Besides order and queues: what must hold of matrices; that all agree, unless it depends on what comes late."""
-    gap = schedule.strategy.when
+    gap = schedule.strategy.sync
     if schedule.is_mixing:
         return frozenset({DOUBLY, "consensus"})
-    assert isinstance(gap, Gap), "as its protocol says"
+    assert isinstance(gap, IterationGap), "as its protocol says"
     # Where a reduce is no average a worker may run off, whichever updates come late.
-    is_average = gap.weights is not Weights.GRAPH or schedule.strategy.graphs[0].keeps_something
+    is_average = gap.weights is not EdgeWeighting.GRAPH or schedule.strategy.graphs[0].keeps_something
     return frozenset() if gap.has_backup and is_average else frozenset({"consensus"})
 
 
-def _apart(schedule: Schedule, gap: Gap, stated: Stated) -> list[Claim]:
+def _apart(schedule: Schedule, gap: IterationGap, stated: Stated) -> list[Claim]:
     live = (
         "Of the events of all workers (enter, send, reduce) take one that has happened least often, a send before a "
         "reduce before an enter: what it waits for without a token has happened, so nobody waits for ever."
@@ -70,10 +70,10 @@ def _apart(schedule: Schedule, gap: Gap, stated: Stated) -> list[Claim]:
 
 
 def _queues(numbers: Numbers) -> str:
-    text = f"At most {max(numbers['update'], default=0)} updates of an in-neighbour wait for a worker"
+    text = f"At most {max(numbers['update'], default=0)} updates of an in-neighbor wait for a worker"
     if "token" in numbers:
         free = numbers["token"].count(NONE)
-        text += f", and at most {max(numbers['token'], default=0)} tokens of an out-neighbour"
+        text += f", and at most {max(numbers['token'], default=0)} tokens of an out-neighbor"
         text += f"; {free} of {len(numbers['token'])} queues of tokens have no bound" if free else ""
     return f"{text}."
 
@@ -92,10 +92,10 @@ def _gap_of_pairs(numbers: Numbers) -> str:
 
 
 def _skip(numbers: Numbers) -> str:
-    return f"No worker skips more than {max(numbers['longest'])} steps at once, and none passes an out-neighbour."
+    return f"No worker skips more than {max(numbers['longest'])} steps at once, and none passes an out-neighbor."
 
 
-def _mean(schedule: Schedule, gap: Gap) -> Claim | None:
+def _mean(schedule: Schedule, gap: IterationGap) -> Claim | None:
     """Why the mean of all parameters moves: a property that a lossy setting cannot have, unless nobody listens."""
     spare = gap.backups(schedule.num_workers)
     listened = (edge for edge in schedule.strategy.graphs[0].edges() if edge[2] and (gap.staleness or spare[edge[1]]))
@@ -103,9 +103,9 @@ def _mean(schedule: Schedule, gap: Gap) -> Claim | None:
     if not weight:
         return None
     if gap.skip is not None:
-        how = "a worker that skips leaves updates out that its neighbours took in its stead"
+        how = "a worker that skips leaves updates out that its neighbors took in its stead"
     elif gap.staleness:
-        how = "a worker may average an update of another step than its neighbour averages of it, or none"
+        how = "a worker may average an update of another step than its neighbor averages of it, or none"
     else:
         how = "a worker may do without an update while the one it came from takes its own"
     text = (
@@ -116,7 +116,7 @@ def _mean(schedule: Schedule, gap: Gap) -> Claim | None:
     return replace(claim, is_property=True)
 
 
-def _consensus(schedule: Schedule, gap: Gap, stated: Stated) -> Claim:
+def _consensus(schedule: Schedule, gap: IterationGap, stated: Stated) -> Claim:
     if gap.has_backup:
         return prove_without_backup(schedule, gap, stated)
     claim = out_tree_of(schedule, counts_weights=gap.weights == "graph")
@@ -129,7 +129,7 @@ def _consensus(schedule: Schedule, gap: Gap, stated: Stated) -> Claim:
     return Claim(claim.claim, claim.status, text, claim.witness, claim.entry)
 
 
-def _staleness(schedule: Schedule, gap: Gap, numbers: Numbers) -> str:
+def _staleness(schedule: Schedule, gap: IterationGap, numbers: Numbers) -> str:
     text = "A reduce averages updates of its own round"
     if gap.staleness:
         text += (
@@ -137,14 +137,14 @@ def _staleness(schedule: Schedule, gap: Gap, numbers: Numbers) -> str:
             "after it"
         )
     return text + (
-        "; an update is what its worker had before it entered the round." if schedule.strategy.when.lag else "."
+        "; an update is what its worker had before it entered the round." if schedule.strategy.sync.lag else "."
     )
 
 
-def _memory(gap: Gap, numbers: Numbers) -> str:
+def _memory(gap: IterationGap, numbers: Numbers) -> str:
     newest = ", the newest of each," if gap.staleness else ""
     return (
-        f"A worker keeps at most {numbers['places']} models of its in-neighbours{newest} in places that are set aside "
-        f"at the start, and has at most {numbers['connections']} neighbours. What it has on the way to others is "
+        f"A worker keeps at most {numbers['places']} models of its in-neighbors{newest} in places that are set aside "
+        f"at the start, and has at most {numbers['connections']} neighbors. What it has on the way to others is "
         "bounded by the transport."
     )

@@ -102,12 +102,12 @@ def expected_group(rule: RuleView, phase: RulePhase, worker: int) -> Expected:
     for d, values in enumerate(choices):
         weight = rule.workers_per_node * prod(rule.radices[d + 1 :])
         starts = [start + value * weight for start, value in product(starts, values)]
-    return tuple(start + rank for start, rank in product(starts, sorted(block.local))), block.relax
+    return tuple(start + rank for start, rank in product(starts, sorted(block.local))), block.relaxation
 
 
 def _answer(schedule: Schedule, worker: int, round_: int) -> Expected:
     group = schedule.group_of(worker, round_)
-    return None if group is None else (group.members, group.relax)
+    return None if group is None else (group.members, group.relaxation)
 
 
 def _ask_everyone(schedule: Schedule, rule: RuleView) -> tuple[dict[str, Any] | None, str]:
@@ -150,6 +150,8 @@ def _drawn(schedule: Schedule, rule: RuleView) -> Iterator[tuple[int, int, Expec
 
 def _wrong(round_: int, worker: int, answer: Expected, right: Expected) -> dict[str, Any]:
     def shown(group: Expected) -> Any:  # noqa: ANN401 - JSON
-        return None if group is None else {"members": some(group[0]), "size": len(group[0]), "relax": str(group[1])}
+        return (
+            None if group is None else {"members": some(group[0]), "size": len(group[0]), "relaxation": str(group[1])}
+        )
 
     return {"round": round_, "worker": worker, "answered": shown(answer), "block": shown(right)}

@@ -11,7 +11,7 @@ from collections import Counter
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Generated, Pairwise, Server
+from partreduce.topo.strategies import DynamicGroups, Pairwise, Server
 from partreduce.topo.strategies.axes import Codec
 from partreduce.verify.base import Claim, Status
 from partreduce.verify.codec_error import codec_error_of_a_server
@@ -20,7 +20,7 @@ from partreduce.verify.runs import ASSUMED
 
 def prove_generated(schedule: Schedule) -> tuple[Claim, ...]:
     """The theorem of the division, if it covers what runs, and the order of groups that excludes circular waiting."""
-    assert isinstance(schedule.strategy, Generated), "the registry of provers names the kind"
+    assert isinstance(schedule.strategy, DynamicGroups), "the registry of provers names the kind"
     return _convergence(schedule.strategy, schedule.cluster), _numbered_groups()
 
 
@@ -51,9 +51,9 @@ def _equal_replicas(strategy: Server) -> Claim | None:
     """Where a server is synchronous and not late its answer is the same for all, and all that they go on from."""
     if not strategy.synchronous or strategy.mixes_late:
         return None
-    when = "step" if strategy.averages_gradients else "round"
-    text = f"the hosts answer all workers with the same bytes, so all hold the same parameters after every {when}. "
-    if strategy.how.codec is not Codec.NONE:
+    sync = "step" if strategy.averages_gradients else "round"
+    text = f"the hosts answer all workers with the same bytes, so all hold the same parameters after every {sync}. "
+    if strategy.transport.codec is not Codec.NONE:
         text += "What a host rounds in its answer its own worker takes rounded, too. "
     return Claim("equal-replicas", Status.FOLLOWS, text + ASSUMED)
 
@@ -77,7 +77,7 @@ def _served(strategy: Server) -> Claim:
     return Claim("deadlock-free", Status.FOLLOWS, text)
 
 
-def _convergence(strategy: Generated, cluster: Cluster) -> Claim:
+def _convergence(strategy: DynamicGroups, cluster: Cluster) -> Claim:
     from partreduce.verify.generated import convergence_conditions
 
     try:
@@ -109,7 +109,8 @@ def _numbered_groups() -> Claim:
         "first in all of them and no member is in a running one. Running groups are disjoint and their members wait "
         "for no other; once they are done, the oldest group that has not started is first in the buffers of all its "
         "members and starts. A worker that ends is taken out of groups that have not started and meets the one "
-        "that runs first, so neither unequal data nor unequal paces leave anybody waiting. This is a theorem about the "
+        "that runs first, so neither unequal data nor unequal steps per round leave anybody waiting. This is a "
+        "theorem about the "
         "protocol: that its code follows it was explored for small configurations (docs/group-generator.md). Assumed: "
         "the service lives or is started again, messages arrive when repeated, and who dies is given up by its lease."
     )

@@ -1,7 +1,7 @@
 """Claim `outer-consensus`: with anchors of their own workers agree, by so much a period, where gradients are zero.
 
 Certified by a P for each class of characters with c²·P − MᵀPM positive semidefinite, M being a period of models and
-outer momentum together (`topo.figures.outer_steps`). The theorem stands in `verify/checker/claims/outer_steps.py`.
+outer momentum together (`topo.metrics.outer_steps`). The theorem stands in `verify/checker/claims/outer_steps.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic.lyapunov import steady_state
-from partreduce.topo.figures.outer_steps import EDGE, outer_operators, radius_of
+from partreduce.topo.metrics.outer_steps import EDGE, outer_operators, radius_of
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted
 from partreduce.verify.conflict_free import prove_conflict_free
@@ -27,7 +27,7 @@ MAX_BITS = 48
 """P is listed in whole numbers of up to so many bits: workers that agree more slowly have no certificate."""
 
 
-def prove_own_anchors(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
+def prove_own_outer_params(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """All claims about groups that make outer steps from anchors of their own.
 
     Those about who meets whom are the same schedule's without outer steps. Its matrices say nothing here: what a

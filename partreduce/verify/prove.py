@@ -8,7 +8,7 @@ from typing import Any
 
 from partreduce.topo.errors import ScheduleError, of_type
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec, Sending
+from partreduce.topo.strategies.axes import Codec, GradientBuckets
 from partreduce.verify.base import Claim, Proof, not_proved
 from partreduce.verify.certificate import certificate_of
 from partreduce.verify.conflict_free import NAME as CONFLICT_FREE
@@ -22,7 +22,7 @@ from partreduce.verify.kept_gap import essential_of_kept_gap, prove_kept_gap
 from partreduce.verify.membership import asks_everyone, prove_membership
 from partreduce.verify.on_request import prove_generated, prove_pairwise, prove_server
 from partreduce.verify.outer_steps import NAME as OUTER_CONSENSUS
-from partreduce.verify.outer_steps import prove_own_anchors
+from partreduce.verify.outer_steps import prove_own_outer_params
 from partreduce.verify.quorum import prove_quorum
 from partreduce.verify.runs import ages, claims_of_runs, deadlock_free
 from partreduce.verify.stated import Stated
@@ -48,8 +48,8 @@ def prove(schedule: Schedule) -> Proof:
     """
     of_type(schedule, Schedule, "prove", "give a Schedule; partreduce.load_schedule(path) reads one")
     prover = PROVERS_OF_PROTOCOL.get(schedule.strategy.protocol) or PROVERS.get(schedule.strategy.kind)
-    if schedule.strategy.what.outer.has_own_anchors:
-        prover = OWN_ANCHORS
+    if schedule.strategy.payload.outer.has_own_outer_params:
+        prover = OWN_OUTER_PARAMS
     if prover is None:
         raise ScheduleError(f"strategy {schedule.strategy.kind!r}: has nothing to prove here")
     rule = schedule.rule()
@@ -76,9 +76,9 @@ def prove(schedule: Schedule) -> Proof:
 
 def _of_payload(schedule: Schedule) -> frozenset[str]:
     """What must be proved besides where gradients are late, or payloads rounded."""
-    is_late = schedule.strategy.when.delays_gradients and schedule.is_mixing
+    is_late = schedule.strategy.sync.delays_gradients and schedule.is_mixing
     late = {"lag", "equal-replicas"} if is_late else set()
-    coded = set() if schedule.strategy.how.codec is Codec.NONE else {"codec-error"}
+    coded = set() if schedule.strategy.transport.codec is Codec.NONE else {"codec-error"}
     return frozenset(late | coded)
 
 
@@ -122,19 +122,19 @@ OUTER = (
 def _worded(claim: Claim, schedule: Schedule) -> Claim:
     """A claim with what has to be said of it besides, where payloads are rounded, summed, in pieces or in flight."""
     strategy, more = schedule.strategy, []
-    if claim.claim in EXACT and strategy.how.codec is not Codec.NONE:
+    if claim.claim in EXACT and strategy.transport.codec is not Codec.NONE:
         more.append("This speaks of exact averages; rounding adds to each at most what codec-error says.")
-    if claim.claim in EXACT and not strategy.what.outer.is_plain:
+    if claim.claim in EXACT and not strategy.payload.outer.is_plain:
         more.append(OUTER)
     if claim.claim == "deadlock-free":
-        if strategy.when.delays_gradients:
-            flying = f"Up to {strategy.when.lag} of them are in flight at once"
+        if strategy.sync.delays_gradients:
+            flying = f"Up to {strategy.sync.lag} of them are in flight at once"
             more.append(f"{flying}, begun and waited for in this order, so the argument stands.")
-        if strategy.how.sending is Sending.LAYERS:
+        if strategy.transport.gradient_buckets is GradientBuckets.PER_LAYER:
             more.append("Each is cut into pieces that all workers begin in the same order.")
-        if strategy.what.num_fragments > 1:
+        if strategy.payload.num_fragments > 1:
             more.append("Each is one after the other of its round's fragments, whose order follows from the step.")
-        if strategy.how.codec.has_blocks:
+        if strategy.transport.codec.has_blocks:
             more.append("A thread carries out its stages in this order, on communicators that nothing else uses.")
     return replace(claim, explanation=" ".join((claim.explanation, *more))) if more else claim
 
@@ -168,8 +168,8 @@ class Prover:
 MEANS = frozenset({DOUBLY, "consensus", "deadlock-free"})
 GROUPS = Prover(_group_claims, MEANS | {"conflict-free"}, frozenset({"membership"}))
 
-OWN_ANCHORS = Prover(
-    prove_own_anchors,
+OWN_OUTER_PARAMS = Prover(
+    prove_own_outer_params,
     frozenset({"conflict-free", "deadlock-free", OUTER_CONSENSUS}),
     frozenset({"membership"}),
     is_certified=True,
@@ -180,7 +180,9 @@ PROVERS: dict[str, Prover] = {
     "static": GROUPS,
     "allreduce": GROUPS,
     "neighbor": Prover(_graph_claims, MEANS),
-    "generated": Prover(lambda schedule, _: prove_generated(schedule), frozenset({"convergence", "deadlock-free"})),
+    "dynamic_groups": Prover(
+        lambda schedule, _: prove_generated(schedule), frozenset({"convergence", "deadlock-free"})
+    ),
     "pairwise": Prover(lambda schedule, _: prove_pairwise(schedule), frozenset({"consensus", "deadlock-free"})),
     "server": Prover(lambda schedule, _: prove_server(schedule), frozenset({"consensus", "deadlock-free"})),
 }
@@ -200,4 +202,4 @@ PROVERS_OF_PROTOCOL: dict[str, Prover] = {
         is_certified=True,
     ),
 }
-"""The prover where the *when* axis says who waits for whom, by a protocol."""
+"""The prover where the *sync* axis says who waits for whom, by a protocol."""

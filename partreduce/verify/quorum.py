@@ -8,7 +8,7 @@ explored in small systems (docs/internals/explorer.md). The rules that they rest
 from __future__ import annotations
 
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.quorum import MissedResults, Quorum, QuorumStart
+from partreduce.topo.strategies.partial import MissedResultPolicy, PartialAllReduce, QuorumStart
 from partreduce.verify.base import Claim, not_proved
 from partreduce.verify.runs import ASSUMED
 from partreduce.verify.stated import Numbers, Stated
@@ -39,18 +39,18 @@ TOLD = {
 
 def prove_quorum(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """All claims about a schedule whose rounds are started by a quorum. O(1)."""
-    quorum = schedule.strategy.when
-    assert isinstance(quorum, Quorum), "the registry of provers names the protocol"
+    quorum = schedule.strategy.sync
+    assert isinstance(quorum, PartialAllReduce), "the registry of provers names the protocol"
     told = {name: stated.claim(name, f"{text} {EXPLORED}") for name, text in TOLD.items()}
     late = stated.claim("staleness", lambda numbers: _age(quorum, numbers)) or not_proved(
         "staleness",
         "nothing holds rounds up for a slow worker, so any number of them may pass while it computes; use missed "
-        "each, or synchronise_every.",
+        "each, or synchronize_every.",
     )
     equal = stated.claim("equal-replicas", _equal_replicas(quorum)) or not_proved(
         "equal-replicas",
         "a result that a worker is too late for is overwritten, and nothing brings parameters together again; use "
-        "missed each, or synchronise_every.",
+        "missed each, or synchronize_every.",
     )
     claims = (
         told["rounds-in-order"],
@@ -63,7 +63,7 @@ def prove_quorum(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     return tuple(claim for claim in claims if claim is not None)
 
 
-def _contributors(quorum: Quorum, of: int) -> str:
+def _contributors(quorum: PartialAllReduce, of: int) -> str:
     """Who is in a round of so many workers."""
     if isinstance(quorum.quorum, int):
         text = (
@@ -87,26 +87,26 @@ def _rounds(bound: int) -> str:
     return "1 round" if bound == 1 else f"{bound} rounds"
 
 
-def _age(quorum: Quorum, numbers: Numbers) -> str:
+def _age(quorum: PartialAllReduce, numbers: Numbers) -> str:
     bound = numbers["rounds"]
     why = (
         f"a worker takes no result while it computes, and its thread enters no round while {bound} wait"
         if quorum.keeps_equal
-        else f"models are synchronised every {bound} rounds, and no thread goes on before its own model is"
+        else f"models are synchronized every {bound} rounds, and no thread goes on before its own model is"
     )
     return (
         f"{why}; so at most {_rounds(bound)} lie between those that the weights have with which a gradient was "
-        "computed, and the round that has the gradient, where lockstep has none: it comes at most "
+        "computed, and the round that has the gradient, where synchronous has none: it comes at most "
         f"{bound + 1} rounds after the last one that its weights have. {EXPLORED}"
     )
 
 
-def _equal_replicas(quorum: Quorum) -> str:
+def _equal_replicas(quorum: PartialAllReduce) -> str:
     text = (
-        f"every {quorum.synchronise_every} rounds all take the mean of their parameters. Between these rounds they "
+        f"every {quorum.synchronize_every} rounds all take the mean of their parameters. Between these rounds they "
         "differ, because results that a worker is too late for are overwritten, and optimizer state always may. "
     )
-    if quorum.missed is MissedResults.EACH:
+    if quorum.missed is MissedResultPolicy.EACH:
         text = (
             "the result of a round is the same for all, none is overwritten, and every worker applies each of them in "
             "order: after as many rounds all hold the same parameters and optimizer state. At one instant "

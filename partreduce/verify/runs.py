@@ -11,7 +11,7 @@ from math import ceil
 from typing import Any
 
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import WIDER, Codec, Drain, Pipeline
+from partreduce.topo.strategies.axes import WIDER, Codec, DrainPolicy, Pipeline
 from partreduce.topo.strategies.base import Averaging
 from partreduce.verify.base import Claim, not_proved
 from partreduce.verify.codec_error import codec_error
@@ -22,7 +22,8 @@ NONE = -1
 """There is no bound."""
 
 END = (
-    " So does the end: if every worker carries out the same number of rounds, whatever its pace, then also the last "
+    " So does the end: if every worker carries out the same number of rounds, whatever its steps_per_round, then "
+    "also the last "
     "ones complete. That they are as many is assumed: members meet by round number; with unequal data join mode keeps "
     "a worker whose data ended in every round that anybody begins, and without it the others wait for a worker that "
     "ends early."
@@ -56,9 +57,9 @@ def deadlock_free(schedule: Schedule, stated: Stated) -> Claim | None:
     def words(numbers: Numbers) -> str:
         if schedule.strategy.graphs:
             return (
-                f"In each of the {numbers['height']} rounds of a period every worker's exchange with its neighbours "
+                f"In each of the {numbers['height']} rounds of a period every worker's exchange with its neighbors "
                 "carries the tick of the round; all exchanges of smaller ticks are over when one with the smallest is "
-                "not, so its neighbours are in the same round, and what they send arrives: no cycle of waiting workers "
+                "not, so its neighbors are in the same round, and what they send arrives: no cycle of waiting workers "
                 "exists, whatever the graph." + END
             )
         unit = "group" if rule_view(schedule) is None else "block"
@@ -90,7 +91,7 @@ def ages(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
 def _staleness(schedule: Schedule, numbers: Numbers) -> str:
     strategy, late = schedule.strategy, numbers["late"]
     direct = "An average takes the parameters of its members after all their steps of the round"
-    if strategy.when.delays_gradients:
+    if strategy.sync.delays_gradients:
         direct = (
             f"An average is applied {late} steps after its gradients were taken: it lacks those of the newest {late}"
         )
@@ -114,11 +115,12 @@ def _staleness(schedule: Schedule, numbers: Numbers) -> str:
 def _end(schedule: Schedule, numbers: Numbers) -> str:
     text = (
         "The operations of any number of rounds complete if every worker carries out that number. So they do with data "
-        f"dealt by pace: a round of all takes {numbers['steps']} batches, so N batches are N div {numbers['steps']} "
+        f"dealt by steps_per_round: a round of all takes {numbers['steps']} batches, so N batches are N div "
+        f"{numbers['steps']} "
         "rounds for everybody. So they do in join mode, whatever the data: every worker takes part in exactly the "
         "rounds that anybody began, and leaves when all data have ended."
     )
-    if schedule.strategy.when.delays_gradients:
+    if schedule.strategy.sync.delays_gradients:
         text += " The operations in flight then have been begun by all, and complete as the pipeline drains."
     if numbers["behind"] != NONE:
         text += f" Without either, one that leaves early holds up everybody at most {numbers['behind']} rounds later."
@@ -137,19 +139,19 @@ def _queues(numbers: Numbers) -> str:
 
 def lag(schedule: Schedule, stated: Stated) -> Claim | None:
     """How old the gradients are that a pipeline applies, which steps apply none, how many are in flight."""
-    when = schedule.strategy.when
-    if not isinstance(when, Pipeline):
+    sync = schedule.strategy.sync
+    if not isinstance(sync, Pipeline):
         return None
-    late = when.lag
+    late = sync.lag
     before, last = ("1 step", "the last step") if late == 1 else (f"{late} steps", f"the last {late} steps")
     first = "the first one applies" if late == 1 else f"the first {late} apply"
-    each = f"After {when.warm_up} steps in lockstep each" if when.warm_up else "Each"
-    least = f"T >= {when.warm_up + late}"
+    each = f"After {sync.warm_up} steps synchronously each" if sync.warm_up else "Each"
+    least = f"T >= {sync.warm_up + late}"
     text = (
-        f"{each} step applies the {when.total} of all workers' gradients of exactly {before} before; {first} a "
+        f"{each} step applies the {sync.total} of all workers' gradients of exactly {before} before; {first} a "
         f"gradient of 0. Never more than {late} of these operations {'is' if late == 1 else 'are'} in flight. "
     )
-    if when.drain is Drain.DROP:
+    if sync.drain is DrainPolicy.DROP:
         text += (
             f"Those of {last} are dropped at the end: {least} steps apply T - {late} gradients, each once and in order."
         )
@@ -158,12 +160,12 @@ def lag(schedule: Schedule, stated: Stated) -> Claim | None:
             f"Those of {last} are applied at the end{', one after the other' * (late > 1)}: {least} steps apply all "
             f"T gradients, each once and in order, in T + {late} updates."
         )
-    if late > 1 or when.warm_up:
+    if late > 1 or sync.warm_up:
         text += " A shorter run leaves only those in flight that it took behind the warm-up."
-    if when.width <= 2:
+    if sync.width <= 2:
         return stated.claim("lag", text)
-    text += f" A width of {when.width} was asked for, although {WIDER}."
-    return stated.claim("lag", text, {"width": when.width, "against": WIDER})
+    text += f" A width of {sync.width} was asked for, although {WIDER}."
+    return stated.claim("lag", text, {"width": sync.width, "against": WIDER})
 
 
 def fragments(schedule: Schedule, stated: Stated) -> Claim | None:
@@ -171,8 +173,8 @@ def fragments(schedule: Schedule, stated: Stated) -> Claim | None:
 
     def words(numbers: Numbers) -> str:
         count, every, apart, late = (numbers[name] for name in ("fragments", "every", "apart", "late"))
-        if not schedule.has_one_pace:
-            every = f"{every} or, of a smaller pace, fewer"
+        if not schedule.has_one_steps_per_round:
+            every = f"{every} or, of a smaller steps_per_round, fewer"
         refused = "The run refuses a model of which a parameter is in no fragment, or in two."
         if "period" in numbers:
             return (
@@ -182,7 +184,7 @@ def fragments(schedule: Schedule, stated: Stated) -> Claim | None:
             )
         which = f"Each of {count} fragments" if count > 1 else "The model"
         merged = f"merged {late} steps after it is sent" if late else "merged where it is sent"
-        kept = schedule.strategy.when.kept
+        kept = schedule.strategy.sync.kept
         equal = "It is equal on all workers then" if numbers["equal"] else f"Workers keep {kept} of their own then"
         return (
             f"{which} has exactly one turn in every {every} steps, {merged}; between turns lie at least {apart} steps. "
@@ -196,9 +198,9 @@ def fragments(schedule: Schedule, stated: Stated) -> Claim | None:
 
 def equal_replicas(schedule: Schedule, stated: Stated) -> Claim | None:
     """After which rounds all workers hold the same parameters, bit for bit."""
-    outer = schedule.strategy.what.outer.in_words
+    outer = schedule.strategy.payload.outer.in_words
     result = f"what {outer} makes of the average" if outer else "the average"
-    bytes_ = "" if schedule.strategy.how.codec is Codec.NONE else BYTES
+    bytes_ = "" if schedule.strategy.transport.codec is Codec.NONE else BYTES
 
     def words(numbers: Numbers) -> str:
         if numbers["of"] == "gradients":
@@ -218,18 +220,18 @@ def equal_replicas(schedule: Schedule, stated: Stated) -> Claim | None:
 
 def memory(schedule: Schedule, stated: Stated) -> Claim | None:
     """Distinct groups and connections of the busiest worker, splits, and arrays beside the parameters."""
-    strategy, codec = schedule.strategy, schedule.strategy.how.codec
-    has_reference = (codec is not Codec.NONE or not strategy.what.outer.is_plain) and not strategy.averages_gradients
+    strategy, codec = schedule.strategy, schedule.strategy.transport.codec
+    has_reference = (codec is not Codec.NONE or not strategy.payload.outer.is_plain) and not strategy.averages_gradients
     coded = "coded " if codec is not Codec.NONE else ""
-    sums = strategy.when.lag + 1 if strategy.when.delays_gradients else 1
+    sums = strategy.sync.lag + 1 if strategy.sync.delays_gradients else 1
     besides = (
         (
-            strategy.mixes_late or strategy.averaging is Averaging.STEP_NORMALISED,
+            strategy.mixes_late or strategy.averaging is Averaging.STEP_NORMALIZED,
             "one for the parameters with which a round began",
         ),
         (has_reference, f"one for the reference from which {coded}differences are taken"),
-        (strategy.what.outer.momentum > 0, "one for the momentum of outer steps"),
-        (2 * strategy.how.error_feedback, "at most two for what error feedback keeps"),
+        (strategy.payload.outer.momentum > 0, "one for the momentum of outer steps"),
+        (2 * strategy.transport.error_feedback, "at most two for what error feedback keeps"),
     )
 
     def words(numbers: Numbers) -> str:
@@ -237,7 +239,7 @@ def memory(schedule: Schedule, stated: Stated) -> Claim | None:
         if strategy.graphs:
             what = f"exchanges with at most {numbers['connections']} others"
             sources = arrays - 1 - sum(count for count, _ in besides)
-            kept = [f"one for the sums and {sources} for what its neighbours send"]
+            kept = [f"one for the sums and {sources} for what its neighbors send"]
         else:
             second = f" ({codec} has a second communicator for each that goes as a ring)" if codec.has_blocks else ""
             what = (

@@ -11,9 +11,9 @@ from math import frexp
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.figures.classes import batch_of_classes, merged_classes
-from partreduce.topo.figures.decomposition import dense_sectors
-from partreduce.topo.figures.sectors import Sectors
+from partreduce.topo.metrics.classes import batch_of_classes, merged_classes
+from partreduce.topo.metrics.decomposition import dense_sectors
+from partreduce.topo.metrics.sectors import Sectors
 from partreduce.topo.mixing import has_negative_entries, is_doubly_stochastic
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep
@@ -44,8 +44,8 @@ MAX_BITS = 48
 def motion_of(schedule: Schedule) -> Sectors | str:
     """The schedule as one batch for this claim, of all workers or of a rule's classes; or why it is not made for it."""
     rule = rule_view(schedule)
-    paces = None if rule is None else _paces_of_ranks(schedule, rule.workers_per_node)
-    found = _by_workers(schedule) if rule is None or paces is None else _by_classes(schedule, rule, paces)
+    worker_steps = None if rule is None else _worker_steps_of_ranks(schedule, rule.workers_per_node)
+    found = _by_workers(schedule) if rule is None or worker_steps is None else _by_classes(schedule, rule, worker_steps)
     if isinstance(found, str):
         return found
     (batch,) = found.batches
@@ -56,8 +56,11 @@ def motion_of(schedule: Schedule) -> Sectors | str:
 
 def _by_workers(schedule: Schedule) -> Sectors | str:
     if schedule.num_workers > MAX_WORKERS:
-        return f"groups of over {MAX_WORKERS} workers that no rule describes, or of different paces, are not checked."
-    if schedule.period * schedule.largest_pace * schedule.num_workers**2 > MAX_STEPS:
+        return (
+            f"groups of over {MAX_WORKERS} workers that no rule describes, or of different steps per round, are "
+            "not checked."
+        )
+    if schedule.period * schedule.largest_steps_per_round * schedule.num_workers**2 > MAX_STEPS:
         return "the schedule is too large for a check that multiplies it out; write a rule."
     steps = schedule.steps()
     if not all(map(_lengthens_nothing, set(steps))):
@@ -67,11 +70,11 @@ def _by_workers(schedule: Schedule) -> Sectors | str:
     return dense_sectors(schedule)
 
 
-def _by_classes(schedule: Schedule, rule: RuleView, paces: npt.NDArray[np.int64]) -> Sectors | str:
-    size, instants = len(paces), schedule.period * int(paces.max())
+def _by_classes(schedule: Schedule, rule: RuleView, worker_steps: npt.NDArray[np.int64]) -> Sectors | str:
+    size, instants = len(worker_steps), schedule.period * int(worker_steps.max())
     if rule.num_digits > MAX_DIGITS or size > MAX_SIZE:
         return f"character classes are enumerated up to {MAX_DIGITS} digits and {MAX_SIZE} workers on a node."
-    if any(not 0 <= block.relax <= 2 for phase in rule.phases for block in phase if block.makes_groups):
+    if any(not 0 <= block.relaxation <= 2 for phase in rule.phases for block in phase if block.makes_groups):
         return "a phase may lengthen differences."
     listed = distinct_classes(rule)
     entries = len(listed) * size**2
@@ -81,7 +84,7 @@ def _by_classes(schedule: Schedule, rule: RuleView, paces: npt.NDArray[np.int64]
     merged = {(one.met, one.holds_mean): one for one in merged_classes(rule)}
     sets = {tuple(sorted(block.across)) for phase in rule.phases for block in phase}
     classes = [merged[frozenset(one for one in sets if set(one) & set(digits)), not digits] for digits in listed]
-    batch = batch_of_classes(schedule, rule, paces.tolist(), classes, [(rank,) for rank in range(size)])
+    batch = batch_of_classes(schedule, rule, worker_steps.tolist(), classes, [(rank,) for rank in range(size)])
     return Sectors(schedule.num_workers, [batch], schedule.mixing.mixes_late, "")
 
 
@@ -105,16 +108,16 @@ def bits_for(step: float) -> int:
     return max(1, 1 - frexp(step)[1] + 1) if step > 0 else MAX_BITS + 1
 
 
-def _paces_of_ranks(schedule: Schedule, ranks: int) -> npt.NDArray[np.int64] | None:
-    """The pace of every local rank, None where it differs between nodes."""
-    pace = schedule.strategy.pace
-    if isinstance(pace, int):
-        return np.full(ranks, pace, dtype=np.int64)
-    rows = np.array(pace, dtype=np.int64).reshape(-1, ranks)
+def _worker_steps_of_ranks(schedule: Schedule, ranks: int) -> npt.NDArray[np.int64] | None:
+    """The steps_per_round of every local rank, None where it differs between nodes."""
+    steps_per_round = schedule.strategy.steps_per_round
+    if isinstance(steps_per_round, int):
+        return np.full(ranks, steps_per_round, dtype=np.int64)
+    rows = np.array(steps_per_round, dtype=np.int64).reshape(-1, ranks)
     return None if (rows != rows[0]).any() else np.asarray(rows[0])
 
 
 def _lengthens_nothing(step: MixingStep) -> bool:
     if isinstance(step, Phase):
-        return all(0 <= relax <= 2 for relax in set(step.relax or ()))
+        return all(0 <= relaxation <= 2 for relaxation in set(step.relaxation or ()))
     return is_doubly_stochastic(step) and not has_negative_entries(step)

@@ -1,8 +1,8 @@
 """Claim `survives`: after every loss that the failure plan covers, survivors reach consensus, and how fast.
 
-One loss of each class is looked at (`topo.losses`). What remains of a rule acts, on functions that differ between nodes
-outside the digits of lost ones, as the undisturbed rule does; on all others its matrix is one of *cells*: a local rank
-on the nodes that have the same digits of lost nodes. verify/checker/claims/survives.py has the proof.
+One loss of each class is looked at (`topo.failures`). What remains of a rule acts, on functions that differ between
+nodes outside the digits of lost ones, as the undisturbed rule does; on all others its matrix is one of *cells*: a local
+rank on the nodes that have the same digits of lost nodes. verify/checker/claims/survives.py has the proof.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, semidefinite_pivots
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.losses import Loss, planned_classes, planned_losses
+from partreduce.topo.failure_symmetries import Failure, planned_classes, planned_failures
 from partreduce.topo.rule import RuleView, digit_of, strides_of
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.survivors import after_loss, reapplied
+from partreduce.topo.survivors import after_failure, reapplied
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product
 from partreduce.verify.consensus import GROUND, class_groups, tree_of_groups
@@ -55,15 +55,15 @@ def prove_survives(schedule: Schedule) -> Claim:
     bounds: list[Fraction] = []
     cells, budget = MAX_CELLS, MAX_RATES
     known: dict[int, _Known] = {}
-    for lost in classes:
-        runs = _Runs.of(schedule, plan, lost)
+    for failed in classes:
+        runs = _Runs.of(schedule, plan, failed)
         cells -= len(runs.sizes) * len(runs.phases)
         if cells < 0:
             return not_proved(NAME, f"the survivors of all {len(classes)} classes of losses have too many cells.")
         seen = known.setdefault(runs.num_nodes, _Known({}, {}))
         if apart := runs.apart(seen):
-            text = f"after the loss of {some(lost)} survivors do not agree: {apart}."
-            return refuted(NAME, text, {"lost": list(lost)})
+            text = f"after the loss of {some(failed)} survivors do not agree: {apart}."
+            return refuted(NAME, text, {"failed": list(failed)})
         size = len(runs.sizes)
         is_rated = size <= MAX_RATED and size**3 <= budget and runs.is_small
         budget -= size**3 if is_rated else 0
@@ -92,24 +92,24 @@ class _Runs:
     free: tuple[int, ...]
 
     @classmethod
-    def of(cls, schedule: Schedule, plan: FailurePlan, lost: Loss) -> _Runs:
+    def of(cls, schedule: Schedule, plan: FailurePlan, failed: Failure) -> _Runs:
         """Of one failure, the representative of its class."""
         rule = schedule.rule(by_node=True)
         if rule is None:
-            found = after_loss(schedule, lost)
+            found = after_failure(schedule, failed)
             phases = (
-                tuple((list(group.members), group.relax) for group in phase)
+                tuple((list(group.members), group.relaxation) for group in phase)
                 for phase in map(found.phase, range(found.period))
             )
             return cls((1,) * found.num_workers, tuple(phases), None, ())
         size = rule.workers_per_node
         if plan.rule is SurvivorRule.REAPPLY_RULE:
             # Nodes that are lost as a whole are the last ones, so that the others keep their numbers.
-            per_node = Counter(worker // size for worker in lost)
+            per_node = Counter(worker // size for worker in failed)
             left = rule.num_nodes - list(per_node.values()).count(size)
             rule = reapplied(schedule, left).view(Cluster.regular(left, size))
-            lost = tuple(worker for worker in lost if worker < left * size)
-        return cls._of_rule(rule.canonical, lost)
+            failed = tuple(worker for worker in failed if worker < left * size)
+        return cls._of_rule(rule.canonical, failed)
 
     @property
     def num_nodes(self) -> int:
@@ -117,9 +117,9 @@ class _Runs:
         return 0 if self.rule is None else self.rule.num_nodes
 
     @classmethod
-    def _of_rule(cls, rule: RuleView, lost: Loss) -> _Runs:
+    def _of_rule(cls, rule: RuleView, failed: Failure) -> _Runs:
         size, strides = rule.workers_per_node, strides_of(rule.radices)
-        nodes = sorted({worker // size for worker in lost})
+        nodes = sorted({worker // size for worker in failed})
         used = [
             sorted({digit_of(node, stride, radix) for node in nodes})
             for stride, radix in zip(strides, rule.radices, strict=True)
@@ -131,7 +131,7 @@ class _Runs:
         ]
         gone = {
             (tuple(digit_of(w // size, s, r) for s, r in zip(strides, rule.radices, strict=True)), w % size)
-            for w in lost
+            for w in failed
         }
         cells: dict[tuple[tuple[int, ...], int], int] = {}
         sizes: list[int] = []
@@ -144,14 +144,14 @@ class _Runs:
         phases = []
         for phase in rule.phases:
             groups: dict[tuple[object, ...], list[int]] = {}
-            relax: dict[tuple[object, ...], Fraction] = {}
+            relaxation: dict[tuple[object, ...], Fraction] = {}
             for (digits, rank), cell in cells.items():
                 for number, block in enumerate(phase):
                     if rank in block.local:
                         kept = (number, *(value for d, value in enumerate(digits) if d not in block.across))
                         groups.setdefault(kept, []).append(cell)
-                        relax[kept] = block.relax
-            phases.append(tuple((members, relax[kept]) for kept, members in groups.items()))
+                        relaxation[kept] = block.relaxation
+            phases.append(tuple((members, relaxation[kept]) for kept, members in groups.items()))
         free = tuple(d for d, radix in enumerate(rule.radices) if radix - len(used[d]) >= 2)
         return cls(tuple(sizes), tuple(phases), rule, free)
 
@@ -164,9 +164,11 @@ class _Runs:
     def apart(self, known: _Known) -> str:
         """Why survivors do not agree, as a clause; empty where they do."""
         relaxes = (
-            {block.relax for phase in self.rule.phases for block in phase if block.makes_groups} if self.rule else set()
+            {block.relaxation for phase in self.rule.phases for block in phase if block.makes_groups}
+            if self.rule
+            else set()
         )
-        relaxes |= {relax for phase in self.phases for members, relax in phase if len(members) > 1}
+        relaxes |= {relaxation for phase in self.phases for members, relaxation in phase if len(members) > 1}
         if not all(map(is_tame, relaxes)):
             return "a group has relax < 0 or relax >= 2, so that meeting is not enough"
         for digit in self.free:
@@ -180,7 +182,7 @@ class _Runs:
         from scipy.sparse import coo_array
         from scipy.sparse.csgraph import connected_components
 
-        joined = [members for phase in self.phases for members, relax in phase if contracts(relax)]
+        joined = [members for phase in self.phases for members, relaxation in phase if contracts(relaxation)]
         heads = np.repeat([members[0] for members in joined], list(map(len, joined))).astype(np.int64)
         tails = np.fromiter(chain.from_iterable(joined), dtype=np.int64)
         shape = (len(self.sizes), len(self.sizes))
@@ -214,21 +216,23 @@ class _Runs:
         sizes = np.array(self.sizes, dtype=object)
         for phase in self.phases:
             totals = [int(sizes[members].sum()) for members, _ in phase]
-            factor = lcm(1, *(relax.denominator * total for (_, relax), total in zip(phase, totals, strict=True)))
+            factor = lcm(
+                1, *(relaxation.denominator * total for (_, relaxation), total in zip(phase, totals, strict=True))
+            )
             numerators = product.numerators * factor
-            for (members, relax), total in zip(phase, totals, strict=True):
+            for (members, relaxation), total in zip(phase, totals, strict=True):
                 before = product.numerators[members]
-                mean = (sizes[members][:, None] * before).sum(axis=0) * int(relax * factor / total)
-                numerators[members] = int((1 - relax) * factor) * before + mean
+                mean = (sizes[members][:, None] * before).sum(axis=0) * int(relaxation * factor / total)
+                numerators[members] = int((1 - relaxation) * factor) * before + mean
             product = ExactMatrix(numerators, product.denominator * factor).reduced()
         everybody = sum(self.sizes)
         mean_of_all = ExactMatrix(np.tile(sizes, (len(sizes), 1)), everybody)
         return product - mean_of_all
 
 
-def _survives(schedule: Schedule, plan: FailurePlan, classes: Sequence[Loss], bounds: Sequence[Fraction]) -> Claim:
+def _survives(schedule: Schedule, plan: FailurePlan, classes: Sequence[Failure], bounds: Sequence[Fraction]) -> Claim:
     n = schedule.num_workers
-    listed = [{"lost": list(lost), "squared": str(bound)} for lost, bound in zip(classes, bounds, strict=True)]
+    listed = [{"failed": list(failed), "squared": str(bound)} for failed, bound in zip(classes, bounds, strict=True)]
     entry: dict[str, Any] = {"failures": plan.failures, "classes": listed}
     workers = f"{'up to ' * (plan.failures > 1)}{plan.failures} worker{'s' * (plan.failures > 1)}"
     node = " or one node" if (schedule.cluster.node_sizes() <= n - 2).any() else ""
@@ -242,17 +246,17 @@ def _survives(schedule: Schedule, plan: FailurePlan, classes: Sequence[Loss], bo
         )
     else:
         text += "All of them average in one group, which leaves nothing of differences."
-    losses = sum(comb(n, count) for count in range(1, plan.failures + 1)) + schedule.cluster.num_nodes
-    if losses * n * schedule.period > ASKED:
+    failures = sum(comb(n, count) for count in range(1, plan.failures + 1)) + schedule.cluster.num_nodes
+    if failures * n * schedule.period > ASKED:
         text += (
             " There are too many losses to ask the installed code about each; that it does as the file says is assumed."
         )
         return proved(NAME, text, **entry, answers="")
     lines = hashlib.sha256()
-    for lost in planned_losses(schedule, plan):
-        found = after_loss(schedule, lost)
+    for failed in planned_failures(schedule, plan):
+        found = after_failure(schedule, failed)
         for phase in map(found.phase, range(found.period)):
-            home = {worker: f"{group.members[0]} {group.relax}\n" for group in phase for worker in group.members}
+            home = {worker: f"{group.members[0]} {group.relaxation}\n" for group in phase for worker in group.members}
             lines.update("".join(home.get(worker, "-\n") for worker in range(found.num_workers)).encode())
     text += " The installed code was asked about every one, and the checker compares what it answered."
     return proved(NAME, text, **entry, answers=lines.hexdigest())

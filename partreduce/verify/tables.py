@@ -14,7 +14,7 @@ from fractions import Fraction
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.routes import Route, TableWay
+from partreduce.topo.strategies.payload import Placement, TablePlacement
 from partreduce.verify.base import Claim, not_proved, refuted
 from partreduce.verify.stated import Numbers, Stated
 
@@ -44,7 +44,7 @@ def prove_tables(schedule: Schedule, *, rests_on: str = "") -> tuple[Claim, ...]
     # Tables go their way in every step, whatever a strategy averages; so those of servers are read as All-Reduce's,
     # without the outer steps and fragments of everything else, which All-Reduce may not have.
     alone = replace(schedule.routes, outer=PLAIN, fragments=1)
-    stated = Stated(replace(schedule, strategy=AllReduce(what=alone)))
+    stated = Stated(replace(schedule, strategy=AllReduce(payload=alone)))
     words: dict[str, Callable[[Numbers], str]] = {
         ONE_ROUTE: _one_route,
         ONE_OWNER: lambda numbers: _one_owner(schedule, numbers),
@@ -63,11 +63,11 @@ def prove_tables(schedule: Schedule, *, rests_on: str = "") -> tuple[Claim, ...]
     return tuple(due.values())
 
 
-def _sharded(schedule: Schedule) -> list[Route]:
-    return [route for route in schedule.routes.tables if route.way is TableWay.SHARDED]
+def _sharded(schedule: Schedule) -> list[TablePlacement]:
+    return [route for route in schedule.routes.tables if route.way is Placement.SHARDED]
 
 
-def _coded(schedule: Schedule) -> list[Route]:
+def _coded(schedule: Schedule) -> list[TablePlacement]:
     return [route for route in schedule.routes.tables if route.codec.rounds]
 
 
@@ -88,7 +88,7 @@ def _one_owner(schedule: Schedule, numbers: Numbers) -> str:
     )
 
 
-def _wrong_owner(schedule: Schedule, route: Route) -> dict[str, int] | None:
+def _wrong_owner(schedule: Schedule, route: TablePlacement) -> dict[str, int] | None:
     """A row of which `Schedule.owner_of` does not give the host of its part."""
     hosts = route.hosts or range(schedule.num_workers)
     parts = route.partitions or len(hosts)

@@ -25,19 +25,21 @@ def explicit_view(schedule: Schedule) -> tuple[Phase, ...] | None:
     return schedule.phased.steps(schedule.cluster)
 
 
-def contracts(relax: Fraction) -> bool:
+def contracts(relaxation: Fraction) -> bool:
     """Whether a group of this factor draws its members together."""
-    return 0 < relax < 2
+    return 0 < relaxation < 2
 
 
-def is_tame(relax: Fraction) -> bool:
+def is_tame(relaxation: Fraction) -> bool:
     """Whether a group of this factor lengthens nothing and keeps a vector's length only by leaving it alone."""
-    return 0 <= relax < 2
+    return 0 <= relaxation < 2
 
 
-def every_relax_tame(schedule: Schedule) -> bool:
+def every_relaxation_tame(schedule: Schedule) -> bool:
     """Whether 0 ≤ relax < 2 in every group."""
     rule = rule_view(schedule)
     if rule is not None:
-        return all(is_tame(block.relax) for phase in rule.phases for block in phase if block.makes_groups)
-    return all(is_tame(relax) for phase in explicit_view(schedule) or () for relax in set(phase.relax or ()))
+        return all(is_tame(block.relaxation) for phase in rule.phases for block in phase if block.makes_groups)
+    return all(
+        is_tame(relaxation) for phase in explicit_view(schedule) or () for relaxation in set(phase.relaxation or ())
+    )

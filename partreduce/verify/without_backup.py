@@ -1,4 +1,4 @@
-"""Claim `consensus` where workers do without some in-neighbours: no two disjoint sets of workers can close themselves.
+"""Claim `consensus` where workers do without some in-neighbors: no two disjoint sets of workers can close themselves.
 
 The theorem, and the search that decides it, stand in `verify/checker/facts/without_backup.py`. It is a property of the
 worst case: which updates come late is up to the machines, and a fair run agrees although two such sets exist.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.gap import Gap, Weights
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 from partreduce.verify.base import Claim, not_proved, refuted, some
 from partreduce.verify.checker.facts import MAX_WORK
 from partreduce.verify.checker.facts.without_backup import two_closed_sets
@@ -18,17 +18,17 @@ from partreduce.verify.stated import Stated
 
 NAME = "consensus"
 HOLDS = (
-    "Of any two disjoint sets of workers one has a member with more in-neighbours outside than it may do without: all "
+    "Of any two disjoint sets of workers one has a member with more in-neighbors outside than it may do without: all "
     "come to one common value whichever updates come late, and however late. It need not be the mean."
 )
 
 
-def prove_without_backup(schedule: Schedule, gap: Gap, stated: Stated) -> Claim:
+def prove_without_backup(schedule: Schedule, gap: IterationGap, stated: Stated) -> Claim:
     """As the checker decides it; two sets that close themselves are the witness against it."""
     n, spare = schedule.num_workers, gap.backups(schedule.num_workers)
     sources: list[list[int]] = [[] for _ in range(n)]
     kept = [1.0] * n
-    is_weighted = gap.weights is Weights.GRAPH
+    is_weighted = gap.weights is EdgeWeighting.GRAPH
     for source, target, weight in schedule.strategy.graphs[0].edges():
         if weight < 0 and is_weighted:
             return not_proved(NAME, f"the weight of edge {source}→{target} is negative.")
@@ -44,7 +44,7 @@ def prove_without_backup(schedule: Schedule, gap: Gap, stated: Stated) -> Claim:
     assert pair is not None, "the checker found them, too"
     one, other = (sorted(half) for half in pair)
     text = (
-        f"no worker of {some(one)} has more in-neighbours outside than it may do without, and none of {some(other)}: "
+        f"no worker of {some(one)} has more in-neighbors outside than it may do without, and none of {some(other)}: "
         "while updates from outside come late to every reduce, each set goes on by itself and keeps its own value. A "
         "run in which every edge is taken again and again agrees all the same."
     )

@@ -13,7 +13,7 @@ from benchmarks import kit
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import Job
+from benchmarks.lab.job import PlanRequest
 from benchmarks.lab.rehearse import by_schedule
 from benchmarks.lab.setting import settings
 from benchmarks.lab.tasks import make_model, samples_of
@@ -32,11 +32,11 @@ from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.strategies.generated import Generated
-from partreduce.topo.strategies.quorum import Quorum
-from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.partial import PartialAllReduce
+from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 
 CLUSTER = Cluster.parse("2x2")
 FREE = Hardware(model_bytes=12)
@@ -71,7 +71,7 @@ def trained(strategy, steps, slow=1.0, bend=0.1):
     """The learner after so many steps of each worker; the last one is `slow` times as slow."""
     learner = Sloping(bend)
     seconds = np.tile([1.0, 1.0, 1.0, slow], (steps, 1))
-    virtual = Virtual(learner, Schedule("s", CLUSTER, strategy), FREE, seconds, Form.RING)
+    virtual = Virtual(learner, Schedule("s", CLUSTER, strategy), FREE, seconds, AllReduceAlgorithm.RING)
     for step in range(steps):
         virtual.advance(step)
     return learner, virtual
@@ -83,10 +83,10 @@ def alone(advance, learner, steps):
     return learner.models
 
 
-@pytest.mark.parametrize("quorum", [Quorum(quorum="solo", staleness=16), Quorum(quorum=2)])
+@pytest.mark.parametrize("quorum", [PartialAllReduce(quorum="solo", staleness=16), PartialAllReduce(quorum=2)])
 def test_a_late_gradient_joins_a_later_sum_and_everybody_applies_each_once(quorum):
     """One is five times as slow, and the others go on; a worker lacks what is on its way, at most two of everybody."""
-    learner, virtual = trained(AllReduce(when=quorum), 10, slow=5.0, bend=0.0)
+    learner, virtual = trained(AllReduce(sync=quorum), 10, slow=5.0, bend=0.0)
     assert learner.taken[3] < min(learner.taken[:3])
     assert 10.0 < virtual.seconds < 20.0
     made = RATE / 4 * sum((rank + 1) * taken for rank, taken in enumerate(learner.taken))
@@ -95,8 +95,8 @@ def test_a_late_gradient_joins_a_later_sum_and_everybody_applies_each_once(quoru
 
 def test_how_late_gradients_are_is_counted_with_the_sums_that_they_join():
     """Of a worker five times as slow more are late."""
-    _, alike = trained(AllReduce(when=Quorum(quorum="solo", staleness=16)), 10)
-    learner, apart = trained(AllReduce(when=Quorum(quorum="solo", staleness=16)), 10, slow=5.0)
+    _, alike = trained(AllReduce(sync=PartialAllReduce(quorum="solo", staleness=16)), 10)
+    learner, apart = trained(AllReduce(sync=PartialAllReduce(quorum="solo", staleness=16)), 10, slow=5.0)
     assert max(alike.summing.ages) < max(apart.summing.ages) <= 16
     assert len(apart.summing.ages) == apart.summing.summed_gradients <= sum(learner.taken)
 
@@ -120,9 +120,9 @@ def test_one_layer_is_as_smooth_as_the_theorem_is_told():
         assert (learner.slope(one) - learner.slope(other)).norm() <= constant * (one - other).norm() * (1 + 1e-4)
 
 
-def test_neighbours_in_serial_order_are_the_graphs_matrix():
+def test_neighbors_in_serial_order_are_the_graphs_matrix():
     graph = build("ring", CLUSTER).strategy
-    learner, virtual = trained(replace(graph, when=Gap()), 6)
+    learner, virtual = trained(replace(graph, sync=IterationGap()), 6)
     plain = Sloping()
     expected = alone(by_schedule(plain, Schedule("ring", CLUSTER, graph)), plain, 6)
     assert torch.allclose(learner.models, expected, atol=1e-6)
@@ -130,7 +130,7 @@ def test_neighbours_in_serial_order_are_the_graphs_matrix():
 
 
 def test_groups_on_request_lose_no_step():
-    learner, virtual = trained(Generated(group_size=2), 8, slow=4.0)
+    learner, virtual = trained(DynamicGroups(group_size=2), 8, slow=4.0)
     assert sum(learner.taken) >= 8 * 4
     assert learner.taken[3] < learner.taken[0]
     assert virtual.seconds < 8 * 4.0
@@ -186,12 +186,12 @@ def test_the_table_says_what_the_runs_say():
 
 def test_one_process_trains_what_workers_and_replicas_do():
     """Means of models after each step, of replicas' models too, are one model's steps with all gradients, under SGD."""
-    samples, job = samples_of("deep text"), Job(num_nodes=2, workers_per_node=2, task="deep text", momentum=0.9)
+    samples, job = samples_of("deep text"), PlanRequest(num_nodes=2, workers_per_node=2, task="deep text", momentum=0.9)
     together = Together(job, samples)
     learners: list[OneProcess] = [together]
     for shape in ("2x2", "2x1"):
         count = Cluster.parse(shape).num_workers
-        all_of_them = Static(phases=GroupPhases((Phase.from_groups(count, [range(count)]),)))
+        all_of_them = StaticGroups(phases=GroupPhases((Phase.from_groups(count, [range(count)]),)))
         learners.append(Workers(job, samples, Schedule("all", Cluster.parse(shape), all_of_them)))
     for step in range(3):
         for learner in learners:
@@ -206,19 +206,19 @@ def test_one_process_trains_what_workers_and_replicas_do():
 def test_a_contestant_is_changed_in_what_is_named_alone():
     contestant = next(one for one in contestants(lambda *_: None) if one.name == "DiLoCo of replicas, every 15, int4")
     plain = contestant.make(Cluster.regular(4, 4), settings(16)["10gbit regions"])
-    other = changed(plain, {"pace": 13, "what": {"outer": {"momentum": "7/10"}}})
-    assert (other.pace_of(0), other.strategy.what.outer.momentum) == (13, Fraction(7, 10))
-    assert other.strategy.what.outer.nesterov
-    assert other.strategy.how == plain.strategy.how
+    other = changed(plain, {"steps_per_round": 13, "payload": {"outer": {"momentum": "7/10"}}})
+    assert (other.steps_per_round_of(0), other.strategy.payload.outer.momentum) == (13, Fraction(7, 10))
+    assert other.strategy.payload.outer.nesterov
+    assert other.strategy.transport == plain.strategy.transport
     assert changed(plain, {}) == plain
     with pytest.raises(PartreduceError, match=r"--change.*mass"):
-        changed(plain, {"what": {"outer": {"mass": 1}}})
+        changed(plain, {"payload": {"outer": {"mass": 1}}})
 
 
 def test_each_worker_of_one_process_has_an_adamw_of_its_own():
     samples, job = (
         samples_of("deep text"),
-        Job(num_nodes=2, workers_per_node=1, task="deep text", optimizer="adamw", learning_rate=1e-3),
+        PlanRequest(num_nodes=2, workers_per_node=1, task="deep text", optimizer="adamw", learning_rate=1e-3),
     )
     both = Workers(job, samples, build("local-sgd", Cluster.parse("2x1"), every=3))
     start = both.models[0].clone()

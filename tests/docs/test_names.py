@@ -44,6 +44,6 @@ def test_dotted_names_of_a_page_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_no_page_names_a_package_as_nobody_can_import_it(page):
-    """`partreduce.topo.figures`, not `topo.figures`: the bare names of the floors are refused."""
+    """`partreduce.topo.metrics`, not `topo.metrics`: the bare names of the floors are refused."""
     text = page.read_text(encoding="utf-8")
     assert re.findall(r"`(?:topo|schedulers|verify|runtime)\.[a-z_]+(?:\.[a-z_]+)*[`(]", text) == []

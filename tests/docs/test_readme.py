@@ -20,8 +20,8 @@ from partreduce.topo.document.schedule import load_schedule, parse_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Static
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
+from partreduce.topo.strategies.partial import PartialAllReduce
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -84,12 +84,15 @@ def script_of_the_readme() -> str:
 @pytest.mark.parametrize(
     ("strategy", "ends"),
     [
-        (Static(phases=GroupPhases((Phase.from_groups(3, [range(3)]),)), pace=(3, 1, 2)), {"10 30", "10 10", "10 20"}),
-        (AllReduce(when=Quorum(quorum=2)), None),
+        (
+            StaticGroups(phases=GroupPhases((Phase.from_groups(3, [range(3)]),)), steps_per_round=(3, 1, 2)),
+            {"10 30", "10 10", "10 20"},
+        ),
+        (AllReduce(sync=PartialAllReduce(quorum=2)), None),
     ],
 )
 def test_the_script_of_the_readme_runs_under_every_schedule_that_design_may_recommend(tmp_path, strategy, ends):
-    """Paces and a quorum, in real processes; all workers come to the same end, a quorum's when the last one has."""
+    """Steps per round and a quorum, in real processes; all workers come to the same end, a quorum's when the last one has."""
     write_schedule(tmp_path / "schedule.json", Schedule("readme", Cluster.regular(1, 3), strategy))
     (tmp_path / "train.py").write_text(script_of_the_readme())
     done = WARM.run("partreduce", "run", "--workers", "3", "train.py", cwd=tmp_path)
@@ -145,7 +148,7 @@ def test_outer_steps_between_regions_take_the_seconds_that_the_guide_says(capsys
     raw = json.loads(path.read_text(encoding="utf-8"))
     hardware = load_cluster(ROOT / "examples/two-regions.yaml").hardware
     late = predict(load_schedule(path), hardware)
-    del raw["strategy"]["when"], raw["strategy"]["what"]["fragments"]
+    del raw["strategy"]["sync"], raw["strategy"]["payload"]["fragments"]
     whole = predict(parse_schedule(json.dumps(raw)), hardware)
     assert f"it takes {1000 * whole.step_seconds:.0f} ms" in guide
     assert late.peak_nic_bytes == whole.peak_nic_bytes / 4

@@ -15,7 +15,7 @@ SHOWN = (
     "partreduce verify schedule",
     "partreduce simulate",
     "partreduce simulate",
-    "partreduce design 2x2 --using",
+    "partreduce design 2x2 --build",
 )
 ROW = re.compile(
     r"^(allreduce\S*(?: \w+)*?)(?: \*)? {2,}\d+ +(\S+ \S+) +(\S+ \S+) +\S+ +\S+ +(\S+) +\S+ \S+ +catalogue$"

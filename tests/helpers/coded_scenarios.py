@@ -14,22 +14,22 @@ from helpers.scenarios import everyone, main, rank, report, reporting, weights
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.coded_sums import CodedStages
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.strategies import Codec, Form, How
+from partreduce.topo.strategies import AllReduceAlgorithm, Codec, Transport
 
-STAGES = {Form.RING: 4, Form.HIERARCHICAL: 7}
+STAGES = {AllReduceAlgorithm.RING: 4, AllReduceAlgorithm.HIERARCHICAL: 7}
 """Calls of the methods below that make up one sum."""
 KILLED_IN = 2
 """The step in whose sum worker 3 is killed."""
 
 
-def killed_in_stage(form, stage) -> None:
+def killed_in_stage(algorithm, stage) -> None:
     """Worker 3 is killed when the given stage of its third sum begins; the others have to say so."""
     calls = 0
 
     def counted(method):
         def call(self, *arguments):
             nonlocal calls
-            if calls == KILLED_IN * STAGES[form] + stage and rank() == 3:
+            if calls == KILLED_IN * STAGES[algorithm] + stage and rank() == 3:
                 os.kill(os.getpid(), signal.SIGKILL)
             calls += 1
             return method(self, *arguments)
@@ -40,8 +40,8 @@ def killed_in_stage(form, stage) -> None:
         setattr(CodedStages, name, counted(getattr(CodedStages, name)))
     model = torch.nn.Linear(100, 50, bias=False)
     torch.nn.init.zeros_(model.weight)
-    how = How(form=form, codec=Codec.INT8)
-    plan = everyone(num_nodes=1 if form is Form.RING else 2, how=how)
+    transport = Transport(algorithm=algorithm, codec=Codec.INT8)
+    plan = everyone(num_nodes=1 if algorithm is AllReduceAlgorithm.RING else 2, transport=transport)
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model, plan, timeout=60)
 
     def loop() -> None:
@@ -57,8 +57,8 @@ def killed_in_stage(form, stage) -> None:
 
 
 SCENARIOS = {
-    f"killed in {form} {stage}": (4, lambda form=form, stage=stage: killed_in_stage(form, stage))
-    for form, count in STAGES.items()
+    f"killed in {algorithm} {stage}": (4, lambda algorithm=algorithm, stage=stage: killed_in_stage(algorithm, stage))
+    for algorithm, count in STAGES.items()
     for stage in range(count)
 }
 

@@ -1,6 +1,6 @@
 """A model in NumPy of what codecs make of numbers and sums, written from docs/codecs.md; it shares no code with them.
 
-Arrays of members are [members, numbers], float32. Bytes are not modelled, numbers are: levels and scales of int8, and
+Arrays of members are [members, numbers], float32. Bytes are not modeled, numbers are: levels and scales of int8, and
 every addition with its rounding.
 """
 
@@ -52,7 +52,7 @@ def peaks_of(values, block):
     return np.repeat(np.maximum.reduceat(values, starts), np.diff([*starts, len(values)])) if len(values) else values
 
 
-def quantised(values, block, top=127):
+def quantized(values, block, top=127):
     """(levels, the scale of each number) of int8; of int4 with 7 for the top."""
     values = np.asarray(values, np.float32)
     peaks = peaks_of(values, block).astype(np.float32)
@@ -67,7 +67,7 @@ def quantised(values, block, top=127):
 
 def in_blocks(values, block, top=127):
     """The numbers that come out of int8's code, or int4's."""
-    levels, scales = quantised(values, block, top)
+    levels, scales = quantized(values, block, top)
     with np.errstate(invalid="ignore"):
         return levels * scales
 
@@ -89,7 +89,7 @@ def added(rows):
 
 
 def flat_sum(given, block, top=127):
-    """Quantise, add each shard in order of places, quantise: what all members have."""
+    """Quantize, add each shard in order of places, quantize: what all members have."""
     members, length = given.shape
     coded = np.empty_like(given)
     bounds = cut(length, members, block)

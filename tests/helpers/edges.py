@@ -33,7 +33,8 @@ def document(nodes, size, **strategy):
 def groups(n, *phases, **options):
     """A static schedule; a member list, or (member list, relax)."""
     listed = [
-        [{"group": g} if isinstance(g, list) else {"group": g[0], "relax": g[1]} for g in phase] for phase in phases
+        [{"group": g} if isinstance(g, list) else {"group": g[0], "relaxation": g[1]} for g in phase]
+        for phase in phases
     ]
     return document(n, 1, kind="static", phases=listed, **options)
 
@@ -46,7 +47,9 @@ def graph(n, *rounds, **options):
 
 def rule(radices, size, *phases, **options):
     """Blocks (local ranks, digits) or (local ranks, digits, relax)."""
-    listed = [[dict(zip(("local", "across", "relax"), block, strict=False)) for block in phase] for phase in phases]
+    listed = [
+        [dict(zip(("local", "across", "relaxation"), block, strict=False)) for block in phase] for phase in phases
+    ]
     nodes = 1
     for radix in radices:
         nodes *= radix
@@ -103,7 +106,7 @@ def survives(failures, classes, *after):
     """`classes` are (loss, bound); `after` are the lines of the answers, those of each loss in a text."""
     text = "".join(f"{line}\n" for lines in after for line in lines.split(","))
     hashed = sha256(text.encode()).hexdigest() if after else ""
-    listed = [{"lost": list(lost), "squared": str(squared)} for lost, squared in classes]
+    listed = [{"failed": list(lost), "squared": str(squared)} for lost, squared in classes]
     return {"claim": "survives", "failures": failures, "classes": listed, "answers": hashed}
 
 
@@ -115,8 +118,8 @@ EVEN = graph(2, [(1, 0, "1/2"), (0, 1, "1/4")])
 """A difference is a quarter after each round; the limit is 1/3 of worker 0 and 2/3 of worker 1."""
 
 
-def meets(relax):
-    return groups(3, [[0, 1]], [([1, 2], relax)])
+def meets(relaxation):
+    return groups(3, [[0, 1]], [([1, 2], relaxation)])
 
 
 def pair(first, second):
@@ -133,10 +136,10 @@ def thirds(last, *, back=None):
     return graph(3, mean, [(0, 1, last), (1, 0, last if back is None else back)])
 
 
-def settled(relax, *, late=False):
+def settled(relaxation, *, late=False):
     """Two workers, then the mean of all three: a period forgets everything."""
-    when = {"when": {"late": 1}} if late else {}
-    return groups(3, [([0, 1], relax)], [[0, 1, 2]], **when)
+    sync = {"sync": {"delay": 1}} if late else {}
+    return groups(3, [([0, 1], relaxation)], [[0, 1, 2]], **sync)
 
 
 BOTH = [[0, 1], [0, 2], [1, 2]]
@@ -150,18 +153,18 @@ MIXED = rule([2, 3], 4, [([0], [1], "1/2"), ([1, 2], [0]), ([3], [])])
 """Of each node's four workers the first goes along one digit, two along the other, and the last skips."""
 ANSWERED = [line for v in range(6) for line in (f"{v // 3 * 12} 1/2", *[f"{v % 3 * 4 + 1} 1"] * 2, "-")]
 
-NORMALISED_ROUNDS = [[(0, 1, "1/4"), (1, 0, "1/4")], [(1, 2, "1/4"), (2, 1, "1/4")]]
-NORMALISED = graph(3, *NORMALISED_ROUNDS, pace=[1, 2, 3], averaging="step-normalised")
-NORMALISED_DISTANCE, NORMALISED_COVARIANCE = (
+NORMALIZED_ROUNDS = [[(0, 1, "1/4"), (1, 0, "1/4")], [(1, 2, "1/4"), (2, 1, "1/4")]]
+NORMALIZED = graph(3, *NORMALIZED_ROUNDS, steps_per_round=[1, 2, 3], averaging="step-normalized")
+NORMALIZED_DISTANCE, NORMALIZED_COVARIANCE = (
     Fraction(2969362421, 2**30),
     [118185195, -32759524, 27161614, -85425578, 5598003, 79827668],
 )
-PLAINLY = graph(3, *NORMALISED_ROUNDS, pace=[1, 2, 3])
+PLAINLY = graph(3, *NORMALIZED_ROUNDS, steps_per_round=[1, 2, 3])
 PLAINLY_DISTANCE, PLAINLY_COVARIANCE = (
     Fraction(2704240775, 2**30),
     [101167252, -22168101, 24687287, -78999066, -2519102, 81518252],
 )
-SHARED = groups(3, [[0, 1]], [[1, 2]], pace=[1, 2, 3], averaging="step-normalised")
+SHARED = groups(3, [[0, 1]], [[1, 2]], steps_per_round=[1, 2, 3], averaging="step-normalized")
 SHARED_DISTANCE, SHARED_COVARIANCE = (
     Fraction(647890803, 2**29),
     [103811708, -51905814, 25952988, -51905814, 25952907, 25952988],
@@ -169,7 +172,7 @@ SHARED_DISTANCE, SHARED_COVARIANCE = (
 FINE = groups(2, [([0, 1], f"{2**140 + 1}/{2**141}")])
 """A difference is a little less than halved; the numbers of k periods have 141·k bits."""
 
-PACED = rule([2], 2, [([0], [0])], [([1], [0])], [([0, 1], [])], pace=[1, 2, 1, 3])
+PACED = rule([2], 2, [([0], [0])], [([1], [0])], [([0, 1], [])], steps_per_round=[1, 2, 1, 3])
 PACED_COVARIANCE = [2**20 * (i == j) for i in range(4) for j in range(i + 1)]
 PACED_DISTANCE = Fraction(515710648349, 301989888)
 MEMBERSHIP = "claims/membership.py"
@@ -183,7 +186,7 @@ OUTER_STEPS = "claims/outer_steps.py"
 def own(*shape, **outer):
     """Two workers or more whose groups make outer steps from anchors of their own, at rate 1/2."""
     make = groups if isinstance(shape[0], int) else rule
-    return make(*shape, what={"outer": {"lr": "1/2", "anchor": "own", **outer}})
+    return make(*shape, payload={"outer": {"lr": "1/2", "outer_params": "per_worker", **outer}})
 
 
 def agreeing(squared, *weights):
@@ -522,13 +525,13 @@ EDGES = [
         "an edge of positive weight"),
     Edge(GRAPHS, "where the file's weights count, they decide under staleness too",
         (pair("-1/2", "1/2") | {"strategy": pair("-1/2", "1/2")["strategy"]
-        | {"when": {"gap": {"staleness": 1, "weights": "uniform"}}}}, tree(1, [0, 1, 0])),
-        (pair(0, "1/2") | {"strategy": pair(0, "1/2")["strategy"] | {"when": {"gap": {"staleness": 1}}}},
+        | {"sync": {"iteration_gap": {"staleness": 1, "weights": "uniform"}}}}, tree(1, [0, 1, 0])),
+        (pair(0, "1/2") | {"strategy": pair(0, "1/2")["strategy"] | {"sync": {"iteration_gap": {"staleness": 1}}}},
         tree(1, [0, 1, 0])), "an edge of positive weight"),
-    Edge(GRAPHS, "nobody does without an in-neighbour", (pair("1/4", "1/2")
-        | {"strategy": pair("1/4", "1/2")["strategy"] | {"when": {"gap": {"max_ig": 1, "backup": [0, 0]}}}},
+    Edge(GRAPHS, "nobody does without an in-neighbor", (pair("1/4", "1/2")
+        | {"strategy": pair("1/4", "1/2")["strategy"] | {"sync": {"iteration_gap": {"max_ig": 1, "backup": [0, 0]}}}},
         tree(0, [0, 0, 1])), (pair("1/4", "1/2") | {"strategy": pair("1/4", "1/2")["strategy"]
-        | {"when": {"gap": {"max_ig": 1, "backup": [0, 1]}}}}, tree(0, [0, 0, 1])),
+        | {"sync": {"iteration_gap": {"max_ig": 1, "backup": [0, 1]}}}}, tree(0, [0, 0, 1])),
         'is "graph"; expected workers that do without none'),
     Edge(GRAPHS, "of weighted graphs only", (EVEN, tree(0, [0, 0, 1])), (HALF, tree(0, [0, 0, 1])),
         'is "graph"; expected trees'),
@@ -621,7 +624,7 @@ EDGES = [
     Edge(DISTANCE, "a triangle of as many rows as workers", (HALF, distance(10**6, [49, -39, 49])),
         (HALF, distance(10**6, [49, -39])), "3 numbers"),
     # Z = 0: S = 1/4, r = 1/2, 2/(1 - c²) = 8/3, and 2 stands for the root of N: (1/2 + 2·4/3)² / 2; exact: 1/2
-    # averages that allow for paces 1, 2, 3; the prover's data
+    # averages that allow for steps per round 1, 2, 3; the prover's data
     # gaps: K3 with weights 1/4 has the eigenvalues 1, 1/4, 1/4
     # ranges of what may stand in an entry
     Edge(DISTANCE, "up to 64 bits", (HALF, distance(10**6, [2**70, 0, 2**70], bits=64)),
@@ -635,27 +638,27 @@ EDGES = [
         (rule([2], 2, [([1], [0])]), answers("-", "1 1", "-", "-")), ".answers"),
     Edge(DISTANCE, "the very bound", (HALF, distance(Fraction(7471105, 2**25), [110, -90, 110])),
         (HALF, distance(Fraction(7471105, 2**25) - TINY, [110, -90, 110])), "at least 0.2226"),
-    # averages that allow for paces 1, 2, 3; the prover's data
-    Edge(STEADY, "an edge averages what the mean pace of all workers pushes",
-        (NORMALISED, distance(NORMALISED_DISTANCE, NORMALISED_COVARIANCE, bits=25)),
-        (NORMALISED, distance(NORMALISED_DISTANCE * (1 - Fraction(1, 10**5)), NORMALISED_COVARIANCE, bits=25)),
+    # averages that allow for steps per round 1, 2, 3; the prover's data
+    Edge(STEADY, "an edge averages what the mean steps_per_round of all workers pushes",
+        (NORMALIZED, distance(NORMALIZED_DISTANCE, NORMALIZED_COVARIANCE, bits=25)),
+        (NORMALIZED, distance(NORMALIZED_DISTANCE * (1 - Fraction(1, 10**5)), NORMALIZED_COVARIANCE, bits=25)),
         ".at_most"),
-    Edge(STEADY, "a plain average takes what each of different pace pushes",
+    Edge(STEADY, "a plain average takes what each of different steps_per_round pushes",
         (PLAINLY, distance(PLAINLY_DISTANCE, PLAINLY_COVARIANCE, bits=25)),
         (PLAINLY, distance(PLAINLY_DISTANCE * (1 - Fraction(1, 10**5)), PLAINLY_COVARIANCE, bits=25)), ".at_most"),
-    Edge(STEADY, "a group averages what its own mean pace pushes",
+    Edge(STEADY, "a group averages what its own mean steps_per_round pushes",
         (SHARED, distance(SHARED_DISTANCE, SHARED_COVARIANCE, bits=26)),
         (SHARED, distance(SHARED_DISTANCE * (1 - Fraction(1, 10**5)), SHARED_COVARIANCE, bits=26)), ".at_most"),
-    Edge(STEADY, "a rule whose nodes have other paces, group by group",
+    Edge(STEADY, "a rule whose nodes have other steps per round, group by group",
         (PACED, distance(PACED_DISTANCE, PACED_COVARIANCE)), (PACED, distance(PACED_DISTANCE - TINY, PACED_COVARIANCE)),
         ".at_most"),
-    *(Edge(file, f"up to 1024 {what}", true, false, says) for file, what, true, false, says in (
+    *(Edge(file, f"up to 1024 {payload}", true, false, says) for file, payload, true, false, says in (
         (RATE, "rows", (HALF, rate("factor", 1)), (groups(1025, [[0, 1]]), rate("factor", 1)), "over 1024 workers"),
         (STEADY, "places", (HALF, distance(10**6, [49, -39, 49])), (groups(1025, [[0, 1]]), distance(10**6, [])),
             "claims[0] (consensus-distance): over 1024 rows"),
-        (STEADY, "workers of different pace", (PACED, distance(10**6, PACED_COVARIANCE)),
-            (rule([1025], 1, [([0], [0])], pace=[2] + [1] * 1024), distance(10**6, [])),
-            "claims[0] (consensus-distance): over 1024 workers of different pace"),
+        (STEADY, "workers of different steps_per_round", (PACED, distance(10**6, PACED_COVARIANCE)),
+            (rule([1025], 1, [([0], [0])], steps_per_round=[2] + [1] * 1024), distance(10**6, [])),
+            "claims[0] (consensus-distance): over 1024 workers of different steps_per_round"),
     )),
     Edge(STEADY, "numbers of a reasonable length", (HALF, distance(10**6, [49, -39, 49])),
         (groups(1024, [([2 * i, 2 * i + 1], f"1/{10**63 + k}") for i, k in enumerate((1, 3, 7))]), distance(9, [])),

@@ -51,13 +51,13 @@ from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, Pipeline
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.gap import Gap, Order
-from partreduce.topo.strategies.generated import Generated
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.static import StaticGroups
 
 LIMIT = 90.0
 """Seconds in which workers without a launcher end, or hang."""
@@ -81,7 +81,7 @@ def is_stopped(pid) -> bool:
 def chain() -> Schedule:
     """Workers in a row: who stops at the end holds up the whole row, one pair after another."""
     phases = tuple(Phase.from_groups(5, groups) for groups in ([[0, 1], [2, 3]], [[1, 2], [3, 4]]))
-    return Schedule("row", Cluster.regular(1, 5), Static(phases=GroupPhases(phases)))
+    return Schedule("row", Cluster.regular(1, 5), StaticGroups(phases=GroupPhases(phases)))
 
 
 def of_kind(kind) -> Schedule:
@@ -89,8 +89,8 @@ def of_kind(kind) -> Schedule:
     kinds = {
         "static": pairs,
         "allreduce": everyone,
-        "pipeline": lambda: Schedule("pipeline", cluster, AllReduce(when=Pipeline())),
-        "quorum": lambda: Schedule("quorum", cluster, AllReduce(when=Quorum(quorum=QuorumStart.SOLO))),
+        "pipeline": lambda: Schedule("pipeline", cluster, AllReduce(sync=Pipeline())),
+        "quorum": lambda: Schedule("quorum", cluster, AllReduce(sync=PartialAllReduce(quorum=QuorumStart.SOLO))),
         "pairwise": lambda: Schedule("pairs", cluster, Pairwise(active=(0, 1))),
         "server": lambda: Schedule("server", cluster, Server(hosts=(0, 1))),
         "asynchronous server": lambda: Schedule("server", cluster, Server(hosts=(0, 1), synchronous=False)),
@@ -118,14 +118,14 @@ def trained(schedule, victim, number, *, timeout, at=20, steps=100_000) -> None:
 
 
 def gap_ring(**options) -> Schedule:
-    """Five workers on a ring in both directions, so that two of them are no neighbours of a third."""
+    """Five workers on a ring in both directions, so that two of them are no neighbors of a third."""
     edges = [((to + hop) % 5, to, Fraction(1, 4)) for to in range(5) for hop in (1, -1)]
-    strategy = Neighbor(rounds=(Round.from_edges(5, edges),), when=Gap(**options))
+    strategy = NeighborAveraging(rounds=(Round.from_edges(5, edges),), sync=IterationGap(**options))
     return Schedule("gap", Cluster.regular(1, 5), strategy)
 
 
 def killed_in_step_2(seconds, heard, *, together=False, **options) -> None:
-    """Worker 2 is killed before it sends anything in its step 2, and when both neighbours have `heard` all it sent.
+    """Worker 2 is killed before it sends anything in its step 2, and when both neighbors have `heard` all it sent.
 
     A step takes so many seconds, and may begin `together`.
     """
@@ -171,7 +171,7 @@ def die_while_connecting(victim) -> None:
     """One worker leaves its address for the others of its first group and dies; they come when it is dead."""
     make, begun = gloo.ProcessGroupGloo, []
 
-    class Late:
+    class DelayedAveraging:
         _Options, create_device = make._Options, make.create_device
         create_default_device = make.create_default_device
 
@@ -185,7 +185,7 @@ def die_while_connecting(victim) -> None:
                     time.sleep(0.01)
             return make(*arguments)
 
-    gloo.ProcessGroupGloo = Late
+    gloo.ProcessGroupGloo = DelayedAveraging
 
 
 def connecting(timeout) -> None:
@@ -207,7 +207,7 @@ def fenced() -> None:
     They stay in step 100 until it has ended, so that it finds them there.
     """
     model = network()
-    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=2, slow_threshold=None))
+    schedule = Schedule("g", Cluster.regular(1, 4), DynamicGroups(group_size=2, slow_threshold=None))
     optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=300)
     me, steps, store = os.getpid(), [], optimizer.run.reducer.world.store
 
@@ -242,7 +242,7 @@ def fenced() -> None:
 BY_LAUNCHER = {
     "fenced": (4, fenced),
     "gap, notify": (5, lambda: killed_in_step_2(0.05, 4, notify_ack=True)),
-    "gap, staleness": (5, lambda: killed_in_step_2(0.05, 3, staleness=2, order=Order.PARALLEL)),
+    "gap, staleness": (5, lambda: killed_in_step_2(0.05, 3, staleness=2, update_order=UpdateOrder.DPSGD)),
     "gap, backup": (5, lambda: killed_in_step_2(1.5, 4, together=True, backup=1, max_ig=3)),
     **{f"stopped, {kind}": (4, lambda kind=kind: trained(of_kind(kind), 1, signal.SIGSTOP, timeout=6))
         for kind in ("pipeline", "quorum")},

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.linalg import solve_discrete_lyapunov
 
-from partreduce.topo.figures import radius
+from partreduce.topo.metrics import radius
 from partreduce.topo.mixing import mixing_matrix
 
 

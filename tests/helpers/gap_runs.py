@@ -19,15 +19,15 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.verify.gap_bounds import exact_bounds
 
 WIDTH = 3
 
 
 def dyadic_round(n, edges):
-    """Every edge gets 1/8 (at most 7 in-neighbours), so that averages of dyadic numbers have no rounding error."""
+    """Every edge gets 1/8 (at most 7 in-neighbors), so that averages of dyadic numbers have no rounding error."""
     return Round.from_edges(n, [(u, v, Fraction(1, 8)) for u, v in edges])
 
 
@@ -36,8 +36,12 @@ def ring_edges(n, *, both=True):
     return sorted({*forward, *((v, u) for u, v in forward)} if both else set(forward))
 
 
-def plan_of(n, edges, gap, *, pace=1, name="gap"):
-    return Schedule(name, Cluster.regular(1, n), Neighbor(rounds=(dyadic_round(n, edges),), when=gap, pace=pace))
+def plan_of(n, edges, gap, *, steps_per_round=1, name="gap"):
+    return Schedule(
+        name,
+        Cluster.regular(1, n),
+        NeighborAveraging(rounds=(dyadic_round(n, edges),), sync=gap, steps_per_round=steps_per_round),
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class GapCase:
 
     @property
     def gap(self):
-        return self.schedule.strategy.when
+        return self.schedule.strategy.sync
 
 
 def random_edges(rng, n):
@@ -74,19 +78,19 @@ def random_gap(rng, n, edges):
     sources = Counter(v for _, v in edges)
     kind = rng.choice(["standard", "notify_ack", "staleness", "backup", "both", "skip"])
     while True:
-        gap = {"max_ig": rng.choice([None, 1, 2, 4]), "order": rng.choice(list(Order))}
-        gap["weights"] = rng.choice([Weights.GRAPH, Weights.UNIFORM])
+        gap = {"max_ig": rng.choice([None, 1, 2, 4]), "order": rng.choice(list(UpdateOrder))}
+        gap["weights"] = rng.choice([EdgeWeighting.GRAPH, EdgeWeighting.UNIFORM])
         gap["notify_ack"] = kind == "notify_ack"
         if kind in ("staleness", "both") or (kind == "skip" and rng.random() < 0.5):
             gap["staleness"] = rng.choice([1, 2, 5])
-            gap["weights"] = rng.choice(list(Weights))
+            gap["weights"] = rng.choice(list(EdgeWeighting))
         if kind in ("backup", "both") or (kind == "skip" and (rng.random() < 0.5 or "staleness" not in gap)):
             gap["backup"] = rng.choice([1, tuple(rng.randint(0, sources[v]) for v in range(n))])
         if kind == "skip":
             trigger = rng.choice([2, 2, 3])
-            gap["skip"] = Skip(limit=rng.choice([trigger, 10]), trigger=trigger, behind=rng.choice([2, 2, 4]))
+            gap["skip"] = SkipPolicy(limit=rng.choice([trigger, 10]), trigger=trigger, behind=rng.choice([2, 2, 4]))
         try:
-            return plan_of(n, edges, Gap(**gap))
+            return plan_of(n, edges, IterationGap(**gap))
         except ScheduleError:
             continue
 
@@ -127,7 +131,7 @@ def optimizer_of(world, schedule, start, *, timeout=60, lr=1.0, **options):
 
 def gap_problems(case, results):
     """Where two workers were further apart than was proved, by the instants at which they entered their steps."""
-    machine = hop_of(case.schedule.strategy.rounds[0], case.schedule.strategy.when)
+    machine = hop_of(case.schedule.strategy.rounds[0], case.schedule.strategy.sync)
     bounds = exact_bounds(machine.graph, case.gap)
     steps, problems = [0] * machine.num_processes, []
     for v, event, _ in in_order(results):
@@ -197,7 +201,7 @@ class Replay:
     """A fresh protocol object that is led through what all workers recorded, and remembers what it did not allow."""
 
     def __init__(self, schedule):
-        self.machine = hop_of(schedule.strategy.rounds[0], schedule.strategy.when)
+        self.machine = hop_of(schedule.strategy.rounds[0], schedule.strategy.sync)
         self.states = [self.machine.start(v)[0] for v in range(self.machine.num_processes)]
         self.transit = Counter()  # (from, to, what) -> sent and not received; tokens are counted one by one
         self.begun = set()
@@ -275,19 +279,19 @@ def replayed_values(case, results):
         if event.kind == "sent":
             has_data = event.step in results[v]["calls"]
             u = case.push[v, event.step] if has_data else 0.0
-            if gap.order is Order.SERIAL:
+            if gap.update_order is UpdateOrder.ADAPT_THEN_COMBINE:
                 x[v] = x[v] + u
             sent[v, event.step] = x[v].copy()
         if event.kind in ("reduced", "renewed"):
             k = event.step
-            late = event.kind == "reduced" and gap.order is Order.PARALLEL
+            late = event.kind == "reduced" and gap.update_order is UpdateOrder.DPSGD
             base = begun[v] if late else x[v]
             if event.kind == "reduced":
                 own[v] = k
-            if gap.weights is Weights.GRAPH:
+            if gap.weights is EdgeWeighting.GRAPH:
                 counts = [weight[s, v] for s, _ in event.used]
                 mine = 1 - sum(counts)
-            elif gap.weights is Weights.UNIFORM:
+            elif gap.weights is EdgeWeighting.UNIFORM:
                 counts = [1 / (len(event.used) + 1)] * len(event.used)
                 mine = 1 / (len(event.used) + 1)
             else:

@@ -16,9 +16,9 @@ from partreduce.runtime.generator.service import GeneratorService
 from partreduce.runtime.generator.wire import ask_of
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import GroupGenerator
-from partreduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
 
-FOUR_ON_ONE_NODE = GeneratorSetting(nodes=(0, 0, 0, 0), division=Division.GLOBAL, slow_threshold=None)
+FOUR_ON_ONE_NODE = GeneratorSetting(nodes=(0, 0, 0, 0), division=GroupSplit.GLOBAL, slow_threshold=None)
 
 
 @contextlib.contextmanager
@@ -41,8 +41,8 @@ def setting_of(seed, n=4):
     return GeneratorSetting(
         nodes=tuple(w * 2 // n for w in range(n)),
         group_size=chance.choice([2, 2, 3]),
-        division=chance.choice(list(Division)),
-        initiator=chance.choice(list(InitiatorRule)),
+        division=chance.choice(list(GroupSplit)),
+        slow_worker_policy=chance.choice(list(SlowWorkerPolicy)),
         slow_threshold=chance.choice([None, 1, 2, 4]),
         seed=seed,
         max_known=chance.choice([None, 2, 8]),
@@ -133,7 +133,7 @@ def run_workers(address, keys, n, *, rounds, seed=None, slow=(), **options):
     return results
 
 
-def randomised_run(seed, *, n=4, rounds=5):
+def randomized_run(seed, *, n=4, rounds=5):
     """One run over a rough wire; returns the groups in order of starting and what each worker executed."""
     notes, slow = [], (random.Random(seed).randrange(n),) if seed % 3 == 0 else ()
     with serving(setting_of(seed, n), on_note=notes.append) as (service, _):
@@ -163,7 +163,7 @@ def started_by(path, setting):
             state, actions = machine.handle(state, worker, ask_of(numbers))
         elif "restart" in record:
             state, _ = machine.restarted(state)
-        started += [a.what[1:] for a in actions if hasattr(a, "what") and a.what[0] == "started"]
+        started += [a.payload[1:] for a in actions if hasattr(a, "payload") and a.payload[0] == "started"]
     return started
 
 

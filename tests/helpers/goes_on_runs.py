@@ -64,12 +64,12 @@ def start_of(size):
     return [START[place % len(START)] for place in range(size)]
 
 
-def at(kind, method, when, number=signal.SIGKILL):
-    """Let this process die, once, as a method of a class is called `when` that says so."""
+def at(kind, method, sync, number=signal.SIGKILL):
+    """Let this process die, once, as a method of a class is called `sync` that says so."""
     original = getattr(kind, method)
 
     def patched(self, *arguments, **named):
-        if when(self, *arguments, **named):
+        if sync(self, *arguments, **named):
             os.kill(os.getpid(), number)
         return original(self, *arguments, **named)
 
@@ -168,20 +168,20 @@ INSTANTS = {
 }
 
 
-def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout=60.0, strategy=None, failure_plan=None,
+def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evaluate=(), timeout=60.0, strategy=None, failure_plan=None,
         restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
         dtype=torch.float64, parameters=1, pause=lambda _rank, _step: 0.0):  # fmt: skip
     """(exit code, what each worker said at its end, all that was written) of a run.
 
     Args:
         deaths: by rank, (instant, round).
-        pace: steps a round; gradients are averaged where it is 1.
+        steps_per_round: steps a round; gradients are averaged where it is 1.
         steps: of each worker.
         workers: at the start.
-        most_lost: how many may be.
+        max_failures: how many may be.
         evaluate: after which steps the mean model is looked at.
         timeout: of the optimizer, in seconds.
-        strategy: in place of `allreduce` at this pace.
+        strategy: in place of `allreduce` at this steps_per_round.
         failure_plan: what the schedule plans.
         restarts: how often lost workers are started again.
         again: by the number of a restart, the deaths of that process, as (instant, round).
@@ -210,7 +210,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         numbers = torch.tensor(start_of(size), dtype=dtype).tensor_split(parameters)
         model = torch.nn.ParameterDict({f"weight{place}": part.clone() for place, part in enumerate(numbers)})
         weights = lambda: torch.cat([part.detach() for part in model.values()]).tolist()  # noqa: E731
-        kind = strategy or AllReduce(pace=pace)
+        kind = strategy or AllReduce(steps_per_round=steps_per_round)
         schedule = Schedule("goes on", Cluster.regular(nodes, workers // nodes), kind, failure_plan=failure_plan)
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=timeout)
         means, seen = [], []
@@ -218,7 +218,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
         if decays:
             scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
             if decays == "handed over":
-                optimizer.hand_over(scheduler)
+                optimizer.register_stateful(scheduler)
         batches = range(steps)
         if samples:
             batches = torch.utils.data.DataLoader(
@@ -249,7 +249,7 @@ def run(deaths, *, pace=1, steps=9, workers=4, most_lost=3, evaluate=(), timeout
 
     output = io.StringIO()
     code = launch(
-        work, num_workers=workers, num_nodes=nodes, threads=1, most_lost=most_lost, max_restarts=restarts,
+        work, num_workers=workers, num_nodes=nodes, threads=1, max_failures=max_failures, max_restarts=restarts,
         output=output,
     )  # fmt: skip
     text = output.getvalue()
@@ -275,7 +275,7 @@ def views_of(said):
     return lambda turn: next(members for after, members in reversed(views) if after <= turn)
 
 
-def replayed(groups_in, survivors, *, pace=1, steps=9, workers=4, gradients=None, joins=None, decays=False,
+def replayed(groups_in, survivors, *, steps_per_round=1, steps=9, workers=4, gradients=None, joins=None, decays=False,
              begun=0, models=None, size=3, outer=None, present=None):  # fmt: skip
     """What survivors hold before `finish()`, by rank; `groups_in(round)` are those whose means are taken.
 
@@ -283,10 +283,10 @@ def replayed(groups_in, survivors, *, pace=1, steps=9, workers=4, gradients=None
     with these `models`. With `outer` a group makes outer steps of as many as are `present` in the round.
     """
     models = models or {rank: start_of(size) for rank in range(workers)}
-    anchor, momentum = start_of(size), [0.0] * size
+    outer_params, momentum = start_of(size), [0.0] * size
     for step in range(begun, steps):
-        groups, rate = groups_in(step // pace), RATE * (0.5 ** (step // 5) if decays else 1)
-        if gradients or (gradients is None and pace == 1):
+        groups, rate = groups_in(step // steps_per_round), RATE * (0.5 ** (step // 5) if decays else 1)
+        if gradients or (gradients is None and steps_per_round == 1):
             (members,) = groups
             moves = [sum(g) / len(members) for g in zip(*(gradient(rank, step, size) for rank in members), strict=True)]
             models = {rank: [x - rate * g for x, g in zip(model, moves, strict=True)] for rank, model in models.items()}
@@ -294,49 +294,51 @@ def replayed(groups_in, survivors, *, pace=1, steps=9, workers=4, gradients=None
         for rank, model in models.items():
             models[rank] = [x - rate * g for x, g in zip(model, gradient(rank, step, size), strict=True)]
         for rank, (round_, donor) in (joins or {}).items():
-            if step == (round_ + 1) * pace - 1:
+            if step == (round_ + 1) * steps_per_round - 1:
                 own = gradient(rank, step, size)
                 models[rank] = [x - rate * g for x, g in zip(models[donor], own, strict=True)]
-        for members in groups if step % pace == pace - 1 else ():
+        for members in groups if step % steps_per_round == steps_per_round - 1 else ():
             mean = [sum(x) / len(members) for x in zip(*(models[rank] for rank in members), strict=True)]
-            if outer is not None and len(members) == present(step // pace):
-                moved = [m - a for m, a in zip(mean, anchor, strict=True)]
+            if outer is not None and len(members) == present(step // steps_per_round):
+                moved = [m - a for m, a in zip(mean, outer_params, strict=True)]
                 momentum = [float(outer.momentum) * b + d for b, d in zip(momentum, moved, strict=True)]
                 if outer.nesterov:
                     moved = [d + float(outer.momentum) * b for d, b in zip(moved, momentum, strict=True)]
                 else:
                     moved = momentum
-                anchor = mean = [a + float(outer.lr) * d for a, d in zip(anchor, moved, strict=True)]
+                outer_params = mean = [a + float(outer.lr) * d for a, d in zip(outer_params, moved, strict=True)]
             models = {rank: list(mean) if rank in members else model for rank, model in models.items()}
     return {rank: models[rank] for rank in survivors}
 
 
-def replayed_in_turns(members_of, survivors, *, pace, steps, fragments, outer, joins=None, workers=4, size=3):
+def replayed_in_turns(
+    members_of, survivors, *, steps_per_round, steps, fragments, outer, joins=None, workers=4, size=3
+):
     """What survivors hold before `finish()`, by rank, where fragments of the model make outer steps in turn.
 
     `members_of(turn)` are who averages in it; fragment p has turn `round * fragments + p`, after (p + 1) / fragments of
     the round's steps. `joins` says by rank in which turn a worker joins, and with whose state.
     """
     models = {rank: np.array(start_of(size)) for rank in range(workers)}
-    anchor, momentum = np.array(start_of(size)), np.zeros(size)
+    outer_params, momentum = np.array(start_of(size)), np.zeros(size)
     parts = np.array_split(np.arange(size), fragments)
     for step in range(steps):
-        round_, taken = step // pace, step % pace + 1
+        round_, taken = step // steps_per_round, step % steps_per_round + 1
         moves = {rank: -RATE * np.array(gradient(rank, step, size)) for rank in models}
         models = {rank: model + moves[rank] for rank, model in models.items()}
         for number, part in enumerate(parts):
-            if (number + 1) * pace // fragments != taken:
+            if (number + 1) * steps_per_round // fragments != taken:
                 continue
             turn = round_ * fragments + number
             for rank, (joined, donor) in (joins or {}).items():
                 if joined == turn:
                     models[rank] = models[donor] + moves[rank]
-            moved = np.mean([models[rank][part] for rank in members_of(turn)], axis=0) - anchor[part]
+            moved = np.mean([models[rank][part] for rank in members_of(turn)], axis=0) - outer_params[part]
             momentum[part] = float(outer.momentum) * momentum[part] + moved
             ahead = moved + float(outer.momentum) * momentum[part] if outer.nesterov else momentum[part]
-            anchor[part] += float(outer.lr) * ahead
+            outer_params[part] += float(outer.lr) * ahead
             for rank in members_of(turn):
-                models[rank][part] = anchor[part]
+                models[rank][part] = outer_params[part]
     return {rank: models[rank].tolist() for rank in survivors}
 
 
@@ -372,7 +374,7 @@ def replayed_late(said, *, joins=(), lag, steps, warm_up=0, size=3, total=False,
     return own, model
 
 
-def replayed_overlapped(groups_in, survivors, *, pace, steps, joins=None, workers=4, size=3):
+def replayed_overlapped(groups_in, survivors, *, steps_per_round, steps, joins=None, workers=4, size=3):
     """What survivors hold before `finish()`, by rank, where a round ends with the mean of its beginning.
 
     `joins` says by rank in which round a worker joins, and with whose state.
@@ -380,12 +382,12 @@ def replayed_overlapped(groups_in, survivors, *, pace, steps, joins=None, worker
     models = {rank: np.array(start_of(size)) for rank in range(workers)}
     starts = dict(models)
     for step in range(steps):
-        round_ = step // pace
-        if step % pace == 0:
+        round_ = step // steps_per_round
+        if step % steps_per_round == 0:
             starts = dict(models)
         moves = {rank: -RATE * np.array(gradient(rank, step, size)) for rank in models}
         models = {rank: model + moves[rank] for rank, model in models.items()}
-        if step % pace != pace - 1:
+        if step % steps_per_round != steps_per_round - 1:
             continue
         for rank, (joined, donor) in (joins or {}).items():
             if joined == round_:

@@ -1,4 +1,4 @@
-"""The reference figures of `tests/golden.json`: computed apart from this code, or printed in the papers."""
+"""The reference metrics of `tests/golden.json`: computed apart from this code, or printed in the papers."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 import partreduce
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
+from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
 
 WORDS, WIDTH, BAGS = 29, 4, 13
 SAMPLES = 8
@@ -26,7 +26,7 @@ class Case:
 
     optimizer: str = "sgd"
     cluster: str | Cluster = "2x2"
-    way: TableWay = TableWay.SHARDED
+    way: Placement = Placement.SHARDED
     sparse: bool = False
     coalesces: bool = True
     average: bool = True
@@ -121,9 +121,9 @@ def data_of(case):
 def schedule_of(case):
     """All-reduce with both tables on a route."""
     schedule = partreduce.design(case.cluster, **(case.using or {"using": "allreduce"}))
-    sharded = case.way is TableWay.SHARDED
+    sharded = case.way is Placement.SHARDED
     gradient = Gradient.SPARSE if case.sparse else Gradient.DENSE
-    words = Route(
+    words = TablePlacement(
         parameter="words.weight",
         rows=WORDS,
         columns=WIDTH,
@@ -133,14 +133,16 @@ def schedule_of(case):
         hosts=case.hosts if sharded else (),
         codec=case.codec,
     )
-    bags = Route(parameter="bag.weight", rows=BAGS, columns=WIDTH, way=case.way, gradient=gradient, codec=case.codec)
-    what = Routes(
+    bags = TablePlacement(
+        parameter="bag.weight", rows=BAGS, columns=WIDTH, way=case.way, gradient=gradient, codec=case.codec
+    )
+    payload = Payload(
         tables=(words, bags),
         local_aggregation=case.coalesces,
         average=case.average,
         average_dense=case.average_dense,
     )
-    return replace(schedule, strategy=replace(schedule.strategy, what=what))
+    return replace(schedule, strategy=replace(schedule.strategy, payload=payload))
 
 
 def train(case, model, optimizer, data, clip):

@@ -18,13 +18,13 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 
 
 def generated(**options):
     """An optimizer of a generated schedule; workers start from 1, 2, 3, 4 and no step changes that."""
     model = torch.nn.Linear(10, 10)
-    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=3, slow_threshold=None, **options))
+    schedule = Schedule("g", Cluster.regular(1, 4), DynamicGroups(group_size=3, slow_threshold=None, **options))
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, timeout=60, initial="keep"
     )
@@ -119,7 +119,7 @@ SCENARIOS = {
     "resuming": (4, resuming),
     "joining": (4, lambda: joining(dies=False)),
     "joining, one dies": (4, lambda: joining(dies=True)),
-    "joining, normalised": (4, lambda: joining(dies=False, averaging=Averaging.STEP_NORMALISED)),
+    "joining, normalized": (4, lambda: joining(dies=False, averaging=Averaging.STEP_NORMALIZED)),
     "full trace disk": (4, full_trace_disk),
 }
 

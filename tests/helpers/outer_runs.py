@@ -12,19 +12,19 @@ import torch
 from helpers.random_schedules import groups_of_round, random_phase
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures.outer_steps import outer_radius
+from partreduce.topo.metrics.outer_steps import outer_radius
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
-    Anchor,
     Averaging,
+    DelayedMerge,
     GroupPhases,
-    Lockstep,
-    Merge,
-    Outer,
-    Routes,
-    Static,
+    OuterParams,
+    OuterStep,
+    Payload,
+    StaticGroups,
+    Synchronous,
 )
 
 if TYPE_CHECKING:
@@ -56,58 +56,61 @@ class OuterRun:
     seed: int = 3
 
     @property
-    def outer(self) -> Outer:
-        return self.schedule.strategy.what.outer
+    def outer(self) -> OuterStep:
+        return self.schedule.strategy.payload.outer
 
     @property
     def rounds(self) -> int:
         """Those of the longest data, which all workers end with."""
-        return max(-(-steps // self.schedule.pace_of(rank)) for rank, steps in enumerate(self.steps))
+        return max(-(-steps // self.schedule.steps_per_round_of(rank)) for rank, steps in enumerate(self.steps))
 
 
-def random_outer(rng: random.Random, momenta: Sequence[float]) -> Outer:
+def random_outer(rng: random.Random, momenta: Sequence[float]) -> OuterStep:
     momentum = rng.choice(momenta)
     rate = rng.choice([0.3, 0.7, 1, 1.25])
-    return Outer(lr=rate, momentum=momentum, nesterov=momentum > 0 and rng.random() < 0.6)
+    return OuterStep(lr=rate, momentum=momentum, nesterov=momentum > 0 and rng.random() < 0.6)
 
 
 def random_run(seed: int) -> OuterRun:
     """H from 1 to 5, any lr, momentum and inner optimizer; over all alone, or with groups in between."""
     rng = random.Random(seed)
     n, outer = rng.randint(2, 4), random_outer(rng, [0, 0, 0.5, 0.9])
-    pace = rng.choice([1, 2, 3, 5, tuple(rng.randint(1, 4) for _ in range(n))])
-    averaging = rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALISED])
-    options = {"pace": pace, "averaging": averaging, "what": Routes(outer=outer)}
+    steps_per_round = rng.choice([1, 2, 3, 5, tuple(rng.randint(1, 4) for _ in range(n))])
+    averaging = rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALIZED])
+    options = {"steps_per_round": steps_per_round, "averaging": averaging, "payload": Payload(outer=outer)}
     if rng.random() < 0.6:
-        strategy: AllReduce | Static = AllReduce(**options)
+        strategy: AllReduce | StaticGroups = AllReduce(**options)
         if strategy.averages_gradients:  # with a plain mean in each step it is DDP, which is another algorithm
-            strategy = AllReduce(**options | {"pace": 2})
+            strategy = AllReduce(**options | {"steps_per_round": 2})
     else:
         own = rng.random() < 0.5 and not outer.is_plain
         phases = [random_phase(rng, n, exact=False) for _ in range(rng.randint(0, 2))]
         if own:
             phases = [Phase.from_groups(n, [group.members for group in phase]) for phase in phases]
-            options["what"] = Routes(outer=replace(outer, anchor=Anchor.OWN))
+            options["payload"] = Payload(outer=replace(outer, outer_params=OuterParams.PER_WORKER))
         phases.insert(rng.randint(0, len(phases)), Phase.from_groups(n, [range(n)]))
-        strategy = Static(phases=GroupPhases(tuple(phases)), prologue=rng.choice([0, 0, 1]), **options)
+        strategy = StaticGroups(phases=GroupPhases(tuple(phases)), prologue=rng.choice([0, 0, 1]), **options)
     schedule = Schedule(f"outer {seed}", Cluster.regular(1, n), strategy)
-    if strategy.what.outer.has_own_anchors and (outer_radius(schedule) or 0) > 0.999:
-        schedule = replace(schedule, strategy=replace(strategy, what=Routes(outer=outer)))
+    if strategy.payload.outer.has_own_outer_params and (outer_radius(schedule) or 0) > 0.999:
+        schedule = replace(schedule, strategy=replace(strategy, payload=Payload(outer=outer)))
     longest = rng.randint(1, 5)
     rounds = [longest if rng.random() < 0.7 else rng.randint(0, longest) for _ in range(n)]
-    steps = tuple(count * schedule.pace_of(rank) for rank, count in enumerate(rounds))
+    steps = tuple(count * schedule.steps_per_round_of(rank) for rank, count in enumerate(rounds))
     inner, clip, decay = rng.choice(["adamw", "adamw", "sgd", "momentum"]), rng.choice([0.0, 0.5]), rng.choice([1, 0.8])
     return OuterRun(schedule, steps, inner=inner, clip=clip, decay=decay, seed=seed)
 
 
 def random_run_in_turns(seed: int) -> OuterRun:
-    """H from 1 to 9, P from 1 to 4, any lateness, alpha, outer and inner optimizer."""
+    """H from 1 to 9, P from 1 to 4, any delay, alpha, outer and inner optimizer."""
     rng = random.Random(seed)
-    n, pace = rng.randint(2, 4), rng.randint(1, 9)
-    count = rng.randint(1, min(4, pace))
+    n, steps_per_round = rng.randint(2, 4), rng.randint(1, 9)
+    count = rng.randint(1, min(4, steps_per_round))
     outer = random_outer(rng, [0, 0.5, 0.9])
-    late, alpha = rng.randrange(rng.choice([pace // count, pace])), rng.choice(["0", "0", "1/2", "3/4"])
-    when = Merge(steps=late, alpha=alpha) if late or alpha != "0" else Lockstep()
+    late, alpha = (
+        rng.randrange(rng.choice([steps_per_round // count, steps_per_round])),
+        rng.choice(["0", "0", "1/2", "3/4"]),
+    )
+    sync = DelayedMerge(steps=late, alpha=alpha) if late or alpha != "0" else Synchronous()
     layers = list(LAYERS)
     if rng.random() < 0.5:
         fragments = count
@@ -116,18 +119,18 @@ def random_run_in_turns(seed: int) -> OuterRun:
         rng.shuffle(layers)
         turns = [tuple(layers[number::count]) for number in range(count)]
         fragments = tuple(tuple(f"{layer}.*" for layer in turn) for turn in turns) if count > 1 else 1
-    strategy = AllReduce(pace=pace, when=when, what=Routes(outer=outer, fragments=fragments))
+    strategy = AllReduce(steps_per_round=steps_per_round, sync=sync, payload=Payload(outer=outer, fragments=fragments))
     if strategy.averages_gradients:
-        strategy = replace(strategy, pace=2)
+        strategy = replace(strategy, steps_per_round=2)
     schedule = Schedule(f"in turns {seed}", Cluster.regular(1, n), strategy)
-    longest = rng.randint(1, 3 * pace)
+    longest = rng.randint(1, 3 * steps_per_round)
     steps = tuple(longest if rng.random() < 0.7 else rng.randint(0, longest) for _ in range(n))
     inner, clip, decay = rng.choice(["adamw", "adamw", "sgd", "momentum"]), rng.choice([0.0, 0.5]), rng.choice([1, 0.9])
     return OuterRun(schedule, steps, tuple(turns), inner, clip, decay, seed)
 
 
 def random_run_of_groups(seed: int) -> OuterRun:
-    """As in turns in lockstep, over random groups and at any paces; with outer steps where a round is of all."""
+    """As in turns synchronously, over random groups and at any steps per round; with outer steps where a round is of all."""
     rng, case = random.Random(seed), random_run_in_turns(seed)
     n, strategy = case.schedule.num_workers, case.schedule.strategy
     phases = []
@@ -135,12 +138,12 @@ def random_run_of_groups(seed: int) -> OuterRun:
         ranks = rng.sample(range(n), n)
         cut = rng.choice([0, 1, 2])
         phases.append(Phase.from_groups(n, [part for part in (ranks[:cut], ranks[cut:]) if len(part) > 1]))
-    what, has_all = strategy.what, any(len(phase.members) == n and len(phase) == 1 for phase in phases)
-    paces = tuple(rng.randint(len(case.turns), 9) for _ in range(n))
-    static = Static(
+    payload, has_all = strategy.payload, any(len(phase.members) == n and len(phase) == 1 for phase in phases)
+    worker_steps = tuple(rng.randint(len(case.turns), 9) for _ in range(n))
+    static = StaticGroups(
         phases=GroupPhases(tuple(phases)),
-        pace=rng.choice([strategy.pace, paces]),
-        what=what if has_all else replace(what, outer=Outer()),
+        steps_per_round=rng.choice([strategy.steps_per_round, worker_steps]),
+        payload=payload if has_all else replace(payload, outer=OuterStep()),
     )
     return replace(case, schedule=Schedule(f"groups {seed}", case.schedule.cluster, static))
 
@@ -219,22 +222,22 @@ def run(case: OuterRun, world) -> torch.Tensor:
 class Part:
     """A worker's share of a fragment: its parameters, their anchor, and torch's SGD that makes the outer steps."""
 
-    def __init__(self, worker: Worker, turn: Sequence[str], outer: Outer) -> None:
+    def __init__(self, worker: Worker, turn: Sequence[str], outer: OuterStep) -> None:
         self.own = [p for layer in turn for p in worker.model[int(layer)].parameters()]
-        self.anchor = [torch.nn.Parameter(p.detach().clone()) for p in self.own]
+        self.outer_params = [torch.nn.Parameter(p.detach().clone()) for p in self.own]
         options = {"lr": float(outer.lr), "momentum": float(outer.momentum), "nesterov": outer.nesterov}
-        self.optimizer = torch.optim.SGD(self.anchor, **options)
+        self.optimizer = torch.optim.SGD(self.outer_params, **options)
 
     def hear(self, means: Sequence[torch.Tensor]) -> None:
-        for anchor, mean in zip(self.anchor, means, strict=True):
-            anchor.grad = anchor.detach() - mean
+        for outer_params, mean in zip(self.outer_params, means, strict=True):
+            outer_params.grad = outer_params.detach() - mean
 
     def outer_step(self) -> list[torch.Tensor]:
         self.optimizer.step()
-        return [anchor.detach().clone() for anchor in self.anchor]
+        return [outer_params.detach().clone() for outer_params in self.outer_params]
 
     def move(self, values: Sequence[torch.Tensor], share: float) -> None:
-        """So far towards these values."""
+        """So far toward these values."""
         for mine, value in zip(self.own, values, strict=True):
             mine.data.copy_(torch.lerp(mine.detach(), value, share))
 
@@ -266,35 +269,35 @@ class Alone:
         for round_, number in product(range(self.case.rounds), range(count)):
             starts = [[p.detach().clone() for p in part.own] for part in self.parts[number]]
             for rank in range(schedule.num_workers):
-                pace = schedule.pace_of(rank)
-                for step in range(number * pace // count, (number + 1) * pace // count):
-                    self.step(rank, round_ * pace + step)
+                steps_per_round = schedule.steps_per_round_of(rank)
+                for step in range(number * steps_per_round // count, (number + 1) * steps_per_round // count):
+                    self.step(rank, round_ * steps_per_round + step)
             for group in groups_of_round(schedule, round_):
                 parts = [self.parts[number][rank] for rank in group.members]
-                if schedule.strategy.averaging is Averaging.STEP_NORMALISED:
-                    mean_pace = sum(map(schedule.pace_of, group.members)) / len(parts)
+                if schedule.strategy.averaging is Averaging.STEP_NORMALIZED:
+                    mean_steps_per_round = sum(map(schedule.steps_per_round_of, group.members)) / len(parts)
                     for rank, part in zip(group.members, parts, strict=True):
-                        part.move(starts[rank], 1 - mean_pace / schedule.pace_of(rank))
+                        part.move(starts[rank], 1 - mean_steps_per_round / schedule.steps_per_round_of(rank))
                 means = means_of(parts)
                 for part in parts:
                     part.hear(means)
-                    steps = self.case.outer.has_own_anchors or len(parts) == schedule.num_workers
-                    part.move(part.outer_step() if steps else means, float(group.relax))
+                    steps = self.case.outer.has_own_outer_params or len(parts) == schedule.num_workers
+                    part.move(part.outer_step() if steps else means, float(group.relaxation))
 
     def merged_late(self) -> None:
         """Algorithm 2 of streaming DiLoCo's paper."""
         strategy, count = self.case.schedule.strategy, len(self.parts)
-        pace, late, share = strategy.pace, strategy.when.steps, 1 - float(strategy.when.alpha)
-        for step in range(1, self.case.rounds * pace + 1):
+        steps_per_round, late, share = strategy.steps_per_round, strategy.sync.steps, 1 - float(strategy.sync.alpha)
+        for step in range(1, self.case.rounds * steps_per_round + 1):
             for rank in range(len(self.workers)):
                 self.step(rank, step - 1)
             for number, parts in enumerate(self.parts):
-                turn = pace * (number + 1) // count
-                if (step + late - turn) % pace == 0 and step + late >= turn:
+                turn = steps_per_round * (number + 1) // count
+                if (step + late - turn) % steps_per_round == 0 and step + late >= turn:
                     means = means_of(parts)
                     for part in parts:
                         part.hear(means)
-                if (step - turn) % pace == 0 and step > late:  # else it would merge what was never sent
+                if (step - turn) % steps_per_round == 0 and step > late:  # else it would merge what was never sent
                     for part in parts:
                         part.move(part.outer_step(), share)
 
@@ -302,7 +305,7 @@ class Alone:
 def reference(case: OuterRun) -> list[torch.Tensor]:
     """Every worker's parameters at the end."""
     alone = Alone(case)
-    if isinstance(case.schedule.strategy.when, Merge):
+    if isinstance(case.schedule.strategy.sync, DelayedMerge):
         alone.merged_late()
     else:
         alone.in_rounds()

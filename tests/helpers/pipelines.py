@@ -20,7 +20,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Drain, GradientTotal, Pipeline
+from partreduce.topo.strategies.axes import DrainPolicy, GradientReduction, Pipeline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,7 @@ MAX_WORKERS = 4
 class Case:
     seed: int
     num_workers: int
-    when: Pipeline
+    sync: Pipeline
     optimizer: str
     exact: bool
     lengths: tuple[int, ...]
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def schedule(self) -> Schedule:
-        return Schedule(f"pipeline {self.seed}", Cluster.regular(1, self.num_workers), AllReduce(when=self.when))
+        return Schedule(f"pipeline {self.seed}", Cluster.regular(1, self.num_workers), AllReduce(sync=self.sync))
 
     @property
     def steps(self) -> int:
@@ -78,11 +78,11 @@ def make_case(seed: int) -> Case:
     exact = seed % 2 == 0
     n = rng.choice([2, 4]) if exact else rng.randint(2, MAX_WORKERS)
     width = rng.choice([2, 2, 3])
-    when = Pipeline(
+    sync = Pipeline(
         width=width,
         warm_up=rng.choice([0, 0, 1, 2, 3]),
-        drain=rng.choice(list(Drain)),
-        total=rng.choice(list(GradientTotal)),
+        drain=rng.choice(list(DrainPolicy)),
+        total=rng.choice(list(GradientReduction)),
     )
     optimizer = rng.choice(["sgd", "momentum", "nesterov"] if exact else ["decay", "adam", "adam"])
     steps = rng.randint(2, 10)
@@ -99,7 +99,7 @@ def make_case(seed: int) -> Case:
     return Case(
         seed=seed,
         num_workers=n,
-        when=when,
+        sync=sync,
         optimizer=optimizer,
         exact=exact,
         lengths=lengths,
@@ -208,14 +208,14 @@ def replay(case: Case):
     """(steps, numbers) after each step, and the numbers at the end."""
     x = [np.array(values) for values in case.start]
     update, on_their_way, seen = _Rule(case.optimizer), deque(), []
-    lag = case.when.width - 1
+    lag = case.sync.width - 1
     holds = [False] * case.num_workers
     for step in range(case.steps):
         for worker in range(case.num_workers):
             if step < case.lengths[worker]:
                 holds[worker] = (worker, step) not in case.absent
         total = _total(case, step, x, somebody=any(holds))
-        if step < case.when.warm_up:
+        if step < case.sync.warm_up:
             late = total
         else:
             late = on_their_way.popleft() if len(on_their_way) == lag else [np.zeros(size) for size in SIZES]
@@ -225,7 +225,7 @@ def replay(case: Case):
         update(x, late)
         holds = [late[1] is not None] * case.num_workers  # who has no data zeroes, and sends, what the step left
         seen.append(np.concatenate(x))
-    if case.when.drain is Drain.APPLY:
+    if case.sync.drain is DrainPolicy.APPLY:
         for late in on_their_way:
             update(x, late)
     return seen, np.concatenate(x)
@@ -233,7 +233,7 @@ def replay(case: Case):
 
 def _total(case: Case, step: int, x, *, somebody: bool):
     """The mean, or the sum, of all workers' gradients; None for a second parameter of which nobody has one."""
-    count = case.num_workers if case.when.total is GradientTotal.MEAN else 1
+    count = case.num_workers if case.sync.total is GradientReduction.MEAN else 1
     first, second = np.zeros(SIZES[0]), np.zeros(SIZES[1])
     for worker in range(case.num_workers):
         if step >= case.lengths[worker] or (worker, step) in case.skips:

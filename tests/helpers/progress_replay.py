@@ -19,7 +19,15 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import LEVELS
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late, Lockstep, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    Codec,
+    DelayedAveraging,
+    GroupPhases,
+    StaticGroups,
+    Synchronous,
+    Transport,
+)
 from partreduce.topo.strategies.base import Averaging
 
 PARTS = {"first": (5, np.float32), "second": (37, np.float32), "third": (19, np.float64)}
@@ -38,7 +46,7 @@ class RandomRun:
 
 
 def random_run(seed: int) -> RandomRun:
-    """Groups, relax factors, paces, prologue, lateness, normalisation and codec at random."""
+    """Groups, relax factors, steps per round, prologue, delay, normalization and codec at random."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     n = rng.randint(2, 6)
     late = rng.random() < 0.5
@@ -46,21 +54,23 @@ def random_run(seed: int) -> RandomRun:
     codec = rng.choice([Codec.INT8, Codec.INT4, Codec.FLOAT16, Codec.BFLOAT16])
     eight = {"block": rng.choice([8, 16, 256])} if codec.has_blocks else {}
     common = {
-        "pace": rng.choice([2, 3, (*(rng.randint(1, 3) for _ in range(n - 1)), 2)]),  # not all 1: gradients then
-        "when": Late() if late else Lockstep(),
-        "averaging": rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALISED]),
-        "how": How(codec=codec, **eight),
+        "steps_per_round": rng.choice(
+            [2, 3, (*(rng.randint(1, 3) for _ in range(n - 1)), 2)]
+        ),  # not all 1: gradients then
+        "sync": DelayedAveraging() if late else Synchronous(),
+        "averaging": rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALIZED]),
+        "transport": Transport(codec=codec, **eight),
     }
     if rng.random() < 0.15:
-        strategy: AllReduce | Static = AllReduce(**common)
+        strategy: AllReduce | StaticGroups = AllReduce(**common)
     else:
         phases = [_phase(rng, n, factors) for _ in range(rng.randint(0, 2))]
         everyone = Phase.from_groups(n, [Group(tuple(range(n)), rng.choice(factors))])
         phases.insert(rng.randint(0, len(phases)), everyone)
-        strategy = Static(phases=GroupPhases(tuple(phases)), prologue=rng.choice([0, 0, 1]), **common)
+        strategy = StaticGroups(phases=GroupPhases(tuple(phases)), prologue=rng.choice([0, 0, 1]), **common)
     schedule = Schedule(f"run {seed}", Cluster.regular(1, n), strategy)
     rounds = rng.randint(2, 6)
-    steps = rounds * int(schedule.paces().max())
+    steps = rounds * int(schedule.worker_steps().max())
     start = {name: numbers.normal(size=size).astype(dtype) for name, (size, dtype) in PARTS.items()}
     push = {
         name: (numbers.normal(size=(n, steps, size)) * rng.choice([1.0, 1e-3])).astype(dtype)
@@ -108,12 +118,12 @@ def run(case: RandomRun, world) -> History:
         for bucket in buckets
     ]
     history = History(places, [[bucket.flat.numpy().copy() for bucket in buckets]], [])
-    for step in range(case.rounds * optimizer.run.pace):
+    for step in range(case.rounds * optimizer.run.steps_per_round):
         for name, parameter in model.named_parameters():
             push = torch.from_numpy(case.push[name][rank, step])
             parameter.grad = float(case.decay[rank]) * parameter.detach() - push
         optimizer.step()
-        if optimizer.steps % optimizer.run.pace == 0:
+        if optimizer.steps % optimizer.run.steps_per_round == 0:
             history.arrays.append([bucket.flat.numpy().copy() for bucket in buckets])
             history.references.append([array.values.numpy().copy() for array in optimizer.runner.reference.arrays])
     optimizer.runner.drain()
@@ -144,21 +154,21 @@ def _round(
     for group in {g.members: g for i in range(n) if (g := plan.group_of(i, round_)) is not None}.values():
         members = list(group.members)
         alone -= set(members)
-        if strategy.averaging is Averaging.STEP_NORMALISED:
-            paces = plan.paces()[members]
-            for i, pace in zip(members, paces, strict=True):
-                if (factor := float(paces.mean()) / int(pace)) != 1.0:
+        if strategy.averaging is Averaging.STEP_NORMALIZED:
+            worker_steps = plan.worker_steps()[members]
+            for i, steps_per_round in zip(members, worker_steps, strict=True):
+                if (factor := float(worker_steps.mean()) / int(steps_per_round)) != 1.0:
                     own[i] = (own[i] - begun[i]) * dtype(factor) + begun[i]
-        given = (begun if strategy.overlap else own)[members]
-        sums = _sums((given - reference) / dtype(len(members)), strategy.how)
+        given = (begun if strategy.is_delayed else own)[members]
+        sums = _sums((given - reference) / dtype(len(members)), strategy.transport)
         means = reference + sums.astype(dtype)  # [candidates, numbers]
-        relax = float(group.relax)
-        if strategy.overlap:
-            made = own[members] + dtype(relax) * (means[:, None] - begun[members])
-        elif relax == 1:
+        relaxation = float(group.relaxation)
+        if strategy.is_delayed:
+            made = own[members] + dtype(relaxation) * (means[:, None] - begun[members])
+        elif relaxation == 1:
             made = np.repeat(means[:, None], len(members), axis=1)
         else:
-            made = means[:, None] - (means[:, None] - own[members]) * dtype(1 - relax)
+            made = means[:, None] - (means[:, None] - own[members]) * dtype(1 - relaxation)
         right = (made == after[members]).all(1)  # [candidates, numbers]
         if not right.any(0).all():
             return reference, f"group {group}: some numbers are no mean of it"
@@ -178,16 +188,16 @@ def _round(
 def _steps(case: RandomRun, history: History, bucket: int, worker: int, round_: int) -> np.ndarray:
     """The parameters after the local steps of a round."""
     values = history.arrays[round_][bucket].copy()
-    decay, pace = values.dtype.type(case.decay[worker]), case.schedule.pace_of(worker)
-    for step in range(round_ * pace, (round_ + 1) * pace):
+    decay, steps_per_round = values.dtype.type(case.decay[worker]), case.schedule.steps_per_round_of(worker)
+    for step in range(round_ * steps_per_round, (round_ + 1) * steps_per_round):
         for name, place in history.places[bucket].items():
             values[place] = values[place] - (decay * values[place] - case.push[name][worker, step])
     return values
 
 
-def _sums(shares: np.ndarray, how: How) -> np.ndarray:
+def _sums(shares: np.ndarray, transport: Transport) -> np.ndarray:
     """What the coded sum of shares [members, numbers] may be: [candidates, numbers], float32."""
     given = shares.astype(np.float32)
-    if not how.codec.has_blocks:
-        return coded_sums.short_sums(given, how.codec.value)
-    return coded_sums.flat_sum(given, how.block, LEVELS[how.codec])[None]
+    if not transport.codec.has_blocks:
+        return coded_sums.short_sums(given, transport.codec.value)
+    return coded_sums.flat_sum(given, transport.block, LEVELS[transport.codec])[None]

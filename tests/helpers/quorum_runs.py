@@ -21,7 +21,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
+from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
 
 gradients.QuorumLog = lambda *, is_on: QuorumLog(is_on=True)
 SIZES = (3, 2)
@@ -47,7 +47,7 @@ class TwoBuckets(torch.nn.Module):
 @dataclass(frozen=True)
 class QuorumCase:
     num_workers: int
-    when: Quorum
+    sync: PartialAllReduce
     calls: tuple[int, ...]
     """Of each worker, in each segment."""
     meets: int
@@ -62,7 +62,7 @@ class QuorumCase:
 
     @property
     def schedule(self):
-        return Schedule("quorum", Cluster.regular(1, self.num_workers), AllReduce(when=self.when))
+        return Schedule("quorum", Cluster.regular(1, self.num_workers), AllReduce(sync=self.sync))
 
     def made(self):
         """All gradients that are computed."""
@@ -80,19 +80,21 @@ def random_quorum(rng, n):
     """A setting that the schedule accepts."""
     while True:
         quorum = rng.choice([QuorumStart.SOLO, QuorumStart.MAJORITY, *(range(2, n) if n > 2 else [QuorumStart.SOLO])])
-        missed = rng.choice([MissedResults.EACH, MissedResults.EACH, MissedResults.EACH, MissedResults.LATEST])
-        options = {"quorum": quorum, "missed": missed, "count": rng.choice(list(Counting))}
+        missed = rng.choice(
+            [MissedResultPolicy.EACH, MissedResultPolicy.EACH, MissedResultPolicy.EACH, MissedResultPolicy.LATEST]
+        )
+        options = {"quorum": quorum, "missed": missed, "count": rng.choice(list(LateGradientPolicy))}
         options["grace"] = rng.choice([0, 0, 1000])
-        if missed is MissedResults.LATEST:
-            options["synchronise_every"] = rng.choice([0, 1, 3])
+        if missed is MissedResultPolicy.LATEST:
+            options["synchronize_every"] = rng.choice([0, 1, 3])
         else:
             options["staleness"] = rng.choice([1, 2, 4])
         if quorum is QuorumStart.MAJORITY:
             options["seed"] = rng.randrange(100)
-        when = Quorum(**options)
+        sync = PartialAllReduce(**options)
         with contextlib.suppress(ScheduleError):
-            when.check()
-            return when
+            sync.check()
+            return sync
 
 
 def make_quorum_case(seed):
@@ -160,7 +162,7 @@ def segments_of(results):
 
 def quorum_problems(case, results):
     """What is wrong with the rounds by themselves: gradients lost or twice, quorums too small, gradients too old."""
-    found, when = [], case.when
+    found, sync = [], case.sync
     rounds, events = segments_of(results)
     for segment, by_round in rounds.items():
         if sorted(by_round) != list(range(len(by_round))):
@@ -181,11 +183,11 @@ def quorum_problems(case, results):
         for round_, brought in by_round.items():
             for rank, numbers in brought.items():
                 ages = [round_ - weights[rank, number] for number in numbers]
-                if when.bound is not None and max(ages, default=0) > when.bound:
+                if sync.bound is not None and max(ages, default=0) > sync.bound:
                     found.append(f"segment {segment}: round {round_} has a gradient {max(ages)} rounds old")
             on = all(any(later[w] for r, later in by_round.items() if r > round_) for w in range(case.num_workers))
             come = sum(bool(numbers) for numbers in brought.values())
-            if on and come < when.needed(case.num_workers):
+            if on and come < sync.needed(case.num_workers):
                 found.append(f"segment {segment}: round {round_} has {come} workers")
     return found
 
@@ -209,10 +211,10 @@ def replayed(case, results):
     values, histories, begins = np.zeros((n, WIDTH)), [[] for _ in range(n)], [0] * n
     for segment in sorted(rounds):
         delivered = {round_: delivered_in(case, brought, begins) for round_, brought in rounds[segment].items()}
-        parts = [[[]] for _ in range(n)]  # of each worker, what it takes between two synchronisations
+        parts = [[[]] for _ in range(n)]  # of each worker, what it takes between two synchronizations
         for rank in range(n):
             for event in events[segment][rank]:
-                if event.kind == "synchronised":
+                if event.kind == "synchronized":
                     parts[rank].append([])
                 elif event.kind == "taken":
                     parts[rank][-1].append([delivered[round_] for round_ in event.numbers])
@@ -223,11 +225,11 @@ def replayed(case, results):
                 values[:] = values.mean(0)
             for rank in range(n):
                 for some in parts[rank][number]:
-                    _take(case.when, some, values, rank, histories)
+                    _take(case.sync, some, values, rank, histories)
     return histories
 
 
-def _take(when, some, values, rank, histories):
+def _take(sync, some, values, rank, histories):
     for change in some:
         values[rank] -= change
         histories[rank].append(values[rank].copy())

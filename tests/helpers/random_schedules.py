@@ -13,16 +13,16 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Late, Lockstep
+from partreduce.topo.strategies import DelayedAveraging, GroupPhases, Synchronous
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.neighbor import Neighbor
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.topo.strategies.static import StaticGroups
 
 WIDTH = 3
 MAX_WORKERS = 6
-DYADIC_RELAX = [Fraction(1), Fraction(1), Fraction(1, 2), Fraction(3, 2)]
-ANY_RELAX = [*DYADIC_RELAX, Fraction(4, 3), Fraction(2, 3), Fraction(1, 10), Fraction(7, 4)]
+DYADIC_RELAXATION = [Fraction(1), Fraction(1), Fraction(1, 2), Fraction(3, 2)]
+ANY_RELAXATION = [*DYADIC_RELAXATION, Fraction(4, 3), Fraction(2, 3), Fraction(1, 10), Fraction(7, 4)]
 
 
 @dataclass(frozen=True)
@@ -37,34 +37,42 @@ class Case:
 
 
 def make_case(seed: int) -> Case:
-    """A schedule with random groups, skips, relax, pace, prologue, overlap and normalisation, and its training data.
+    """A schedule with random groups, skips, relax, steps_per_round, prologue, overlap and normalization, and its training data.
 
     Exact cases use dyadic numbers with few bits, so that float64 makes no rounding error in any order of operations.
     """
     rng = random.Random(seed)
     n = rng.randint(2, MAX_WORKERS)
     exact = seed % 2 == 0
-    averaging = rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALISED])
-    paces = tuple(rng.choice([1, 1, 2] if exact else [1, 1, 2, 3]) for _ in range(n))
-    pace = paces if rng.random() < 0.4 else rng.choice([1, 1, 2])
-    overlap = rng.random() < 0.4
+    averaging = rng.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALIZED])
+    worker_steps = tuple(rng.choice([1, 1, 2] if exact else [1, 1, 2, 3]) for _ in range(n))
+    steps_per_round = worker_steps if rng.random() < 0.4 else rng.choice([1, 1, 2])
+    is_delayed = rng.random() < 0.4
     if rng.random() < 0.12:
         n = rng.choice([2, 4]) if exact else n
-        pace = pace if isinstance(pace, int) else pace[:n] + pace[: max(0, n - len(pace))]
-        strategy: AllReduce | Static = AllReduce(pace=pace, when=Late() if overlap else Lockstep(), averaging=averaging)
+        steps_per_round = (
+            steps_per_round
+            if isinstance(steps_per_round, int)
+            else steps_per_round[:n] + steps_per_round[: max(0, n - len(steps_per_round))]
+        )
+        strategy: AllReduce | StaticGroups = AllReduce(
+            steps_per_round=steps_per_round,
+            sync=DelayedAveraging() if is_delayed else Synchronous(),
+            averaging=averaging,
+        )
     else:
         prologue = rng.choice([0, 0, 1]) if not exact or n in (2, 4) else 0
         phases = tuple(random_phase(rng, n, exact=exact) for _ in range(rng.randint(1, 3)))
-        strategy = Static(
+        strategy = StaticGroups(
             phases=GroupPhases(phases),
-            pace=pace,
+            steps_per_round=steps_per_round,
             prologue=prologue,
-            when=Late() if overlap else Lockstep(),
+            sync=DelayedAveraging() if is_delayed else Synchronous(),
             averaging=averaging,
         )
     schedule = Schedule(f"random {seed}", Cluster.regular(1, n), strategy)
     rounds = rng.randint(1, 4 if exact else 6)
-    steps = rounds * int(schedule.paces().max())
+    steps = rounds * int(schedule.worker_steps().max())
     numbers = np.random.default_rng(seed)
     draw = (lambda *shape: numbers.integers(-8, 9, shape) / 4.0) if exact else (lambda *s: numbers.normal(size=s))
     decay = numbers.choice([0.0, 0.5], n) if exact else numbers.uniform(0, 0.5, n)
@@ -82,7 +90,7 @@ def random_phase(rng: random.Random, n: int, *, exact: bool) -> Phase:
         sizes = [size for size in ([2, 4] if exact else range(2, n + 1)) if size <= len(workers)]
         size = rng.choice(sizes)
         members, workers = workers[:size], workers[size:]
-        groups.append(Group(tuple(sorted(members)), rng.choice(DYADIC_RELAX if exact else ANY_RELAX)))
+        groups.append(Group(tuple(sorted(members)), rng.choice(DYADIC_RELAXATION if exact else ANY_RELAXATION)))
     return Phase.from_groups(n, groups)
 
 
@@ -90,7 +98,7 @@ def reference(case: Case) -> tuple[np.ndarray, float]:
     """Final parameters (workers, WIDTH) by dense matrices in float64, and the largest number met on the way."""
     schedule, strategy = case.schedule, case.schedule.strategy
     n = schedule.num_workers
-    paces = schedule.paces()
+    worker_steps = schedule.worker_steps()
     gradients = isinstance(strategy, AllReduce) and strategy.averages_gradients
     x, largest = case.start.copy(), float(np.abs(case.start).max())
     done = np.zeros(n, dtype=int)
@@ -102,35 +110,35 @@ def reference(case: Case) -> tuple[np.ndarray, float]:
             continue
         begin = x.copy()
         for worker in range(n):
-            for _ in range(paces[worker]):
+            for _ in range(worker_steps[worker]):
                 x[worker] = x[worker] - (case.decay[worker] * x[worker] - case.push[worker, done[worker]])
                 largest = max(largest, float(np.abs(x[worker]).max()))
                 done[worker] += 1
         w, scaled = mixing_of_round(schedule, round_)
-        for members, pace in scaled if strategy.averaging is Averaging.STEP_NORMALISED else ():
-            factor = pace / paces[members]
+        for members, steps_per_round in scaled if strategy.averaging is Averaging.STEP_NORMALIZED else ():
+            factor = steps_per_round / worker_steps[members]
             x[members] = begin[members] + factor[:, None] * (x[members] - begin[members])
             largest = max(largest, float(np.abs(x).max()))
-        x = w @ begin + (x - begin) if strategy.overlap else w @ x
+        x = w @ begin + (x - begin) if strategy.is_delayed else w @ x
         largest = max(largest, float(np.abs(x).max()))
     return x, largest
 
 
 def mixing_of_round(schedule: Schedule, round_: int) -> tuple[np.ndarray, list[tuple[list[int], float]]]:
-    """W, and to which pace who scales what it moved where averaging is step-normalised."""
-    paces, scaled, w = schedule.paces(), [], np.eye(schedule.num_workers)
-    if isinstance(schedule.strategy, Neighbor):
+    """W, and to which steps_per_round who scales what it moved where averaging is step-normalized."""
+    worker_steps, scaled, w = schedule.worker_steps(), [], np.eye(schedule.num_workers)
+    if isinstance(schedule.strategy, NeighborAveraging):
         edges = list(schedule.strategy.rounds[round_ % len(schedule.strategy.rounds)].edges())
         for source, target, weight in edges:
             w[target, source] = float(weight)
             w[target, target] -= float(weight)
-        return w, [(sorted({worker for edge in edges for worker in edge[:2]}), float(paces.mean()))]
+        return w, [(sorted({worker for edge in edges for worker in edge[:2]}), float(worker_steps.mean()))]
     for group in groups_of_round(schedule, round_):
-        members, relax = list(group.members), float(group.relax)
-        scaled.append((members, float(paces[members].mean())))
+        members, relaxation = list(group.members), float(group.relaxation)
+        scaled.append((members, float(worker_steps[members].mean())))
         for i in members:
-            w[i, members] = relax / len(members)
-            w[i, i] += 1 - relax
+            w[i, members] = relaxation / len(members)
+            w[i, i] += 1 - relaxation
     return w, scaled
 
 
@@ -169,7 +177,7 @@ def run_case(case: Case, world) -> str | None:
         initial="keep",
         world=world,
     )
-    steps = case.rounds * case.schedule.pace_of(rank)
+    steps = case.rounds * case.schedule.steps_per_round_of(rank)
     for step in range(steps):
         model.set_gradient(float(case.decay[rank]), case.push[rank, step])
         optimizer.step()

@@ -22,29 +22,29 @@ def over_all(nodes=2, size=1, **options):
 
 
 def pipeline(**members):
-    return over_all(when={"pipeline": members})
+    return over_all(sync={"pipeline": members})
 
 
-def how(size=2, **members):
-    return over_all(2, size, how=members)
+def transport(size=2, **members):
+    return over_all(2, size, transport=members)
 
 
 def gap(edges=((0, 1), (1, 2), (2, 0)), n=3, weight="1/3", **members):
-    return graph(n, [(s, t, weight) for s, t in edges], when={"gap": members})
+    return graph(n, [(s, t, weight) for s, t in edges], sync={"iteration_gap": members})
 
 
 def quorum(n=4, **members):
-    return over_all(n, when={"quorum": members})
+    return over_all(n, sync={"partial": members})
 
 
 def table(**members):
     given = {"parameter": "t", "rows": 6, "columns": 2} | members
-    return over_all(3, what={"tables": [{name: value for name, value in given.items() if value is not None}]})
+    return over_all(3, payload={"tables": [{name: value for name, value in given.items() if value is not None}]})
 
 
 def tables(*names, **options):
     listed = [{"parameter": name, "rows": 6, "columns": 2} for name in names]
-    return over_all(3, what={"tables": listed, **options})
+    return over_all(3, payload={"tables": listed, **options})
 
 
 def plan(raw=None, **members):
@@ -55,13 +55,13 @@ def plan(raw=None, **members):
 
 
 def outer(**members):
-    return over_all(pace=2, what={"outer": members})
+    return over_all(steps_per_round=2, payload={"outer": members})
 
 
-def turns(pace, fragments, *, outer=None, **merge):
+def turns(steps_per_round, fragments, *, outer=None, **merge):
     """Fragments in turn, merged late where members of a merge are given."""
-    what = {"fragments": fragments} | ({"outer": outer} if outer else {})
-    return over_all(pace=pace, what=what, **({"when": {"merge": merge}} if merge else {}))
+    payload = {"fragments": fragments} | ({"outer": outer} if outer else {})
+    return over_all(steps_per_round=steps_per_round, payload=payload, **({"sync": {"merge": merge}} if merge else {}))
 
 
 def nodes(*listed, **strategy):
@@ -84,7 +84,7 @@ def weights(*numbers, edges=((0, 1), (1, 0))):
     return document(2, 1, kind="neighbor", rounds=[{"edges": list(map(list, edges)), "weights": list(numbers)}])
 
 
-def relax(factor):
+def relaxation(factor):
     return groups(2, [([0, 1], factor)])
 
 
@@ -95,36 +95,38 @@ def block(radices=(2, 3), size=2, **members):
 
 
 RING = (0, 1), (1, 2), (2, 0)
-GROUPS = {"relax": "1/2", "group": [0, 1]}, {"group": [4, 5], "relax": "1/2"}, {"group": [2, 3]}
+GROUPS = {"relaxation": "1/2", "group": [0, 1]}, {"group": [4, 5], "relaxation": "1/2"}, {"group": [2, 3]}
 AXES, GAP, QUORUM, TABLES, SCHEDULE, STRICT = (
     f"{name}.py" for name in ("axes", "kept_gap", "quorum", "tables", "schedule", "strict_json")
 )
-LATE, COUNT = "strategy.when.pipeline", "must be an integer 1..2147483647"
-STARTED, KEPT = "strategy.when.quorum", "strategy.when.gap"
-TABLE, OUTER = "strategy.what.tables[0]", "strategy.what.outer"
+LATE, COUNT = "strategy.sync.pipeline", "must be an integer 1..2147483647"
+STARTED, KEPT = "strategy.sync.partial", "strategy.sync.iteration_gap"
+TABLE, OUTER = "strategy.payload.tables[0]", "strategy.payload.outer"
 
-RULED = {"codec": "int8", "form": "hierarchical"}
+RULED = {"codec": "int8", "algorithm": "hierarchical"}
 FEEDBACK = {"codec": "int4", "error_feedback": True}
-STARTED_SO = {"count": "open-round", "missed": "each", "staleness": 4, "grace": 0, "synchronise_every": 0, "seed": 0}
+STARTED_SO = {"count": "open-round", "missed": "each", "staleness": 4, "grace": 0, "synchronize_every": 0, "seed": 0}
 KEPT_SO = {"staleness": 0, "backup": 0, "weights": "graph", "order": "serial"}
 
 # fmt: off
 READ_EDGES = [
     # what is said although it is the default is as if it were not said
-    *(reads(file, f"the defaults of {what}", true, false, says) for file, what, true, false, says in (
+    *(reads(file, f"the defaults of {payload}", true, false, says) for file, payload, true, false, says in (
         (AXES, "a pipeline", pipeline(drain="apply", total="mean"), pipeline(total="max"), f"{LATE}.total: must be"),
-        (AXES, "a codec", how(**RULED, where="all", block=256), how(**RULED, where="here"), "how.where: must be one"),
-        (AXES, "how", how(form="ring", codec="none", sending="whole"), how(form="tree"), "how.form: must be one of"),
-        (AXES, "when", over_all(when="lockstep"), over_all(when={"soon": 1}), "strategy.when: has unknown keys ['so"),
+        (AXES, "a codec", transport(**RULED, where="all", block=256), transport(**RULED, where="here"), "transport.where: must be one"),
+        (AXES, "transport", transport(algorithm="ring", codec="none", gradient_buckets="whole"), transport(algorithm="tree"), "transport.algorithm: "
+        "must be one of"),
+        (AXES, "sync", over_all(sync="synchronous"), over_all(sync={"soon": 1}), "strategy.sync: has unknown keys "
+        "['so"),
         (QUORUM, "a quorum", quorum(quorum=2, **STARTED_SO), quorum(**STARTED_SO), "lacks ['quorum']"),
         (GAP, "a gap", gap(**KEPT_SO, notify_ack=False), gap(**KEPT_SO, notify_ack=0), "notify_ack: must be one of"),
         (TABLES, "a table", table(way="sharded", gradient="dense", codec="none"), table(codec=0), "codec: must be"),
         (TABLES, "tables", tables("a", local_aggregation=True, average=True, average_dense=True), tables("a", route=1),
-            "strategy.what: has unknown keys ['route']"),
-        (TABLES, "an outer step", outer(optimizer="sgd", lr=1, momentum=0, nesterov=False, anchor="common"),
+            "strategy.payload: has unknown keys ['route']"),
+        (TABLES, "an outer step", outer(optimizer="sgd", lr=1, momentum=0, nesterov=False, outer_params="shared"),
             outer(optimizer="sgd", lr=-1), f"{OUTER}.lr: above 0"),
-        (SCHEDULE, "a strategy", groups(2, [[0, 1]], pace=1, averaging="mean", when="lockstep", what={}, how={},
-            prologue=0), groups(2, [[0, 1]], how=[]), "strategy.how: must be an object"),
+        (SCHEDULE, "a strategy", groups(2, [[0, 1]], steps_per_round=1, averaging="mean", sync="synchronous", payload={}, transport={},
+            prologue=0), groups(2, [[0, 1]], transport=[]), "strategy.transport: must be an object"),
     )),
     reads(AXES, "a pipeline is 2 wide", pipeline(width=2), pipeline(width=1), f"{LATE}.width: must be an integer 2.."),
     reads(AXES, "a width below 2^31", pipeline(width=HUGE - 1), pipeline(width=HUGE), f"{LATE}.width: {COUNT}"),
@@ -132,50 +134,55 @@ READ_EDGES = [
     reads(AXES, "and below 2^53", pipeline(warm_up=2**53 - 1), pipeline(warm_up=2**53), "0..9007199254740991"),
     reads(AXES, "a drain is one of two", pipeline(drain="drop"), pipeline(drain=0),
         f"{LATE}.drain: must be one of ['a"),
-    reads(AXES, "a switch is no number", over_all(how={"codec": "int8", "error_feedback": True}),
-        over_all(how={"codec": "int8", "error_feedback": 1}), "strategy.how.error_feedback: must be one of [Fal"),
+    reads(AXES, "a switch is no number", over_all(transport={"codec": "int8", "error_feedback": True}),
+        over_all(transport={"codec": "int8", "error_feedback": 1}), "strategy.transport.error_feedback: must be one "
+        "of [Fal"),
     reads(AXES, "a pipeline has these members", pipeline(), pipeline(depth=2), f"{LATE}: has unknown keys ['depth']"),
-    reads(AXES, "a pipeline of gradients in each step", pipeline(), over_all(when={"pipeline": {}}, pace=2),
-        "strategy.when: a pipeline and a quorum go with allreduce at pace 1"),
-    reads(AXES, "a pipeline is an object", pipeline(), over_all(when={"pipeline": 2}), f"{LATE}: must be an object"),
-    reads(AXES, "lockstep", over_all(when="lockstep"), over_all(when="late"), "strategy.when: must be one of ['lock"),
-    reads(AXES, "one round late", over_all(when={"late": 1}), over_all(when={"late": 2}),
-        "strategy.when.late: must be"),
-    *(reads(AXES, f"one answer to when, {name}", raw, both, "strategy.when: has unknown keys ['late']")
+    reads(AXES, "a pipeline of gradients in each step", pipeline(), over_all(sync={"pipeline": {}}, steps_per_round=2),
+        "strategy.sync: a pipeline and a quorum go with allreduce at steps_per_round 1"),
+    reads(AXES, "a pipeline is an object", pipeline(), over_all(sync={"pipeline": 2}), f"{LATE}: must be an object"),
+    reads(AXES, "synchronous", over_all(sync="synchronous"), over_all(sync="delay"), "strategy.sync: must be one of "
+    "['lock"),
+    reads(AXES, "one round late", over_all(sync={"delay": 1}), over_all(sync={"delay": 2}),
+        "strategy.sync.delay: must be"),
+    *(reads(AXES, f"one answer to when, {name}", raw, both, "strategy.sync: has unknown keys ['late']")
       for name, raw, both in (
-        ("a gap", gap(), graph(3, [(s, t, "1/3") for s, t in RING], when={"gap": {}, "late": 1})),
-        ("a quorum", quorum(quorum=2), over_all(4, when={"quorum": {"quorum": 2}, "late": 1})),
-        ("a pipeline", pipeline(), over_all(when={"pipeline": {}, "late": 1})),
-        ("a merge", turns(4, 1, steps=1), over_all(pace=4, when={"merge": {"steps": 1}, "late": 1})),
+        ("a gap", gap(), graph(3, [(s, t, "1/3") for s, t in RING], sync={"iteration_gap": {}, "delay": 1})),
+        ("a quorum", quorum(quorum=2), over_all(4, sync={"partial": {"quorum": 2}, "delay": 1})),
+        ("a pipeline", pipeline(), over_all(sync={"pipeline": {}, "delay": 1})),
+        ("a merge", turns(4, 1, steps=1), over_all(steps_per_round=4, sync={"merge": {"steps": 1}, "delay": 1})),
     )),
-    reads(AXES, "a block holds a number", how(codec="int8", block=1), how(codec="int8", block=0), "how.block: must be"),
-    reads(AXES, "a block below 2^31", how(codec="int8", block=HUGE - 1), how(codec="int8", block=HUGE),
-        f"strategy.how.block: {COUNT}"),
-    *(reads(AXES, f"{member} is of int8 and int4", how(codec="int8", **{member: value}),
-        how(codec="float16", **{member: value}), f"strategy.how: ['{member}']: only int8 and int4 have it")
+    reads(AXES, "a block holds a number", transport(codec="int8", block=1), transport(codec="int8", block=0), "transport.block: must be"),
+    reads(AXES, "a block below 2^31", transport(codec="int8", block=HUGE - 1), transport(codec="int8", block=HUGE),
+        f"strategy.transport.block: {COUNT}"),
+    *(reads(AXES, f"{member} is of int8 and int4", transport(codec="int8", **{member: value}),
+        transport(codec="float16", **{member: value}), f"strategy.transport: ['{member}']: only int8 and int4 have it")
       for member, value in (
         ("block", 2), ("error_feedback", True),
     )),
-    reads(AXES, "where needs a codec", how(codec="float16", form="hierarchical", where="across-nodes"),
-        how(form="hierarchical", where="across-nodes"),
-        "strategy.how: where: goes with a codec and the form hierarchical"),
-    reads(AXES, "where needs the form hierarchical", how(codec="int8", form="hierarchical", where="across-nodes"),
-        how(codec="int8", where="across-nodes"), "strategy.how: where: goes with a codec and the form hierarchical"),
-    reads(AXES, "sending is of gradients", how(sending="layers"), over_all(2, 2, how={"sending": "layers"}, pace=2),
-        "strategy.how: sending: goes with gradients in each step"),
-    *(reads(AXES, f"error_feedback is of sums over all, {what}", over_all(3, how=FEEDBACK, pace=2), raw,
-        "strategy.how: error_feedback: goes with sums over all in each round, none of them late") for what, raw in (
-        ("in time", over_all(3, how=FEEDBACK, pace=2, when={"late": 1})),
-        ("of allreduce", groups(3, [[0, 1, 2]], how=FEEDBACK)),
+    reads(AXES, "where needs a codec", transport(codec="float16", algorithm="hierarchical", where="across-nodes"),
+        transport(algorithm="hierarchical", where="across-nodes"),
+        "strategy.transport: where: goes with a codec and the form hierarchical"),
+    reads(AXES, "where needs the form hierarchical", transport(codec="int8", algorithm="hierarchical", where="across-nodes"),
+        transport(codec="int8", where="across-nodes"), "strategy.transport: where: goes with a codec and the form "
+        "hierarchical"),
+    reads(AXES, "sending is of gradients", transport(gradient_buckets="layers"), over_all(2, 2, transport={"gradient_buckets": "layers"}, steps_per_round=2),
+        "strategy.transport: sending: goes with gradients in each step"),
+    *(reads(AXES, f"error_feedback is of sums over all, {payload}", over_all(3, transport=FEEDBACK, steps_per_round=2), raw,
+        "strategy.transport: error_feedback: goes with sums over all in each round, none of them "
+        "late") for payload, raw in (
+        ("in time", over_all(3, transport=FEEDBACK, steps_per_round=2, sync={"delay": 1})),
+        ("of allreduce", groups(3, [[0, 1, 2]], transport=FEEDBACK)),
     )),
-    reads(AXES, "gradients that come late are averaged as they are sent", how(sending="layers"),
-        over_all(2, 2, how={"sending": "layers"}, when={"late": 1}),
-        "strategy.how: sending: goes with gradients in each step"),
-    reads(SCHEDULE, "who keeps some of its own averages parameters", how(sending="layers"),
-        over_all(2, 2, how={"sending": "layers"}, when={"merge": {"alpha": "1/2"}}),
-        "strategy.how: sending: goes with gradients in each step"),
-    reads(AXES, "neighbours send parameters as they are", graph(2, [(0, 1, "1/2")], how={"codec": "none"}),
-        graph(2, [(0, 1, "1/2")], how={"codec": "int8"}), "strategy.how: parameters go to neighbours as they are"),
+    reads(AXES, "gradients that come late are averaged as they are sent", transport(gradient_buckets="layers"),
+        over_all(2, 2, transport={"gradient_buckets": "layers"}, sync={"delay": 1}),
+        "strategy.transport: sending: goes with gradients in each step"),
+    reads(SCHEDULE, "who keeps some of its own averages parameters", transport(gradient_buckets="layers"),
+        over_all(2, 2, transport={"gradient_buckets": "layers"}, sync={"merge": {"alpha": "1/2"}}),
+        "strategy.transport: sending: goes with gradients in each step"),
+    reads(AXES, "neighbors send parameters as they are", graph(2, [(0, 1, "1/2")], transport={"codec": "none"}),
+        graph(2, [(0, 1, "1/2")], transport={"codec": "int8"}), "strategy.transport: parameters go to neighbors as "
+        "they are"),
     # a gap
     reads(GAP, "a token", gap(max_ig=1), gap(max_ig=0), f"{KEPT}.max_ig: must be an integer 1..2147483647"),
     reads(GAP, "tokens below 2^31", gap(max_ig=HUGE - 1), gap(max_ig=HUGE), f"{KEPT}.max_ig: must be an integer 1.."),
@@ -183,11 +190,11 @@ READ_EDGES = [
     reads(GAP, "staleness is not negative", gap(staleness=1), gap(staleness=-1), "must be an integer 0..65535"),
     reads(GAP, "a gap has these members", gap(max_ig=2), gap(most=2), f"{KEPT}: has unknown keys ['most']"),
     reads(GAP, "an order is one of two", gap(order="parallel"), gap(order="any"), f"{KEPT}.order: must be one of ['se"),
-    reads(GAP, "as many backup workers as in-neighbours", gap([*RING, (1, 0)], max_ig=1, backup=1),
+    reads(GAP, "as many backup workers as in-neighbors", gap([*RING, (1, 0)], max_ig=1, backup=1),
         gap([*RING, (1, 0)], max_ig=1, backup=2),
-        f"{KEPT}.backup: 1 number, or 1 a worker, and none above its in-neighbours"),
+        f"{KEPT}.backup: 1 number, or 1 a worker, and none above its in-neighbors"),
     reads(GAP, "of every worker", gap([*RING, (1, 0)], max_ig=1, backup=[2, 1, 1]),
-        gap([*RING, (1, 0)], max_ig=1, backup=[1, 2, 1]), "none above its in-neighbours"),
+        gap([*RING, (1, 0)], max_ig=1, backup=[1, 2, 1]), "none above its in-neighbors"),
     reads(GAP, "backup workers of each worker", gap(max_ig=1, backup=[0, 1, 0]), gap(max_ig=1, backup=[0, 1, 0, 0]),
         "1 number, or 1 a worker"),
     reads(GAP, "not fewer than none", gap(max_ig=1, backup=1), gap(max_ig=1, backup=-1),
@@ -215,8 +222,8 @@ READ_EDGES = [
         gap(max_ig=3, backup=0, skip={"limit": 2}), f"{KEPT}: skip goes with backup or staleness"),
     reads(GAP, "iteration goes with staleness", gap(staleness=1, weights="iteration"), gap(weights="iteration"),
         f"{KEPT}: iteration goes with staleness"),
-    *(reads(GAP, f"NOTIFY-ACK goes without {what}", gap(max_ig=3, notify_ack=True),
-        gap(max_ig=3, notify_ack=True, **more), f"{KEPT}: notify_ack goes with neither") for what, more in (
+    *(reads(GAP, f"NOTIFY-ACK goes without {payload}", gap(max_ig=3, notify_ack=True),
+        gap(max_ig=3, notify_ack=True, **more), f"{KEPT}: notify_ack goes with neither") for payload, more in (
         ("staleness", {"staleness": 1}), ("backup workers", {"backup": 1}),
     )),
     reads(GAP, "uniform weights where all updates count the same", gap(weight="1/2", weights="uniform"),
@@ -226,12 +233,13 @@ READ_EDGES = [
     reads(GAP, "unless there are tokens", gap([(0, 1)], max_ig=1), gap([(0, 1)]), "a path leads back over every edge"),
     reads(GAP, "a way back through others", gap(RING), gap([(0, 1), (1, 2), (1, 0)]),
         "a path leads back over every edge"),
-    *(reads(GAP, f"a gap of {what}", gap(), raw, f"{KEPT}: goes with 1 weighted graph, and 1 pace for all")
-      for what, raw in (
-        ("one round", graph(3, *[[(s, t, "1/3") for s, t in RING]] * 2, when={"gap": {}})),
-        ("one pace", graph(3, [(s, t, "1/3") for s, t in RING], when={"gap": {}}, pace=[1, 2, 1])),
-        ("one pace, which is not listed", graph(3, [(s, t, "1/3") for s, t in RING], when={"gap": {}}, pace=[1] * 3)),
-        ("neighbours", groups(3, [[0, 1]], when={"gap": {}})),
+    *(reads(GAP, f"a gap of {payload}", gap(), raw, f"{KEPT}: goes with 1 weighted graph, and 1 steps_per_round for "
+    "all")
+      for payload, raw in (
+        ("one round", graph(3, *[[(s, t, "1/3") for s, t in RING]] * 2, sync={"iteration_gap": {}})),
+        ("one steps_per_round", graph(3, [(s, t, "1/3") for s, t in RING], sync={"iteration_gap": {}}, steps_per_round=[1, 2, 1])),
+        ("one steps_per_round, which is not listed", graph(3, [(s, t, "1/3") for s, t in RING], sync={"iteration_gap": {}}, steps_per_round=[1] * 3)),
+        ("neighbors", groups(3, [[0, 1]], sync={"iteration_gap": {}})),
     )),
     # a quorum
     reads(QUORUM, "2 workers", quorum(quorum=2), quorum(quorum=1), f"{STARTED}.quorum: must be an integer 2..3"),
@@ -245,7 +253,7 @@ READ_EDGES = [
     *(reads(QUORUM, f"{name} of at least {least}", quorum(quorum=2, **{name: least}, **more),
         quorum(quorum=2, **{name: least - 1}, **more), f"{STARTED}.{name}: must be an integer {least}..2147483647")
       for name, least, more in (
-        ("staleness", 1, {}), ("grace", 0, {}), ("synchronise_every", 0, {"missed": "latest"}),
+        ("staleness", 1, {}), ("grace", 0, {}), ("synchronize_every", 0, {"missed": "latest"}),
     )),
     *(reads(QUORUM, f"{name} below 2^{bits}", quorum(quorum=start, **{name: 2**bits - 1}, **more),
         quorum(quorum=start, **{name: 2**bits}, **more), f"{STARTED}.{name}: must be an integer")
@@ -258,15 +266,15 @@ READ_EDGES = [
         f"{STARTED}: seed goes with the quorum majority"),
     reads(QUORUM, "the latest alone has no staleness", quorum(quorum=2, missed="latest"),
         quorum(quorum=2, missed="latest", staleness=3), f"{STARTED}: staleness goes with missed each"),
-    reads(QUORUM, "models meet again where the latest counts", quorum(quorum=2, missed="latest", synchronise_every=9),
-        quorum(quorum=2, synchronise_every=9), f"{STARTED}: synchronise_every goes with missed latest"),
-    *(reads(QUORUM, f"a quorum sums {what}", quorum(quorum=2), over_all(4, when={"quorum": {"quorum": 2}}, how=given),
-        "strategy.how: what a quorum sums goes as it is, when it is whole") for what, given in (
-        ("without a codec", {"codec": "int8"}), ("the whole", {"sending": "layers"}),
+    reads(QUORUM, "models meet again where the latest counts", quorum(quorum=2, missed="latest", synchronize_every=9),
+        quorum(quorum=2, synchronize_every=9), f"{STARTED}: synchronize_every goes with missed latest"),
+    *(reads(QUORUM, f"a quorum sums {payload}", quorum(quorum=2), over_all(4, sync={"partial": {"quorum": 2}}, transport=given),
+        "strategy.transport: what a quorum sums goes as it is, when it is whole") for payload, given in (
+        ("without a codec", {"codec": "int8"}), ("the whole", {"gradient_buckets": "layers"}),
     )),
     reads(QUORUM, "a quorum of gradients in each step", quorum(quorum=2),
-        over_all(4, when={"quorum": {"quorum": 2}}, pace=2),
-        "strategy.when: a pipeline and a quorum go with allreduce at pace 1"),
+        over_all(4, sync={"partial": {"quorum": 2}}, steps_per_round=2),
+        "strategy.sync: a pipeline and a quorum go with allreduce at steps_per_round 1"),
     # tables
     *(reads(TABLES, f"{name} of at least 1", table(**{name: 1}), table(**{name: 0}), f"{TABLE}.{name}: {COUNT}")
       for name in (
@@ -283,7 +291,8 @@ READ_EDGES = [
     reads(TABLES, "a table has a parameter", table(), table(parameter=None),
         f"{TABLE}: lacks ['p"),
     reads(TABLES, "a parameter is a text", table(parameter="7"), table(parameter=7), f"{TABLE}.parameter: must be a"),
-    reads(TABLES, "a list", tables("a"), over_all(3, what={"tables": {}}), "strategy.what.tables: must be a list"),
+    reads(TABLES, "a list", tables("a"), over_all(3, payload={"tables": {}}), "strategy.payload.tables: must be a "
+    "list"),
     reads(TABLES, "a way of three", table(way="gather"), table(way="all"),
         f"{TABLE}.way: must be one of ['sharded', 'g"),
     reads(TABLES, "a gradient of two", table(gradient="sparse"), table(gradient=1),
@@ -305,17 +314,17 @@ READ_EDGES = [
         ("hosts", [0, 1]), ("partitions", 4),
     )),
     reads(TABLES, "one route a parameter", tables("a", "b"), tables("a", "a"),
-        "strategy.what.tables: a parameter has one"),
+        "strategy.payload.tables: a parameter has one"),
     reads(TABLES, "settings are for tables", tables("a", average=False), tables(average=False),
         "settings are for tables"),
     *(reads(TABLES, f"{name} is a switch", tables("a", **{name: False}), tables("a", **{name: 0}),
-        f"what.{name}: must be") for name in (
+        f"payload.{name}: must be") for name in (
         "local_aggregation", "average", "average_dense",
     )),
-    *(reads(TABLES, f"steps that all share: {what}", tables("a"),
-        {**raw, "strategy": {**raw["strategy"], "what": tables("a")["strategy"]["what"]}},
-        "strategy.what: tables are exc") for what, raw in (
-        ("one pace", groups(3, [[0, 1]], pace=[1, 2, 1])), ("no gap", gap()), ("no quorum", quorum(3, quorum=2)),
+    *(reads(TABLES, f"steps that all share: {payload}", tables("a"),
+        {**raw, "strategy": {**raw["strategy"], "payload": tables("a")["strategy"]["payload"]}},
+        "strategy.payload: tables are exc") for payload, raw in (
+        ("one steps_per_round", groups(3, [[0, 1]], steps_per_round=[1, 2, 1])), ("no gap", gap()), ("no quorum", quorum(3, quorum=2)),
     )),
     # outer steps
     *(reads(TABLES, f"an outer step's {rule}", outer(**true), outer(**false), f"{OUTER}{says}")
@@ -326,7 +335,7 @@ READ_EDGES = [
         ("momentum is not negative", {"momentum": 0}, {"momentum": "-1/100"}, ".momentum: at least 0 and below 1"),
         ("momentum is a number", {"momentum": "1/2"}, {"momentum": []}, ".momentum: must be an integer or a frac"),
         ("numbers may be shortened", {"lr": "14/20", "momentum": "2/4"}, {"lr": "0.7"}, ".lr: must be an integer or"),
-        ("anchor is one of two", {"lr": 2, "anchor": "common"}, {"lr": 2, "anchor": "mine"}, ".anchor: must be one"),
+        ("anchor is one of two", {"lr": 2, "outer_params": "shared"}, {"lr": 2, "outer_params": "mine"}, ".anchor: must be one"),
         ("optimizer is one", {"optimizer": "sgd"}, {"optimizer": "adam"}, ".optimizer: must be one of ['sgd']"),
         ("nesterov is a switch", {"nesterov": False}, {"nesterov": 0}, ".nesterov: must be one of [False, True]"),
         ("nesterov goes with a momentum", {"nesterov": True, "momentum": "1/100"}, {"nesterov": True, "momentum": 0},
@@ -334,26 +343,28 @@ READ_EDGES = [
         ("members are these", {"lr": 2}, {"rate": 2}, ": has unknown keys ['rate']"),
     )),
     reads(SCHEDULE, "own anchors go without a codec", groups(3, [[0, 1, 2]],
-        what={"outer": {"lr": 2, "anchor": "own"}}), groups(3, [[0, 1, 2]], what={"outer": {"lr": 2, "anchor": "own"}},
-        how={"codec": "int8"}), f"{OUTER}.anchor: own goes with plain fixed groups"),
-    reads(SCHEDULE, "own anchors go with plain means", groups(3, [[0, 1]], what={"outer": {"lr": 2, "anchor": "own"}}),
-        groups(3, [([0, 1], "1/2")], what={"outer": {"lr": 2, "anchor": "own"}}),
+        payload={"outer": {"lr": 2, "outer_params": "per_worker"}}), groups(3, [[0, 1, 2]], payload={"outer": {"lr": 2, "outer_params": "per_worker"}},
+        transport={"codec": "int8"}), f"{OUTER}.anchor: own goes with plain fixed groups"),
+    reads(SCHEDULE, "own anchors go with plain means", groups(3, [[0, 1]], payload={"outer": {"lr": 2, "outer_params": "per_worker"}}),
+        groups(3, [([0, 1], "1/2")], payload={"outer": {"lr": 2, "outer_params": "per_worker"}}),
         f"{OUTER}.anchor: own goes with plain fixed groups"),
     reads(SCHEDULE, "own anchors go with fixed groups", groups(3, [[0, 1, 2]],
-        what={"outer": {"lr": 2, "anchor": "own"}}), outer(lr=2, anchor="own"),
+        payload={"outer": {"lr": 2, "outer_params": "per_worker"}}), outer(lr=2, outer_params="per_worker"),
         f"{OUTER}.anchor: own goes with plain fixed groups"),
-    reads(TABLES, "own anchors go with outer steps", groups(3, [[0, 1, 2]], what={"outer": {"lr": 2, "anchor": "own"}}),
-        groups(3, [[0, 1, 2]], what={"outer": {"anchor": "own"}}), f"{OUTER}.anchor: plain averaging"),
-    reads(TABLES, "an outer step is an object", outer(), over_all(what={"outer": 2}), f"{OUTER}: must be an object"),
-    reads(TABLES, "an outer step is no setting of tables", over_all(pace=2, what={"outer": {"lr": 2}}),
-        over_all(pace=2, what={"outer": {"lr": 2}, "average": False}), "strategy.what: settings are for tables"),
-    *(reads(SCHEDULE, f"outer steps act where {what}", groups(3, [[0, 1]], [[0, 1, 2]], what={"outer": {"lr": 2}}),
-        groups(3, *phases, what={"outer": {"lr": 2}}, **more),
-        f"{OUTER}: acts where a round of the period averages over all workers, in lockstep") for what, phases, more in (
-        ("all meet", [[[0, 1]]], {}), ("nobody is late", [[[0, 1, 2]]], {"when": {"late": 1}}),
+    reads(TABLES, "own anchors go with outer steps", groups(3, [[0, 1, 2]], payload={"outer": {"lr": 2, "outer_params": "per_worker"}}),
+        groups(3, [[0, 1, 2]], payload={"outer": {"outer_params": "per_worker"}}), f"{OUTER}.anchor: plain averaging"),
+    reads(TABLES, "an outer step is an object", outer(), over_all(payload={"outer": 2}), f"{OUTER}: must be an object"),
+    reads(TABLES, "an outer step is no setting of tables", over_all(steps_per_round=2, payload={"outer": {"lr": 2}}),
+        over_all(steps_per_round=2, payload={"outer": {"lr": 2}, "average": False}), "strategy.payload: settings are "
+        "for tables"),
+    *(reads(SCHEDULE, f"outer steps act where {payload}", groups(3, [[0, 1]], [[0, 1, 2]], payload={"outer": {"lr": 2}}),
+        groups(3, *phases, payload={"outer": {"lr": 2}}, **more),
+        f"{OUTER}: acts where a round of the period averages over all workers, "
+        "synchronously") for payload, phases, more in (
+        ("all meet", [[[0, 1]]], {}), ("nobody is late", [[[0, 1, 2]]], {"sync": {"delay": 1}}),
     )),
     # turns of fragments, and merging late
-    *(reads(TABLES, f"fragments {rule}", turns(4, true), turns(4, false), f"strategy.what.fragments: {says}")
+    *(reads(TABLES, f"fragments {rule}", turns(4, true), turns(4, false), f"strategy.payload.fragments: {says}")
       for rule, true, false, says in (
         ("are at least 1", 1, 0, "must be an integer 1..2147483647"),
         ("are a number or lists", 2, "2", "must be an integer"),
@@ -367,40 +378,41 @@ READ_EDGES = [
         ("share no pattern", [["a"], ["b"]], [["a"], ["a"]], "a pattern stands in one fragment, once"),
     )),
     reads(TABLES, "fragments that are merged late are some", turns(4, [["a"], ["b"]], steps=1), turns(4, [], steps=1),
-        "strategy.what.fragments: has 2 or more, each with a pattern"),
+        "strategy.payload.fragments: has 2 or more, each with a pattern"),
     reads(SCHEDULE, "every fragment has a turn in a round", turns(4, 4), turns(4, 5),
-        "strategy.what.fragments: every fragment has a turn in each round"),
-    reads(SCHEDULE, "every fragment has a turn in a round of everybody's", over_all(pace=[4, 9], what={"fragments": 4}),
-        over_all(pace=[9, 3], what={"fragments": 4}), "strategy.what.fragments: every fragment has a turn in each"),
+        "strategy.payload.fragments: every fragment has a turn in each round"),
+    reads(SCHEDULE, "every fragment has a turn in a round of everybody's", over_all(steps_per_round=[4, 9], payload={"fragments": 4}),
+        over_all(steps_per_round=[9, 3], payload={"fragments": 4}), "strategy.payload.fragments: every fragment has "
+        "a turn in each"),
     *(reads(SCHEDULE, f"a merge's {rule}", turns(8, 3, **true), turns(8, 3, **false), f"strategy.{says}")
       for rule, true, false, says in (
-        ("steps are not negative", {"steps": 0, "alpha": "1/2"}, {"steps": -1, "alpha": "1/2"}, "when.merge.steps"),
-        ("steps end before it is sent again", {"steps": 7}, {"steps": 8}, "when.merge.steps: merged before it is sent"),
-        ("alpha is below 1", {"alpha": "99/100"}, {"alpha": 1}, "when.merge.alpha: at least 0 and below 1"),
-        ("alpha is not negative", {"steps": 1, "alpha": 0}, {"steps": 1, "alpha": "-1/99"}, "when.merge.alpha: at"),
-        ("alpha is a number", {"alpha": "1/2"}, {"alpha": "half"}, "when.merge.alpha: must be an integer or"),
-        ("members are these", {"steps": 1}, {"late": 1}, "when.merge: has unknown keys ['late']"),
+        ("steps are not negative", {"steps": 0, "alpha": "1/2"}, {"steps": -1, "alpha": "1/2"}, "sync.merge.steps"),
+        ("steps end before it is sent again", {"steps": 7}, {"steps": 8}, "sync.merge.steps: merged before it is sent"),
+        ("alpha is below 1", {"alpha": "99/100"}, {"alpha": 1}, "sync.merge.alpha: at least 0 and below 1"),
+        ("alpha is not negative", {"steps": 1, "alpha": 0}, {"steps": 1, "alpha": "-1/99"}, "sync.merge.alpha: at"),
+        ("alpha is a number", {"alpha": "1/2"}, {"alpha": "half"}, "sync.merge.alpha: must be an integer or"),
+        ("members are these", {"steps": 1}, {"delay": 1}, "sync.merge: has unknown keys ['late']"),
     )),
     reads(AXES, "a merge's steps are below 2^53", turns(300, 1, steps=200), turns(300, 1, steps=2**53),
-        "strategy.when.merge.steps: must be an integer 0..9007199254740991"),
-    reads(SCHEDULE, "a merge is not lockstep", turns(8, 3, alpha="1/99"), turns(8, 3, alpha=0),
-        "strategy.when.merge: without steps and alpha it is lockstep"),
-    *(reads(SCHEDULE, f"turns go with {what}", turns(4, 2), raw,
-        "strategy.what.fragments: goes with allreduce or groups, plain means") for what, raw in (
-        ("groups in lockstep", groups(3, [[0, 1, 2]], pace=4, when={"merge": {"steps": 1}}, what={"fragments": 2})),
-        ("groups with one anchor", groups(3, [[0, 1, 2]], pace=4,
-            what={"fragments": 2, "outer": {"lr": "1/2", "anchor": "own"}})),
-        ("no graphs", graph(2, [(0, 1, "1/2"), (1, 0, "1/2")], pace=4, what={"fragments": 2})),
-        ("plain means", over_all(pace=4, averaging="step-normalised", what={"fragments": 2})),
-        ("rounds that end", over_all(pace=4, when={"late": 1}, what={"fragments": 2})),
+        "strategy.sync.merge.steps: must be an integer 0..9007199254740991"),
+    reads(SCHEDULE, "a merge is not synchronous", turns(8, 3, alpha="1/99"), turns(8, 3, alpha=0),
+        "strategy.sync.merge: without steps and alpha it is synchronous"),
+    *(reads(SCHEDULE, f"turns go with {payload}", turns(4, 2), raw,
+        "strategy.payload.fragments: goes with allreduce or groups, plain means") for payload, raw in (
+        ("groups synchronously", groups(3, [[0, 1, 2]], steps_per_round=4, sync={"merge": {"steps": 1}}, payload={"fragments": 2})),
+        ("groups with one anchor", groups(3, [[0, 1, 2]], steps_per_round=4,
+            payload={"fragments": 2, "outer": {"lr": "1/2", "outer_params": "per_worker"}})),
+        ("no graphs", graph(2, [(0, 1, "1/2"), (1, 0, "1/2")], steps_per_round=4, payload={"fragments": 2})),
+        ("plain means", over_all(steps_per_round=4, averaging="step-normalized", payload={"fragments": 2})),
+        ("rounds that end", over_all(steps_per_round=4, sync={"delay": 1}, payload={"fragments": 2})),
     )),
-    reads(SCHEDULE, "merging late goes with 1 pace", turns(4, 1, steps=1),
-        over_all(pace=[4, 4], when={"merge": {"steps": 1}}),
-        "strategy.when.merge: goes with allreduce or groups, plain means"),
-    *(reads(SCHEDULE, f"a rate below the one from which anchors go apart, {what}",
+    reads(SCHEDULE, "merging late goes with 1 steps_per_round", turns(4, 1, steps=1),
+        over_all(steps_per_round=[4, 4], sync={"merge": {"steps": 1}}),
+        "strategy.sync.merge: goes with allreduce or groups, plain means"),
+    *(reads(SCHEDULE, f"a rate below the one from which anchors go apart, {payload}",
         turns(2, 1, alpha=alpha, outer={"lr": str(limit - Fraction(1, 10**6)), **more}),
         turns(2, 1, alpha=alpha, outer={"lr": str(limit), **more}),
-        "strategy.what.outer.lr: anchors and models go apart") for what, alpha, limit, more in (
+        "strategy.payload.outer.lr: anchors and models go apart") for payload, alpha, limit, more in (
         ("without momentum", "9/10", Fraction(19, 9), {}),
         ("with momentum", "9/10", Fraction(19, 6), {"momentum": "1/2"}),
         ("with Nesterov's", "9/10", Fraction(19, 12), {"momentum": "1/2", "nesterov": True}),
@@ -448,10 +460,10 @@ READ_EDGES = [
         "strategy.kind: must be one of ['sta"),
     reads(SCHEDULE, "a phase", groups(2, []), groups(2), "strategy.phases: must hold at least 1"),
     reads(SCHEDULE, "a round", graph(2, []), graph(2), "strategy.rounds: must hold at least 1"),
-    *(reads(SCHEDULE, f"a phase is a list of {what}", document(6, 1, kind="static", phases=[[*GROUPS]]),
-        document(6, 1, kind="static", phases=[phase]), f"strategy.phases[0]: {says}") for what, phase, says in (
+    *(reads(SCHEDULE, f"a phase is a list of {payload}", document(6, 1, kind="static", phases=[[*GROUPS]]),
+        document(6, 1, kind="static", phases=[phase]), f"strategy.phases[0]: {says}") for payload, phase, says in (
         ("groups", {"group": [0, 1]}, "must be a list"), ("objects", [["group"]], "must be a list of objects"),
-        ("groups and their factors", [{"relax": 1, "groups": [0, 1]}], "the object of a group holds group and"),
+        ("groups and their factors", [{"relaxation": 1, "groups": [0, 1]}], "the object of a group holds group and"),
         ("lists of members", [{"group": "01"}], "groups of 2 or more"),
     )),
     reads(SCHEDULE, "two in a group", groups(3, [[0, 1]]), groups(3, [[0]]), "strategy.phases[0]: groups of 2 or more"),
@@ -459,23 +471,23 @@ READ_EDGES = [
         "phases[0]: must hold integers 0..2"),
     reads(SCHEDULE, "each member once", groups(3, [[0, 2]]), groups(3, [[0, 2, 2]]),
         "a worker stands twice in a group"),
-    reads(SCHEDULE, "a pace of 1", groups(3, [[0, 2]], pace=1), groups(3, [[0, 2]], pace=0),
-        "pace: must hold integers 1.."),
-    reads(SCHEDULE, "a pace below 2^31", groups(3, [[0, 2]], pace=HUGE - 1), groups(3, [[0, 2]], pace=HUGE),
-        "strategy.pace"),
-    reads(SCHEDULE, "a pace of each worker", groups(3, [[0, 2]], pace=[1, 2, 3]), groups(3, [[0, 2]], pace=[1, 2]),
-        "strategy.pace: needs 1 number, or 1 a worker"),
-    reads(SCHEDULE, "no list of one pace", groups(3, [[0, 2]], pace=[1, 1, 1]), groups(3, [[0, 2]], pace=[1]),
-        "strategy.pace: needs 1 number, or 1 a worker"),
-    reads(SCHEDULE, "an averaging of two", groups(3, [[0, 2]], averaging="step-normalised"),
-        groups(3, [[0, 2]], averaging="median"), "strategy.averaging: must be one of ['mean', 'step-normalised']"),
+    reads(SCHEDULE, "a steps_per_round of 1", groups(3, [[0, 2]], steps_per_round=1), groups(3, [[0, 2]], steps_per_round=0),
+        "steps_per_round: must hold integers 1.."),
+    reads(SCHEDULE, "a steps_per_round below 2^31", groups(3, [[0, 2]], steps_per_round=HUGE - 1), groups(3, [[0, 2]], steps_per_round=HUGE),
+        "strategy.steps_per_round"),
+    reads(SCHEDULE, "a steps_per_round of each worker", groups(3, [[0, 2]], steps_per_round=[1, 2, 3]), groups(3, [[0, 2]], steps_per_round=[1, 2]),
+        "strategy.steps_per_round: needs 1 number, or 1 a worker"),
+    reads(SCHEDULE, "no list of one steps_per_round", groups(3, [[0, 2]], steps_per_round=[1, 1, 1]), groups(3, [[0, 2]], steps_per_round=[1]),
+        "strategy.steps_per_round: needs 1 number, or 1 a worker"),
+    reads(SCHEDULE, "an averaging of two", groups(3, [[0, 2]], averaging="step-normalized"),
+        groups(3, [[0, 2]], averaging="median"), "strategy.averaging: must be one of ['mean', 'step-normalized']"),
     reads(SCHEDULE, "a prologue is not negative", groups(3, [[0, 2]], prologue=0), groups(3, [[0, 2]], prologue=-1),
         "strategy.prologue: must be an integer 0..9007199254740991"),
     reads(SCHEDULE, "and below 2^53", groups(3, [[0, 2]], prologue=2**53 - 1), groups(3, [[0, 2]], prologue=2**53),
         "strategy.prologue: must be an integer 0.."),
-    reads(SCHEDULE, "parameters are rounded where all meet", groups(3, [[0, 1, 2]], how={"codec": "int8"}),
-        groups(3, [[0, 1]], how={"codec": "int8"}),
-        "strategy.how.codec: parameters are rounded where a round of the period averages over all"),
+    reads(SCHEDULE, "parameters are rounded where all meet", groups(3, [[0, 1, 2]], transport={"codec": "int8"}),
+        groups(3, [[0, 1]], transport={"codec": "int8"}),
+        "strategy.transport.codec: parameters are rounded where a round of the period averages over all"),
     # rules
     reads(SCHEDULE, "radices of 2", block((2, 3)), block((1, 6)), "strategy.node_radices: must hold integers 2.."),
     reads(SCHEDULE, "their product is the nodes", block(),
@@ -494,25 +506,25 @@ READ_EDGES = [
     reads(SCHEDULE, "a digit of the rule", block(across=[1]), block(across=[2]),
         "phases[0][0].across: must hold integers 0.."),
     reads(SCHEDULE, "a digit once", block(across=[1, 0]), block(across=[1, 1]), "phases[0][0]: across names one twice"),
-    reads(SCHEDULE, "a block has these members", block(relax="1/2"), block(relaxed="1/2"),
+    reads(SCHEDULE, "a block has these members", block(relaxation="1/2"), block(relaxed="1/2"),
         "phases[0][0]: has unknown keys"),
-    reads(SCHEDULE, "a block's factor is a number", block(relax="1/2"), block(relax="half"),
-        "phases[0][0].relax: must be an"),
+    reads(SCHEDULE, "a block's factor is a number", block(relaxation="1/2"), block(relaxation="half"),
+        "phases[0][0].relaxation: must be an"),
     reads(SCHEDULE, "a list of blocks", block(), document(6, 2, kind="static", node_radices=[2, 3],
         phases=[{"local": [0], "across": [0]}]), "strategy.phases[0]: must be a list"),
-    *(reads(SCHEDULE, f"blocks in the order of {what}", rule((2, 3), 2, listed), rule((2, 3), 2, [*listed, ([2], [])]),
-        "strategy.phases[0][2].local: must hold integers 0..1") for what, listed in (
+    *(reads(SCHEDULE, f"blocks in the order of {payload}", rule((2, 3), 2, listed), rule((2, 3), 2, [*listed, ([2], [])]),
+        "strategy.phases[0][2].local: must hold integers 0..1") for payload, listed in (
         ("their local ranks", [([1], [0]), ([0], [1])]), ("their digits", [([0], [1]), ([0], [0])]),
         ("their factors", [([0], [0], "1/2"), ([0], [0])]),
         ("their factors in lowest terms", [([0], [0], "1/3"), ([0], [0], "2/4")]),
     )),
     # weighted graphs
-    *(reads(SCHEDULE, f"a round has {what}", weights("1/2", "1/3"),
+    *(reads(SCHEDULE, f"a round has {payload}", weights("1/2", "1/3"),
         document(2, 1, kind="neighbor", rounds=[{"weights": "1/2", **members}]), f"strategy.rounds[0]{says}")
-      for what, members, says in (
+      for payload, members, says in (
         ("edges", {}, ": lacks ['edges']"),
         ("a list of them", {"edges": {}}, ".edges: must be a list"),
-        ("nothing else", {"edges": [], "relax": 1}, ": has unknown keys ['relax']"),
+        ("nothing else", {"edges": [], "relaxation": 1}, ": has unknown keys ['relax']"),
     )),
     reads(SCHEDULE, "a weight for each edge", weights("1/2", "1/3"), weights("1/2"),
         "rounds[0]: edges are pairs, each with"),
@@ -527,18 +539,24 @@ READ_EDGES = [
     reads(SCHEDULE, "a weight is a number", weights("1/2", "1/3"), weights("1/2", "x"),
         "strategy.rounds[0].weights[1]: must"),
     # numbers
-    reads(STRICT, "64 digits", relax("9" * 64), relax("9" * 65), "must be an integer or a fraction such as 4/3"),
-    reads(STRICT, "64 digits below the line", relax(f"1/{'9' * 64}"), relax(f"1/{'9' * 65}"),
+    reads(STRICT, "64 digits", relaxation("9" * 64), relaxation("9" * 65), "must be an integer or a fraction such as "
+    "4/3"),
+    reads(STRICT, "64 digits below the line", relaxation(f"1/{'9' * 64}"), relaxation(f"1/{'9' * 65}"),
         "must be an integer or a frac"),
-    reads(STRICT, "not divided by 0", relax("0/1"), relax("1/0"), "must be an integer or a fraction such as 4/3"),
-    reads(STRICT, "digits of one alphabet", relax("1/2"), relax("١/٢"), "strategy.phases[0]: must be an integer or a"),
-    reads(STRICT, "no sign but one minus", relax("-1/2"), relax("+1/2"),
+    reads(STRICT, "not divided by 0", relaxation("0/1"), relaxation("1/0"), "must be an integer or a fraction such "
+    "as 4/3"),
+    reads(STRICT, "digits of one alphabet", relaxation("1/2"), relaxation("١/٢"), "strategy.phases[0]: must be an "
+    "integer or a"),
+    reads(STRICT, "no sign but one minus", relaxation("-1/2"), relaxation("+1/2"),
         "must be an integer or a fraction such as 4/3"),
-    reads(STRICT, "an integer below 2^53", relax(2**53 - 1), relax(2**53), "must be an integer or a fraction"),
-    reads(STRICT, "and above -2^53", relax(1 - 2**53), relax(-(2**53)), "must be an integer or a fraction"),
-    reads(STRICT, "no truth value", relax(1), relax(True), "must be an integer or a fraction"),
-    reads(STRICT, "a text of 2^53", relax(str(2**53)), relax(f"{2**53}/0"), "must be an integer or a fraction"),
-    reads(STRICT, "no list", relax("3"), relax(["3"]), "strategy.phases[0]: must be an integer or a fraction"),
+    reads(STRICT, "an integer below 2^53", relaxation(2**53 - 1), relaxation(2**53), "must be an integer or a "
+    "fraction"),
+    reads(STRICT, "and above -2^53", relaxation(1 - 2**53), relaxation(-(2**53)), "must be an integer or a fraction"),
+    reads(STRICT, "no truth value", relaxation(1), relaxation(True), "must be an integer or a fraction"),
+    reads(STRICT, "a text of 2^53", relaxation(str(2**53)), relaxation(f"{2**53}/0"), "must be an integer or a "
+    "fraction"),
+    reads(STRICT, "no list", relaxation("3"), relaxation(["3"]), "strategy.phases[0]: must be an integer or a "
+    "fraction"),
     # failure plans
     reads(LOST, "one rule of three", plan(rule="all_reduce"), plan(rule="own"), "failure_plan.rule: must be one of"),
     reads(LOST, "a rule", plan(), plan(rule=None), "failure_plan: lacks ['rule']"),
@@ -594,17 +612,17 @@ READ_EDGES = [
     *(
         reads(
             LOST,
-            f"in lockstep, a pipeline or late by a round, without tables, from one anchor: {name}",
-            plan(over_all(3, 1, pace=4), rule="all_reduce"),
+            f"synchronously, a pipeline or late by a round, without tables, from one anchor: {name}",
+            plan(over_all(3, 1, steps_per_round=4), rule="all_reduce"),
             plan(of, rule="all_reduce"),
-            "failure_plan: is for static and allreduce in lockstep, a pipeline or late by a round, without tables",
+            "failure_plan: is for static and allreduce synchronously, a pipeline or late by a round, without tables",
         )
         for name, of in (
-            ("late by a codec", over_all(3, 1, pace=4, when={"late": 1}, how={"codec": "bfloat16"})),
+            ("late by a codec", over_all(3, 1, steps_per_round=4, sync={"delay": 1}, transport={"codec": "bfloat16"})),
             ("merged", turns(4, 1, steps=1)),
-            ("own anchors", groups(3, [[0, 1, 2]], what={"outer": {"lr": "1/2", "anchor": "own"}})),
+            ("own anchors", groups(3, [[0, 1, 2]], payload={"outer": {"lr": "1/2", "outer_params": "per_worker"}})),
             ("tables", table()),
-            ("a quorum", over_all(4, 1, when={"quorum": {"quorum": 2}})),
+            ("a quorum", over_all(4, 1, sync={"partial": {"quorum": 2}})),
             ("weighted graphs", gap()),
         )
     ),

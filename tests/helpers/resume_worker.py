@@ -23,8 +23,18 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Pairwise, Round, Server, Static
-from partreduce.topo.strategies.axes import Codec, How
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    GroupPhases,
+    NeighborAveraging,
+    Pairwise,
+    Round,
+    Server,
+    StaticGroups,
+    Synchronous,
+)
+from partreduce.topo.strategies.axes import Codec, Transport
 
 
 def schedule(kind: str, n: int) -> Schedule:
@@ -32,7 +42,7 @@ def schedule(kind: str, n: int) -> Schedule:
         return Schedule(kind, Cluster.regular(1, n), AllReduce())
     if kind == "neighbor":
         edges = [(i, (i + d) % n, Fraction(1, 3)) for i in range(n) for d in (1, n - 1)]
-        return Schedule(kind, Cluster.regular(1, n), Neighbor(rounds=(Round.from_edges(n, edges),)))
+        return Schedule(kind, Cluster.regular(1, n), NeighborAveraging(rounds=(Round.from_edges(n, edges),)))
     if kind in ("synchronous", "asynchronous"):
         return Schedule(kind, Cluster.regular(1, n), Server(hosts=(0, 1), synchronous=kind == "synchronous"))
     if kind == "pairwise":
@@ -40,12 +50,17 @@ def schedule(kind: str, n: int) -> Schedule:
     coded = "coded" in kind
     groups_of = ([[0, 1]], [[0, 1, 2]]) if coded else ([[0, 1]], [[1, 2]], [[0, 2]])
     phases = tuple(Phase.from_groups(n, groups) for groups in groups_of)
-    overlap, pace = "overlap" in kind, (1, 2, 1) if kind == "pace" else 1
-    how = How(codec=Codec.INT8, block=32) if coded else How()
+    is_delayed, steps_per_round = "is_delayed" in kind, (1, 2, 1) if kind == "steps_per_round" else 1
+    transport = Transport(codec=Codec.INT8, block=32) if coded else Transport()
     return Schedule(
         kind,
         Cluster.regular(1, n),
-        Static(phases=GroupPhases(phases), when=Late() if overlap else Lockstep(), pace=pace, how=how),
+        StaticGroups(
+            phases=GroupPhases(phases),
+            sync=DelayedAveraging() if is_delayed else Synchronous(),
+            steps_per_round=steps_per_round,
+            transport=transport,
+        ),
     )
 
 
@@ -65,8 +80,8 @@ def work() -> None:
     resumed = load_checkpoint(optimizer, request["directory"]) if request["resume"] else None
     if resumed is not None:
         scheduler.load_state_dict(resumed.extra["scheduler"])
-    pace = optimizer.schedule.pace_of(rank)
-    for step in range(optimizer.steps, request["rounds"] * pace):
+    steps_per_round = optimizer.schedule.steps_per_round_of(rank)
+    for step in range(optimizer.steps, request["rounds"] * steps_per_round):
         if rank == request.get("victim") and step == request["kill_at"]:
             os.kill(os.getpid(), signal.SIGKILL)
         x = torch.randn(8, 4) + torch.from_numpy(np.random.normal(size=(8, 4))).float()
@@ -75,7 +90,7 @@ def work() -> None:
         loss.backward()
         optimizer.step()
         scheduler.step()
-        if (step + 1) % (3 * pace) == 0 and request["save"]:
+        if (step + 1) % (3 * steps_per_round) == 0 and request["save"]:
             save_checkpoint(optimizer, request["directory"], extra={"scheduler": scheduler.state_dict()})
     weights = torch.cat(
         [p.detach().reshape(-1) for p in model.parameters()] + [b.reshape(-1).float() for b in model.buffers()]
@@ -93,7 +108,7 @@ def averagers() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     rank = dist.get_rank()
     nested = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
-    plan = Schedule("nested", Cluster.regular(1, 4), Static(phases=GroupPhases(nested), pace=2))
+    plan = Schedule("nested", Cluster.regular(1, 4), StaticGroups(phases=GroupPhases(nested), steps_per_round=2))
     theirs = HierarchicalModelAverager(period_group_size_dict=OrderedDict([(2, 2), (4, 4)]))
     theirs.step = 1  # it averages before counting; this moves its averages behind the second and fourth step
     ours = ScheduleAverager(plan)

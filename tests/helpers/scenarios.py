@@ -36,15 +36,15 @@ from partreduce.topo.errors import PartreduceError
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Late, Lockstep
+from partreduce.topo.strategies import DelayedAveraging, GroupPhases, Synchronous
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import RING, Codec, How
-from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
-from partreduce.topo.strategies.generated import Generated
-from partreduce.topo.strategies.neighbor import Neighbor
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.axes import RING, Codec, Transport
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
+from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.topo.strategies.static import StaticGroups
 
-IN_EIGHT_BITS = How(codec=Codec.INT8)
+IN_EIGHT_BITS = Transport(codec=Codec.INT8)
 
 
 def rank() -> int:
@@ -58,11 +58,15 @@ def size() -> int:
 def pairs(name="pairs", **options) -> Schedule:
     """Four workers in changing pairs."""
     phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]))
-    return Schedule(name, Cluster.regular(1, 4), Static(phases=GroupPhases(phases), **options))
+    return Schedule(name, Cluster.regular(1, 4), StaticGroups(phases=GroupPhases(phases), **options))
 
 
-def everyone(pace=1, *, num_nodes=1, **options) -> Schedule:
-    return Schedule("everyone", Cluster.regular(num_nodes, size() // num_nodes), AllReduce(pace=pace, **options))
+def everyone(steps_per_round=1, *, num_nodes=1, **options) -> Schedule:
+    return Schedule(
+        "everyone",
+        Cluster.regular(num_nodes, size() // num_nodes),
+        AllReduce(steps_per_round=steps_per_round, **options),
+    )
 
 
 def network(width=8) -> torch.nn.Module:
@@ -197,7 +201,7 @@ def unused_parameter() -> None:
 def differing(what) -> None:
     model, schedule = network(), pairs()
     if rank() == 2 and what == "schedule":
-        schedule = pairs("other pairs", pace=2)
+        schedule = pairs("other pairs", steps_per_round=2)
     if rank() == 2 and what == "model":
         model = network(width=9)
     if rank() == 2 and what == "size":
@@ -218,19 +222,19 @@ def wrong_size() -> None:
     reporting(lambda: DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60))
 
 
-def killed(when) -> None:
+def killed(sync) -> None:
     """Worker 3 is killed; the others must say so, and hold no partial sums."""
     torch.manual_seed(0)
-    long = when.startswith("in mid-operation")
-    in_levels, coded = when.endswith("hierarchical"), when.endswith("coded")
+    long = sync.startswith("in mid-operation")
+    in_levels, coded = sync.endswith("hierarchical"), sync.endswith("coded")
     model = torch.nn.Linear(1000, 2000 if long else 2)
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0 if coded else 0.0),
         model,
-        everyone(2, num_nodes=2 if in_levels else 1, how=IN_EIGHT_BITS if coded else RING) if long else pairs(),
+        everyone(2, num_nodes=2 if in_levels else 1, transport=IN_EIGHT_BITS if coded else RING) if long else pairs(),
         timeout=60,
         initial="broadcast" if coded else "keep",
-        form="hierarchical" if in_levels else "ring",
+        algorithm="hierarchical" if in_levels else "ring",
     )
     with torch.no_grad():
         for parameter in model.parameters():
@@ -242,9 +246,9 @@ def killed(when) -> None:
         for step in range(100_000):
             if rank() == 3 and long and step == 4:  # the start is over for all, and two means
                 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-            if rank() == 3 and when == "between operations" and step == 5:
+            if rank() == 3 and sync == "between operations" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if when == "stopped" and step == 5:
+            if sync == "stopped" and step == 5:
                 optimizer.run.reducer.timeout = 6
                 if rank() == 3:
                     stop_until_alone()
@@ -263,10 +267,10 @@ def killed(when) -> None:
     reporting(loop)
 
 
-def lost_from_generated(when) -> None:
+def lost_from_generated(sync) -> None:
     """Worker 3 is lost at some point of a generated schedule; the others train to the end without it."""
     model = torch.nn.Linear(1000, 1000)
-    schedule = Schedule("g", Cluster.regular(1, 4), Generated(group_size=3, slow_threshold=None))
+    schedule = Schedule("g", Cluster.regular(1, 4), DynamicGroups(group_size=3, slow_threshold=None))
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=0.0), model, schedule, timeout=60, initial="keep"
     )
@@ -286,12 +290,12 @@ def lost_from_generated(when) -> None:
             if name == "now" and optimizer.steps > 4 and self.last[0].startswith("entered the average"):
                 threading.Timer(0.002, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 
-    if rank() == 3 and when == "in mid-operation":
+    if rank() == 3 and sync == "in mid-operation":
         heartbeat.__class__ = Dying
 
     def loop() -> None:
         for step in range(100_000 if rank() == 3 else 60):
-            if rank() == 3 and when == "stopped" and step == 5:
+            if rank() == 3 and sync == "stopped" and step == 5:
                 store.set("pid", str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGSTOP)
             optimizer.step()
@@ -301,7 +305,7 @@ def lost_from_generated(when) -> None:
             time.sleep(0.002)
         optimizer.finish()
         report(values=sorted(set(weights(model).tolist())), executed=client.executed)
-        if when == "stopped" and rank() == 0:
+        if sync == "stopped" and rank() == 0:
             os.kill(int(store.get("pid").decode()), signal.SIGCONT)
 
     reporting(loop)
@@ -348,12 +352,12 @@ def unequal(evaluated=False) -> None:
 
 def mean_model() -> None:
     """Inside: the mean; outside: bit for bit what was; with overlap an operation is in flight meanwhile."""
-    for when in (Lockstep(), Late()):
+    for sync in (Synchronous(), DelayedAveraging()):
         model = torch.nn.Sequential(network(), torch.nn.BatchNorm1d(1))
         optimizer = DistributedOptimizer(
             torch.optim.SGD(model.parameters(), lr=0.1),
             model,
-            pairs(when=when),
+            pairs(sync=sync),
             timeout=60,
             buffers="local",
         )
@@ -369,7 +373,7 @@ def mean_model() -> None:
         same = bool((weights(model) == own).all() and (model[1].running_mean == statistics).all())
         train(optimizer, model, 5)
         report(
-            overlap=when.lag > 0,
+            is_delayed=sync.lag > 0,
             own=own.tolist(),
             inside=inside,
             statistics=statistics.tolist(),
@@ -387,7 +391,7 @@ def primitive() -> None:
     c = torch.full((3,), float(rank()), dtype=torch.bfloat16)
     p_reduce([a, b, c], [0, 1] if rank() < 2 else [2, 3], timeout=60)
     report(a=a.tolist(), b=b.tolist(), c=c.tolist())
-    p_reduce(a, {0, 1, 2, 3}, relax=0.5, timeout=60)
+    p_reduce(a, {0, 1, 2, 3}, relaxation=0.5, timeout=60)
     report(relaxed=a.tolist())
     if rank() == 3:
         a = a.repeat(2)
@@ -453,7 +457,7 @@ HEARD = mmap.mmap(-1, 16)
 
 
 def hear(optimizer, of=None) -> None:
-    """Count in `HEARD` what comes to this worker, from one neighbour or from all."""
+    """Count in `HEARD` what comes to this worker, from one neighbor or from all."""
     log = optimizer.runner.log
     add, me = log.add, rank()
     HEARD[me] = 0
@@ -473,10 +477,14 @@ def until_heard(counts) -> None:
         time.sleep(0.01)
 
 
-def neighbours(gap, pace=1) -> Schedule:
+def neighbors(gap, steps_per_round=1) -> Schedule:
     """Four workers on a ring, who each keep half of what they have."""
     edges = [(v, (v + step) % 4, Fraction(1, 4)) for v in range(4) for step in (1, 3)]
-    return Schedule("gap", Cluster.regular(1, 4), Neighbor(rounds=(Round.from_edges(4, edges),), when=gap, pace=pace))
+    return Schedule(
+        "gap",
+        Cluster.regular(1, 4),
+        NeighborAveraging(rounds=(Round.from_edges(4, edges),), sync=gap, steps_per_round=steps_per_round),
+    )
 
 
 def constant(schedule, size=1300, **options):
@@ -494,14 +502,14 @@ def constant(schedule, size=1300, **options):
 
 def gap() -> None:
     """Standard and parallel, where every number is known; then most settings at once, with one that falls behind."""
-    model, optimizer = constant(neighbours(Gap(order=Order.PARALLEL, max_ig=2)))
+    model, optimizer = constant(neighbors(IterationGap(update_order=UpdateOrder.DPSGD, max_ig=2)))
     for _ in range(4):
         optimizer.step()
     values = weights(model).unique().tolist()
     optimizer.finish()
     report(values=values, mean=weights(model).unique().tolist())
-    setting = Gap(max_ig=4, staleness=1, backup=1, skip=Skip(limit=10), weights=Weights.ITERATION)
-    model, optimizer = constant(neighbours(setting), 1, trace=os.environ["TRACE"])
+    setting = IterationGap(max_ig=4, staleness=1, backup=1, skip=SkipPolicy(limit=10), weights=EdgeWeighting.ITERATION)
+    model, optimizer = constant(neighbors(setting), 1, trace=os.environ["TRACE"])
     taken = 0
     for batch in optimizer.batches(range(20)):
         if rank() == 2 and batch == 5:
@@ -515,14 +523,14 @@ def gap() -> None:
 
 
 def gap_killed() -> None:
-    """Worker 1 is killed in its step 5, in which the others lack nothing but its update; its neighbours need it."""
-    _, optimizer = constant(neighbours(Gap()), 1)
+    """Worker 1 is killed in its step 5, in which the others lack nothing but its update; its neighbors need it."""
+    _, optimizer = constant(neighbors(IterationGap()), 1)
     hear(optimizer)
 
     def loop() -> None:
         for step in range(1000):
             if step == 5 and rank() == 1:
-                until_heard({0: 11, 2: 11, 3: 12})  # of each neighbour six updates, or of worker 1 five
+                until_heard({0: 11, 2: 11, 3: 12})  # of each neighbor six updates, or of worker 1 five
                 os.kill(os.getpid(), signal.SIGKILL)
             optimizer.step()
 
@@ -531,11 +539,11 @@ def gap_killed() -> None:
 
 ALONE = {
     "gradients": AllReduce,
-    "parameters": lambda: AllReduce(pace=4),
-    "in 8 bits": lambda: AllReduce(pace=4, how=IN_EIGHT_BITS),
-    "late": lambda: AllReduce(pace=4, when=Late()),
-    "gap": lambda: Neighbor(
-        rounds=(Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]),), when=Gap(max_ig=2)
+    "parameters": lambda: AllReduce(steps_per_round=4),
+    "in 8 bits": lambda: AllReduce(steps_per_round=4, transport=IN_EIGHT_BITS),
+    "late": lambda: AllReduce(steps_per_round=4, sync=DelayedAveraging()),
+    "gap": lambda: NeighborAveraging(
+        rounds=(Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]),), sync=IterationGap(max_ig=2)
     ),
 }
 

@@ -10,7 +10,7 @@ from partreduce.schedulers.protocols.hop import Ack, Advance, Reduce, SendUpdate
 
 @dataclass
 class Worker:
-    """One worker of the second Hop: all that ever came, and where its out-neighbours are known to be at least."""
+    """One worker of the second Hop: all that ever came, and where its out-neighbors are known to be at least."""
 
     step: int = 0
     stage: str = "send"
@@ -23,7 +23,7 @@ class Worker:
 class SecondHop:
     """All workers; `events` and `do` in the words of the machine, everything else by itself.
 
-    It forgets nothing and counts no tokens: a token is the news that an out-neighbour went on by a step.
+    It forgets nothing and counts no tokens: a token is the news that an out-neighbor went on by a step.
     """
 
     def __init__(self, graph, setting, fine):
@@ -41,7 +41,7 @@ class SecondHop:
                 worker.stage = "reduce"
 
     def fitting(self, v, step):
-        """{in-neighbour: the update of it that step could reduce}."""
+        """{in-neighbor: the update of it that step could reduce}."""
         late, come = self.setting.staleness, self.workers[v].come
         newest = {u: max((k for k in come[u] if k >= step - late), default=None) for u in self.into[v]}
         return {

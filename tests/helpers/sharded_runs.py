@@ -34,12 +34,12 @@ from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Late, Outer, Pipeline, Routes
+from partreduce.topo.strategies import DelayedAveraging, GroupPhases, OuterStep, Payload, Pipeline
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import How, Sending
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.axes import GradientBuckets, Transport
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.static import StaticGroups
 
 ROUNDS = 4
 """One more than the longest period has."""
@@ -56,18 +56,20 @@ def schedules(n):
     def one(name, strategy):
         return Schedule(name, Cluster.regular(1, n), strategy)
 
-    outer = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True))
+    outer = Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))
     ring = Round.from_edges(n, [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)])
     return {
         "all-reduce": one("all-reduce", AllReduce()),
-        "layers": one("layers", AllReduce(how=How(sending=Sending.LAYERS))),
-        "every 2": one("every 2", AllReduce(pace=2)),
-        "groups": one("groups", Static(phases=phases(n))),
-        "paces": one("paces", Static(phases=phases(n), pace=tuple(1 + (i % 2) for i in range(n)))),
-        "late": one("late", Static(phases=phases(n), when=Late())),
-        "pipeline": one("pipeline", AllReduce(when=Pipeline())),
-        "outer": one("outer", AllReduce(pace=2, what=outer)),
-        "neighbours": one("neighbours", Neighbor(rounds=(ring,))),
+        "layers": one("layers", AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))),
+        "every 2": one("every 2", AllReduce(steps_per_round=2)),
+        "groups": one("groups", StaticGroups(phases=phases(n))),
+        "worker_steps": one(
+            "worker_steps", StaticGroups(phases=phases(n), steps_per_round=tuple(1 + (i % 2) for i in range(n)))
+        ),
+        "late": one("late", StaticGroups(phases=phases(n), sync=DelayedAveraging())),
+        "pipeline": one("pipeline", AllReduce(sync=Pipeline())),
+        "outer": one("outer", AllReduce(steps_per_round=2, payload=outer)),
+        "neighbors": one("neighbors", NeighborAveraging(rounds=(ring,))),
     }
 
 
@@ -124,7 +126,7 @@ def batches(shape, steps):
 def train(optimizer, model, shape, own, *, norm=None, parts=1, evaluates=False):
     """The losses of a run of which this process sees the part `own` of each step's data."""
     losses = []
-    for all_inputs, all_targets in zip(*batches(shape, ROUNDS * optimizer.run.pace), strict=True):
+    for all_inputs, all_targets in zip(*batches(shape, ROUNDS * optimizer.run.steps_per_round), strict=True):
         # Microbatches are parts of each rank's data, wherever they are put together.
         inputs = all_inputs[own].reshape(-1, parts, BATCH // parts, 5)
         targets = all_targets[own].reshape(-1, parts, BATCH // parts, 1)
@@ -319,7 +321,7 @@ def checkpoints() -> None:
         except PartreduceError as error:
             found[name] = str(error)
             continue
-        pace, losses = optimizer.run.pace, []
+        steps_per_round, losses = optimizer.run.steps_per_round, []
         while optimizer.round < 2 * ROUNDS:
             x = data[optimizer.steps]
             loss = (model(x) - x.sum(-1, keepdim=True)).square().mean()
@@ -329,11 +331,11 @@ def checkpoints() -> None:
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-            if resumed is None and optimizer.steps in (pace, ROUNDS * pace):
+            if resumed is None and optimizer.steps in (steps_per_round, ROUNDS * steps_per_round):
                 save_checkpoint(optimizer, directory, extra={"own": rank()}, keep=1)
         optimizer.finish()
         extra = None if resumed is None else resumed.extra
-        found[name] = losses[-ROUNDS * pace :], numbers(model).tolist(), extra
+        found[name] = losses[-ROUNDS * steps_per_round :], numbers(model).tolist(), extra
     report(replica=replica, found=found)
 
 

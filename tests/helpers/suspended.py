@@ -44,13 +44,13 @@ from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.strategies.generated import Division
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.dynamic_groups import GroupSplit
+from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.static import StaticGroups
 
 AT, STEPS = 20, 60
 """The step in which the other worker is stopped, and how many there are."""
@@ -67,17 +67,17 @@ PAIR = Cluster.regular(1, 2)
 EDGES = Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
 SCHEDULES = {
     "all-reduce": lambda: AllReduce(),
-    "groups": lambda: Static(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))),
-    "neighbours": lambda: Neighbor(rounds=(EDGES,)),
-    "gap": lambda: Neighbor(rounds=(EDGES,), when=Gap(max_ig=2)),
-    "quorum": lambda: AllReduce(when=Quorum(quorum=QuorumStart.SOLO)),
+    "groups": lambda: StaticGroups(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))),
+    "neighbors": lambda: NeighborAveraging(rounds=(EDGES,)),
+    "gap": lambda: NeighborAveraging(rounds=(EDGES,), sync=IterationGap(max_ig=2)),
+    "quorum": lambda: AllReduce(sync=PartialAllReduce(quorum=QuorumStart.SOLO)),
     "pairwise": lambda: Pairwise(active=(0,)),
     "server": lambda: Server(hosts=(1,)),
     "asynchronous server": lambda: Server(hosts=(1,), synchronous=False),
 }
 
 
-class Job:
+class PlanRequest:
     """What the processes of one job share: how far the waiter has come, and the way to stop oneself."""
 
     def __init__(self, name, timeout):
@@ -317,7 +317,7 @@ def start_generator(job):
     keys = JobKeys.make()
 
     def other():
-        setting = GeneratorSetting(nodes=(0, 0), group_size=2, division=Division.GLOBAL, slow_threshold=None)
+        setting = GeneratorSetting(nodes=(0, 0), group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
         service = GeneratorService(setting, keys, lease=None)
         os.write(writing, f"{service.address}\n".encode())
         threading.Timer(1.0, stop_oneself).start()
@@ -354,7 +354,7 @@ OTHERS = {
 
 def rehearse():
     """Train once without a stop: what workers import when they need it comes from a cold disk the first time."""
-    job = Job("all-reduce", timeout=LIMIT)
+    job = PlanRequest("all-reduce", timeout=LIMIT)
     job.steps = AT
     start_training(job)
     return job.told()
@@ -371,7 +371,7 @@ def main():
         parent = os.getpid()
         if os.fork() == 0:
             die_with_parent(parent)
-            job = Job(name, float(timeout))
+            job = PlanRequest(name, float(timeout))
             job.suspend(starting)
             with os.fdopen(writing, "w") as pipe:
                 json.dump(job.told(), pipe)

@@ -4,6 +4,6 @@ from partreduce.schedulers.synthesis import search
 from partreduce.schedulers.synthesis.clock import MANY_SECONDS, Clock
 
 
-def synthesise(problem, *, time_limit=MANY_SECONDS, effort=None, seed=0):
+def synthesize(problem, *, time_limit=MANY_SECONDS, effort=None, seed=0):
     clock = Clock(seconds=time_limit, effort=effort)
     return search(problem, clock, clock.limit, seed=seed)

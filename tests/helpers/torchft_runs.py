@@ -16,22 +16,30 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import LocalSGD
 
-from partreduce.runtime.adapters.managed_schedule import ManagedSchedule
+from partreduce.runtime.adapters.managed_schedule import TorchftSchedule
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Merge, Outer, Routes, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    DelayedMerge,
+    GroupPhases,
+    OuterStep,
+    Payload,
+    StaticGroups,
+)
 
 LIMIT = timedelta(seconds=120)
-REPLICAS, STEPS, PACE = 3, 12, 4
+REPLICAS, STEPS, STEPS_PER_ROUND = 3, 12, 4
 SEEDED = threading.Lock()
 """Threads have one generator of random numbers."""
-DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 
 
 def schedule(**members):
-    return Schedule("together", Cluster.regular(1, REPLICAS), AllReduce(pace=PACE, **members))
+    return Schedule("together", Cluster.regular(1, REPLICAS), AllReduce(steps_per_round=STEPS_PER_ROUND, **members))
 
 
 def network(seed=0):
@@ -122,23 +130,23 @@ def by_hand(outer, num_fragments):
     optimizers = [sgd(model) for model in models]
     layers = [[(model[0], model[2])[f::num_fragments] for model in models] for f in range(num_fragments)]
     cut = [[list(torch.nn.ModuleList(one).parameters()) for one in layer] for layer in layers]
-    anchors = [[p.detach().clone() for p in part[0]] for part in cut]
-    momenta = [[torch.zeros_like(p) for p in part] for part in anchors]
+    outer_params = [[p.detach().clone() for p in part[0]] for part in cut]
+    momenta = [[torch.zeros_like(p) for p in part] for part in outer_params]
     for taken in range(1, STEPS + 1):
         for number, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
             step(model, optimizer, batches(number)[taken - 1])
         for f in range(num_fragments):
-            if (taken - 1) % PACE + 1 != (f + 1) * PACE // num_fragments:
+            if (taken - 1) % STEPS_PER_ROUND + 1 != (f + 1) * STEPS_PER_ROUND // num_fragments:
                 continue
-            for i, (anchor, momentum) in enumerate(zip(anchors[f], momenta[f], strict=True)):
+            for i, (outer_params, momentum) in enumerate(zip(outer_params[f], momenta[f], strict=True)):
                 mine = [part[i] for part in cut[f]]
-                movement = torch.stack([p.detach() for p in mine]).mean(0) - anchor
+                movement = torch.stack([p.detach() for p in mine]).mean(0) - outer_params
                 momentum.mul_(float(outer.momentum)).add_(movement)
-                anchor.add_(
+                outer_params.add_(
                     movement + float(outer.momentum) * momentum if outer.nesterov else momentum, alpha=float(outer.lr)
                 )
                 for p in mine:
-                    p.detach().copy_(anchor)
+                    p.detach().copy_(outer_params)
     return [weights(model).tolist() for model in models]
 
 
@@ -148,7 +156,7 @@ def lost_and_back():
 
     def body(lighthouse, number):
         replica = Replica(lighthouse, number)
-        managed = ManagedSchedule(replica.manager, replica.model, replica.optimizer, schedule())
+        managed = TorchftSchedule(replica.manager, replica.model, replica.optimizer, schedule())
         with managed:
             for taken, x in enumerate(itertools.cycle(batches(number)), start=1):
                 step(replica.model, replica.optimizer, x)
@@ -159,7 +167,7 @@ def lost_and_back():
                     met[number].set()
                     assert back.wait(LIMIT.total_seconds())
                 # A meeting of all who were there before waits for nobody else.
-                if taken > 8 and taken % PACE == 0 and replica.manager.num_participants() == REPLICAS:
+                if taken > 8 and taken % STEPS_PER_ROUND == 0 and replica.manager.num_participants() == REPLICAS:
                     break
         if number < 2:
             replica.manager.shutdown(wait=False)
@@ -167,7 +175,7 @@ def lost_and_back():
         replica.manager.shutdown(wait=False)
         assert all(one.wait(LIMIT.total_seconds()) for one in met)
         again = Replica(lighthouse, number, seed=1)
-        managed = ManagedSchedule(again.manager, again.model, again.optimizer, schedule())
+        managed = TorchftSchedule(again.manager, again.model, again.optimizer, schedule())
         back.set()
         with managed:
             entered = managed.steps
@@ -183,19 +191,19 @@ def refused():
     replica = Replica(lighthouse, 0)
     late = Replica(lighthouse, 1, use_async_quorum=True)
     cluster = Cluster.regular(1, REPLICAS)
-    groups = Static(pace=2, phases=GroupPhases((Phase.from_groups(REPLICAS, [(0, 1)]),)))
+    groups = StaticGroups(steps_per_round=2, phases=GroupPhases((Phase.from_groups(REPLICAS, [(0, 1)]),)))
     cases = {
         "groups": (replica, Schedule("groups", cluster, groups)),
         "gradients": (replica, Schedule("gradients", cluster, AllReduce())),
-        "paces": (replica, Schedule("paces", cluster, AllReduce(pace=(1, 2, 2)))),
-        "late": (replica, schedule(when=Late())),
-        "merged": (replica, schedule(when=Merge(steps=1, alpha=Fraction(1, 2)), what=Routes(fragments=2))),
+        "worker_steps": (replica, Schedule("worker_steps", cluster, AllReduce(steps_per_round=(1, 2, 2)))),
+        "late": (replica, schedule(sync=DelayedAveraging())),
+        "merged": (replica, schedule(sync=DelayedMerge(steps=1, alpha=Fraction(1, 2)), payload=Payload(fragments=2))),
         "asynchronous": (late, schedule()),
     }
     said = {}
     for name, (one, its) in cases.items():
         try:
-            ManagedSchedule(one.manager, one.model, one.optimizer, its)
+            TorchftSchedule(one.manager, one.model, one.optimizer, its)
         except InputError as error:
             said[name] = str(error)
     for one in (replica, late):
@@ -205,13 +213,13 @@ def refused():
 
 
 def main():
-    outer = {"what": Routes(outer=DILOCO, fragments=2)}
+    outer = {"payload": Payload(outer=DILOCO, fragments=2)}
     result = {
-        "plain": trained(lambda m, model, opt: ManagedSchedule(m, model, opt, schedule())),
+        "plain": trained(lambda m, model, opt: TorchftSchedule(m, model, opt, schedule())),
         # Theirs would begin with one model at the first meeting only, and drop what the others had trained.
-        "theirs": trained(lambda m, model, opt: LocalSGD(m, model, opt, PACE), init_sync=False),
-        "plain by hand": by_hand(Outer(), 1),
-        "outer": trained(lambda m, model, opt: ManagedSchedule(m, model, opt, schedule(**outer))),
+        "theirs": trained(lambda m, model, opt: LocalSGD(m, model, opt, STEPS_PER_ROUND), init_sync=False),
+        "plain by hand": by_hand(OuterStep(), 1),
+        "outer": trained(lambda m, model, opt: TorchftSchedule(m, model, opt, schedule(**outer))),
         "outer by hand": by_hand(DILOCO, 2),
         "lost": lost_and_back(),
         "refused": refused(),

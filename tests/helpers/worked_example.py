@@ -7,12 +7,12 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.rule import Block
 
-FIGURES = GOLDEN["worked_example_16_workers"]
+METRICS = GOLDEN["worked_example_16_workers"]
 CLUSTER = Cluster.regular(4, 4)
 HARDWARE = Hardware(
-    inside=Link.of_bandwidth(FIGURES["intra_node_bytes_per_second"]),
-    nic=Link.of_bandwidth(FIGURES["nic_bytes_per_second"]),
-    model_bytes=FIGURES["model_bytes"],
+    inside=Link.of_bandwidth(METRICS["intra_node_bytes_per_second"]),
+    nic=Link.of_bandwidth(METRICS["nic_bytes_per_second"]),
+    model_bytes=METRICS["model_bytes"],
 )
 NODE = (Block((0, 1, 2, 3)),)
 """All workers of each node."""

@@ -21,7 +21,7 @@ CLUSTER = partreduce.Cluster.regular(2, 2, hardware=HARDWARE)
 MODEL = torch.nn.Linear(2, 1)
 VALID = {
     "batch_size": 2, "cluster": CLUSTER, "data": list(range(8)), "directory": ".", "group": [0], "hardware": HARDWARE,
-    "job": partreduce.Job(cluster=CLUSTER, effort=0.2), "max_norm": 1.0, "model": MODEL, "name": "s", "num_nodes": 2,
+    "job": partreduce.PlanRequest(cluster=CLUSTER, effort=0.2), "max_norm": 1.0, "model": MODEL, "name": "s", "num_nodes": 2,
     "optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1), "parameters": [torch.nn.Parameter(torch.ones(1))],
     "path": "x.json", "schedule": partreduce.design("2x2", using="allreduce"), "tensors": torch.ones(2),
     "using": "allreduce", "workers_per_node": 2,
@@ -73,16 +73,16 @@ def test_a_wrong_type_is_an_error_of_ours_in_one_line_or_is_accepted(function, t
     ("call", "said"),
     [
         (
-            lambda: partreduce.plan("4x4"),
+            lambda: partreduce.design("4x4"),
             "plan: job: expected Job, got str '4x4'; partreduce.Job(cluster=...) makes one",
         ),
         (
-            lambda: partreduce.Job(cluster="4x4"),
+            lambda: partreduce.PlanRequest(cluster="4x4"),
             "Job: cluster: expected Cluster, got str '4x4'; partreduce.load_cluster",
         ),
-        (lambda: partreduce.Job(cluster=CLUSTER, seed="1"), "Job: seed: expected int, got str '1'"),
+        (lambda: partreduce.PlanRequest(cluster=CLUSTER, seed="1"), "Job: seed: expected int, got str '1'"),
         (lambda: partreduce.Cluster.regular("4", 4), "Cluster: num_nodes: expected int, got str '4'"),
-        (lambda: partreduce.figures(None), "figures: schedule: expected Schedule, got None; partreduce.load_schedule"),
+        (lambda: partreduce.metrics(None), "metrics: schedule: expected Schedule, got None; partreduce.load_schedule"),
         (
             lambda: partreduce.import_schedule("x.json", cluster="4x4"),
             "import_schedule: cluster: expected Cluster or None, got str '4x4'; partreduce.load_cluster",
@@ -113,9 +113,9 @@ def test_the_command_line_names_options_where_python_names_arguments(tmp_path, c
 
 def test_unknown_and_missing_arguments_are_type_errors_as_in_any_function():
     with pytest.raises(TypeError, match="unexpected keyword argument 'jobs'"):
-        partreduce.plan(jobs=1)
+        partreduce.design(jobs=1)
     with pytest.raises(TypeError, match="missing 1 required positional argument: 'job'"):
-        partreduce.plan()
+        partreduce.design()
 
 
 def test_what_stands_for_a_type_is_accepted():

@@ -62,8 +62,8 @@ import partreduce
 schedule = partreduce.design("2x4", using="prague-figure-10")
 assert partreduce.topo.__name__ == "partreduce.topo"
 print(partreduce.__file__)
-print(partreduce.prove(schedule).verdict)
-print(partreduce.Job.__module__, partreduce.plan.__module__)
+print(partreduce.verify(schedule).verdict)
+print(partreduce.Job.__module__, partreduce.design.__module__)
 """
 
 
@@ -235,7 +235,7 @@ def test_packages_of_our_folders_names_and_partreduce_leave_each_other_alone(whe
     place.pip("uninstall", "--yes", *PACKAGES)
     assert not damaged_files(place.site)
     assert place.run(PROVE, empty) == expected
-    place.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=empty)
+    place.command("design", "2x4", "--build", "prague-figure-10", "-o", "schedule.json", cwd=empty)
     assert "proved" in place.command("verify", "schedule.json", cwd=empty)
 
 
@@ -270,7 +270,7 @@ def test_every_extra_is_declared_and_brings_what_is_asked_for():
 
 def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
     lines = [
-        "design 2x4 --using prague-figure-10 -o schedule.json",
+        "design 2x4 --build prague-figure-10 -o schedule.json",
         "show schedule.json",
         "simulate schedule.json",
         "simulate schedule.json schedule.json",
@@ -284,7 +284,7 @@ def test_a_base_install_designs_shows_and_simulates(base_install, tmp_path):
 
 
 def test_a_base_install_proves_figure_10(base_install, tmp_path):
-    base_install.command("design", "2x4", "--using", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
+    base_install.command("design", "2x4", "--build", "prague-figure-10", "-o", "schedule.json", cwd=tmp_path)
     answer = base_install.command("verify", "schedule.json", "--certificate", "certificate.json", cwd=tmp_path)
     assert ": proved" in answer
     assert "not proved" not in answer
@@ -310,7 +310,7 @@ def refusals(installed, tmp_path_factory):
     partreduce.write_schedule(folder / "schedule.json", partreduce.design("2x4", using="prague-figure-10"))
     cluster = partreduce.Cluster.regular(2, 4)
     partreduce.write_schedule(
-        folder / "generated.json", partreduce.Schedule("g", cluster, partreduce.strategies.Generated())
+        folder / "generated.json", partreduce.Schedule("g", cluster, partreduce.strategies.DynamicGroups())
     )
     with installed.without(*EXTRAS):
         return installed.each([arguments for _, arguments in NEEDING], folder)
@@ -328,7 +328,7 @@ def test_a_script_learns_the_extra_as_well(base_install, tmp_path):
     code = (
         "import partreduce\n"
         "try:\n    partreduce.DistributedOptimizer\n"
-        "except partreduce.errors.MissingFeatureError as error:\n    print(error)\n"
+        "except partreduce.errors.MissingDependencyError as error:\n    print(error)\n"
     )
     assert base_install.run(code, tmp_path) == [
         "partreduce.DistributedOptimizer needs torch; install it with: pip install 'partreduce[torch]'"

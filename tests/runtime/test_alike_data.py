@@ -16,11 +16,11 @@ TRAIN = """
 import os, sys, torch, partreduce
 data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 if sys.argv[1] == "sharded":
-    data = partreduce.shard(data)
+    data = partreduce.shard_dataset(data)
 elif sys.argv[1] == "by hand":
     data = data[int(os.environ["RANK"]) :: 2]
 model = torch.nn.Linear(8, 4)
-every = partreduce.strategies.AllReduce(pace=int(sys.argv[2]))
+every = partreduce.strategies.AllReduce(steps_per_round=int(sys.argv[2]))
 schedule = partreduce.Schedule("every", partreduce.Cluster.regular(1, 2), every)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 optimizer = partreduce.DistributedOptimizer(optimizer, model, schedule, timeout=60)
@@ -71,7 +71,7 @@ def test_gradients_that_tell_nothing_are_not_compared(gradients):
 
 
 def dealt(per_worker):
-    """What is said where workers give `shard` these data."""
+    """What is said where workers give `shard_dataset` these data."""
     store, gradients = dist.HashStore(), [None]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
@@ -117,12 +117,16 @@ def test_data_that_are_alike_but_for_folders_and_rounding_are_not_told_of():
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("pace", "apart"), [(["1"], "sharded"), (["1", "early"], "by hand"), (["2"], "by hand")])
-def test_a_script_that_shards_nothing_is_told_and_one_that_shards_is_not(tmp_path, pace, apart):
+@pytest.mark.parametrize(
+    ("steps_per_round", "apart"), [(["1"], "sharded"), (["1", "early"], "by hand"), (["2"], "by hand")]
+)
+def test_a_script_that_shards_nothing_is_told_and_one_that_shards_is_not(tmp_path, steps_per_round, apart):
     (tmp_path / "train.py").write_text(TRAIN)
     errors = {
-        how: WARM.run("partreduce", "run", "-n", "2", "train.py", how, *pace, cwd=tmp_path, check=True).stderr
-        for how in ("whole", apart)
+        transport: WARM.run(
+            "partreduce", "run", "-n", "2", "train.py", transport, *steps_per_round, cwd=tmp_path, check=True
+        ).stderr
+        for transport in ("whole", apart)
     }
     assert errors["whole"].count("have the same gradients in their first step") == 1, errors
     assert "gradients in their first step" not in errors[apart]

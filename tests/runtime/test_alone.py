@@ -18,25 +18,25 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
-    Generated,
+    DelayedAveraging,
+    DynamicGroups,
     GroupPhases,
-    Late,
-    Neighbor,
+    NeighborAveraging,
     Pairwise,
     Round,
     Server,
-    Static,
+    StaticGroups,
 )
 
 N = 4
 STRATEGIES = {
     "allreduce": AllReduce(),
-    "late": AllReduce(pace=2, when=Late()),
-    "static": Static(phases=GroupPhases((Phase.from_groups(N, [range(N)]),)), pace=(2, 1, 1, 1)),
-    "neighbor": Neighbor(rounds=(Round.from_edges(N, [(0, 1, "1/2"), (1, 0, "1/2")]),)),
+    "late": AllReduce(steps_per_round=2, sync=DelayedAveraging()),
+    "static": StaticGroups(phases=GroupPhases((Phase.from_groups(N, [range(N)]),)), steps_per_round=(2, 1, 1, 1)),
+    "neighbor": NeighborAveraging(rounds=(Round.from_edges(N, [(0, 1, "1/2"), (1, 0, "1/2")]),)),
     "pairwise": Pairwise(active=(0, 1)),
     "server": Server(hosts=(1,), synchronous=False),
-    "generated": Generated(group_size=2),
+    "dynamic_groups": DynamicGroups(group_size=2),
 }
 
 
@@ -136,7 +136,7 @@ import os, sys, torch, partreduce
 from partreduce import Cluster, Schedule
 from partreduce.strategies import AllReduce
 model = torch.nn.Linear(2, 1)
-schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(pace=int(sys.argv[1])))
+schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(steps_per_round=int(sys.argv[1])))
 optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
 for _ in range(4):
     optimizer.zero_grad()
@@ -152,14 +152,14 @@ def test_a_run_that_ends_without_finish_says_so(tmp_path):
     """Averaged gradients leave one model anyway; averaged parameters do not."""
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    for pace, end, lines in (("3", "leave", 2), ("3", "finish", 0), ("1", "leave", 0)):
+    for steps_per_round, end, lines in (("3", "leave", 2), ("3", "finish", 0), ("1", "leave", 0)):
         done = WARM.run(
             "partreduce",
             "run",
             "--workers",
             "2",
             script,
-            pace,
+            steps_per_round,
             end,
             environment=environment(OMP_NUM_THREADS="1"),
             timeout=250,

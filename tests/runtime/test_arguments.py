@@ -12,10 +12,10 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Neighbor, Pairwise, Round, Server, Static
-from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Pairwise, Round, Server, StaticGroups
+from partreduce.topo.strategies.iteration_gap import IterationGap
 
-PAIR = Schedule("pair", Cluster.regular(1, 2), Static(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))))
+PAIR = Schedule("pair", Cluster.regular(1, 2), StaticGroups(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))))
 BAD_TIMEOUTS = [0, -1, float("nan"), float("inf"), 1e12, "5", True, None]
 
 
@@ -76,7 +76,7 @@ def test_what_is_no_model_no_schedule_and_no_optimizer_is_named(tmp_path):
     for schedule, kind in ((None, "NoneType"), ({}, "dict"), (b"{}", "bytes")):
         with pytest.raises(InputError, match=f"schedule: is a {kind}; pass the path"):
             DistributedOptimizer(inner, model, schedule)
-    with pytest.raises(InputError, match=r'is no file, but a name .* --using "allreduce\(every=4\)" -o allreduce.json'):
+    with pytest.raises(InputError, match=r'is no file, but a name .* --build "allreduce\(every=4\)" -o allreduce.json'):
         DistributedOptimizer(inner, model, "allreduce(every=4)")
     with pytest.raises(InputError, match="must be str or bytes"):
         partreduce.files.parse_schedule(3)
@@ -94,7 +94,7 @@ def alone(**options):
 def embeddings(optimizer=None, wrap=lambda model: model):
     model = torch.nn.Sequential(torch.nn.Embedding(9, 2))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
-    return partreduce.parallelize(wrap(model), optimizer or inner, "1x2", batches=[torch.tensor([1])])
+    return partreduce.parallelize_embeddings(wrap(model), optimizer or inner, "1x2", batches=[torch.tensor([1])])
 
 
 def in_ddp(model):
@@ -121,7 +121,7 @@ def in_ddp(model):
         (lambda: embeddings(wrap=in_ddp), "model: is wrapped in DistributedDataParallel, .*; pass the bare module"),
         (lambda: partreduce.design(8, using="ring"), "cluster: is an int; write it as '2x4', or name a cluster file"),
         (lambda: partreduce.design("2x2", using=None), r"schedule family: is a NoneType; .*catalogue\(\) lists them"),
-        (lambda: partreduce.prove("schedule.json"), r"prove: is a str; .* partreduce\.load_schedule\(path\)"),
+        (lambda: partreduce.verify("schedule.json"), r"prove: is a str; .* partreduce\.load_schedule\(path\)"),
         (lambda: partreduce.load_schedule(None), "load_schedule: is a NoneType; give the path of a schedule file"),
         (lambda: partreduce.write_schedule(PAIR, "x.json"), "write_schedule: path: expected str or path, got Schedule"),
         (lambda: partreduce.simulate("schedule.json"), "simulate: schedule: expected Schedule, got str"),
@@ -141,8 +141,8 @@ def test_a_wrong_argument_is_one_line_with_place_value_rule_and_way_out(call, wo
         ([torch.ones(2)], [0, 1.5], {}, r"group is '\[0, 1\.5\]'; it lists the ranks"),
         ([torch.ones(2)], "01", {}, "group: expected Group or Iterable, got str '01'"),
         ([torch.ones(2)], 3, {}, "group: expected Group or Iterable, got int 3"),
-        ([torch.ones(2)], [0, 1], {"relax": float("nan")}, "relax is 'nan'; it is a finite number"),
-        ([torch.ones(2)], [0, 1], {"relax": "x"}, "relax: expected float or Fraction or None, got str 'x'"),
+        ([torch.ones(2)], [0, 1], {"relaxation": float("nan")}, "relax is 'nan'; it is a finite number"),
+        ([torch.ones(2)], [0, 1], {"relaxation": "x"}, "relaxation: expected float or Fraction or None, got str 'x'"),
         (["x"], [0, 1], {}, "tensor 0 is a str"),
         ([torch.ones(1).expand(3)], [0, 1], {}, r"tensor 0 is expanded, .* clone\(\)"),
     ],
@@ -236,7 +236,7 @@ EDGES = Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))])
 
 @pytest.mark.parametrize(
     "strategy",
-    [Pairwise(active=(0,)), Server(synchronous=False), Neighbor(rounds=(EDGES,), when=Gap())],
+    [Pairwise(active=(0,)), Server(synchronous=False), NeighborAveraging(rounds=(EDGES,), sync=IterationGap())],
     ids=lambda strategy: strategy.kind,
 )
 def test_optimizer_state_that_would_travel_with_no_round_of_all_is_refused(ranks, strategy):

@@ -1,4 +1,4 @@
-"""What once gave wrong numbers without a word: each is right now, or refused, against figures worked out by hand."""
+"""What once gave wrong numbers without a word: each is right now, or refused, against metrics worked out by hand."""
 
 import copy
 import io
@@ -10,11 +10,20 @@ import torch
 
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PartreduceError, PeerLostError
+from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Averaging, GroupPhases, Late, Neighbor, Pairwise, Server, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    Averaging,
+    DelayedAveraging,
+    GroupPhases,
+    NeighborAveraging,
+    Pairwise,
+    Server,
+    StaticGroups,
+)
 
 
 def plan(strategy, n=2):
@@ -94,7 +103,7 @@ def test_a_parameter_unfrozen_after_wrapping_is_refused(ranks, place):
     def work(world):
         model = torch.nn.Sequential(Scalar(), Scalar())
         model[1].weight.requires_grad_(requires_grad=False)
-        _, optimizer = wrapped(world, AllReduce(pace=2), model=model)
+        _, optimizer = wrapped(world, AllReduce(steps_per_round=2), model=model)
         model[1].weight.requires_grad_(requires_grad=True)
         action = optimizer.mean_model().__enter__ if place == "mean_model" else getattr(optimizer, place)
         said = rf"'1.weight' of worker {world.rank} was frozen .* wrap first and then freeze"
@@ -122,9 +131,11 @@ def test_a_parameter_that_the_optimizer_was_given_later_is_refused(ranks):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("model_first", [False, True])
 def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
-    """Paces 1 and 2 under step-normalised averaging: rolled back to a round's start, the same rounds give the same."""
+    """Steps per round 1 and 2 under step-normalized averaging: rolled back to a round's start, the same rounds give the same."""
     strategy = AllReduce(
-        pace=(1, 2), averaging=Averaging.STEP_NORMALISED, when=Late() if late else AllReduce(pace=2).when
+        steps_per_round=(1, 2),
+        averaging=Averaging.STEP_NORMALIZED,
+        sync=DelayedAveraging() if late else AllReduce(steps_per_round=2).sync,
     )
 
     def rounds(model, optimizer, rank, first):
@@ -150,7 +161,8 @@ def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
         return start, gone_wrong, again
 
     results = ranks.run(2, work)
-    # By hand: in round r worker i moves by −(r+1)(i+1)/2 a step; at the mean pace of 1.5 that is −0.75 (r+1)(i+1).
+    # By hand: in round r worker i moves by −(r+1)(i+1)/2 a step; at the mean steps_per_round of 1.5 that is −0.75
+    # (r+1)(i+1).
     moved = [sum(-0.75 * (r + 1) * (i + 1) for r in (2, 3)) for i in range(2)]
     if not late:
         for start, _, again in results:
@@ -167,7 +179,7 @@ def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_state_saved_inside_a_round_is_refused_where_the_round_is_measured(ranks):
     def work(world):
-        model, optimizer = wrapped(world, AllReduce(pace=2, averaging=Averaging.STEP_NORMALISED))
+        model, optimizer = wrapped(world, AllReduce(steps_per_round=2, averaging=Averaging.STEP_NORMALIZED))
         model.backward(1.0)
         optimizer.step()
         with pytest.raises(InputError, match="step 1 lies inside a round of 2 steps"):
@@ -269,7 +281,7 @@ def test_a_worker_without_data_clips_with_the_others_or_is_refused(ranks, told):
     refused, waited = ranks.run(2, work, catch=PartreduceError)
     ranks.fresh()
     assert re.search(r"join: this worker's data ended.*join\(after_averaging=\.\.\.\)", str(refused))
-    assert isinstance(waited, PeerLostError)
+    assert isinstance(waited, PeerFailedError)
 
 
 def test_workers_of_whom_one_clips_hear_of_it_in_the_next_step(ranks):
@@ -285,7 +297,7 @@ def test_workers_of_whom_one_clips_hear_of_it_in_the_next_step(ranks):
             optimizer.step()
             optimizer.zero_grad()
 
-    errors = ranks.run(2, work, catch=PeerLostError)
+    errors = ranks.run(2, work, catch=PeerFailedError)
     ranks.fresh()
     assert any("different operations" in str(error) for error in errors)
 
@@ -345,7 +357,7 @@ def test_averaged_gradients_refuse_models_that_begin_apart(ranks):
 
 def test_a_model_loaded_before_the_first_step_or_under_plain_means_is_trained(ranks):
     def work(world):
-        model, optimizer = wrapped(world, AllReduce(pace=2))
+        model, optimizer = wrapped(world, AllReduce(steps_per_round=2))
         for value in (3.0, 5.0):
             model.load_state_dict({"weight": torch.tensor([value])})
             for _ in range(2):
@@ -362,7 +374,9 @@ def test_a_parameter_of_size_zero_is_carried_along(ranks):
     def work(world):
         model = Scalar()
         model.nothing = torch.nn.Parameter(torch.zeros(0, 3))
-        _, optimizer = wrapped(world, Static(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))), model=model)
+        _, optimizer = wrapped(
+            world, StaticGroups(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))), model=model
+        )
         for _ in range(3):
             optimizer.zero_grad()
             model.backward(float(world.rank))
@@ -373,14 +387,14 @@ def test_a_parameter_of_size_zero_is_carried_along(ranks):
     assert ranks.run(2, work) == [-0.5] * 2
 
 
-def test_two_optimizers_whose_paces_could_deadlock_are_refused(ranks):
+def test_two_optimizers_whose_steps_per_round_could_deadlock_are_refused(ranks):
     """They once met in one gloo group with arrays of unequal size, which ends the process by SIGABRT."""
 
     def work(world):
-        model, first = wrapped(world, AllReduce(pace=(1, 2)))
-        other, second = wrapped(world, AllReduce(pace=(2, 4)))
+        model, first = wrapped(world, AllReduce(steps_per_round=(1, 2)))
+        other, second = wrapped(world, AllReduce(steps_per_round=(2, 4)))
         with pytest.raises(InputError, match=r"\[2, 1\] and those of 'numbers', \[[12], [24]\]"):
-            wrapped(world, AllReduce(pace=(2, 1)))
+            wrapped(world, AllReduce(steps_per_round=(2, 1)))
         for step in range(4):
             for net, optimizer, steps in ((model, first, world.rank + 1), (other, second, 2 * world.rank + 2)):
                 for _ in range(steps):
@@ -389,7 +403,7 @@ def test_two_optimizers_whose_paces_could_deadlock_are_refused(ranks):
                     optimizer.step()
         first.finish()
         second.finish()
-        wrapped(world, AllReduce(pace=(2, 1)))[1].finish()
+        wrapped(world, AllReduce(steps_per_round=(2, 1)))[1].finish()
 
     ranks.run(2, work)
 
@@ -423,7 +437,9 @@ def test_a_layer_is_saved_without_the_rest_of_the_model(ranks):
 
     def work(world):
         model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(100, 100, bias=False))
-        _, optimizer = wrapped(world, Static(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))), model=model)
+        _, optimizer = wrapped(
+            world, StaticGroups(phases=GroupPhases((Phase.from_groups(2, [range(2)]),))), model=model
+        )
         sizes = []
         for _ in range(3):
             model[0](torch.ones(1000)).sum().backward()
@@ -454,7 +470,7 @@ def test_copies_of_the_optimizer_are_refused_and_hooks_run_once(ranks):
     assert ranks.run(2, work) == [1] * 2
 
 
-class Counting(torch.nn.Module):
+class LateGradientPolicy(torch.nn.Module):
     """A weight and a buffer whose size a forward pass may change."""
 
     def __init__(self):
@@ -464,7 +480,9 @@ class Counting(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    "strategy", [AllReduce(), AllReduce(pace=2), Pairwise(active=(1,))], ids=lambda one: f"{one.kind} {one.pace}"
+    "strategy",
+    [AllReduce(), AllReduce(steps_per_round=2), Pairwise(active=(1,))],
+    ids=lambda one: f"{one.kind} {one.steps_per_round}",
 )
 @pytest.mark.parametrize(
     ("where", "changed", "said"),
@@ -479,7 +497,7 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
     """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""
 
     def work(world):
-        model, optimizer = wrapped(world, strategy, model=Counting(), timeout=60)
+        model, optimizer = wrapped(world, strategy, model=LateGradientPolicy(), timeout=60)
         if world.rank == 1:
             model.seen = changed.clone()
         if where == "mean_model":
@@ -506,7 +524,9 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
     assert isinstance(errors[0], PartreduceError)
 
 
-@pytest.mark.parametrize("strategy", [AllReduce(), AllReduce(pace=2)], ids=lambda one: f"pace {one.pace}")
+@pytest.mark.parametrize(
+    "strategy", [AllReduce(), AllReduce(steps_per_round=2)], ids=lambda one: f"steps_per_round {one.steps_per_round}"
+)
 def test_a_layer_that_one_worker_replaces_is_named_before_it_trains_on(ranks, strategy):
     """Once all went on, that worker with a layer that nobody trained or averaged."""
 
@@ -580,7 +600,7 @@ def test_gradients_set_by_hand_may_be_skipped_joined_and_unscaled(ranks, way):
 
 
 @pytest.mark.parametrize(
-    ("make", "codec", "pace", "told"),
+    ("make", "codec", "steps_per_round", "told"),
     [
         (torch.optim.AdamW, "int8", 1, True),
         (torch.optim.RMSprop, "int8", 1, True),
@@ -590,12 +610,14 @@ def test_gradients_set_by_hand_may_be_skipped_joined_and_unscaled(ranks, way):
     ],
 )
 def test_eight_bits_of_gradients_with_an_optimizer_that_divides_by_their_size_are_warned_of_once(
-    ranks, make, codec, pace, told
+    ranks, make, codec, steps_per_round, told
 ):
     def work(world):
         model = Scalar()
         inner = make(model.parameters(), lr=0.1)
-        optimizer = DistributedOptimizer(inner, model, plan(AllReduce(pace=pace)), timeout=60, world=world, codec=codec)
+        optimizer = DistributedOptimizer(
+            inner, model, plan(AllReduce(steps_per_round=steps_per_round)), timeout=60, world=world, codec=codec
+        )
         optimizer.finish()
 
     with warnings.catch_warnings(record=True) as caught:
@@ -606,8 +628,8 @@ def test_eight_bits_of_gradients_with_an_optimizer_that_divides_by_their_size_ar
     assert all(f"codec int8 with {make.__name__}" in text and "docs/codecs.md" in text for text in said)
 
 
-PAIRS_THEN_ALL = Static(
-    phases=GroupPhases(tuple(Phase.from_groups(4, g) for g in ([[0, 1], [2, 3]], [range(4)]))), pace=3
+PAIRS_THEN_ALL = StaticGroups(
+    phases=GroupPhases(tuple(Phase.from_groups(4, g) for g in ([[0, 1], [2, 3]], [range(4)]))), steps_per_round=3
 )
 
 
@@ -633,21 +655,21 @@ def test_a_run_that_ends_before_all_have_averaged_says_so_once(ranks, steps, war
 PAIR_OF_THREE = Phase.from_groups(3, [[1, 2]])
 EDGES_OF_TWO = Round.from_edges(3, [(1, 2, "1/2"), (2, 1, "1/2")])
 APART = {
-    "groups": (Static(phases=GroupPhases((PAIR_OF_THREE,))), r"the workers \{0\} share no group"),
-    "edges": (Neighbor(rounds=(EDGES_OF_TWO,)), r"the workers \{0\} take weight from"),
+    "groups": (StaticGroups(phases=GroupPhases((PAIR_OF_THREE,))), r"the workers \{0\} share no group"),
+    "edges": (NeighborAveraging(rounds=(EDGES_OF_TWO,)), r"the workers \{0\} take weight from"),
 }
 
 
-@pytest.mark.parametrize("how", APART)
-def test_workers_that_never_agree_are_named_once_before_the_first_step(ranks, how):
-    strategy, said = APART[how]
+@pytest.mark.parametrize("transport", APART)
+def test_workers_that_never_agree_are_named_once_before_the_first_step(ranks, transport):
+    strategy, said = APART[transport]
     with pytest.warns(UserWarning, match=f"schedule 'numbers': .*{said}") as caught:
         ranks.run(3, lambda world: wrapped(world, strategy))
     assert len(caught) == 1
 
 
 def test_workers_that_agree_are_not_warned_of(ranks):
-    pairs = Static(phases=GroupPhases((PAIR_OF_THREE, Phase.from_groups(3, [[0, 1]]))))
+    pairs = StaticGroups(phases=GroupPhases((PAIR_OF_THREE, Phase.from_groups(3, [[0, 1]]))))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ranks.run(3, lambda world: wrapped(world, pairs))

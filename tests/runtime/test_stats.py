@@ -10,7 +10,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.recorder import RING_LENGTH, Recorder
 from partreduce.runtime.worker.stats import write_stats
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.errors import FileError, InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
 
@@ -26,7 +26,7 @@ def test_all_operations_count_however_few_of_them_the_recorder_keeps():
 
 
 def test_workers_count_steps_operations_and_bytes(ranks, tmp_path):
-    schedule = Schedule("every 2", Cluster.regular(1, 3), AllReduce(pace=2))
+    schedule = Schedule("every 2", Cluster.regular(1, 3), AllReduce(steps_per_round=2))
 
     def work(world):
         model = torch.nn.Linear(16, 1, bias=False)
@@ -68,5 +68,5 @@ def test_writers_get_the_numbers_that_are_known(tmp_path):
 def test_what_takes_no_numbers_is_refused_in_one_line(tmp_path):
     with pytest.raises(InputError, match="writer is a int; give a SummaryWriter"):
         write_stats({"steps": 0}, 3)
-    with pytest.raises(FileProblem, match="cannot be written"):
+    with pytest.raises(FileError, match="cannot be written"):
         write_stats({"steps": 0}, tmp_path / "nowhere" / "stats.csv")

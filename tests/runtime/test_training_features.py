@@ -12,7 +12,7 @@ from partreduce.runtime.transport.waiting import LOOK_SECONDS
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Pairwise, Round, Server, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Pairwise, Round, Server, StaticGroups
 
 N = 3
 _building = threading.Lock()
@@ -24,13 +24,13 @@ def plan(strategy):
 
 def ring(**options):
     edges = [(i, (i + d) % N, Fraction(1, 3)) for i in range(N) for d in (1, 2)]
-    return Neighbor(rounds=(Round.from_edges(N, edges),), **options)
+    return NeighborAveraging(rounds=(Round.from_edges(N, edges),), **options)
 
 
 def strategies(**options):
     phases = (Phase.from_groups(N, [range(N)]),)
     return {
-        "static": Static(phases=GroupPhases(phases), **options),
+        "static": StaticGroups(phases=GroupPhases(phases), **options),
         "allreduce": AllReduce(**options),
         "neighbor": ring(**options),
         "synchronous server": Server(hosts=(0, 2), **options),
@@ -55,16 +55,16 @@ def loss_of(model, x):
 
 
 @pytest.mark.parametrize("name", strategies())
-@pytest.mark.parametrize("pace", [3, (1, 2, 3)])
-def test_section_length_is_honoured_by_every_strategy(ranks, name, pace):
-    """With pace H a worker sends once in H steps, after the last of them."""
+@pytest.mark.parametrize("steps_per_round", [3, (1, 2, 3)])
+def test_section_length_is_honoured_by_every_strategy(ranks, name, steps_per_round):
+    """With steps_per_round H a worker sends once in H steps, after the last of them."""
 
     def work(world):
-        schedule = plan(strategies(pace=pace)[name])
+        schedule = plan(strategies(steps_per_round=steps_per_round)[name])
         model = network()
         inner = torch.optim.SGD(model.parameters(), lr=0.01)
         optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
-        mine = schedule.pace_of(world.rank)
+        mine = schedule.steps_per_round_of(world.rank)
         for x in batches(world.rank, 2 * mine):
             optimizer.zero_grad()
             loss_of(model, x).backward()

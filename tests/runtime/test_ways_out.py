@@ -19,7 +19,14 @@ from partreduce.topo.errors import PartreduceError
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Pairwise, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    GroupPhases,
+    NeighborAveraging,
+    Pairwise,
+    StaticGroups,
+)
 
 N = 2
 PAIR = GroupPhases((Phase.from_groups(N, [range(N)]),))
@@ -44,7 +51,7 @@ def network():
 
 def wrapped(world, model, strategy=None, inner=None, n=N, **options):
     inner = inner or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    schedule = Schedule("ways out", Cluster.regular(1, n), strategy or AllReduce(pace=2))
+    schedule = Schedule("ways out", Cluster.regular(1, n), strategy or AllReduce(steps_per_round=2))
     return DistributedOptimizer(inner, model, schedule, timeout=60, world=world, **options)
 
 
@@ -147,7 +154,7 @@ def a_lazy_layer(world, told, _folder):
     to_the_end(model, wrapped(world, model, inner=torch.optim.SGD(model.parameters(), lr=0.1)))
 
 
-@way("call model.to_empty(device=...), initialise it and make the optimizer, then wrap")
+@way("call model.to_empty(device=...), initialize it and make the optimizer, then wrap")
 def the_meta_device(world, told, _folder):
     with torch.device("meta"):
         model = torch.nn.Linear(4, 2)
@@ -250,7 +257,7 @@ def models_that_begin_apart(world, told, _folder):
 def buffers_of_neighbors(world, told, _folder):
     for buffers in ("average", "local") if told else ("broadcast",):
         model = network()
-        to_the_end(model, wrapped(world, model, Neighbor(rounds=BOTH), buffers=buffers))
+        to_the_end(model, wrapped(world, model, NeighborAveraging(rounds=BOTH), buffers=buffers))
 
 
 @way("the states are equal already; use 'local'")
@@ -261,17 +268,17 @@ def states_under_averaged_gradients(world, told, _folder):
 
 @way("use 'local' or no overlap")
 def states_that_come_late(world, told, _folder):
-    late = Static(phases=PAIR, when=Late())
-    for strategy, state in [(late, "local"), (Static(phases=PAIR), "average")] if told else [(late, "average")]:
+    late = StaticGroups(phases=PAIR, sync=DelayedAveraging())
+    for strategy, state in [(late, "local"), (StaticGroups(phases=PAIR), "average")] if told else [(late, "average")]:
         model = network()
         to_the_end(model, wrapped(world, model, strategy, optimizer_state=state))
 
 
-@way("average parameters instead (pace > 1)")
+@way("average parameters instead (steps_per_round > 1)")
 def lbfgs(world, told, _folder):
     model = network()
     inner = torch.optim.LBFGS(model.parameters(), max_iter=2)
-    optimizer = wrapped(world, model, AllReduce(pace=2 if told else 1), inner=inner)
+    optimizer = wrapped(world, model, AllReduce(steps_per_round=2 if told else 1), inner=inner)
 
     def closure():
         optimizer.zero_grad()
@@ -413,7 +420,7 @@ def clipping_with_uneven_data(world, told, _folder):
 @way("not the mean of all; do it inside `with optimizer.mean_model():`")
 def saving_the_live_model(world, told, _folder):
     model = network()
-    optimizer = wrapped(world, model, AllReduce(pace=3))
+    optimizer = wrapped(world, model, AllReduce(steps_per_round=3))
     for step in range(3):
         train(model, optimizer, 1)
         if step == 1:
@@ -428,7 +435,7 @@ def saving_the_live_model(world, told, _folder):
 @way("to go on from what is loaded, call it after that")
 def loading_inside_the_mean_model(world, told, _folder):
     model = network()
-    optimizer = wrapped(world, model, AllReduce(pace=3))
+    optimizer = wrapped(world, model, AllReduce(steps_per_round=3))
     state = copy.deepcopy(model.state_dict())
     train(model, optimizer, 3)
     with optimizer.mean_model():
@@ -505,13 +512,13 @@ def a_checkpoint_at_a_number(world, told, folder):
 @way("call it where optimizer.steps % 4 == 0, next at step 4")
 def a_checkpoint_inside_a_round(world, told, folder):
     model = network()
-    optimizer = wrapped(world, model, Pairwise(active=(0,), pace=4))
+    optimizer = wrapped(world, model, Pairwise(active=(0,), steps_per_round=4))
     train(model, optimizer, 4 if told else 3)
     save_checkpoint(optimizer, folder)
     to_the_end(model, optimizer, 4)
 
 
-@way("pass other_run=True to start from the mean model under this schedule")
+@way("pass allow_different_run=True to start from the mean model under this schedule")
 def a_checkpoint_of_another_schedule(world, told, folder):
     model = network()
     first = wrapped(world, model)
@@ -519,8 +526,8 @@ def a_checkpoint_of_another_schedule(world, told, folder):
     save_checkpoint(first, folder)
     first.finish()
     model = network()
-    optimizer = wrapped(world, model, AllReduce(pace=3))
-    load_checkpoint(optimizer, folder, other_run=told)
+    optimizer = wrapped(world, model, AllReduce(steps_per_round=3))
+    load_checkpoint(optimizer, folder, allow_different_run=told)
     to_the_end(model, optimizer, 3)
 
 
@@ -567,10 +574,10 @@ ONE_SEED = """
 import sys, torch, partreduce
 data = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 if sys.argv[1] != "whole":
-    data = partreduce.shard(data)
+    data = partreduce.shard_dataset(data)
 torch.manual_seed(0)
 model = torch.nn.Linear(8, 4)
-every = partreduce.strategies.AllReduce(pace=int(sys.argv[2]))
+every = partreduce.strategies.AllReduce(steps_per_round=int(sys.argv[2]))
 schedule = partreduce.Schedule("every", partreduce.Cluster.regular(1, 2), every)
 optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
 for batch in data.split(8)[:4]:
@@ -587,16 +594,18 @@ print("rows", sorted(round(float(row[0]), 4) for row in data)[:2], len(data))
 
 @pytest.mark.processes
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("pace", ["1", "2"])
-def test_workers_that_draw_one_seed_from_all_data_are_warned_and_sharding_helps(tmp_path, pace):
-    """Both ways out: a part of its own, as `partreduce.shard` gives it, and no averages of the script's own."""
+@pytest.mark.parametrize("steps_per_round", ["1", "2"])
+def test_workers_that_draw_one_seed_from_all_data_are_warned_and_sharding_helps(tmp_path, steps_per_round):
+    """Both ways out: a part of its own, as `partreduce.shard_dataset` gives it, and no averages of the script's own."""
     (tmp_path / "train.py").write_text(ONE_SEED)
     runs = {
-        how: WARM.run("partreduce", "run", "-n", "2", "train.py", how, pace, cwd=tmp_path, check=True)
-        for how in ("whole", "sharded", "averages itself")
+        transport: WARM.run(
+            "partreduce", "run", "-n", "2", "train.py", transport, steps_per_round, cwd=tmp_path, check=True
+        )
+        for transport in ("whole", "sharded", "averages itself")
     }
-    says = "give each a part of its own, as partreduce.shard(data) does"
-    assert [says in " ".join(runs[how].stderr.split()) for how in runs] == [True, False, True]
+    says = "give each a part of its own, as partreduce.shard_dataset(data) does"
+    assert [says in " ".join(runs[transport].stderr.split()) for transport in runs] == [True, False, True]
     parts = {line.partition("rows")[2] for line in runs["sharded"].stdout.splitlines() if "rows" in line}
     assert len(parts) == 2
     assert all(part.endswith(" 32") for part in parts)

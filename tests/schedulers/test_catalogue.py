@@ -16,8 +16,8 @@ from partreduce.schedulers.constructions.moshpit import random_phase
 from partreduce.schedulers.imports import from_networkx
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.figures import contraction, figures
-from partreduce.topo.strategies import Neighbor
+from partreduce.topo.metrics import contraction, metrics
+from partreduce.topo.strategies import NeighborAveraging
 
 
 def build(name, n, **parameters):
@@ -25,7 +25,7 @@ def build(name, n, **parameters):
 
 
 def dense(schedule):
-    if isinstance(schedule.strategy, Neighbor):
+    if isinstance(schedule.strategy, NeighborAveraging):
         result = []
         for round_ in schedule.strategy.rounds:
             matrix = np.zeros((round_.num_workers,) * 2)
@@ -69,7 +69,7 @@ def test_base_schedules_contract_to_zero_in_both_forms(n, k):
     assert contraction(schedule).value == pytest.approx(0, abs=1e-12)
     assert k > 1 or schedule.strategy.kind == "static"
     rounds = tuple(base_graph.as_round(exchange) for exchange in base_graph.base(n, k))
-    neighbor = type(schedule)("rounds", schedule.cluster, Neighbor(rounds=rounds))
+    neighbor = type(schedule)("rounds", schedule.cluster, NeighborAveraging(rounds=rounds))
     for a, b in zip(dense(schedule), dense(neighbor), strict=True):
         assert np.allclose(a, b, atol=1e-15)
 
@@ -192,7 +192,7 @@ def test_rounds_until_the_norm_is_a_millionth(name, n, rounds):
 
 
 @pytest.mark.parametrize("index", [0, 1, 2])
-def test_effective_neighbours_of_32_workers(index):
+def test_effective_neighbors_of_32_workers(index):
     golden = GOLDEN["effective_neighbours_n32"]
     gamma = golden["gamma"][index]
     for key, schedule in {
@@ -225,7 +225,7 @@ def test_clustered_graphs_hold_two_of_hops_figure_21(ends, setting, gap):
     cluster = Cluster.parse("4,2,2")
     ours = registry.build("clustered", cluster, ends=ends)
     theirs = registry.build("hop-figure-21", cluster, setting=setting)
-    assert figures(ours).hop_gap.value == pytest.approx(gap, abs=1e-6)
+    assert metrics(ours).hop_gap.value == pytest.approx(gap, abs=1e-6)
     graphs = [nx.Graph([(a, b) for a, b, _ in schedule.strategy.rounds[0].edges()]) for schedule in (ours, theirs)]
     assert nx.is_isomorphic(*graphs)
 

@@ -25,7 +25,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import canonical_bytes
 from partreduce.topo.document.schedule import parse_schedule
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.strategies import AllReduce, Neighbor, Static
+from partreduce.topo.strategies import AllReduce, NeighborAveraging, StaticGroups
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ def exact_matrix(schedule: Schedule, index: int) -> list[list[Fraction]]:
     """W of one round, row by row, in fractions."""
     n = schedule.num_workers
     matrix = [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
-    if isinstance(schedule.strategy, Neighbor):
+    if isinstance(schedule.strategy, NeighborAveraging):
         for source, target, weight in schedule.strategy.rounds[index].edges():
             matrix[target][source] += weight
             matrix[target][target] -= weight
@@ -62,7 +62,7 @@ def exact_matrix(schedule: Schedule, index: int) -> list[list[Fraction]]:
     for group in schedule.phase(index):
         for i in group.members:
             for j in group.members:
-                matrix[i][j] += group.relax * (Fraction(1, len(group.members)) - int(i == j))
+                matrix[i][j] += group.relaxation * (Fraction(1, len(group.members)) - int(i == j))
     return matrix
 
 
@@ -91,11 +91,11 @@ def test_an_entry_is_a_schedule_of_partitions_or_weights_that_reaches_everyone_a
         return
     assert parse_schedule(canonical_bytes(built)) == built
     schedule = built.meetings  # with plain means in the place of outer steps that are no mixing matrices
-    if not isinstance(schedule.strategy, Neighbor):
+    if not isinstance(schedule.strategy, NeighborAveraging):
         partition_law(schedule)
     distinct, product = {}, np.eye(schedule.num_workers)
     for t in range(schedule.period):
-        key = schedule.strategy.rounds[t] if isinstance(schedule.strategy, Neighbor) else schedule.phase(t)
+        key = schedule.strategy.rounds[t] if isinstance(schedule.strategy, NeighborAveraging) else schedule.phase(t)
         if key not in distinct:
             stochastic_law(matrix := exact_matrix(schedule, t))
             distinct[key] = np.array(matrix, dtype=float)
@@ -151,7 +151,7 @@ def test_every_function_that_builds_a_strategy_for_a_cluster_has_a_row(package):
         name: function
         for name, function in public_functions(package).items()
         if first_parameter(function) == "cluster"
-        and {"Static", "Neighbor", "AllReduce", "NoReturn"}
+        and {"StaticGroups", "NeighborAveraging", "AllReduce", "NoReturn"}
         & set(str(inspect.signature(function).return_annotation).split(" | "))
         and function is not algebra.static
     }
@@ -214,15 +214,15 @@ def test_a_group_larger_than_n_names_the_nearest():
 def test_rules_stay_rules_for_a_million_workers(name):
     cluster = Cluster.parse("250000x4")
     schedule = registry.build(name, cluster)
-    assert isinstance(schedule.strategy, Static)
+    assert isinstance(schedule.strategy, StaticGroups)
     assert schedule.rule() is not None
     assert schedule.num_workers == 1_000_000
 
 
-def test_allreduce_takes_its_pace_from_every():
+def test_allreduce_takes_its_steps_per_round_from_every():
     schedule = registry.build("allreduce", Cluster.parse("4x4"), every=5)
     assert isinstance(schedule.strategy, AllReduce)
-    assert schedule.strategy.pace == 5
+    assert schedule.strategy.steps_per_round == 5
     assert schedule.name == "allreduce(every=5)"
 
 

@@ -1,4 +1,4 @@
-"""Rule algebra and rule families: the published rules, generalisations, laws of the algebra."""
+"""Rule algebra and rule families: the published rules, generalizations, laws of the algebra."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from partreduce.topo.arithmetic.whole_numbers import (
 )
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.figures import contraction
+from partreduce.topo.metrics import contraction
 from partreduce.topo.rule import Block, RuleView
-from partreduce.topo.strategies import RulePhases, Static
+from partreduce.topo.strategies import RulePhases, StaticGroups
 
 
 @pytest.mark.parametrize("nodes", [2, 4, 10, 250_000])
@@ -138,7 +138,7 @@ def test_compose_keeps_the_groups_of_both_rules(first, second, seed):
     assert [
         RuleView(joined.node_radices, (phase,), cluster.workers_per_node).expand(0) for phase in joined.phases
     ] == separate
-    Static(phases=joined).check(cluster)
+    StaticGroups(phases=joined).check(cluster)
 
 
 @given(FACTORINGS, st.integers(0, 1000), st.integers(1, 4))

@@ -9,18 +9,22 @@ import pytest
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.losses import Symmetries, planned_classes
+from partreduce.topo.failure_symmetries import Symmetries, planned_classes
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, StaticGroups
 
 
 def _random_groups(seed: int, cluster: Cluster, period: int) -> Schedule:
     rng = np.random.default_rng(seed)
     n = cluster.num_workers
     phases = tuple(Phase.from_labels(rng.permutation(n) // int(rng.integers(2, 5))) for _ in range(period))
-    return Schedule("random", cluster, Static(phases=GroupPhases(phases), pace=tuple(rng.integers(1, 3, n).tolist())))
+    return Schedule(
+        "random",
+        cluster,
+        StaticGroups(phases=GroupPhases(phases), steps_per_round=tuple(rng.integers(1, 3, n).tolist())),
+    )
 
 
 SCHEDULES = {
@@ -28,22 +32,22 @@ SCHEDULES = {
     "three digits": Schedule(
         "rule",
         Cluster.regular(12, 2),
-        Static(phases=RulePhases((2, 3, 2), ((Block((0,), (0, 2)), Block((1,), (1,))), (Block((0, 1)),)))),
+        StaticGroups(phases=RulePhases((2, 3, 2), ((Block((0,), (0, 2)), Block((1,), (1,))), (Block((0, 1)),)))),
     ),
     "ranks that rest": Schedule(
-        "rule", Cluster.regular(3, 4), Static(phases=RulePhases((3,), ((Block((0, 1), (0,)), Block((2,))),)))
+        "rule", Cluster.regular(3, 4), StaticGroups(phases=RulePhases((3,), ((Block((0, 1), (0,)), Block((2,))),)))
     ),
     "a slow rank": Schedule(
         "rule",
         Cluster.regular(2, 4),
-        Static(phases=RulePhases((2,), ((Block((0, 1, 2, 3), (0,)),),)), pace=(1, 1, 2, 1) * 2),
+        StaticGroups(phases=RulePhases((2,), ((Block((0, 1, 2, 3), (0,)),),)), steps_per_round=(1, 1, 2, 1) * 2),
     ),
     "a slow node": Schedule(
         "rule",
         Cluster.regular(3, 2),
-        Static(phases=RulePhases((3,), ((Block((0, 1), (0,)),),)), pace=(1, 1, 1, 1, 2, 2)),
+        StaticGroups(phases=RulePhases((3,), ((Block((0, 1), (0,)),),)), steps_per_round=(1, 1, 1, 1, 2, 2)),
     ),
-    "all": Schedule("all", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(pace=(1, 2, 1, 1, 1))),
+    "all": Schedule("all", Cluster.irregular([[0, 1, 2], [3, 4]]), AllReduce(steps_per_round=(1, 2, 1, 1, 1))),
     **{
         f"groups {seed}": _random_groups(seed, Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]]), 1)
         for seed in range(4)
@@ -83,8 +87,8 @@ def _exchanges(schedule: Schedule) -> list[list[int]]:
     return found
 
 
-def _orbit(lost: frozenset[int], exchanges: list[list[int]]) -> set[frozenset[int]]:
-    reached, new = {lost}, [lost]
+def _orbit(failed: frozenset[int], exchanges: list[list[int]]) -> set[frozenset[int]]:
+    reached, new = {failed}, [failed]
     while new:
         one = new.pop()
         for to in exchanges:
@@ -107,7 +111,7 @@ def test_losses_have_one_representative_exactly_if_exchanges_that_keep_groups_le
         while left:
             orbit = _orbit(next(iter(left)), exchanges)
             left -= orbit
-            (representative,) = {symmetries.representative(lost) for lost in orbit}
+            (representative,) = {symmetries.representative(failed) for failed in orbit}
             assert frozenset(representative) in orbit
             representatives.append(representative)
         assert len(set(representatives)) == len(representatives)
@@ -119,10 +123,10 @@ def test_the_classes_are_the_representatives_of_all_losses(name: str) -> None:
     symmetries, n = Symmetries.of(schedule), schedule.num_workers
     for count in (1, 2, 3):
         smallest: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for lost in combinations(range(n), count):
-            smallest.setdefault(symmetries.representative(lost), lost)
+        for failed in combinations(range(n), count):
+            smallest.setdefault(symmetries.representative(failed), failed)
         assert symmetries.classes(count) == sorted(smallest)
-        assert all(lost == like for like, lost in smallest.items())
+        assert all(failed == like for like, failed in smallest.items())
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -134,9 +138,9 @@ def test_the_classes_of_a_plan_are_those_of_its_workers_and_of_every_node(name: 
         return
     symmetries, cluster = Symmetries.of(schedule), schedule.cluster
     found = {symmetries.representative(cluster.workers_of(node)) for node in range(cluster.num_nodes)}
-    found |= {lost for count in (1, 2) for lost in symmetries.classes(count)}
+    found |= {failed for count in (1, 2) for failed in symmetries.classes(count)}
     planned = replace(schedule, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 2))
-    assert planned_classes(planned, 10**6) == sorted(found, key=lambda lost: (len(lost), lost))
+    assert planned_classes(planned, 10**6) == sorted(found, key=lambda failed: (len(failed), failed))
     assert len(planned_classes(planned, 3)) > 3 or len(found) <= 3, "of more than asked some more"
 
 
@@ -144,6 +148,6 @@ def test_the_classes_of_figure_10_are_few_whatever_its_size() -> None:
     """Local ranks 0 and 1 are of their own kinds; 2 and 3 stand in blocks of their own in phase 2."""
     small, large = (Symmetries.of(build("prague-figure-10", Cluster.regular(m, 4))) for m in (8, 250_000))
     for count in (1, 2):
-        alike = [[divmod(w, 4)[1] for w in lost] for lost in small.classes(count)]
-        assert alike == [[divmod(w, 4)[1] for w in lost] for lost in large.classes(count)]
+        alike = [[divmod(w, 4)[1] for w in failed] for failed in small.classes(count)]
+        assert alike == [[divmod(w, 4)[1] for w in failed] for failed in large.classes(count)]
     assert len(large.classes(1)) == 4

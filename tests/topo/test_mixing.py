@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.figures.large import period_operator
+from partreduce.topo.metrics.large import period_operator
 from partreduce.topo.mixing import (
     exact_product,
     has_negative_entries,
@@ -22,7 +22,7 @@ from partreduce.topo.mixing import (
 )
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, StaticGroups
 
 FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
 FEW = settings(max_examples=30)
@@ -70,9 +70,11 @@ def test_phases_are_symmetric_doubly_stochastic_and_equal_apply(phase: Phase) ->
 def test_period_product_and_operator_agree(data: st.DataObject) -> None:
     n = data.draw(st.integers(2, 7))
     if data.draw(st.booleans()):
-        strategy: Static | Neighbor = Static(phases=GroupPhases(tuple(data.draw(phases(n)) for _ in range(3))))
+        strategy: StaticGroups | NeighborAveraging = StaticGroups(
+            phases=GroupPhases(tuple(data.draw(phases(n)) for _ in range(3)))
+        )
     else:
-        strategy = Neighbor(rounds=tuple(data.draw(rounds(n)) for _ in range(3)))
+        strategy = NeighborAveraging(rounds=tuple(data.draw(rounds(n)) for _ in range(3)))
     schedule = Schedule("s", Cluster.regular(n, 1), strategy)
     for start in range(3):
         expected = np.eye(n)
@@ -91,8 +93,8 @@ def test_period_product_and_operator_agree(data: st.DataObject) -> None:
 
 
 def test_negative_entries_begin_above_k_over_k_minus_1() -> None:
-    for relax, negative in ((Fraction(3, 2), False), (Fraction(3, 2) + Fraction(1, 100), True)):
-        phase = Phase.from_groups(4, [Group((0, 1, 2), relax)])
+    for relaxation, negative in ((Fraction(3, 2), False), (Fraction(3, 2) + Fraction(1, 100), True)):
+        phase = Phase.from_groups(4, [Group((0, 1, 2), relaxation)])
         assert has_negative_entries(phase) is negative
 
 
@@ -100,7 +102,7 @@ def test_a_period_is_applied_to_a_million_workers() -> None:
     n = 10**6
     ranks = np.arange(n, dtype=np.int32)
     phase = Phase.from_arrays(n, ranks, np.full(n // 4, 4))
-    schedule = Schedule("big", Cluster.regular(n // 4, 4), Static(phases=GroupPhases((phase,))))
+    schedule = Schedule("big", Cluster.regular(n // 4, 4), StaticGroups(phases=GroupPhases((phase,))))
     x = np.arange(n, dtype=float)
     assert (period_operator(schedule) @ x)[:4] == pytest.approx([1.5] * 4)
 

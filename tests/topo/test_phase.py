@@ -15,19 +15,19 @@ relaxes = st.one_of(st.just(Fraction(1)), st.fractions(-2, 3, max_denominator=12
 
 
 @st.composite
-def labelled(draw):
+def labeled(draw):
     """(labels, relax per label): every partition with skips of up to 12 workers."""
     labels = draw(st.lists(st.integers(-2, 5), min_size=2, max_size=12))
     return labels, {label: draw(relaxes) for label in sorted(set(labels)) if label >= 0}
 
 
-def groups_of(labels, relax):
+def groups_of(labels, relaxation):
     """The plain meaning of labels: equal ones average together, negative and single ones skip."""
     members = {}
     for worker, label in enumerate(labels):
         if label >= 0:
             members.setdefault(label, []).append(worker)
-    return [Group(tuple(workers), relax[label]) for label, workers in members.items() if len(workers) >= 2]
+    return [Group(tuple(workers), relaxation[label]) for label, workers in members.items() if len(workers) >= 2]
 
 
 def dense(phase):
@@ -35,20 +35,20 @@ def dense(phase):
     result = np.eye(phase.num_workers)
     for group in phase:
         members = list(group.members)
-        factor = float(group.relax)
+        factor = float(group.relaxation)
         result[members, members] -= factor
         result[np.ix_(members, members)] += factor / len(members)
     return result
 
 
 @laws
-@given(labelled(), st.randoms(use_true_random=False))
-def test_from_labels_equals_from_groups_in_any_order(labels_and_relax, random):
-    labels, relax = labels_and_relax
-    groups = groups_of(labels, relax)
-    shuffled = [Group(tuple(random.sample(g.members, len(g.members))), g.relax) for g in groups]
+@given(labeled(), st.randoms(use_true_random=False))
+def test_from_labels_equals_from_groups_in_any_order(labels_and_relaxation, random):
+    labels, relaxation = labels_and_relaxation
+    groups = groups_of(labels, relaxation)
+    shuffled = [Group(tuple(random.sample(g.members, len(g.members))), g.relaxation) for g in groups]
     random.shuffle(shuffled)
-    phase = Phase.from_labels(labels, relax)
+    phase = Phase.from_labels(labels, relaxation)
     for other in (Phase.from_groups(len(labels), groups), Phase.from_groups(len(labels), shuffled)):
         assert other == phase
         assert hash(other) == hash(phase)
@@ -58,21 +58,21 @@ def test_from_labels_equals_from_groups_in_any_order(labels_and_relax, random):
 
 
 @laws
-@given(labelled())
-def test_labels_are_the_inverse_of_from_labels(labels_and_relax):
-    labels, relax = labels_and_relax
-    phase = Phase.from_labels(labels, relax)
+@given(labeled())
+def test_labels_are_the_inverse_of_from_labels(labels_and_relaxation):
+    labels, relaxation = labels_and_relaxation
+    phase = Phase.from_labels(labels, relaxation)
     found = phase.labels()
-    factors = dict(enumerate(phase.relax or ()))
+    factors = dict(enumerate(phase.relaxation or ()))
     assert Phase.from_labels(found, factors) == phase
     for worker, label in enumerate(found.tolist()):
         assert (worker in phase[label].members) if label >= 0 else all(worker not in g.members for g in phase)
 
 
 @laws
-@given(labelled(), st.integers(0, 2**32 - 1), st.sampled_from([(), (3,), (2, 2)]))
-def test_apply_is_the_dense_matrix(labels_and_relax, seed, shape):
-    phase = Phase.from_labels(*labels_and_relax)
+@given(labeled(), st.integers(0, 2**32 - 1), st.sampled_from([(), (3,), (2, 2)]))
+def test_apply_is_the_dense_matrix(labels_and_relaxation, seed, shape):
+    phase = Phase.from_labels(*labels_and_relaxation)
     values = np.random.default_rng(seed).normal(size=(phase.num_workers, *shape))
     before = values.copy()
     expected = np.tensordot(dense(phase), values, axes=1)
@@ -81,9 +81,9 @@ def test_apply_is_the_dense_matrix(labels_and_relax, seed, shape):
 
 
 @laws
-@given(labelled())
-def test_rows_and_columns_sum_to_one_and_the_mean_is_kept(labels_and_relax):
-    phase = Phase.from_labels(*labels_and_relax)
+@given(labeled())
+def test_rows_and_columns_sum_to_one_and_the_mean_is_kept(labels_and_relaxation):
+    phase = Phase.from_labels(*labels_and_relaxation)
     matrix = dense(phase)
     np.testing.assert_allclose(matrix.sum(axis=0), 1, atol=1e-12)
     np.testing.assert_allclose(matrix.sum(axis=1), 1, atol=1e-12)
@@ -92,10 +92,10 @@ def test_rows_and_columns_sum_to_one_and_the_mean_is_kept(labels_and_relax):
 
 
 @laws
-@given(labelled())
-def test_plain_means_are_projections(labels_and_relax):
-    phase = Phase.from_labels(labels_and_relax[0])
-    assert phase.relax is None
+@given(labeled())
+def test_plain_means_are_projections(labels_and_relaxation):
+    phase = Phase.from_labels(labels_and_relaxation[0])
+    assert phase.relaxation is None
     once = phase.apply(np.arange(phase.num_workers, dtype=float))
     np.testing.assert_allclose(phase.apply(once), once, atol=1e-12)
 

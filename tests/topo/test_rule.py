@@ -90,7 +90,7 @@ def test_relax_is_kept_per_block():
     assert expanded == Phase.from_groups(
         12, [g for w in range(12) if (g := group_of(w, phase, 3, radices)) and g.members[0] == w]
     )
-    assert {g.relax for g in expanded} == {Fraction(1), Fraction(1, 2)}
+    assert {g.relaxation for g in expanded} == {Fraction(1), Fraction(1, 2)}
 
 
 def test_overlapping_blocks_are_refused_by_expand_only():

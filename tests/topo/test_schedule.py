@@ -13,38 +13,38 @@ from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
+    AllReduceAlgorithm,
     Codec,
-    Drain,
-    Form,
-    Gap,
-    Generated,
+    DelayedAveraging,
+    DrainPolicy,
+    DynamicGroups,
     GroupPhases,
-    How,
-    Late,
-    Neighbor,
+    IterationGap,
+    NeighborAveraging,
     Pairwise,
+    PartialAllReduce,
     Pipeline,
-    Quorum,
     Round,
     RulePhases,
     Server,
-    Skip,
-    Static,
+    SkipPolicy,
+    StaticGroups,
+    Transport,
 )
-from partreduce.topo.strategies.generated import Division
+from partreduce.topo.strategies.dynamic_groups import GroupSplit
 
 CLUSTER = Cluster.regular(4, 2)
-RULE = Static(phases=RulePhases((2, 2), ((Block((0,), (0, 1)),), (Block((0, 1)),), ())), prologue=2)
-GROUPS = Static(
+RULE = StaticGroups(phases=RulePhases((2, 2), ((Block((0,), (0, 1)),), (Block((0, 1)),), ())), prologue=2)
+GROUPS = StaticGroups(
     phases=GroupPhases(
         (Phase.from_groups(8, [[0, 7], [1, 2, 3]]), Phase.from_groups(8, [Group((0, 1), Fraction(3, 2))]))
     ),
-    pace=(1, 2, 1, 1, 1, 1, 1, 5),
+    steps_per_round=(1, 2, 1, 1, 1, 1, 1, 5),
 )
-RING = Neighbor(rounds=(Round.from_edges(8, [(w, (w + 1) % 8, Fraction(1, 2)) for w in range(8)]),))
+RING = NeighborAveraging(rounds=(Round.from_edges(8, [(w, (w + 1) % 8, Fraction(1, 2)) for w in range(8)]),))
 
 
-@pytest.mark.parametrize("strategy", [RULE, GROUPS, AllReduce(pace=4)], ids=["rule", "groups", "allreduce"])
+@pytest.mark.parametrize("strategy", [RULE, GROUPS, AllReduce(steps_per_round=4)], ids=["rule", "groups", "allreduce"])
 def test_group_of_agrees_with_the_phases(strategy):
     schedule = Schedule("s", CLUSTER, strategy)
     for round_ in range(2 * schedule.period + schedule.prologue):
@@ -60,20 +60,24 @@ def test_group_of_agrees_with_the_phases(strategy):
 def test_rule_and_its_groups_are_the_same_phases():
     rule = Schedule("s", CLUSTER, RULE)
     phases = tuple(rule.phase(t) for t in range(rule.period))
-    explicit = Schedule("s", CLUSTER, Static(phases=GroupPhases(phases), prologue=2))
+    explicit = Schedule("s", CLUSTER, StaticGroups(phases=GroupPhases(phases), prologue=2))
     assert [explicit.phase(t) for t in range(3)] == [rule.phase(t) for t in range(3)]
     assert explicit.num_distinct_phases() == rule.num_distinct_phases() == 2
 
 
-def test_paces():
+def test_steps_per_round():
     schedule = Schedule("s", CLUSTER, GROUPS)
-    assert schedule.paces().tolist() == [schedule.pace_of(w) for w in range(8)] == list(GROUPS.pace)
-    assert Schedule("s", CLUSTER, AllReduce(pace=3)).paces().tolist() == [3] * 8
+    assert (
+        schedule.worker_steps().tolist()
+        == [schedule.steps_per_round_of(w) for w in range(8)]
+        == list(GROUPS.steps_per_round)
+    )
+    assert Schedule("s", CLUSTER, AllReduce(steps_per_round=3)).worker_steps().tolist() == [3] * 8
     assert AllReduce().averages_gradients
-    assert not AllReduce(pace=2).averages_gradients
-    assert AllReduce(pace=(1, 1)).averages_gradients, "the same hash as 1, so the same meaning"
-    assert not AllReduce(pace=(1, 2)).averages_gradients
-    assert not AllReduce(when=Late()).averages_gradients
+    assert not AllReduce(steps_per_round=2).averages_gradients
+    assert AllReduce(steps_per_round=(1, 1)).averages_gradients, "the same hash as 1, so the same meaning"
+    assert not AllReduce(steps_per_round=(1, 2)).averages_gradients
+    assert not AllReduce(sync=DelayedAveraging()).averages_gradients
 
 
 def test_periods():
@@ -97,11 +101,11 @@ def test_hardware_and_certificate_take_no_part_in_equality():
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (Static(phases=GroupPhases(())), "at least 1 phase"),
-        (Static(phases=GroupPhases((Phase.from_groups(4, []),))), "is for 4 workers, the cluster has 8"),
-        (AllReduce(pace=(1, 2)), "has 2 entries"),
-        (Neighbor(rounds=()), "at least 1 round"),
-        (Neighbor(rounds=(Round.from_edges(3, []),)), "is for 3 workers"),
+        (StaticGroups(phases=GroupPhases(())), "at least 1 phase"),
+        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, []),))), "is for 4 workers, the cluster has 8"),
+        (AllReduce(steps_per_round=(1, 2)), "has 2 entries"),
+        (NeighborAveraging(rounds=()), "at least 1 round"),
+        (NeighborAveraging(rounds=(Round.from_edges(3, []),)), "is for 3 workers"),
     ],
     ids=range(5),
 )
@@ -113,19 +117,22 @@ def test_strategies_that_do_not_fit_are_refused(strategy, words):
 @pytest.mark.parametrize(
     ("build", "line"),
     [
-        (lambda: Static(phases=GROUPS.phases, prologue=-1), "prologue: is -1; it must be >= 0"),
-        (lambda: AllReduce(pace=0), "pace: is 0; it must be >= 1"),
-        (lambda: AllReduce(pace=(1, 2, -3)), "pace: is -3; it must be >= 1"),
-        (lambda: How(codec="int8", block=0), "how.block: is 0; it must be >= 1"),
-        (lambda: How(codec="int9"), "how.codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4"),
-        (lambda: Gap(max_ig=2**31), "when.gap.max_ig: is 2147483648; it must be <= 2147483647"),
-        (lambda: Gap(staleness=-1), "when.gap.staleness: is -1; it must be >= 0"),
-        (lambda: Gap(backup=(0, 0, -2)), "when.gap.backup: is -2; it must be >= 0"),
-        (lambda: Skip(limit=2, behind=1), "when.gap.skip.behind: is 1; it must be >= 2"),
-        (lambda: Skip(limit=2, trigger=1), "when.gap.skip.trigger: is 1; it must be >= 2"),
-        (lambda: Quorum(quorum="solo", staleness=0), "when.quorum.staleness: is 0; it must be >= 1"),
+        (lambda: StaticGroups(phases=GROUPS.phases, prologue=-1), "prologue: is -1; it must be >= 0"),
+        (lambda: AllReduce(steps_per_round=0), "steps_per_round: is 0; it must be >= 1"),
+        (lambda: AllReduce(steps_per_round=(1, 2, -3)), "steps_per_round: is -3; it must be >= 1"),
+        (lambda: Transport(codec="int8", block=0), "transport.block: is 0; it must be >= 1"),
+        (
+            lambda: Transport(codec="int9"),
+            "transport.codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4",
+        ),
+        (lambda: IterationGap(max_ig=2**31), "sync.iteration_gap.max_ig: is 2147483648; it must be <= 2147483647"),
+        (lambda: IterationGap(staleness=-1), "sync.iteration_gap.staleness: is -1; it must be >= 0"),
+        (lambda: IterationGap(backup=(0, 0, -2)), "sync.iteration_gap.backup: is -2; it must be >= 0"),
+        (lambda: SkipPolicy(limit=2, behind=1), "sync.iteration_gap.skip.behind: is 1; it must be >= 2"),
+        (lambda: SkipPolicy(limit=2, trigger=1), "sync.iteration_gap.skip.trigger: is 1; it must be >= 2"),
+        (lambda: PartialAllReduce(quorum="solo", staleness=0), "sync.partial.staleness: is 0; it must be >= 1"),
         (lambda: Pairwise(active=(0,), edges=((0, 1), (-1, 2))), "edges: is -1; it must be >= 0"),
-        (lambda: Generated(max_known=0), "max_known: is 0; it must be >= 1"),
+        (lambda: DynamicGroups(max_known=0), "max_known: is 0; it must be >= 1"),
     ],
     ids=range(13),
 )
@@ -144,9 +151,12 @@ def test_phases_of_the_other_form_are_refused():
 
 def test_values_of_an_axis_that_a_kind_does_not_take_are_refused():
     for strategy, words in (
-        (Generated(when=Late()), "when: strategy 'generated' has no late averaging"),
-        (AllReduce(when=Late(2)), "when.late: is 2; an averaging is late by 1 round"),
-        (Server(how=How(form=Form.HIERARCHICAL)), "how.form: is hierarchical; strategy 'server' travels as ring"),
+        (DynamicGroups(sync=DelayedAveraging()), "sync: strategy 'dynamic_groups' has no late averaging"),
+        (AllReduce(sync=DelayedAveraging(2)), "sync.delay: is 2; an averaging is late by 1 round"),
+        (
+            Server(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)),
+            "transport.algorithm: is hierarchical; strategy 'server' travels as ring",
+        ),
     ):
         with pytest.raises(ScheduleError, match=words):
             Schedule("s", CLUSTER, strategy)
@@ -168,37 +178,39 @@ def test_rounds_refuse_edges(edge, words):
 EVERYBODY, NODES = (Block((0, 1), (0,)),), (Block((0, 1)),)
 PAIRS, ALL_FOUR = Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)])
 HALF = Phase.from_groups(4, [Group((0, 1, 2, 3), Fraction(1, 2))])
-CODED = How(codec=Codec.INT8)
+CODED = Transport(codec=Codec.INT8)
 
 
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [
-        (Static(phases=GroupPhases((PAIRS, ALL_FOUR))), ""),
-        (Static(phases=GroupPhases((PAIRS, HALF))), ""),
-        (Static(phases=RulePhases((2,), (NODES, EVERYBODY)), when=Late()), ""),
-        (AllReduce(pace=4), ""),
-        (Static(phases=GroupPhases((PAIRS,)), prologue=3), "no round of the period averages over all workers"),
-        (Static(phases=RulePhases((2,), (NODES,))), "no round of the period averages over all workers"),
-        (Generated(division=Division.NODE_THEN_ALL, slow_threshold=None), "its groups may leave out any worker"),
+        (StaticGroups(phases=GroupPhases((PAIRS, ALL_FOUR))), ""),
+        (StaticGroups(phases=GroupPhases((PAIRS, HALF))), ""),
+        (StaticGroups(phases=RulePhases((2,), (NODES, EVERYBODY)), sync=DelayedAveraging()), ""),
+        (AllReduce(steps_per_round=4), ""),
+        (StaticGroups(phases=GroupPhases((PAIRS,)), prologue=3), "no round of the period averages over all workers"),
+        (StaticGroups(phases=RulePhases((2,), (NODES,))), "no round of the period averages over all workers"),
+        (DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None), "its groups may leave out any worker"),
         (Pairwise(active=(0, 1)), "strategy 'pairwise' sends parameters, and rounded parameters lose every update"),
-        (Server(pace=2), "strategy 'server' sends parameters, and rounded parameters lose every update"),
+        (Server(steps_per_round=2), "strategy 'server' sends parameters, and rounded parameters lose every update"),
     ],
 )
 def test_parameters_may_be_rounded_where_all_meet_again_and_again(strategy, reason):
     cluster = Cluster.regular(2, 2)
     if not reason:
-        assert Schedule("coded", cluster, replace(strategy, how=CODED)).strategy.how is CODED
+        assert Schedule("coded", cluster, replace(strategy, transport=CODED)).strategy.transport is CODED
         return
-    with pytest.raises(ScheduleError, match=rf"how\.codec: is int8; .*{reason}"):
-        Schedule("coded", cluster, replace(strategy, how=CODED))
+    with pytest.raises(ScheduleError, match=rf"transport\.codec: is int8; .*{reason}"):
+        Schedule("coded", cluster, replace(strategy, transport=CODED))
 
 
 def test_words_may_stand_for_choices_and_unknown_ones_are_named():
-    assert How(codec="int8", form="hierarchical") == How(codec=Codec.INT8, form=Form.HIERARCHICAL)
-    assert isinstance(Pipeline(drain="drop").drain, Drain)
+    assert Transport(codec="int8", algorithm="hierarchical") == Transport(
+        codec=Codec.INT8, algorithm=AllReduceAlgorithm.HIERARCHICAL
+    )
+    assert isinstance(Pipeline(drain="drop").drain, DrainPolicy)
     with pytest.raises(ScheduleError, match="codec: is 'int9'; it must be one of none, float16, bfloat16, int8, int4"):
-        How(codec="int9")
+        Transport(codec="int9")
     with pytest.raises(ScheduleError, match=r"drain: is \['drop'\]"):
         Pipeline(drain=["drop"])
 
@@ -215,13 +227,13 @@ def test_words_may_stand_for_choices_and_unknown_ones_are_named():
 )
 def test_rounds_to_connect_are_those_after_which_all_have_averaged_if_by_way_of_others(phases, rounds):
     made = GroupPhases(tuple(Phase.from_groups(4, groups) for groups in phases))
-    assert Schedule("x", Cluster.regular(1, 4), Static(phases=made)).rounds_to_connect() == rounds
-    assert Schedule("x", Cluster.regular(1, 4), Static(phases=made, prologue=2)).rounds_to_connect() == 1
+    assert Schedule("x", Cluster.regular(1, 4), StaticGroups(phases=made)).rounds_to_connect() == rounds
+    assert Schedule("x", Cluster.regular(1, 4), StaticGroups(phases=made, prologue=2)).rounds_to_connect() == 1
 
 
-def test_a_smaller_pace_is_spread_evenly_over_every_round():
-    paced = Schedule("x", Cluster.regular(1, 4), AllReduce(pace=(5, 3, 1, 5)))
+def test_a_smaller_steps_per_round_is_spread_evenly_over_every_round():
+    paced = Schedule("x", Cluster.regular(1, 4), AllReduce(steps_per_round=(5, 3, 1, 5)))
     steps = [paced.stepping_at(step).tolist() for step in range(5)]
     assert steps == [[1, 0, 0, 1], [1, 1, 0, 1], [1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 1, 1]]
     assert [paced.stepping_at(step).tolist() for step in range(5, 10)] == steps
-    assert Schedule("x", Cluster.regular(1, 4), AllReduce(pace=3)).stepping_at(1).all()
+    assert Schedule("x", Cluster.regular(1, 4), AllReduce(steps_per_round=3)).stepping_at(1).all()

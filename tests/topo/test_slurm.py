@@ -4,7 +4,7 @@ import pytest
 
 from partreduce.commands.cluster_options import NETWORKS, NODES, cluster_settings, hardware_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.errors import FileError, InputError
 from partreduce.topo.hardware import Switch
 from partreduce.topo.slurm import expanded, read_switches
 
@@ -56,7 +56,7 @@ def test_what_makes_no_tree_over_the_nodes_is_refused(tmp_path, text, nodes, wor
 
 
 def test_a_missing_file_is_a_file_problem(tmp_path):
-    with pytest.raises(FileProblem, match="cannot be read"):
+    with pytest.raises(FileError, match="cannot be read"):
         read_switches(tmp_path / "no.conf", 3)
 
 

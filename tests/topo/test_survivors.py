@@ -12,104 +12,114 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.losses import planned_classes, planned_losses
+from partreduce.topo.failure_symmetries import planned_classes, planned_failures
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
     Codec,
-    Generated,
+    DelayedAveraging,
+    DelayedMerge,
+    DynamicGroups,
     GroupPhases,
-    How,
-    Late,
-    Merge,
     Pipeline,
     RulePhases,
-    Static,
+    StaticGroups,
+    Transport,
 )
-from partreduce.topo.survivors import after_loss, after_loss_of_nodes, reapplied
+from partreduce.topo.survivors import after_failure, after_failure_of_nodes, reapplied
 
-PAIRS = Static(
+PAIRS = StaticGroups(
     phases=GroupPhases((Phase.from_groups(5, [[0, 3], [1, 4]]), Phase.from_groups(5, [[0, 1, 2]]))),
-    pace=(1, 2, 3, 4, 5),
+    steps_per_round=(1, 2, 3, 4, 5),
     prologue=2,
 )
 UNEVEN = Cluster.irregular([[0, 1, 2], [3, 4]])
-RULE = Static(phases=RulePhases((4,), ((Block((0, 1), ()),), (Block((0,), (0,)), Block((1,), (0,))))))
+RULE = StaticGroups(phases=RulePhases((4,), ((Block((0, 1), ()),), (Block((0,), (0,)), Block((1,), (0,))))))
 
 
 def test_a_loss_that_no_plan_covers_leaves_all_survivors_in_one_group() -> None:
-    found = after_loss(Schedule("pairs", UNEVEN, PAIRS), {1, 3})
+    found = after_failure(Schedule("pairs", UNEVEN, PAIRS), {1, 3})
     assert found.cluster == Cluster.irregular([[0, 1], [2]])
-    assert found.strategy == Static(
-        phases=GroupPhases((Phase.from_groups(3, [[0, 1, 2]]),)), pace=(1, 3, 5), prologue=2
+    assert found.strategy == StaticGroups(
+        phases=GroupPhases((Phase.from_groups(3, [[0, 1, 2]]),)), steps_per_round=(1, 3, 5), prologue=2
     )
 
 
 def test_all_reduce_stays_all_reduce() -> None:
-    found = after_loss(Schedule("all", Cluster.regular(4, 2), AllReduce(pace=3)), {2, 3})
-    assert found == Schedule("all", Cluster.regular(3, 2), AllReduce(pace=3))
+    found = after_failure(Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=3)), {2, 3})
+    assert found == Schedule("all", Cluster.regular(3, 2), AllReduce(steps_per_round=3))
 
 
 @pytest.mark.parametrize(
-    "strategy", [AllReduce(pace=3, when=Late()), AllReduce(when=Pipeline(), how=How(codec=Codec.BFLOAT16))]
+    "strategy",
+    [
+        AllReduce(steps_per_round=3, sync=DelayedAveraging()),
+        AllReduce(sync=Pipeline(), transport=Transport(codec=Codec.BFLOAT16)),
+    ],
 )
 def test_what_comes_late_stays_late(strategy: AllReduce) -> None:
-    assert after_loss(Schedule("all", Cluster.regular(4, 2), strategy), {2}).strategy == strategy
+    assert after_failure(Schedule("all", Cluster.regular(4, 2), strategy), {2}).strategy == strategy
 
 
-def test_models_that_differ_are_averaged_also_where_only_workers_of_pace_1_are_left() -> None:
-    """All-Reduce at pace 1 averages gradients, which would leave the models apart for ever."""
-    found = after_loss(Schedule("all", Cluster.regular(2, 2), AllReduce(pace=(1, 1, 1, 5))), {3})
+def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_round_1_are_left() -> None:
+    """All-Reduce at steps_per_round 1 averages gradients, which would leave the models apart for ever."""
+    found = after_failure(Schedule("all", Cluster.regular(2, 2), AllReduce(steps_per_round=(1, 1, 1, 5))), {3})
     assert found.group_of(0, 0) == Group((0, 1, 2))
     assert not found.strategy.averages_gradients
 
 
 @pytest.mark.parametrize(
-    ("strategy", "lost", "said"),
+    ("strategy", "failed", "said"),
     [
         (RULE, {8}, "lost worker 8: is out of range"),
         (RULE, {-1}, "lost worker -1: is out of range"),
         (RULE, set(range(7)), "7 of 8 workers are lost"),
-        (Generated(), {1}, "strategy.kind"),
-        (AllReduce(pace=2, when=Merge(alpha=Fraction(1, 2))), {1}, "strategy.when"),
-        (AllReduce(pace=2, when=Late(), how=How(codec=Codec.BFLOAT16)), {1}, "strategy.how.codec"),
+        (DynamicGroups(), {1}, "strategy.kind"),
+        (AllReduce(steps_per_round=2, sync=DelayedMerge(alpha=Fraction(1, 2))), {1}, "strategy.sync"),
+        (
+            AllReduce(steps_per_round=2, sync=DelayedAveraging(), transport=Transport(codec=Codec.BFLOAT16)),
+            {1},
+            "strategy.transport.codec",
+        ),
     ],
 )
-def test_what_cannot_go_on_is_refused_by_name(strategy: Static, lost: set[int], said: str) -> None:
+def test_what_cannot_go_on_is_refused_by_name(strategy: StaticGroups, failed: set[int], said: str) -> None:
     with pytest.raises(ScheduleError, match=said):
-        after_loss(Schedule("it", Cluster.regular(4, 2), strategy), lost)
+        after_failure(Schedule("it", Cluster.regular(4, 2), strategy), failed)
 
 
-def _moved(found: Schedule, schedule: Schedule, lost: tuple[int, ...]) -> list[set[frozenset[int]]]:
+def _moved(found: Schedule, schedule: Schedule, failed: tuple[int, ...]) -> list[set[frozenset[int]]]:
     """The groups of each phase, by the workers' ranks in the first schedule."""
-    left = [worker for worker in range(schedule.num_workers) if worker not in lost]
+    left = [worker for worker in range(schedule.num_workers) if worker not in failed]
     return [
         {frozenset(left[member] for member in group.members) for group in phase}
         for phase in map(found.phase, range(found.period))
     ]
 
 
-def _groups_without(schedule: Schedule, lost: tuple[int, ...]) -> list[set[frozenset[int]]]:
+def _groups_without(schedule: Schedule, failed: tuple[int, ...]) -> list[set[frozenset[int]]]:
     left = [
-        {frozenset(set(group.members) - set(lost)) for group in phase}
+        {frozenset(set(group.members) - set(failed)) for group in phase}
         for phase in map(schedule.phase, range(schedule.period))
     ]
     return [{group for group in phase if len(group) > 1} for phase in left]
 
 
 @pytest.mark.parametrize("strategy", [PAIRS, RULE])
-def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strategy: Static) -> None:
+def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strategy: StaticGroups) -> None:
     cluster = UNEVEN if strategy is PAIRS else Cluster.regular(4, 2)
     plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
     schedule = Schedule("it", cluster, strategy, failure_plan=plan)
-    losses = list(planned_losses(schedule, plan))
-    assert {lost for count in (1, 2) for lost in combinations(range(schedule.num_workers), count)} <= set(losses)
-    for lost in losses:
-        found = after_loss(schedule, lost)
-        assert _moved(found, schedule, lost) == _groups_without(schedule, lost)
-        assert found.paces().tolist() == [pace for w, pace in enumerate(schedule.paces()) if w not in lost]
+    failures = list(planned_failures(schedule, plan))
+    assert {failed for count in (1, 2) for failed in combinations(range(schedule.num_workers), count)} <= set(failures)
+    for failed in failures:
+        found = after_failure(schedule, failed)
+        assert _moved(found, schedule, failed) == _groups_without(schedule, failed)
+        assert found.worker_steps().tolist() == [
+            steps_per_round for w, steps_per_round in enumerate(schedule.worker_steps()) if w not in failed
+        ]
         assert found.failure_plan is None
         assert found.prologue == schedule.prologue
 
@@ -117,7 +127,7 @@ def test_kept_groups_are_the_schedule_s_without_the_lost_whatever_the_loss(strat
 def test_a_plan_covers_so_many_workers_or_one_whole_node_wherever_its_workers_stand() -> None:
     """Nodes are uneven, and their workers not in order; a node with more workers than the plan says is covered."""
     plan, cluster = FailurePlan(SurvivorRule.KEEP_GROUPS, 1), Cluster.irregular([[5, 1, 3], [0], [4, 2]])
-    covered = {lost for k in range(7) for lost in combinations(range(6), k) if plan.covers(cluster, lost)}
+    covered = {failed for k in range(7) for failed in combinations(range(6), k) if plan.covers(cluster, failed)}
     assert covered == {(0,), (1,), (2,), (3,), (4,), (5,), (1, 3, 5), (2, 4)}
     assert plan.most_failures(cluster) == 3
     pair = Cluster.irregular([[0], [2, 1]])
@@ -129,10 +139,10 @@ def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left() -> None:
     schedule = Schedule("it", Cluster.regular(4, 2), RULE, failure_plan=FailurePlan(SurvivorRule.REAPPLY_RULE, 2))
     for node in range(4):
         smaller = RulePhases((3,), RULE.phases.phases)
-        lost = {2 * node, 2 * node + 1}
-        assert after_loss(schedule, lost) == Schedule("it", Cluster.regular(3, 2), Static(phases=smaller))
-    for lost in ((3,), (0, 6)):  # no node is lost as a whole: the groups stay
-        assert _moved(after_loss(schedule, lost), schedule, lost) == _groups_without(schedule, lost)
+        failed = {2 * node, 2 * node + 1}
+        assert after_failure(schedule, failed) == Schedule("it", Cluster.regular(3, 2), StaticGroups(phases=smaller))
+    for failed in ((3,), (0, 6)):  # no node is lost as a whole: the groups stay
+        assert _moved(after_failure(schedule, failed), schedule, failed) == _groups_without(schedule, failed)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +163,7 @@ def test_radices_for_other_nodes_stay_near_the_old_ones(
 ) -> None:
     phases = tuple((Block((0,), (digit,)),) for digit in range(len(radices)))
     old = Cluster.regular(prod(radices), 2)
-    found = reapplied(Schedule("it", old, Static(phases=RulePhases(radices, phases))), nodes)
+    found = reapplied(Schedule("it", old, StaticGroups(phases=RulePhases(radices, phases))), nodes)
     assert found.node_radices == fitted
     found.check(Cluster.regular(nodes, 2))
     kept = [digit for phase in found.phases for block in phase for digit in block.across]
@@ -161,15 +171,15 @@ def test_radices_for_other_nodes_stay_near_the_old_ones(
 
 
 def test_what_the_nodes_left_run_is_the_same_whichever_are_lost() -> None:
-    square = Static(phases=RulePhases((2, 2), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),))))
+    square = StaticGroups(phases=RulePhases((2, 2), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),))))
     for rule, count in ((SurvivorRule.REAPPLY_RULE, 1), (SurvivorRule.REAPPLY_RULE, 2), (SurvivorRule.ALL_REDUCE, 2)):
         schedule = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(rule, 4))
-        found = after_loss_of_nodes(schedule, count)
+        found = after_failure_of_nodes(schedule, count)
         for nodes in combinations(range(4), count):
-            assert after_loss(schedule, {2 * node + rank for node in nodes for rank in (0, 1)}) == found
+            assert after_failure(schedule, {2 * node + rank for node in nodes for rank in (0, 1)}) == found
     kept = Schedule("it", Cluster.regular(4, 2), square, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 4))
     with pytest.raises(ScheduleError, match="not all alike"):
-        after_loss_of_nodes(kept, 2)
+        after_failure_of_nodes(kept, 2)
 
 
 def test_planned_losses_of_a_million_workers_need_no_list_of_groups() -> None:
@@ -177,14 +187,14 @@ def test_planned_losses_of_a_million_workers_need_no_list_of_groups() -> None:
     schedule = replace(bare, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
     assert len(schedule_text(schedule)) < 1000
     assert len(planned_classes(schedule, 100)) == 5
-    found = after_loss(schedule, {777_777})
+    found = after_failure(schedule, {777_777})
     assert found.num_workers == 999_999
     assert found.group_of(777_777, 1) == Group((777_776, 777_777, 777_778))
 
 
 def test_groups_that_no_survivor_could_list_are_refused_before_a_loss() -> None:
     cluster = Cluster.regular(2**23 + 1, 2)
-    rule = Static(phases=RulePhases((cluster.num_nodes,), RULE.phases.phases))
+    rule = StaticGroups(phases=RulePhases((cluster.num_nodes,), RULE.phases.phases))
     with pytest.raises(ScheduleError, match=r"failure_plan: expected at most 16777216 workers"):
         Schedule("it", cluster, rule, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1))
     with pytest.raises(ScheduleError, match=r"failure_plan\.rule: expected keep_groups, reapply_rule, all_reduce"):

@@ -16,8 +16,8 @@ from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.switches import above, regular_levels
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.compute import ComputeTimes
@@ -28,8 +28,10 @@ RACKS = (Switch((0, 1), Link.of_bandwidth(0.5)), Switch((2, 3), Link.of_bandwidt
 HARDWARE = Hardware(nic=Link.of_bandwidth(1.0), model_bytes=1, switches=RACKS)
 
 
-def seconds(*groups, hardware=HARDWARE, cluster=CLUSTER, form=Form.RING):
-    return group_seconds(Phase.from_groups(cluster.num_workers, groups), cluster, hardware, form=form).tolist()
+def seconds(*groups, hardware=HARDWARE, cluster=CLUSTER, algorithm=AllReduceAlgorithm.RING):
+    return group_seconds(
+        Phase.from_groups(cluster.num_workers, groups), cluster, hardware, algorithm=algorithm
+    ).tolist()
 
 
 def test_a_group_on_both_sides_of_a_switch_loads_its_uplink_as_a_nic():
@@ -38,7 +40,7 @@ def test_a_group_on_both_sides_of_a_switch_loads_its_uplink_as_a_nic():
     assert seconds((0, 4)) == [2.0], "across racks the uplink is the slowest"
     assert seconds((0, 2), (1, 5)) == [2.0, 2.0], "the pair inside shares node 0's NIC, the other waits for the uplink"
     assert seconds(range(8)) == pytest.approx([2 * 7 / 8 / 0.5])
-    assert seconds(range(8), form=Form.HIERARCHICAL) == pytest.approx([2 * 3 / 4 / 0.5])
+    assert seconds(range(8), algorithm=AllReduceAlgorithm.HIERARCHICAL) == pytest.approx([2 * 3 / 4 / 0.5])
 
 
 def test_groups_crossing_one_uplink_add_up():
@@ -91,7 +93,7 @@ def test_edges_share_the_uplink_of_their_direction():
 
 def test_a_rule_crosses_racks_only_in_the_digit_that_says_so():
     def rule(digit):
-        return Schedule("r", CLUSTER, Static(phases=RulePhases((2, 2), ((Block((0,), (digit,)),),))))
+        return Schedule("r", CLUSTER, StaticGroups(phases=RulePhases((2, 2), ((Block((0,), (digit,)),),))))
 
     assert communication(rule(1), HARDWARE).phases == (1.0,)
     assert communication(rule(0), HARDWARE).phases == (4.0,)
@@ -107,10 +109,10 @@ def schedules(draw):
         pairs = st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1)), min_size=1, max_size=8)
         weight = Fraction(1, 2 * count)
         rounds = [[(a, b, weight) for a, b in draw(pairs) if a != b] for _ in period]
-        strategy = Neighbor(rounds=tuple(Round.from_edges(count, edges) for edges in rounds))
+        strategy = NeighborAveraging(rounds=tuple(Round.from_edges(count, edges) for edges in rounds))
     elif kind == "static":
         labels = st.lists(st.integers(-1, 2), min_size=count, max_size=count)
-        strategy = Static(phases=GroupPhases(tuple(Phase.from_labels(draw(labels)) for _ in period)))
+        strategy = StaticGroups(phases=GroupPhases(tuple(Phase.from_labels(draw(labels)) for _ in period)))
     else:
         strategy = AllReduce()
     hardware = Hardware(
@@ -120,41 +122,41 @@ def schedules(draw):
     return Schedule("s", cluster, strategy), hardware
 
 
-def costs(schedule, hardware, form):
+def costs(schedule, hardware, algorithm):
     return np.concatenate([
-        phase_loads(schedule, index, hardware, model_bytes=3, travel=Travel(form))[0].seconds()
+        phase_loads(schedule, index, hardware, model_bytes=3, travel=Travel(algorithm))[0].seconds()
         for index in range(schedule.period)
     ])  # fmt: skip
 
 
 @settings(max_examples=50)
-@given(schedules(), st.sampled_from(list(Form)), st.data())
-def test_a_slower_uplink_never_makes_anything_faster(case, form, data):
+@given(schedules(), st.sampled_from(list(AllReduceAlgorithm)), st.data())
+def test_a_slower_uplink_never_makes_anything_faster(case, algorithm, data):
     schedule, hardware = case
-    before = costs(schedule, hardware, form)
+    before = costs(schedule, hardware, algorithm)
     if hardware.switches:
         index = data.draw(st.integers(0, len(hardware.switches) - 1))
         listed = list(hardware.switches)
         uplink = listed[index].uplink
         listed[index] = Switch(listed[index].nodes, Link(uplink.latency + 1, 2 * uplink.seconds_per_byte))
-        assert (costs(schedule, replace(hardware, switches=tuple(listed)), form) >= before).all()
-    assert (before >= costs(schedule, replace(hardware, switches=()), form)).all()
+        assert (costs(schedule, replace(hardware, switches=tuple(listed)), algorithm) >= before).all()
+    assert (before >= costs(schedule, replace(hardware, switches=()), algorithm)).all()
 
 
 @settings(max_examples=25)
-@given(schedules(), st.sampled_from(list(Form)))
-def test_a_switch_over_all_nodes_and_free_uplinks_change_nothing(case, form):
+@given(schedules(), st.sampled_from(list(AllReduceAlgorithm)))
+def test_a_switch_over_all_nodes_and_free_uplinks_change_nothing(case, algorithm):
     schedule, hardware = case
-    bare = costs(schedule, replace(hardware, switches=()), form)
+    bare = costs(schedule, replace(hardware, switches=()), algorithm)
     root = Switch(tuple(range(schedule.cluster.num_nodes)), Link(9.0, 9.0))
     free = tuple(Switch(s.nodes) for s in hardware.switches if s.nodes != root.nodes)
-    assert (costs(schedule, replace(hardware, switches=(root,)), form) == bare).all()
-    assert (costs(schedule, replace(hardware, switches=(*free, root)), form) == bare).all()
+    assert (costs(schedule, replace(hardware, switches=(root,)), algorithm) == bare).all()
+    assert (costs(schedule, replace(hardware, switches=(*free, root)), algorithm) == bare).all()
 
 
 @settings(max_examples=25)
-@given(switches_over(5), st.data(), st.sampled_from(list(Form)))
-def test_groups_inside_a_rack_do_not_load_its_uplink(switches, data, form):
+@given(switches_over(5), st.data(), st.sampled_from(list(AllReduceAlgorithm)))
+def test_groups_inside_a_rack_do_not_load_its_uplink(switches, data, algorithm):
     """Every group of a phase lies below one lowest switch: neither bytes nor latency of any uplink above count."""
     cluster = Cluster.regular(5, 2)
     rows = above(switches, 5)
@@ -168,20 +170,24 @@ def test_groups_inside_a_rack_do_not_load_its_uplink(switches, data, form):
             labels[worker] = 2 * index + data.draw(st.integers(0, 1))
     phase = Phase.from_labels(labels)
     hardware = Hardware(nic=Link(1.0, 2.0), inside=Link(0.5, 1.0), model_bytes=3, switches=switches)
-    inside = group_seconds(phase, cluster, hardware, form=form)
-    assert (inside == group_seconds(phase, cluster, replace(hardware, switches=()), form=form)).all()
+    inside = group_seconds(phase, cluster, hardware, algorithm=algorithm)
+    assert (inside == group_seconds(phase, cluster, replace(hardware, switches=()), algorithm=algorithm)).all()
 
 
 @settings(max_examples=25)
-@given(schedules(), st.sampled_from(list(Form)))
-def test_the_simulator_takes_the_seconds_of_the_cost_model(case, form):
+@given(schedules(), st.sampled_from(list(AllReduceAlgorithm)))
+def test_the_simulator_takes_the_seconds_of_the_cost_model(case, algorithm):
     schedule, hardware = case
-    timeline = simulate(schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=schedule.period, form=form)
+    timeline = simulate(
+        schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=schedule.period, algorithm=algorithm
+    )
     assert (timeline.communicate_end - timeline.communicate_start).max(axis=1) == pytest.approx(
-        communication(schedule, hardware, form=form).phases
+        communication(schedule, hardware, algorithm=algorithm).phases
     )
     if isinstance(schedule.strategy, AllReduce):
-        assert timeline.per_step() == pytest.approx(7.0 + communication(schedule, hardware, form=form).per_step)
+        assert timeline.per_step() == pytest.approx(
+            7.0 + communication(schedule, hardware, algorithm=algorithm).per_step
+        )
 
 
 def test_switches_that_do_not_nest_are_refused_in_one_line():

@@ -42,7 +42,7 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
         waits = runs.partners(raw, listed, n)
         gap = runs.largest_gap(waits)
         assert proof["end"].numbers["behind"] == (-1 if gap is None else runs.largest_gap(waits, delay))
-        assert proof["end"].numbers["steps"] == int(schedule.paces().sum())
+        assert proof["end"].numbers["steps"] == int(schedule.worker_steps().sum())
         assert proof["memory"].numbers == runs.busiest(raw, listed, n)
         if proof["staleness"].status is Status.FOLLOWS:
             entry = proof["staleness"].numbers
@@ -98,14 +98,14 @@ def test_any_other_refuted_claim_refutes_the_schedule():
     assert Proof("x", claims, frozenset({"a"}), {}).verdict is Status.NOT_PROVED, "essential and not proved"
 
 
-@pytest.mark.parametrize("pace", [1, (2, 1, 3, 1)])
-def test_data_dealt_by_pace_end_where_the_claim_says(pace):
-    schedule = Schedule("a", Cluster.regular(2, 2), AllReduce(pace=pace))
+@pytest.mark.parametrize("steps_per_round", [1, (2, 1, 3, 1)])
+def test_data_dealt_by_steps_per_round_end_where_the_claim_says(steps_per_round):
+    schedule = Schedule("a", Cluster.regular(2, 2), AllReduce(steps_per_round=steps_per_round))
     steps = prove(schedule)["end"].numbers["steps"]
     for size in (steps, 5 * steps + 1, 10 * steps - 1):
         samplers = [RoundSampler(size, schedule, 1, rank=rank) for rank in range(4)]
         assert {sampler.num_rounds for sampler in samplers} == {size // steps}
-        assert {len(list(sampler)) // int(p) for sampler, p in zip(samplers, schedule.paces(), strict=True)} == {
+        assert {len(list(sampler)) // int(p) for sampler, p in zip(samplers, schedule.worker_steps(), strict=True)} == {
             size // steps
         }
 

@@ -15,11 +15,11 @@ from partreduce.schedulers.protocols.group_generator.draw import GeneratorSettin
 from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGenerator
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.strategies.generated import Division, Generated
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
 from partreduce.verify.generated import (
     Conditions,
     SecondEigenvalue,
-    any_initiator,
+    any_slow_worker_policy,
     convergence_conditions,
     groups_of_a_worker,
     inter_intra,
@@ -91,20 +91,20 @@ def test_a_random_group_contracts_whoever_asks(n, g):
         others = [worker for worker in range(n) if worker != asks]
         mean = expectation(projection(n, [(asks, *rest)]) for rest in itertools.combinations(others, g - 1))
         off = mean - np.full((n, n), 1 / n)
-        assert np.linalg.eigvalsh(off)[-1] == pytest.approx(float(any_initiator(n, g)), abs=1e-12)
+        assert np.linalg.eigvalsh(off)[-1] == pytest.approx(float(any_slow_worker_policy(n, g)), abs=1e-12)
 
 
 def test_every_division_has_a_theorem_of_its_own():
     cluster = Cluster.regular(4, 4)
     free = {
-        division: convergence_conditions(Generated(division=division, slow_threshold=None, max_known=None), cluster)
-        for division in Division
+        division: convergence_conditions(DynamicGroups(division=division, slow_threshold=None, max_known=None), cluster)
+        for division in GroupSplit
     }
-    assert {division for division, found in free.items() if found.hold} == {Division.RANDOM, Division.NODE_THEN_ALL}
-    assert all("idle" in " ".join(free[one].against) for one in (Division.GLOBAL, Division.INTER_INTRA))
-    assert len({found.second_eigenvalue.how for found in free.values()}) == len(Division)
-    for division in Division:
-        filtered = convergence_conditions(Generated(division=division, slow_threshold=4), cluster)
+    assert {division for division, found in free.items() if found.hold} == {GroupSplit.RANDOM, GroupSplit.NODE_THEN_ALL}
+    assert all("idle" in " ".join(free[one].against) for one in (GroupSplit.GLOBAL, GroupSplit.INTER_INTRA))
+    assert len({found.second_eigenvalue.transport for found in free.values()}) == len(GroupSplit)
+    for division in GroupSplit:
+        filtered = convergence_conditions(DynamicGroups(division=division, slow_threshold=4), cluster)
         assert filtered.contracts
         assert not filtered.independent
         assert "progress" in " ".join(filtered.against)
@@ -112,17 +112,17 @@ def test_every_division_has_a_theorem_of_its_own():
 
 @pytest.mark.parametrize("every", [1, 16, 100_000])
 def test_node_then_all_is_proved_over_whole_cycles_only(every):
-    strategy = Generated(division=Division.NODE_THEN_ALL, slow_threshold=None, all_every=every)
+    strategy = DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None, all_every=every)
     found = convergence_conditions(strategy, Cluster.regular(4, 4))
     assert found.hold
     assert float(found.second_eigenvalue) == 0
-    assert f"after {16 * every} requests ({every} rounds" in found.second_eigenvalue.how
-    assert "nothing is said about fewer rounds" in found.second_eigenvalue.how
+    assert f"after {16 * every} requests ({every} rounds" in found.second_eigenvalue.transport
+    assert "nothing is said about fewer rounds" in found.second_eigenvalue.transport
 
 
 def test_a_meeting_of_all_is_drawn_after_as_many_requests_as_the_theorem_says():
     """The machine that runs, under an order of requests that starves the other node's workers."""
-    strategy = Generated(division=Division.NODE_THEN_ALL, slow_threshold=None, all_every=3, group_size=2)
+    strategy = DynamicGroups(division=GroupSplit.NODE_THEN_ALL, slow_threshold=None, all_every=3, group_size=2)
     machine = GroupGenerator(GeneratorSetting.of(strategy, Cluster.regular(2, 2)))
     for seed in range(20):
         chance, state, since, met = random.Random(seed), machine.initial(), 0, 0
@@ -143,20 +143,20 @@ def test_a_meeting_of_all_is_drawn_after_as_many_requests_as_the_theorem_says():
 @pytest.mark.parametrize(
     ("division", "cluster", "size", "bound", "holds"),
     [
-        (Division.RANDOM, (4, 4), 3, 106, True),
-        (Division.RANDOM, (4, 4), 3, 105, False),
-        (Division.RANDOM, (4, 4), 3, 32, False),
-        (Division.RANDOM, (7, 2), 2, 1, False),
-        (Division.RANDOM, (1, 4), 2, 32, True),
-        (Division.NODE_THEN_ALL, (4, 4), 2, 9, True),
-        (Division.NODE_THEN_ALL, (4, 4), 2, 1, False),
-        (Division.NODE_THEN_ALL, (4, 8), 2, 32, False),
-        (Division.RANDOM, (50_000, 20), 300_000, 32, False),
-        (Division.NODE_THEN_ALL, (2, 100_000), 2, 32, False),
+        (GroupSplit.RANDOM, (4, 4), 3, 106, True),
+        (GroupSplit.RANDOM, (4, 4), 3, 105, False),
+        (GroupSplit.RANDOM, (4, 4), 3, 32, False),
+        (GroupSplit.RANDOM, (7, 2), 2, 1, False),
+        (GroupSplit.RANDOM, (1, 4), 2, 32, True),
+        (GroupSplit.NODE_THEN_ALL, (4, 4), 2, 9, True),
+        (GroupSplit.NODE_THEN_ALL, (4, 4), 2, 1, False),
+        (GroupSplit.NODE_THEN_ALL, (4, 8), 2, 32, False),
+        (GroupSplit.RANDOM, (50_000, 20), 300_000, 32, False),
+        (GroupSplit.NODE_THEN_ALL, (2, 100_000), 2, 32, False),
     ],
 )
 def test_max_known_is_covered_only_where_it_cannot_decide(division, cluster, size, bound, holds):
-    strategy = Generated(division=division, group_size=size, slow_threshold=None, max_known=bound)
+    strategy = DynamicGroups(division=division, group_size=size, slow_threshold=None, max_known=bound)
     found = convergence_conditions(strategy, Cluster.regular(*cluster))
     assert found.hold is holds
     if not holds:
@@ -165,7 +165,7 @@ def test_max_known_is_covered_only_where_it_cannot_decide(division, cluster, siz
 
 def test_with_one_known_group_parts_form_that_never_meet_and_nothing_is_proved():
     """Seven pairs for ever, as the machine draws them: the bound is what the service runs with."""
-    strategy = Generated(division=Division.RANDOM, group_size=2, slow_threshold=None, max_known=1)
+    strategy = DynamicGroups(division=GroupSplit.RANDOM, group_size=2, slow_threshold=None, max_known=1)
     cluster = Cluster.regular(7, 2)
     machine = GroupGenerator(GeneratorSetting.of(strategy, cluster))
     state = machine.initial()
@@ -192,12 +192,12 @@ def test_both_roots_are_below_one_where_it_is_said():
 @pytest.mark.parametrize(("n", "g"), [(2, 2), (9, 4), (60, 59), (60, 58), (60, 60), (200, 4), (1415, 3), (1416, 3)])
 def test_the_groups_of_a_worker_are_counted(n, g):
     """All choices of partners, as long as they are few enough to be counted."""
-    count = groups_of_a_worker(Generated(division=Division.RANDOM, group_size=g), Cluster.regular(1, n))
+    count = groups_of_a_worker(DynamicGroups(division=GroupSplit.RANDOM, group_size=g), Cluster.regular(1, n))
     choices = math.comb(n - 1, g - 1)
     assert count == choices if choices <= 10**6 else 10**6 < count <= choices
-    inside = groups_of_a_worker(Generated(division=Division.NODE_THEN_ALL), Cluster.parse("4,3"))
+    inside = groups_of_a_worker(DynamicGroups(division=GroupSplit.NODE_THEN_ALL), Cluster.parse("4,3"))
     assert inside == 2**3 - 1 + 1
-    assert groups_of_a_worker(Generated(division=Division.GLOBAL), Cluster.regular(2, 2)) > 10**6
+    assert groups_of_a_worker(DynamicGroups(division=GroupSplit.GLOBAL), Cluster.regular(2, 2)) > 10**6
 
 
 def test_a_theorem_holds_if_it_contracts_and_nothing_stands_against_it():
@@ -216,4 +216,4 @@ def test_a_partition_into_singletons_would_not_contract():
 
 def test_irregular_clusters_are_refused_for_inter_intra():
     with pytest.raises(ScheduleError, match="equal size"):
-        convergence_conditions(Generated(), Cluster.parse("3,2"))
+        convergence_conditions(DynamicGroups(), Cluster.parse("3,2"))

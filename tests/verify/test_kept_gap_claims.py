@@ -1,4 +1,4 @@
-"""Claims about neighbours that keep a gap: proved as a setting allows, confirmed by the checker, refused elsewhere."""
+"""Claims about neighbors that keep a gap: proved as a setting allows, confirmed by the checker, refused elsewhere."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Neighbor, Round
-from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from partreduce.topo.strategies import NeighborAveraging, Round
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
 from partreduce.verify.checker.facts.without_backup import two_closed_sets
@@ -30,20 +30,20 @@ from partreduce.verify.without_backup import halves
 
 MATRICES = {"doubly-stochastic", "contraction", "consensus-distance"}
 PAPER = {
-    "standard": Gap(),
-    "parallel": Gap(max_ig=4, order=Order.PARALLEL),
-    "notify-ack": Gap(notify_ack=True),
-    "backup": Gap(max_ig=4, backup=1),
-    "staleness": Gap(max_ig=4, staleness=5, weights=Weights.ITERATION),
-    "staleness alone": Gap(staleness=2),
-    "hybrid": Gap(max_ig=4, backup=1, staleness=5, weights=Weights.UNIFORM),
-    "skips": Gap(max_ig=4, backup=1, skip=Skip(limit=10)),
-    "stale skips": Gap(max_ig=4, staleness=5, skip=Skip(limit=10)),
+    "standard": IterationGap(),
+    "parallel": IterationGap(max_ig=4, update_order=UpdateOrder.DPSGD),
+    "notify-ack": IterationGap(notify_ack=True),
+    "backup": IterationGap(max_ig=4, backup=1),
+    "staleness": IterationGap(max_ig=4, staleness=5, weights=EdgeWeighting.ITERATION),
+    "staleness alone": IterationGap(staleness=2),
+    "hybrid": IterationGap(max_ig=4, backup=1, staleness=5, weights=EdgeWeighting.UNIFORM),
+    "skips": IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=10)),
+    "stale skips": IterationGap(max_ig=4, staleness=5, skip=SkipPolicy(limit=10)),
 }
 
 
 def kept(rounds, gap, n):
-    return Schedule("kept", Cluster.regular(n, 1), Neighbor(rounds=(rounds,), when=gap))
+    return Schedule("kept", Cluster.regular(n, 1), NeighborAveraging(rounds=(rounds,), sync=gap))
 
 
 def ring_based_16(gap):
@@ -96,12 +96,14 @@ def test_the_program_confirms_a_schedule_that_keeps_a_gap(tmp_path):
 
 
 def test_a_setting_without_matrices_gets_no_claim_about_them():
-    """What holds of the same graph in lockstep is refused, claim by claim."""
-    plain = Schedule("kept", Cluster.regular(16, 1), Neighbor(rounds=ring_based_16(Gap()).strategy.rounds))
-    lockstep = dict(prove(plain).certificate)
+    """What holds of the same graph synchronously is refused, claim by claim."""
+    plain = Schedule(
+        "kept", Cluster.regular(16, 1), NeighborAveraging(rounds=ring_based_16(IterationGap()).strategy.rounds)
+    )
+    synchronous = dict(prove(plain).certificate)
     lossy = ring_based_16(PAPER["skips"])
     own = dict(prove(lossy).certificate)
-    for entry in lockstep["claims"]:
+    for entry in synchronous["claims"]:
         expected = "do without none of" if entry["claim"] == "consensus" else "a claim about lossy gap"
         with pytest.raises(checker.Refusal, match=expected):
             confirmed(lossy, {**own, "claims": [entry]})
@@ -113,8 +115,10 @@ def test_weights_that_are_no_average_are_not_proved_with_backup_workers_either(w
     """With all updates there, what differs is multiplied by -2 (weight 1) or 2 (weight -1/3) in every step."""
     edges = [(u, v, weight) for u in range(3) for v in range(3) if u != v]
     rounds = Round.from_edges(3, edges)
-    assert prove(kept(rounds, Gap(max_ig=3, backup=1), 3)).verdict is not Status.PROVED
-    assert prove(kept(rounds, Gap(max_ig=3, backup=1, weights=Weights.UNIFORM), 3)).verdict is Status.PROVED
+    assert prove(kept(rounds, IterationGap(max_ig=3, backup=1), 3)).verdict is not Status.PROVED
+    assert (
+        prove(kept(rounds, IterationGap(max_ig=3, backup=1, weights=EdgeWeighting.UNIFORM), 3)).verdict is Status.PROVED
+    )
 
 
 def closed_pairs(sources, spare):
@@ -150,7 +154,7 @@ def test_two_closing_sets_are_found_if_and_only_if_there_are_two():
         if not any(spare):
             continue
         weights = [(s, t, Fraction(1, n + 1)) for s, t in sorted(edges)]
-        schedule = kept(Round.from_edges(n, weights), Gap(max_ig=1, backup=tuple(spare)), n)
+        schedule = kept(Round.from_edges(n, weights), IterationGap(max_ig=1, backup=tuple(spare)), n)
         proof = prove(schedule)
         assert (proof["consensus"].status is Status.FOLLOWS) == (not expected)
         assert ("consensus" in facts_of(dump_schedule(schedule))) == (not expected)
@@ -180,7 +184,7 @@ def test_workers_of_two_closing_sets_may_never_agree_and_others_do():
 
 def test_many_workers_are_certified_by_what_is_near_them():
     n = 600
-    gap = Gap(max_ig=4, backup=1, staleness=2, skip=Skip(limit=10))
+    gap = IterationGap(max_ig=4, backup=1, staleness=2, skip=SkipPolicy(limit=10))
     schedule = kept(METHODS["metropolis"](ring_based(n)), gap, n)
     proof = prove(schedule)
     assert proof.without_consensus().verdict is Status.PROVED

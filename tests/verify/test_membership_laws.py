@@ -13,7 +13,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, RulePhases, StaticGroups
 from partreduce.verify import Status, membership, prove
 from partreduce.verify.certificate import confirm
 from partreduce.verify.membership import answers_of, expected_group, prove_membership
@@ -32,7 +32,7 @@ def random_rule(chance, prologue=0):
             ranks = ranks[count + (chance.random() < 0.2) :]
         phases.append(tuple(blocks))
     nodes = len(list(product(*map(range, radices))))
-    strategy = Static(phases=RulePhases(radices, tuple(phases)), prologue=prologue)
+    strategy = StaticGroups(phases=RulePhases(radices, tuple(phases)), prologue=prologue)
     return Schedule("rule", Cluster.regular(nodes, size), strategy)
 
 
@@ -50,7 +50,7 @@ def groups_by_digits(rule, phase):
             and all(a == b for d, (a, b) in enumerate(zip(digits[node], digits[other], strict=True))
                     if d not in block.across)
         ]  # fmt: skip
-        result.append((tuple(group), block.relax) if group and len(group) > 1 else None)
+        result.append((tuple(group), block.relaxation) if group and len(group) > 1 else None)
     return result
 
 
@@ -119,7 +119,7 @@ def test_who_is_drawn_comes_from_every_block_the_last_node_the_prologue_and_late
 @pytest.mark.parametrize("limit", [0, 10**6])
 def test_a_wrong_answer_is_shown_beside_the_right_one(monkeypatch, limit):
     schedule = Schedule(
-        "x", Cluster.regular(2, 2), Static(phases=RulePhases((2,), ((Block((0, 1), (0,)),),)), prologue=2)
+        "x", Cluster.regular(2, 2), StaticGroups(phases=RulePhases((2,), ((Block((0, 1), (0,)),),)), prologue=2)
     )
     monkeypatch.setattr(membership, "EVALUATED", limit)
     for wrong in (None, Group((0, 1), Fraction(1)), Group((0, 1, 2, 3), THIRD)):
@@ -130,10 +130,10 @@ def test_a_wrong_answer_is_shown_beside_the_right_one(monkeypatch, limit):
             shown = wrong and {
                 "members": "{" + ",".join(map(str, wrong.members)) + "}",
                 "size": len(wrong.members),
-                "relax": str(wrong.relax),
+                "relaxation": str(wrong.relaxation),
             }
             assert claim.witness["answered"] == shown
-            assert claim.witness["block"] == {"members": "{0,1,2,3}", "size": 4, "relax": "1"}
+            assert claim.witness["block"] == {"members": "{0,1,2,3}", "size": 4, "relaxation": "1"}
             round_, worker = claim.witness["round"], claim.witness["worker"]
             assert round_ >= 2
             assert claim.explanation.startswith(f"in round {round_} worker {worker} ")
@@ -148,5 +148,5 @@ def test_a_group_of_1024_is_the_largest_of_which_everybody_is_asked_and_the_chec
 
 def test_two_blocks_of_one_rank_are_not_looked_at():
     phases = ((Block((0, 1), ()), Block((1,), (0,))),)
-    claim = prove_membership(Schedule("bad", Cluster.regular(4, 2), Static(phases=RulePhases((4,), phases))))
+    claim = prove_membership(Schedule("bad", Cluster.regular(4, 2), StaticGroups(phases=RulePhases((4,), phases))))
     assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "two blocks of one phase share a local rank.")

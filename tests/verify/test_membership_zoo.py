@@ -18,13 +18,13 @@ from partreduce.topo import rule
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.rule import Block, RuleView
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, RulePhases, StaticGroups
 from partreduce.verify import Status, prove
 from partreduce.verify.membership import prove_membership
 
 SOURCE = Path(rule.__file__).read_text(encoding="utf-8")
 MEMBERS = "            members = tuple("
-GROUP = "            return Group(members, block.relax) if block.makes_groups else None\n"
+GROUP = "            return Group(members, block.relaxation) if block.makes_groups else None\n"
 NODE = "    node, local = worker // workers_per_node, worker % workers_per_node\n"
 START = "    nodes = [representative(node, radices, across)]\n"
 NODES = "    return tuple(nodes)\n"
@@ -100,9 +100,9 @@ ZOO = {
         "    return group_of(worker - local, phase, workers_per_node, radices)\n\n\n@dataclass"),
     "single local ranks across nodes skip": (GROUP, GROUP.replace("block.makes_groups", "len(block.local) > 1")),
     # Relax
-    "relax dropped": (GROUP, GROUP.replace("(members, block.relax)", "(members)")),
-    "relax of the first block": (GROUP, GROUP.replace("block.relax", "phase[0].relax")),
-    "relax of node 0 only": (GROUP, GROUP.replace("block.relax", "block.relax if node == 0 else ONE")),
+    "relax dropped": (GROUP, GROUP.replace("(members, block.relaxation)", "(members)")),
+    "relax of the first block": (GROUP, GROUP.replace("block.relaxation", "phase[0].relaxation")),
+    "relax of node 0 only": (GROUP, GROUP.replace("block.relaxation", "block.relaxation if node == 0 else ONE")),
     # What looks like a tuple
     "members as a list": (GROUP, GROUP.replace("(members,", "(list(members),")),
     "members as a generator": (GROUP, GROUP.replace("(members,", "((member for member in members),")),
@@ -119,13 +119,13 @@ def small() -> Schedule:
         (Block((0, 1, 2, 3), ()),),
         (Block((0, 3), (1,)), Block((1,), (0,), Fraction(1, 2))),
     )
-    return Schedule("small", Cluster.regular(12, 4), Static(phases=RulePhases((3, 4), phases), prologue=2))
+    return Schedule("small", Cluster.regular(12, 4), StaticGroups(phases=RulePhases((3, 4), phases), prologue=2))
 
 
 def middle() -> Schedule:
     """Three digits, one of which has radix 128, and more than 100 nodes; every worker is asked."""
     phases = ((Block((0,), (0, 2)), Block((1, 2), (1,), Fraction(1, 2))), (Block((0, 2), (0,)), Block((1,), (1, 2))))
-    return Schedule("middle", Cluster.regular(2 * 128 * 3, 4), Static(phases=RulePhases((2, 128, 3), phases)))
+    return Schedule("middle", Cluster.regular(2 * 128 * 3, 4), StaticGroups(phases=RulePhases((2, 128, 3), phases)))
 
 
 def large() -> Schedule:
@@ -133,7 +133,7 @@ def large() -> Schedule:
         (Block((0,), (0, 1)), Block((2, 3), ())),
         (Block((0, 3), ()), Block((1,), (0,), Fraction(1, 2))),
     )
-    return Schedule("large", Cluster.regular(250_000, 4), Static(phases=RulePhases((2, 125_000), phases)))
+    return Schedule("large", Cluster.regular(250_000, 4), StaticGroups(phases=RulePhases((2, 125_000), phases)))
 
 
 SCHEDULES = {"small": small(), "middle": middle(), "large": large()}

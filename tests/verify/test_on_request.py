@@ -16,14 +16,14 @@ from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
-    Division,
-    Generated,
-    Neighbor,
+    DynamicGroups,
+    GroupSplit,
+    NeighborAveraging,
     Pairwise,
     Round,
     RulePhases,
     Server,
-    Static,
+    StaticGroups,
 )
 from partreduce.verify.base import Status
 from partreduce.verify.generated import THEOREMS, SecondEigenvalue
@@ -36,31 +36,31 @@ def of(strategy: object, cluster: str = "4x4") -> Schedule:
     return Schedule("on request", Cluster.parse(cluster), strategy)
 
 
-@pytest.mark.parametrize("division", [Division.RANDOM, Division.NODE_THEN_ALL])
-def test_divisions_with_a_theorem_are_proved_with_what_it_assumes(division: Division) -> None:
-    proof = prove(of(Generated(group_size=3, division=division, slow_threshold=None, max_known=None)))
+@pytest.mark.parametrize("division", [GroupSplit.RANDOM, GroupSplit.NODE_THEN_ALL])
+def test_divisions_with_a_theorem_are_proved_with_what_it_assumes(division: GroupSplit) -> None:
+    proof = prove(of(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=None)))
     assert proof.verdict is Status.PROVED
     assert {claim.claim for claim in proof.claims} == {"convergence", "deadlock-free"}
     assert proof["convergence"].witness["second_eigenvalue"] < 1
     assert "Assumed: all workers take part" in proof["convergence"].explanation
 
 
-@pytest.mark.parametrize("division", [Division.GLOBAL, Division.INTER_INTRA])
-def test_divisions_among_the_idle_are_not_proved(division: Division) -> None:
-    proof = prove(of(Generated(group_size=3, division=division, slow_threshold=None, max_known=None)))
+@pytest.mark.parametrize("division", [GroupSplit.GLOBAL, GroupSplit.INTER_INTRA])
+def test_divisions_among_the_idle_are_not_proved(division: GroupSplit) -> None:
+    proof = prove(of(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=None)))
     assert proof.verdict is Status.NOT_PROVED
     assert "idle" in proof["convergence"].explanation
 
 
 def test_inter_and_intra_groups_on_uneven_nodes_are_not_proved_and_say_why() -> None:
-    proof = prove(of(Generated(slow_threshold=None, max_known=None), "3,3,2"))
+    proof = prove(of(DynamicGroups(slow_threshold=None, max_known=None), "3,3,2"))
     assert proof.verdict is Status.NOT_PROVED
     assert "nodes of equal size" in proof["convergence"].explanation
 
 
-@pytest.mark.parametrize("division", list(Division))
-def test_a_bound_on_known_groups_makes_draws_depend_on_the_past(division: Division) -> None:
-    proof = prove(of(Generated(group_size=3, division=division, slow_threshold=None, max_known=1)))
+@pytest.mark.parametrize("division", list(GroupSplit))
+def test_a_bound_on_known_groups_makes_draws_depend_on_the_past(division: GroupSplit) -> None:
+    proof = prove(of(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=1)))
     assert proof.verdict is Status.NOT_PROVED
     assert "max_known 1" in proof["convergence"].explanation
 
@@ -69,12 +69,12 @@ def test_a_bound_on_known_groups_makes_draws_depend_on_the_past(division: Divisi
 def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a prover forgets: the claim appears as not proved, and so does the verdict."""
     strategies: dict[str, object] = {
-        "static": Static(phases=RulePhases((4,), ((Block((0, 1, 2, 3), (0,)),),))),
+        "static": StaticGroups(phases=RulePhases((4,), ((Block((0, 1, 2, 3), (0,)),),))),
         "allreduce": AllReduce(),
-        "neighbor": Neighbor(
+        "neighbor": NeighborAveraging(
             rounds=(Round.from_edges(16, [(i, (i + d) % 16, THIRD) for i in range(16) for d in (1, 15)]),)
         ),
-        "generated": Generated(group_size=3, division=Division.RANDOM, slow_threshold=None, max_known=None),
+        "dynamic_groups": DynamicGroups(group_size=3, division=GroupSplit.RANDOM, slow_threshold=None, max_known=None),
         "pairwise": Pairwise(active=(0, 2)),
         "server": Server(),
     }
@@ -96,14 +96,14 @@ def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.
 
 
 def test_deadlock_freedom_says_what_it_assumes_about_the_end() -> None:
-    ring = Neighbor(rounds=(Round.from_edges(4, [(i, (i + 1) % 4, THIRD) for i in range(4)]),))
+    ring = NeighborAveraging(rounds=(Round.from_edges(4, [(i, (i + 1) % 4, THIRD) for i in range(4)]),))
     assert "same number of rounds" in prove(of(ring, "1x4"))["deadlock-free"].explanation
     assert "same number of rounds" in prove(of(AllReduce()))["deadlock-free"].explanation
-    assert "unequal data" in prove(of(Generated()))["deadlock-free"].explanation
+    assert "unequal data" in prove(of(DynamicGroups()))["deadlock-free"].explanation
 
 
 def test_a_filter_makes_draws_depend_on_the_past_so_nothing_is_proved() -> None:
-    proof = prove(of(Generated(group_size=3, slow_threshold=4)))
+    proof = prove(of(DynamicGroups(group_size=3, slow_threshold=4)))
     assert proof["convergence"].status is Status.NOT_PROVED
     assert proof.verdict is Status.NOT_PROVED
     assert "depend on the past" in proof["convergence"].explanation
@@ -170,7 +170,7 @@ def test_a_server_says_whom_a_worker_waits_for() -> None:
     "strategy",
     [
         Server(), Server(synchronous=False), Server(synchronous=False, staleness=3), Pairwise(active=(0, 2)),
-        Generated(), Generated(division=Division.RANDOM, slow_threshold=None, max_known=None), AllReduce(),
+        DynamicGroups(), DynamicGroups(division=GroupSplit.RANDOM, slow_threshold=None, max_known=None), AllReduce(),
         Pairwise(active=(0,), edges=((0, 1),)),
     ],
 )  # fmt: skip
@@ -193,9 +193,9 @@ def test_the_busiest_passive_worker_and_its_questions_are_named() -> None:
 
 def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_not(monkeypatch) -> None:
     """Not one of the theorems says so today; a new division's might."""
-    strategy = Generated(group_size=3, division=Division.RANDOM, slow_threshold=None, max_known=None)
+    strategy = DynamicGroups(group_size=3, division=GroupSplit.RANDOM, slow_threshold=None, max_known=None)
     still = SecondEigenvalue(Fraction(1), Fraction(0), "nothing")
-    monkeypatch.setitem(THEOREMS, Division.RANDOM, lambda *_: (still, (), "all"))
+    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: (still, (), "all"))
     claim = prove(of(strategy))["convergence"]
     assert claim.status is Status.REFUTED
     assert claim.witness == {
@@ -203,7 +203,7 @@ def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_
         "against": [], "assumes": "all",
     }  # fmt: skip
     assert claim.explanation == "λ₂ of E[WᵀW] is at most 1 for nothing."
-    monkeypatch.setitem(THEOREMS, Division.RANDOM, lambda *_: (still, ("no",), "all"))
+    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: (still, ("no",), "all"))
     claim = prove(of(strategy))["convergence"]
     assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "no. (λ₂ of E[WᵀW] is 1 for nothing.)")
     assert claim.witness["against"] == ["no"]

@@ -18,11 +18,11 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.figures.outer_steps import outer_radius
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.metrics.outer_steps import outer_radius
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Outer, Routes, RulePhases, Static
+from partreduce.topo.strategies import GroupPhases, OuterStep, Payload, RulePhases, StaticGroups
 from partreduce.verify import checker, prove
 
 NAMES = ("outer-own", "outer-own-rule")
@@ -46,7 +46,9 @@ def random_own(draw):
     """Groups or a rule whose members have anchors of their own; some agree, some do not."""
     momentum = Fraction(draw.randrange(10), 10)
     nesterov = momentum > 0 and draw.random() < 0.5
-    outer = Outer(lr=Fraction(draw.randrange(1, 19), 10), momentum=momentum, nesterov=nesterov, anchor="own")
+    outer = OuterStep(
+        lr=Fraction(draw.randrange(1, 19), 10), momentum=momentum, nesterov=nesterov, outer_params="per_worker"
+    )
     if outer.is_plain:
         return random_own(draw)
     period = draw.randrange(1, 4)
@@ -56,11 +58,11 @@ def random_own(draw):
             ranks = draw.sample(range(n), n)
             cut = draw.randrange(2, n + 1)
             phases.append([group for group in (ranks[:cut], ranks[cut:]) if len(group) > 1])
-        return explicit(n, *phases, what=Routes(outer=outer), pace=draw.randrange(1, 3))
+        return explicit(n, *phases, payload=Payload(outer=outer), steps_per_round=draw.randrange(1, 3))
     radices, size = draw.choice([((2,), 2), ((3,), 2), ((2, 2), 2), ((2, 3), 3), ((), 4)])
     phases = [tuple(random_blocks(draw, radices, size)) for _ in range(period)]
     cluster = Cluster.regular(int(np.prod(radices)), size)
-    return Schedule("r", cluster, Static(phases=RulePhases(radices, tuple(phases)), what=Routes(outer=outer)))
+    return Schedule("r", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases)), payload=Payload(outer=outer)))
 
 
 def test_prover_checker_and_workers_one_by_one_agree_on_random_schedules():
@@ -85,7 +87,9 @@ def test_prover_checker_and_workers_one_by_one_agree_on_random_schedules():
 
 def test_a_radius_of_1_or_more_is_refuted_with_the_number():
     pairs = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
-    schedule = explicit(4, *pairs, what=Routes(outer=Outer(lr=1.9, momentum=0.9, nesterov=True, anchor="own")))
+    schedule = explicit(
+        4, *pairs, payload=Payload(outer=OuterStep(lr=1.9, momentum=0.9, nesterov=True, outer_params="per_worker"))
+    )
     claim = prove(schedule)["outer-consensus"]
     assert claim.status.value == "refuted"
     assert claim.witness["radius"] == pytest.approx(4.394810, abs=1e-5)
@@ -94,7 +98,9 @@ def test_a_radius_of_1_or_more_is_refuted_with_the_number():
 
 def test_own_anchors_over_everybody_agree_as_the_quadratic_says():
     """One group of all, no Nesterov: differences follow x² − (1 + μ − r) x + μ, whose roots have modulus √μ."""
-    schedule = explicit(3, [range(3)], what=Routes(outer=Outer(lr=0.7, momentum=0.36, anchor="own")))
+    schedule = explicit(
+        3, [range(3)], payload=Payload(outer=OuterStep(lr=0.7, momentum=0.36, outer_params="per_worker"))
+    )
     assert outer_radius(schedule) == pytest.approx(0.6)
 
 
@@ -130,7 +136,7 @@ def test_a_claim_about_matrices_is_refused_and_none_is_made():
     proof, raw, certificate = certified(own)
     assert {"contraction", "consensus", "doubly-stochastic", "equal-replicas"}.isdisjoint(c.claim for c in proof.claims)
     strategy = own.strategy
-    plain = Schedule(own.name, own.cluster, Static(phases=strategy.phases, prologue=strategy.prologue))
+    plain = Schedule(own.name, own.cluster, StaticGroups(phases=strategy.phases, prologue=strategy.prologue))
     _, _, of_matrices = certified(plain)
     for entry in of_matrices["claims"]:
         if entry["claim"] == "membership":
@@ -144,7 +150,9 @@ def test_a_claim_about_matrices_is_refused_and_none_is_made():
 
 
 def test_groups_that_leave_a_worker_out_are_refuted_by_name():
-    alone = Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1, 3]]),)), what=SCHEDULES["outer-own"].strategy.what)
+    alone = StaticGroups(
+        phases=GroupPhases((Phase.from_groups(4, [[0, 1, 3]]),)), payload=SCHEDULES["outer-own"].strategy.payload
+    )
     claim = prove(Schedule("alone", Cluster.regular(2, 2), alone))["outer-consensus"]
     assert claim.status.value == "refuted"
     assert "{2}" in claim.explanation

@@ -16,8 +16,8 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, How, Late
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, Transport
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope
 from partreduce.verify.checker.facts.codec_error import FollowedSum, rounded_up
 from partreduce.verify.runs import claims_of_runs
 from partreduce.verify.stated import Stated
@@ -54,8 +54,10 @@ def test_what_is_not_due_is_not_stated():
     assert not {"lag", "codec-error", "equal-replicas"} & stated.keys()
 
 
-def bound(how, nodes=4, on_each=4):
-    entry = claim_of(Schedule("a", Cluster.regular(nodes, on_each), AllReduce(how=how)), "codec-error").numbers
+def bound(transport, nodes=4, on_each=4):
+    entry = claim_of(
+        Schedule("a", Cluster.regular(nodes, on_each), AllReduce(transport=transport)), "codec-error"
+    ).numbers
     return Fraction(entry["relative"]), Fraction(entry["absolute"]), entry["roundings"]
 
 
@@ -67,25 +69,25 @@ def bound(how, nodes=4, on_each=4):
     ],
 )
 def test_errors_in_16_bits_grow_with_the_additions_of_a_ring_and_with_none_in_stages(codec, unit, tiny):
-    staged = How(codec=codec, form=Form.HIERARCHICAL)
-    for how, seen in ((How(codec=codec), 16), (staged, 3)):
-        relative, absolute, roundings = bound(how)
+    staged = Transport(codec=codec, algorithm=AllReduceAlgorithm.HIERARCHICAL)
+    for transport, seen in ((Transport(codec=codec), 16), (staged, 3)):
+        relative, absolute, roundings = bound(transport)
         assert roundings == seen
         assert seen * unit < relative < seen * unit * (1 + 8 * unit)
         assert absolute == 32 * tiny, "16 members"
     assert bound(staged, nodes=16, on_each=16)[2] == 3
-    across = How(codec=codec, form=Form.HIERARCHICAL, where=CodecScope.ACROSS_NODES)
+    across = Transport(codec=codec, algorithm=AllReduceAlgorithm.HIERARCHICAL, where=CodecScope.ACROSS_NODES)
     assert bound(across)[2] == 2
     assert bound(across, nodes=1) == (Fraction(6 * 2**8 + 1, 2**32), Fraction(1, 2**146), 0), "nothing is coded"
     assert bound(across, on_each=1)[2] == 4, "one on each node goes as a ring"
 
 
 def test_errors_of_int8_are_two_or_three_roundings_of_half_a_step():
-    ring = How(codec=Codec.INT8)
-    staged = How(codec=Codec.INT8, form=Form.HIERARCHICAL)
-    across = How(codec=Codec.INT8, form=Form.HIERARCHICAL, where=CodecScope.ACROSS_NODES)
-    for how, roundings in ((ring, 2), (staged, 3), (across, 2)):
-        relative, _, seen = bound(how)
+    ring = Transport(codec=Codec.INT8)
+    staged = Transport(codec=Codec.INT8, algorithm=AllReduceAlgorithm.HIERARCHICAL)
+    across = Transport(codec=Codec.INT8, algorithm=AllReduceAlgorithm.HIERARCHICAL, where=CodecScope.ACROSS_NODES)
+    for transport, roundings in ((ring, 2), (staged, 3), (across, 2)):
+        relative, _, seen = bound(transport)
         assert seen == roundings
         exact = (1 + Fraction(1, 254)) ** roundings - 1
         assert exact < relative < exact + Fraction(1, 2**18)
@@ -105,7 +107,7 @@ def test_bounds_are_rounded_up_to_simple_numbers(absolute):
     assert (power.numerator & (power.numerator - 1), power.denominator & (power.denominator - 1)) == (0, 0)
 
 
-def test_replicas_are_equal_after_plain_rounds_of_all_in_lockstep_and_no_others():
+def test_replicas_are_equal_after_plain_rounds_of_all_in_synchronous_and_no_others():
     def rounds(schedule):
         claim = claim_of(schedule, "equal-replicas")
         return None if claim is None else claim.numbers["rounds"]
@@ -113,12 +115,12 @@ def test_replicas_are_equal_after_plain_rounds_of_all_in_lockstep_and_no_others(
     everybody = range(4)
     assert rounds(explicit(4, [[0, 1], [2, 3]], [everybody], [everybody])) == [1, 2]
     assert rounds(explicit(4, [[0, 1]], [Group(tuple(everybody), Fraction(3, 2))])) is None
-    assert rounds(explicit(4, [everybody], when=Late())) is None
+    assert rounds(explicit(4, [everybody], sync=DelayedAveraging())) is None
     assert rounds(explicit(4, [[0, 1, 2]])) is None
     plain = claim_of(explicit(4, [[0, 1], [2, 3]], [everybody]), "equal-replicas")
     assert "1 of 2 rounds" in plain.explanation
     assert "codec" not in plain.explanation
-    coded = claim_of(explicit(4, [everybody], how=How(codec=Codec.INT8)), "equal-replicas")
+    coded = claim_of(explicit(4, [everybody], transport=Transport(codec=Codec.INT8)), "equal-replicas")
     assert "every round" in coded.explanation
     assert "whoever summed them" in coded.explanation
     steps = claim_of(Schedule("a", Cluster.regular(2, 2), AllReduce()), "equal-replicas")

@@ -16,12 +16,12 @@ from helpers.warm_checker import run_checker
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError, RefutedError
-from partreduce.topo.figures import figures
-from partreduce.topo.figures.growth import growth_bits
+from partreduce.topo.metrics import metrics
+from partreduce.topo.metrics.growth import growth_bits
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.functions import prove_function
@@ -33,12 +33,12 @@ def explicit(n, *phases, **options):
     return Schedule(
         "x",
         Cluster.regular(n, 1),
-        Static(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
+        StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
     )
 
 
 def graph(n, edges):
-    return Schedule("g", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),)))
+    return Schedule("g", Cluster.regular(n, 1), NeighborAveraging(rounds=(Round.from_edges(n, edges),)))
 
 
 def accepted(schedule) -> list[str]:
@@ -92,23 +92,23 @@ def test_a_bound_that_floats_cannot_follow_is_proved_without_them(power):
     assert "contraction" in accepted(schedule)
 
 
-@pytest.mark.parametrize("relax", ["9" * 64, "-" + "9" * 64, 10**8])
+@pytest.mark.parametrize("relaxation", ["9" * 64, "-" + "9" * 64, 10**8])
 @pytest.mark.parametrize("phases", [1, 6])
-def test_factors_beyond_floats_have_a_bound_and_no_figures(relax, phases):
+def test_factors_beyond_floats_have_a_bound_and_no_metrics(relaxation, phases):
     """An assertion failed, floats overflowed, or the radius was no number."""
-    relax = Fraction(relax)
-    edges = [(0, 1, relax), (1, 2, Fraction(1, 3)), (2, 0, Fraction(1, 2))]
-    many = Schedule("g", Cluster.regular(3, 1), Neighbor(rounds=(Round.from_edges(3, edges),) * phases))
-    rule = ((Block((0,), (0,), relax), Block((1,), (0,))), (Block((0, 1), (), relax),)) * phases
+    relaxation = Fraction(relaxation)
+    edges = [(0, 1, relaxation), (1, 2, Fraction(1, 3)), (2, 0, Fraction(1, 2))]
+    many = Schedule("g", Cluster.regular(3, 1), NeighborAveraging(rounds=(Round.from_edges(3, edges),) * phases))
+    rule = ((Block((0,), (0,), relaxation), Block((1,), (0,))), (Block((0, 1), (), relaxation),)) * phases
     schedules = [
-        explicit(3, *[[Group((0, 1), relax)], [Group((1, 2), relax)]] * phases),
-        Schedule("r", Cluster.regular(2, 2), Static(phases=RulePhases(node_radices=(2,), phases=rule))),
+        explicit(3, *[[Group((0, 1), relaxation)], [Group((1, 2), relaxation)]] * phases),
+        Schedule("r", Cluster.regular(2, 2), StaticGroups(phases=RulePhases(node_radices=(2,), phases=rule))),
         many,
     ]
     for schedule in schedules:
-        found = figures(schedule)
+        found = metrics(schedule)
         assert found.radius.value is None
-        assert found.contraction.how.startswith("not found: differences may grow by 2^")
+        assert found.contraction.transport.startswith("not found: differences may grow by 2^")
         assert prove(schedule)["consensus"].status is not Status.PROVED
         assert "deadlock-free" in accepted(schedule)
 
@@ -293,9 +293,9 @@ def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path)
     schedule = explicit(4, [[0, 1], [2, 3]], [[0, 2], [1, 3]])
     raw = {
         "strategy": {
-            "pace": [1, 1, 1, 1], "when": "lockstep", "how": {"form": "ring"},
+            "steps_per_round": [1, 1, 1, 1], "sync": "synchronous", "transport": {"algorithm": "ring"},
             "kind": "static", "prologue": 0, "averaging": "mean",
-            "phases": [[{"relax": "2/2", "group": [3, 2]}, {"group": [1, 0]}], [{"group": [3, 1]}, {"group": [0, 2]}]],
+            "phases": [[{"relaxation": "2/2", "group": [3, 2]}, {"group": [1, 0]}], [{"group": [3, 1]}, {"group": [0, 2]}]],
         },
         "cluster": {"nodes": [[0], [1], [2], [3]]}, "name": "x", "version": 1, "format": "partreduce.schedule",
     }  # fmt: skip

@@ -16,7 +16,7 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.verify import Status, prove
 from partreduce.verify.certificate import certificate_bytes
 
@@ -33,22 +33,22 @@ def figure_10(num_nodes: int) -> Schedule:
         (Block((0, 3)), Block((1,), (0,))),
         (ALL,),
     )
-    return Schedule("figure-10", Cluster.regular(num_nodes, 4), Static(phases=RulePhases(radices, phases)))
+    return Schedule("figure-10", Cluster.regular(num_nodes, 4), StaticGroups(phases=RulePhases(radices, phases)))
 
 
 def explicit(num_workers: int, *phases, **options) -> Schedule:
     listed = tuple(Phase.from_groups(num_workers, phase) for phase in phases)
-    return Schedule("explicit", Cluster.regular(num_workers, 1), Static(phases=GroupPhases(listed), **options))
+    return Schedule("explicit", Cluster.regular(num_workers, 1), StaticGroups(phases=GroupPhases(listed), **options))
 
 
 def graph(num_workers: int, *rounds) -> Schedule:
     listed = tuple(Round.from_edges(num_workers, edges) for edges in rounds)
-    return Schedule("graph", Cluster.regular(num_workers, 1), Neighbor(rounds=listed))
+    return Schedule("graph", Cluster.regular(num_workers, 1), NeighborAveraging(rounds=listed))
 
 
 def expanded(schedule: Schedule) -> Schedule:
     phases = tuple(schedule.phase(t) for t in range(schedule.period))
-    return Schedule(schedule.name, schedule.cluster, Static(phases=GroupPhases(phases)))
+    return Schedule(schedule.name, schedule.cluster, StaticGroups(phases=GroupPhases(phases)))
 
 
 def run_checker(folder: Path, schedule: Schedule, certificate) -> subprocess.CompletedProcess[str]:
@@ -103,7 +103,7 @@ def test_an_overlap_is_refuted_with_phase_worker_and_both_groups():
 
 def test_blocks_that_share_a_local_rank_are_refuted_with_both_blocks():
     phases = ((Block((0, 1), ()), Block((1,), (0,))),)
-    proof = prove(Schedule("bad", Cluster.regular(4, 2), Static(phases=RulePhases((4,), phases))))
+    proof = prove(Schedule("bad", Cluster.regular(4, 2), StaticGroups(phases=RulePhases((4,), phases))))
     witness = proof["conflict-free"].witness
     assert (witness["phase"], witness["worker"]) == (0, 1)
     assert witness["groups"] == [[0, 1], [1, 3, 5, 7]]
@@ -116,7 +116,7 @@ def test_workers_that_never_meet_the_others_refute_consensus():
 
 
 def test_averaging_inside_nodes_only_refutes_consensus_of_a_rule():
-    proof = prove(Schedule("nodes", Cluster.regular(4, 4), Static(phases=RulePhases((4,), ((ALL,),)))))
+    proof = prove(Schedule("nodes", Cluster.regular(4, 4), StaticGroups(phases=RulePhases((4,), ((ALL,),)))))
     assert proof["consensus"].status is Status.REFUTED
     assert proof["consensus"].witness == {"local_ranks": [0, 1, 2, 3], "digits": [0]}
 
@@ -162,7 +162,7 @@ def test_a_negative_weight_is_not_called_doubly_stochastic(tmp_path):
 
 @pytest.mark.parametrize("shape", ["2x1", "3,3,2", "250000x4"])
 def test_allreduce_is_proved_on_any_cluster(tmp_path, shape):
-    schedule = Schedule("all", Cluster.parse(shape), AllReduce(pace=4))
+    schedule = Schedule("all", Cluster.parse(shape), AllReduce(steps_per_round=4))
     assert "consensus" in confirmed(tmp_path, schedule)
     assert prove(schedule)["contraction"].entry["squared"] == "0"
 

@@ -19,7 +19,7 @@ from partreduce.topo.errors import RefutedError, ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Neighbor, Round, RulePhases, Server, Static
+from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, RulePhases, Server, StaticGroups
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
 from partreduce.verify.certificate import certificate_bytes
@@ -47,7 +47,7 @@ def random_explicit(seed):
             groups.append(Group(tuple(sorted({outside, groups[0].members[0]})), Fraction(1)))
         groups = [group for group in groups if len(group.members) > 1]
         phases.append(Phase.from_groups(n, groups))
-    strategy = Static(phases=GroupPhases(tuple(phases)), prologue=seed % 3)
+    strategy = StaticGroups(phases=GroupPhases(tuple(phases)), prologue=seed % 3)
     return Schedule("explicit", Cluster.regular(n, 1), strategy)
 
 
@@ -67,7 +67,7 @@ def random_rule(seed):
             blocks.append(Block((0,), (0,)))
         phases.append(tuple(blocks))
     cluster = Cluster.regular(int(np.prod(radices)), size)
-    return Schedule("rule", cluster, Static(phases=RulePhases(radices, tuple(phases))))
+    return Schedule("rule", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases))))
 
 
 def random_graph(seed):
@@ -85,12 +85,12 @@ def random_graph(seed):
             if kind == "undirected":
                 edges += [(v, u, w) for u, v, w in edges]
         rounds.append(Round.from_edges(n, edges))
-    return Schedule("graph", Cluster.regular(n, 1), Neighbor(rounds=tuple(rounds)))
+    return Schedule("graph", Cluster.regular(n, 1), NeighborAveraging(rounds=tuple(rounds)))
 
 
 def groups_of(schedule):
     """Per phase, (members, relax)."""
-    return [[(g.members, g.relax) for g in schedule.phase(t)] for t in range(schedule.period)]
+    return [[(g.members, g.relaxation) for g in schedule.phase(t)] for t in range(schedule.period)]
 
 
 def product_of(matrices, n):
@@ -297,7 +297,7 @@ def test_graphs_whose_workers_drop_their_own_value_converge_by_a_power():
     for n in (4, 8):
         half = Fraction(1, 2)
         edges = [(v, (2 * v + a) % n, half) for v in range(n) for a in (0, 1) if (2 * v + a) % n != v]
-        schedule = Schedule("de Bruijn", Cluster.regular(n, 1), Neighbor(rounds=(Round.from_edges(n, edges),)))
+        schedule = Schedule("de Bruijn", Cluster.regular(n, 1), NeighborAveraging(rounds=(Round.from_edges(n, edges),)))
         check_graph(schedule)
         assert prove(schedule)["consensus"].entry["method"] == "power"
 
@@ -305,7 +305,7 @@ def test_graphs_whose_workers_drop_their_own_value_converge_by_a_power():
 def test_an_edge_of_weight_zero_joins_nobody():
     zero, half = Fraction(0), Fraction(1, 2)
     edges = [(0, 1, half), (1, 0, half), (1, 2, zero), (2, 1, zero), (2, 3, half), (3, 2, half)]
-    schedule = Schedule("two halves", Cluster.regular(4, 1), Neighbor(rounds=(Round.from_edges(4, edges),)))
+    schedule = Schedule("two halves", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, edges),)))
     assert prove(schedule)["consensus"].witness == {"closed_sets": [[0, 1], [2, 3]]}
 
 
@@ -371,7 +371,7 @@ def grid_phases(dims, seed):
 
 def explicit(n, phases):
     listed = tuple(Phase.from_groups(n, phase) for phase in phases)
-    return Schedule("exact", Cluster.regular(n, 1), Static(phases=GroupPhases(listed)))
+    return Schedule("exact", Cluster.regular(n, 1), StaticGroups(phases=GroupPhases(listed)))
 
 
 @pytest.mark.parametrize(("dims", "seed"), [((2, 3), 0), ((2, 3, 4), 1), ((3, 2, 2), 2), ((2, 2, 2, 2), 3), ((5,), 4)])

@@ -15,11 +15,11 @@ from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Quorum
+from partreduce.topo.strategies import AllReduce, PartialAllReduce
 from partreduce.verify import checker, prove
 
 OF_ALL = [
-    {"quorum": start, "staleness": late, "missed": missed, "count": count, "synchronise_every": every}
+    {"quorum": start, "staleness": late, "missed": missed, "count": count, "synchronize_every": every}
     for start, late, missed, count, every in itertools.product(
         ("solo", "majority", 2, 3), (1, 4, 9), ("each", "sum", "latest"), ("open-round", "call"), (0, 3)
     )
@@ -27,16 +27,16 @@ OF_ALL = [
 
 
 def written(members):
-    """The document of a setting, with every member spelt out."""
-    raw = dump_schedule(by_quorum(4, Quorum(quorum="solo")))
-    raw["strategy"]["when"] = {"quorum": dict(members)}
+    """The document of a setting, with every member spelled out."""
+    raw = dump_schedule(by_quorum(4, PartialAllReduce(quorum="solo")))
+    raw["strategy"]["sync"] = {"quorum": dict(members)}
     return json.loads(json.dumps(raw))
 
 
 def fits(members):
     """Whether a setting is one, as the strategies say."""
     try:
-        schedule = by_quorum(4, Quorum(**members))
+        schedule = by_quorum(4, PartialAllReduce(**members))
         schedule.strategy.check(schedule.cluster)
     except PartreduceError:
         return False
@@ -57,17 +57,17 @@ def test_the_checker_reads_exactly_the_settings_that_there_are():
     assert not any(is_read(written({"quorum": strange})) for strange in (1, 4, -2, "all", True, 2.0, None))
     groups = written({"quorum": "solo"})
     groups["strategy"] |= {"kind": "static", "phases": [[{"group": [0, 1]}], [{"group": [0, 1, 2, 3]}]]}
-    with pytest.raises(checker.Refusal, match="a pipeline and a quorum go with allreduce at pace 1"):
+    with pytest.raises(checker.Refusal, match="a pipeline and a quorum go with allreduce at steps_per_round 1"):
         checker.read_schedule(groups)
 
 
 def test_what_is_stated_of_all_is_true_and_the_same_by_prover_and_checker():
     for members in filter(fits, OF_ALL):
-        schedule = by_quorum(4, Quorum(**members))
+        schedule = by_quorum(4, PartialAllReduce(**members))
         raw, certificate = certified(schedule)
-        spelt = parse_schedule(json.dumps(written(members)).encode())
-        assert spelt.strategy == schedule.strategy
-        assert checker.read_schedule(written(members)).sha256 == schedule_sha256(spelt), "one canonical form"
+        spelled = parse_schedule(json.dumps(written(members)).encode())
+        assert spelled.strategy == schedule.strategy
+        assert checker.read_schedule(written(members)).sha256 == schedule_sha256(spelled), "one canonical form"
         assert certificate["claims"] == []
         played, facts = quorums.quorum_of(raw), facts_of(raw)
         assert facts == {claim.claim: claim.numbers for claim in prove(schedule).claims if claim.holds}
@@ -86,8 +86,8 @@ def test_a_smaller_bound_is_false_and_a_certificate_of_other_rounds_is_refused()
     assert not quorums.is_true({"claim": "staleness", "rounds": 3}, quorums.USUAL | {"quorum": "solo"}, 4)
     assert not quorums.is_true({"claim": "quorum", "at_least": 2}, quorums.USUAL | {"quorum": "majority"}, 4)
     raw, certificate = certified(SCHEDULES["quorum"])
-    of_lockstep = certified(Schedule("a", SCHEDULES["quorum"].cluster, AllReduce()))[1]
+    of_synchronous = certified(Schedule("a", SCHEDULES["quorum"].cluster, AllReduce()))[1]
     read = checker.read_schedule(json.loads(json.dumps(raw)))
-    assert of_lockstep["claims"]
-    for entry in of_lockstep["claims"]:
+    assert of_synchronous["claims"]
+    for entry in of_synchronous["claims"]:
         assert "rounds by quorum" in objection(read, {**certificate, "claims": [entry]}), entry

@@ -16,7 +16,7 @@ from benchmarks.forgery.schedules import explicit, graph, rule, shift
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
-from partreduce.topo.strategies.axes import Late
+from partreduce.topo.strategies.axes import DelayedAveraging
 from partreduce.verify import Status
 from partreduce.verify import stated as stated_module
 from partreduce.verify.runs import claims_of_runs
@@ -35,8 +35,8 @@ def of_groups(chance):
             if size > 1:
                 groups.append(Group(tuple(sorted(members)), Fraction(chance.choice(FACTORS))))
         phases.append(groups)
-    options = {"prologue": chance.randint(0, 1), "pace": chance.choice([1, 2, tuple(range(1, n + 1))])}
-    return explicit(n, *phases, **options, **({"when": Late()} if chance.random() < 0.3 else {}))
+    options = {"prologue": chance.randint(0, 1), "steps_per_round": chance.choice([1, 2, tuple(range(1, n + 1))])}
+    return explicit(n, *phases, **options, **({"sync": DelayedAveraging()} if chance.random() < 0.3 else {}))
 
 
 def of_rules(chance):
@@ -85,15 +85,15 @@ def test_what_is_said_is_what_a_run_of_a_small_schedule_shows(make):
         age = claims["staleness"]
         assert (age.status is Status.FOLLOWS) == (keeps and gap is not None)
         if age.status is Status.FOLLOWS:
-            late, pace = int(schedule.strategy.overlap), int(schedule.paces().max())
+            late, steps_per_round = int(schedule.strategy.is_delayed), int(schedule.worker_steps().max())
             oldest = runs.oldest_age(matrices, late=late)
-            assert age.numbers == {"late": late, "steps": late * pace, "reach": gap, "age": oldest,
-                                   "age_steps": oldest * pace}  # fmt: skip
+            assert age.numbers == {"late": late, "steps": late * steps_per_round, "reach": gap, "age": oldest,
+                                   "age_steps": oldest * steps_per_round}  # fmt: skip
             assert ("late average" in age.explanation) == bool(late)
         elif gap is None:
             assert "never hears of" in age.explanation
         end = claims["end"]
-        assert end.numbers == {"steps": int(schedule.paces().sum()), "behind": -1 if gap is None else gap}
+        assert end.numbers == {"steps": int(schedule.worker_steps().sum()), "behind": -1 if gap is None else gap}
         assert ("leaves early" in end.explanation) == (gap is not None)
         assert ("queues" in claims) == (make is of_graphs)
         if make is of_graphs:

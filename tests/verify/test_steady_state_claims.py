@@ -19,12 +19,20 @@ from benchmarks.forgery.dense import dense, steady_distance
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.figures import consensus_distance
+from partreduce.topo.metrics import consensus_distance
 from partreduce.topo.mixing import period_product
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Round, RulePhases, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    GroupPhases,
+    NeighborAveraging,
+    Round,
+    RulePhases,
+    StaticGroups,
+)
 from partreduce.topo.strategies.base import Averaging
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.checker import linear_algebra
@@ -33,12 +41,12 @@ from partreduce.verify.consensus_distance import prove_consensus_distance
 from partreduce.verify.contraction import prove_contraction
 
 FORGERIES = int(os.environ.get("FORGERIES", "400"))
-RELAX = [Fraction(1)] * 4 + [Fraction(1, 2), Fraction(4, 3), Fraction(3, 2), Fraction(2), Fraction(1, 7)]
+RELAXATION = [Fraction(1)] * 4 + [Fraction(1, 2), Fraction(4, 3), Fraction(3, 2), Fraction(2), Fraction(1, 7)]
 
 
 def random_schedule(draw: random.Random) -> Schedule:
-    """A small schedule of any kind that these claims speak about, with paces, late averages and uneven nodes."""
-    options = {"when": Late()} if draw.random() < 0.3 else {}
+    """A small schedule of any kind that these claims speak about, with steps per round, late averages and uneven nodes."""
+    options = {"sync": DelayedAveraging()} if draw.random() < 0.3 else {}
     kind = draw.choice(["groups", "groups", "rule", "graph", "allreduce"])
     if kind == "rule":
         radices, size = draw.choice([((2,), 2), ((2, 3), 2), ((3,), 3), ((2, 2), 4)])
@@ -48,40 +56,46 @@ def random_schedule(draw: random.Random) -> Schedule:
             while ranks:
                 local = [ranks.pop() for _ in range(draw.randint(1, len(ranks)))]
                 across = tuple(sorted(draw.sample(range(len(radices)), draw.randint(0, len(radices)))))
-                blocks.append(Block(tuple(sorted(local)), across, draw.choice(RELAX)))
+                blocks.append(Block(tuple(sorted(local)), across, draw.choice(RELAXATION)))
             phases.append(tuple(blocks))
         nodes = int(np.prod(radices))
         alike = tuple(draw.randint(1, 3) for _ in range(size)) * nodes
-        pace = draw.choice([1, 1, 1, 3, alike, tuple(draw.randint(1, 3) for _ in range(size * nodes))])
-        options["averaging"] = draw.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALISED])
+        steps_per_round = draw.choice([1, 1, 1, 3, alike, tuple(draw.randint(1, 3) for _ in range(size * nodes))])
+        options["averaging"] = draw.choice([Averaging.MEAN, Averaging.MEAN, Averaging.STEP_NORMALIZED])
         return Schedule(
-            "r", Cluster.regular(nodes, size), Static(phases=RulePhases(radices, tuple(phases)), pace=pace, **options)
+            "r",
+            Cluster.regular(nodes, size),
+            StaticGroups(phases=RulePhases(radices, tuple(phases)), steps_per_round=steps_per_round, **options),
         )
     n = draw.randint(2, 9)
     cut = sorted(draw.sample(range(1, n), draw.randint(0, n - 1)))
     ranks = draw.sample(range(n), n)
     nodes = [ranks[a:b] for a, b in zip([0, *cut], [*cut, n], strict=True)]
     cluster = Cluster.irregular(nodes)
-    pace = tuple(draw.randint(1, 3) for _ in range(n)) if draw.random() < 0.3 else draw.choice([1, 1, 2])
+    steps_per_round = tuple(draw.randint(1, 3) for _ in range(n)) if draw.random() < 0.3 else draw.choice([1, 1, 2])
     if draw.random() < 0.3:
-        options["averaging"] = Averaging.STEP_NORMALISED
+        options["averaging"] = Averaging.STEP_NORMALIZED
     if kind == "allreduce":
-        return Schedule("a", cluster, AllReduce(pace=pace, **options))
+        return Schedule("a", cluster, AllReduce(steps_per_round=steps_per_round, **options))
     if kind == "graph":
         rounds = []
         for _ in range(draw.randint(1, 3)):
             steps = draw.sample(range(1, n), draw.randint(1, min(2, n - 1)))
             share = Fraction(1, len(steps) + draw.randint(0, 2))
             rounds.append(Round.from_edges(n, [(i, (i + step) % n, share) for i in range(n) for step in steps]))
-        return Schedule("g", cluster, Neighbor(rounds=tuple(rounds), pace=pace, **options))
+        return Schedule(
+            "g", cluster, NeighborAveraging(rounds=tuple(rounds), steps_per_round=steps_per_round, **options)
+        )
     listed = []
     for _ in range(draw.randint(1, 5)):
         order, groups = draw.sample(range(n), n), []
         while len(order) > 1 and draw.random() < 0.9:
             size = draw.randint(2, min(4, len(order)))
-            groups.append(Group(tuple(sorted(order.pop() for _ in range(size))), draw.choice(RELAX)))
+            groups.append(Group(tuple(sorted(order.pop() for _ in range(size))), draw.choice(RELAXATION)))
         listed.append(Phase.from_groups(n, groups))
-    return Schedule("x", cluster, Static(phases=GroupPhases(tuple(listed)), pace=pace, **options))
+    return Schedule(
+        "x", cluster, StaticGroups(phases=GroupPhases(tuple(listed)), steps_per_round=steps_per_round, **options)
+    )
 
 
 def made(schedule: Schedule) -> list[tuple[dict, dict]]:
@@ -144,17 +158,21 @@ def attempt(draw: random.Random, cases: list[tuple[dict, dict]]) -> bool:
         moved = Fraction(draw.choice([-1, 1]), draw.choice([2, 10**3, 10**9, 2**60]))
         entry["at_most"] = str(Fraction(entry["at_most"]) + moved)
     elif kind == 5:
-        name = draw.choice(["pace", "when", "averaging"])
+        name = draw.choice(["steps_per_round", "sync", "averaging"])
         n = certificate["num_workers"]
-        paces = [draw.randint(1, 9), [draw.randint(1, 3) for _ in range(n)]]
+        worker_steps = [draw.randint(1, 9), [draw.randint(1, 3) for _ in range(n)]]
         strategy["averaging"] = "mean"
-        strategy[name] = {"pace": draw.choice(paces), "when": {"late": 1}, "averaging": "step-normalised"}[name]
+        strategy[name] = {
+            "steps_per_round": draw.choice(worker_steps),
+            "sync": {"delay": 1},
+            "averaging": "step-normalized",
+        }[name]
     elif kind == 6:
         listed = strategy.get("phases") or strategy.get("rounds") or [[]]
         draw.shuffle(listed)
         phase = draw.choice(listed)
         if draw.random() < 0.5 and isinstance(phase, list) and phase:
-            draw.choice(phase)["relax"] = draw.choice(["1/2", "3/2", 2, 3, 0, -1])
+            draw.choice(phase)["relaxation"] = draw.choice(["1/2", "3/2", 2, 3, 0, -1])
         elif isinstance(phase, dict):
             phase["weights"] = draw.choice(["1/9", "1/3", 1, "-1/9"])
     elif "nodes" in raw["cluster"]:
@@ -184,9 +202,11 @@ def test_schedules_beyond_the_theorems_are_not_proved():
     far = Schedule(
         "x",
         Cluster.regular(3, 1),
-        Static(phases=GroupPhases((Phase.from_groups(3, [Group((0, 1, 2), Fraction(9, 4))]),))),
+        StaticGroups(phases=GroupPhases((Phase.from_groups(3, [Group((0, 1, 2), Fraction(9, 4))]),))),
     )
-    apart = Schedule("x", Cluster.regular(4, 1), Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),))))
+    apart = Schedule(
+        "x", Cluster.regular(4, 1), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),)))
+    )
     for schedule in (far, apart):
         assert prove_consensus_distance(schedule).status is Status.NOT_PROVED
 
@@ -241,10 +261,10 @@ def test_the_contraction_of_200_workers_is_certified_to_a_millionth(kind):
     cluster = Cluster.regular(n, 1)
     if kind == "groups":
         phases = (Phase.from_labels(draw.permutation(n) // 3) for _ in range(4))
-        schedule = Schedule("x", cluster, Static(phases=GroupPhases(tuple(phases))))
+        schedule = Schedule("x", cluster, StaticGroups(phases=GroupPhases(tuple(phases))))
     else:
         ring = Round.from_edges(n, [(i, (i + step) % n, Fraction(1, 4)) for i in range(n) for step in (1, 7, 50)])
-        schedule = Schedule("g", cluster, Neighbor(rounds=(ring,)))
+        schedule = Schedule("g", cluster, NeighborAveraging(rounds=(ring,)))
     claim, raw = prove_contraction(schedule), dump_schedule(schedule)
     true = float(np.linalg.norm(period_product(schedule) - 1 / n, 2))
     assert claim.entry["method"] == "factor"
@@ -256,25 +276,28 @@ def test_the_contraction_of_200_workers_is_certified_to_a_millionth(kind):
         checker.CLAIMS["contraction/factor"].check(shape, forged, "claim")
 
 
-@pytest.mark.parametrize("when", [{}, {"when": Late()}], ids=["lockstep", "late"])
-def test_a_worker_without_edges_in_a_round_is_not_normalised(when):
-    """As it runs: figures and bounds took its progress for normalised, and 1.16 stood as proved where it is 1.74."""
-    n, paces = 3, (1, 1, 3)
+@pytest.mark.parametrize("sync", [{}, {"sync": DelayedAveraging()}], ids=["synchronous", "late"])
+def test_a_worker_without_edges_in_a_round_is_not_normalized(sync):
+    """As it runs: metrics and bounds took its progress for normalized, and 1.16 stood as proved where it is 1.74."""
+    n, worker_steps = 3, (1, 1, 3)
     rounds = [[(0, 1), (1, 0)], [(0, 1), (1, 0)], [(0, 1), (1, 2), (2, 0)]]
     schedule = Schedule(
         "apart",
         Cluster.regular(n, 1),
-        Neighbor(
+        NeighborAveraging(
             rounds=tuple(Round.from_edges(n, [(*edge, Fraction(1, 2)) for edge in edges]) for edges in rounds),
-            pace=paces,
-            averaging=Averaging.STEP_NORMALISED,
-            **when,
+            steps_per_round=worker_steps,
+            averaging=Averaging.STEP_NORMALIZED,
+            **sync,
         ),
     )
     off, covariance, squares = np.eye(n) - 1 / n, np.zeros((n, n)), []
     for k in range(3000):
         edges = rounds[k % 3]
-        factor = [5 / 3 / pace if any(i in edge for edge in edges) else 1.0 for i, pace in enumerate(paces)]
+        factor = [
+            5 / 3 / steps_per_round if any(i in edge for edge in edges) else 1.0
+            for i, steps_per_round in enumerate(worker_steps)
+        ]
         matrix = np.eye(n)
         for source, target in edges:
             matrix[target, source] += 0.5
@@ -282,8 +305,8 @@ def test_a_worker_without_edges_in_a_round_is_not_normalised(when):
         for instant in (1, 2):  # worker 2 has made so many of its 3 steps, the others none of their 1
             done = np.diag([instant // 3, instant // 3, instant])
             squares.append(np.trace(off @ (covariance + done) @ off) / n)
-        noise = np.diag([pace * c * c for pace, c in zip(paces, factor, strict=True)])
-        covariance = matrix @ covariance @ matrix.T + noise if when else matrix @ (covariance + noise) @ matrix.T
+        noise = np.diag([steps_per_round * c * c for steps_per_round, c in zip(worker_steps, factor, strict=True)])
+        covariance = matrix @ covariance @ matrix.T + noise if sync else matrix @ (covariance + noise) @ matrix.T
         covariance = off @ covariance @ off
         squares.append(np.trace(covariance) / n)
     exact = np.mean(squares[-9 * 100 :])

@@ -14,16 +14,26 @@ from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.losses import Symmetries, planned_classes, planned_losses
+from partreduce.topo.failure_symmetries import Symmetries, planned_classes, planned_failures
 from partreduce.topo.mixing import period_product
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, Form, GroupPhases, How, Outer, Routes, RulePhases, Static
-from partreduce.topo.survivors import after_loss
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    GroupPhases,
+    OuterStep,
+    Payload,
+    RulePhases,
+    StaticGroups,
+    Transport,
+)
+from partreduce.topo.survivors import after_failure
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Proof, Status
-from partreduce.verify.checker import contingencies
+from partreduce.verify.checker import failure_plans
 from partreduce.verify.checker.refusal import Work
 from partreduce.verify.survives import MAX_CLASSES
 
@@ -40,25 +50,25 @@ def planned(schedule: Schedule, workers: int = WORKERS, rule: SurvivorRule = KEE
     return replace(schedule, failure_plan=FailurePlan(rule, workers))
 
 
-def all_losses(schedule: Schedule, workers: int = WORKERS) -> list[tuple[int, ...]]:
-    found = {lost for count in range(1, workers + 1) for lost in combinations(range(schedule.num_workers), count)}
+def all_failures(schedule: Schedule, workers: int = WORKERS) -> list[tuple[int, ...]]:
+    found = {failed for count in range(1, workers + 1) for failed in combinations(range(schedule.num_workers), count)}
     nodes = map(schedule.cluster.workers_of, range(schedule.cluster.num_nodes))
     return sorted(found | {tuple(sorted(node)) for node in nodes if len(node) <= schedule.num_workers - 2})
 
 
-def norm(schedule: Schedule, lost: tuple[int, ...]) -> float:
+def norm(schedule: Schedule, failed: tuple[int, ...]) -> float:
     """What a period of the survivors' leaves of differences."""
-    found = after_loss(schedule, lost)
+    found = after_failure(schedule, failed)
     return float(np.linalg.norm(period_product(found) - 1 / found.num_workers, 2))
 
 
-def agree(schedule: Schedule, lost: tuple[int, ...]) -> bool:
+def agree(schedule: Schedule, failed: tuple[int, ...]) -> bool:
     """Whether the survivors' groups join them, by walking."""
-    found = after_loss(schedule, lost)
+    found = after_failure(schedule, failed)
     reached, before = {0}, set()
     while reached != before:
         before = set(reached)
-        for group in (group for phase in map(found.phase, range(found.period)) for group in phase if group.relax):
+        for group in (group for phase in map(found.phase, range(found.period)) for group in phase if group.relaxation):
             if reached & set(group.members):
                 reached |= set(group.members)
     return len(reached) == found.num_workers
@@ -73,19 +83,19 @@ def confirmed(schedule: Schedule, proof: Proof) -> list[str]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"how": How(form=Form.HIERARCHICAL, codec=Codec.INT8)},
-        {"what": Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True))},
+        {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
+        {"payload": Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))},
     ],
     ids=["a codec", "outer steps"],
 )
 def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(options: dict[str, Any]) -> None:
     nodes = RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),)))
-    schedule = planned(Schedule("nodes", Cluster.regular(3, 2), Static(phases=nodes, **options)))
+    schedule = planned(Schedule("nodes", Cluster.regular(3, 2), StaticGroups(phases=nodes, **options)))
     proof = prove(schedule)
     assert proof.verdict is Status.PROVED
     assert "survives" in confirmed(schedule, proof)
     (claim,) = (claim for claim in proof.claims if claim.claim == "survives")
-    said = "This speaks of exact averages" if "how" in options else "Outer steps move all workers alike"
+    said = "This speaks of exact averages" if "transport" in options else "Outer steps move all workers alike"
     assert said in claim.explanation
 
 
@@ -93,53 +103,55 @@ def random_schedule(seed: int) -> Schedule:
     rng = np.random.default_rng(seed)
     relaxes = [Fraction(1), Fraction(1), Fraction(1), Fraction(1, 2), Fraction(5, 4)]
 
-    def relax() -> Fraction:
+    def relaxation() -> Fraction:
         return relaxes[int(rng.integers(len(relaxes)))]
 
     if seed % 2:
         radices, size = [((3,), 3), ((2, 2), 2), ((2, 3), 2), ((4,), 2), ((), 5)][seed // 2 % 5]
         phases = []
         for _ in range(int(rng.integers(2, 4))):
-            colours = rng.integers(0, 2, size)
+            colors = rng.integers(0, 2, size)
             phases.append(
                 tuple(
                     Block(
-                        tuple(np.flatnonzero(colours == c).tolist()),
+                        tuple(np.flatnonzero(colors == c).tolist()),
                         tuple(d for d in range(len(radices)) if rng.random() < 0.6),
-                        relax(),
+                        relaxation(),
                     )
-                    for c in sorted(set(colours.tolist()))
+                    for c in sorted(set(colors.tolist()))
                 )
             )
         nodes = int(np.prod(radices, dtype=int))
-        return Schedule(f"rule {seed}", Cluster.regular(nodes, size), Static(phases=RulePhases(radices, tuple(phases))))
+        return Schedule(
+            f"rule {seed}", Cluster.regular(nodes, size), StaticGroups(phases=RulePhases(radices, tuple(phases)))
+        )
     cluster = Cluster.irregular([[0, 1, 2], [3, 4], [5, 6]])
     listed = []
     for _ in range(int(rng.integers(2, 5))):
         labels = rng.permutation(7) // int(rng.integers(2, 5))
         phase = Phase.from_labels(labels)
-        listed.append(Phase.from_groups(7, [Group(group.members, relax()) for group in phase]))
-    return Schedule(f"groups {seed}", cluster, Static(phases=GroupPhases(tuple(listed))))
+        listed.append(Phase.from_groups(7, [Group(group.members, relaxation()) for group in phase]))
+    return Schedule(f"groups {seed}", cluster, StaticGroups(phases=GroupPhases(tuple(listed))))
 
 
 def bounds_of(proof: Proof) -> dict[tuple[int, ...], Fraction]:
-    return {tuple(one["lost"]): Fraction(one["squared"]) for one in proof["survives"].entry["classes"]}
+    return {tuple(one["failed"]): Fraction(one["squared"]) for one in proof["survives"].entry["classes"]}
 
 
-def class_of(schedule: Schedule, lost: tuple[int, ...]) -> tuple[int, ...]:
+def class_of(schedule: Schedule, failed: tuple[int, ...]) -> tuple[int, ...]:
     """The loss that stands for this one, if the schedule's groups are kept."""
-    return Symmetries.of(schedule).representative(lost)
+    return Symmetries.of(schedule).representative(failed)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_loss(seed: int) -> None:
     schedule = planned(random_schedule(seed))
-    losses = all_losses(schedule)
-    lonely = {class_of(schedule, lost) for lost in losses if not agree(schedule, lost)}
+    failures = all_failures(schedule)
+    lonely = {class_of(schedule, failed) for failed in failures if not agree(schedule, failed)}
     proof = prove(schedule)
     if lonely:
         assert proof["survives"].status is Status.REFUTED
-        assert tuple(proof["survives"].witness["lost"]) in lonely
+        assert tuple(proof["survives"].witness["failed"]) in lonely
         assert proof.verdict is Status.REFUTED
         schedule = planned(schedule, rule=ALL)
         proof = prove(schedule)
@@ -148,10 +160,10 @@ def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_
     assert claim.entry["answers"]
     assert "survives" in confirmed(schedule, proof)
     bounds = bounds_of(proof)
-    for lost in losses:
-        assert agree(schedule, lost)
-        bound = 0 if lonely else bounds[class_of(schedule, lost)]
-        assert norm(schedule, lost) ** 2 == pytest.approx(float(bound), abs=1e-8)
+    for failed in failures:
+        assert agree(schedule, failed)
+        bound = 0 if lonely else bounds[class_of(schedule, failed)]
+        assert norm(schedule, failed) ** 2 == pytest.approx(float(bound), abs=1e-8)
 
 
 @pytest.mark.parametrize("seed", range(1, 30, 2))
@@ -159,19 +171,19 @@ def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_
 def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed: int, workers: int) -> None:
     """No single loss is worse than the worst class of as many lost workers, and each class is a loss that says so."""
     schedule = planned(random_schedule(seed), workers, REAPPLY)
-    losses = all_losses(schedule, workers)
+    failures = all_failures(schedule, workers)
     proof = prove(schedule)
-    lonely = [lost for lost in losses if not agree(schedule, lost)]
+    lonely = [failed for failed in failures if not agree(schedule, failed)]
     assert (proof["survives"].status is Status.REFUTED) == bool(lonely)
     if lonely:
-        assert tuple(proof["survives"].witness["lost"]) in lonely
+        assert tuple(proof["survives"].witness["failed"]) in lonely
         return
     assert "survives" in confirmed(schedule, proof)
-    bounds, norms = bounds_of(proof), {lost: norm(schedule, lost) ** 2 for lost in losses}
-    for lost, bound in bounds.items():
-        assert norms[lost] == pytest.approx(float(bound), abs=1e-8)
-    for lost, found in norms.items():
-        of_as_many = [float(bound) for like, bound in bounds.items() if len(like) == len(lost)]
+    bounds, norms = bounds_of(proof), {failed: norm(schedule, failed) ** 2 for failed in failures}
+    for failed, bound in bounds.items():
+        assert norms[failed] == pytest.approx(float(bound), abs=1e-8)
+    for failed, found in norms.items():
+        of_as_many = [float(bound) for like, bound in bounds.items() if len(like) == len(failed)]
         assert min(abs(found - bound) for bound in of_as_many) < 1e-8, "some class has this norm"
 
 
@@ -192,15 +204,15 @@ def on_shape(rng: np.random.Generator, cluster: Cluster) -> Schedule:
         phases = tuple(
             (Block(tuple(range(size)), tuple(d for d in range(len(radices)) if rng.random() < 0.6)),) for _ in range(3)
         )
-        return Schedule("rule", cluster, Static(phases=RulePhases(radices, phases)))
+        return Schedule("rule", cluster, StaticGroups(phases=RulePhases(radices, phases)))
     listed = [Phase.from_labels(rng.integers(-1, 3, size=n)) for _ in range(int(rng.integers(1, 4)))]
-    paces = tuple(rng.integers(1, 3, size=n).tolist())
-    return Schedule("groups", cluster, Static(phases=GroupPhases(tuple(listed)), pace=paces))
+    worker_steps = tuple(rng.integers(1, 3, size=n).tolist())
+    return Schedule("groups", cluster, StaticGroups(phases=GroupPhases(tuple(listed)), steps_per_round=worker_steps))
 
 
-def by_hand(schedule: Schedule, rule: SurvivorRule, lost: tuple[int, ...]) -> list[set[frozenset[int]]]:
+def by_hand(schedule: Schedule, rule: SurvivorRule, failed: tuple[int, ...]) -> list[set[frozenset[int]]]:
     """The survivors' groups in each phase, in the ranks of the beginning, taken out one by one."""
-    left = frozenset(range(schedule.num_workers)) - frozenset(lost)
+    left = frozenset(range(schedule.num_workers)) - frozenset(failed)
     if rule is ALL:
         return [{left}]
     groups = [[group.members for group in phase] for phase in map(schedule.phase, range(schedule.period))]
@@ -224,29 +236,29 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
     assert parse_schedule(json.dumps(document).encode()) == schedule
     read = checker.read_schedule(document)
     assert read.sha256 == schedule_sha256(schedule)
-    losses = all_losses(schedule, plan.failures)
-    assert sorted(planned_losses(schedule, plan)) == losses
-    nodes = contingencies.all_nodes(read)
-    assert sorted(contingencies.all_losses(read.num_workers, nodes, plan.failures)) == losses
-    assert planned_classes(schedule, MAX_CLASSES) == contingencies.classes_of_plan(read, read.failure_plan, Work("it"))
-    for lost in losses:
-        assert plan.covers(cluster, lost)
-        left = [worker for worker in range(schedule.num_workers) if worker not in lost]
-        runs = after_loss(schedule, lost)
-        assert runs.cluster == cluster.without(lost)
+    failures = all_failures(schedule, plan.failures)
+    assert sorted(planned_failures(schedule, plan)) == failures
+    nodes = failure_plans.all_nodes(read)
+    assert sorted(failure_plans.all_failures(read.num_workers, nodes, plan.failures)) == failures
+    assert planned_classes(schedule, MAX_CLASSES) == failure_plans.classes_of_plan(read, read.failure_plan, Work("it"))
+    for failed in failures:
+        assert plan.covers(cluster, failed)
+        left = [worker for worker in range(schedule.num_workers) if worker not in failed]
+        runs = after_failure(schedule, failed)
+        assert runs.cluster == cluster.without(failed)
         of_program = [
-            {(group.members, str(group.relax)) for group in phase} for phase in map(runs.phase, range(runs.period))
+            {(group.members, str(group.relaxation)) for group in phase} for phase in map(runs.phase, range(runs.period))
         ]
         of_checker = [
-            {(tuple(members), relax) for members, relax in phase}
-            for phase in contingencies.groups_after(read, read.failure_plan, lost)
+            {(tuple(members), relaxation) for members, relaxation in phase}
+            for phase in failure_plans.groups_after(read, read.failure_plan, failed)
         ]
         assert of_checker == of_program
         if rule is not REAPPLY or len({worker // (cluster.workers_per_node or 1) for worker in left}) == (
             cluster.num_nodes
         ):
             moved = [{frozenset(left[m] for m in members) for members, _ in phase} for phase in of_program]
-            assert moved == by_hand(schedule, rule, lost)
+            assert moved == by_hand(schedule, rule, failed)
 
 
 def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_never_end_in_an_error() -> None:
@@ -254,13 +266,13 @@ def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_neve
     cluster = Cluster.irregular([[1], [2], [0, 3], [4]])
     phases = GroupPhases((Phase.from_groups(5, [[0, 1, 2, 3, 4]]),))
     for rule in (KEEP, ALL):
-        schedule = planned(Schedule("uneven", cluster, Static(phases=phases)), 1, rule)
+        schedule = planned(Schedule("uneven", cluster, StaticGroups(phases=phases)), 1, rule)
         proof = prove(schedule)
         assert proof.verdict is Status.PROVED
         assert "survives" in confirmed(schedule, proof)
-        assert after_loss(schedule, {3}).num_workers == 4
+        assert after_failure(schedule, {3}).num_workers == 4
     with pytest.raises(ScheduleError, match=r"failure_plan\.rule: expected a schedule with node_radices"):
-        planned(Schedule("uneven", cluster, Static(phases=phases)), 1, REAPPLY)
+        planned(Schedule("uneven", cluster, StaticGroups(phases=phases)), 1, REAPPLY)
 
 
 def test_one_proof_holds_for_every_number_of_nodes() -> None:
@@ -269,10 +281,10 @@ def test_one_proof_holds_for_every_number_of_nodes() -> None:
         rule = RulePhases(
             (nodes,), ((Block((0, 1), (0,)), Block((2,))), (Block((0,)), Block((1, 2), (0,))), (Block((0, 2)),))
         )
-        schedule = planned(Schedule("rule", Cluster.regular(nodes, 3), Static(phases=rule)))
+        schedule = planned(Schedule("rule", Cluster.regular(nodes, 3), StaticGroups(phases=rule)))
         bounds = bounds_of(prove(schedule))
-        for lost in all_losses(schedule):
-            assert norm(schedule, lost) ** 2 == pytest.approx(float(bounds[class_of(schedule, lost)]), abs=1e-8)
+        for failed in all_failures(schedule):
+            assert norm(schedule, failed) ** 2 == pytest.approx(float(bounds[class_of(schedule, failed)]), abs=1e-8)
 
 
 @pytest.mark.parametrize("of", [KEEP, REAPPLY])
@@ -281,7 +293,7 @@ def test_a_million_workers_are_proved_by_their_classes(of: SurvivorRule) -> None
     rule = RulePhases(
         (50, 5000), ((both,), (Block((0, 1), (0,)), Block((2, 3), (1,))), (both,), (Block((0, 2), (0, 1)),))
     )
-    schedule = planned(Schedule("rule", Cluster.regular(250_000, 4), Static(phases=rule)), rule=of)
+    schedule = planned(Schedule("rule", Cluster.regular(250_000, 4), StaticGroups(phases=rule)), rule=of)
     proof = prove(schedule)
     assert proof["survives"].entry["answers"] == ""
     assert 5 < len(proof["survives"].entry["classes"]) < 50
@@ -291,7 +303,7 @@ def test_a_million_workers_are_proved_by_their_classes(of: SurvivorRule) -> None
 @pytest.mark.parametrize(
     "schedule",
     [
-        Schedule("all", Cluster.regular(4, 2), AllReduce(pace=4)),
+        Schedule("all", Cluster.regular(4, 2), AllReduce(steps_per_round=4)),
         Schedule("all", Cluster.irregular([[0, 1, 2], [3]]), AllReduce()),
     ],
 )
@@ -303,7 +315,7 @@ def test_all_reduce_goes_on_exactly(schedule: Schedule) -> None:
 
 
 RING = Schedule(
-    "rule", Cluster.regular(4, 2), Static(phases=RulePhases((4,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
+    "rule", Cluster.regular(4, 2), StaticGroups(phases=RulePhases((4,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
 )
 
 
@@ -313,12 +325,12 @@ def test_the_mean_moves_as_stated_and_the_bounds_are_attained(seed: int) -> None
     numbers, n = prove(schedule)["mean-moved"].numbers, schedule.num_workers
     models = np.random.default_rng(seed).standard_normal((n, 3))
     squared = float(((models - models.mean(0)) ** 2).sum() / n)
-    for k, usual, at_most in zip(numbers["lost"], numbers["usual"], numbers["at_most"], strict=True):
+    for k, usual, at_most in zip(numbers["failed"], numbers["usual"], numbers["at_most"], strict=True):
         ways = []
-        for lost in combinations(range(n), k):
-            left = [worker for worker in range(n) if worker not in lost]
+        for failed in combinations(range(n), k):
+            left = [worker for worker in range(n) if worker not in failed]
             moved = models[left].mean(0) - models.mean(0)
-            assert moved == pytest.approx((models.mean(0) - models[list(lost)]).sum(0) / (n - k))
+            assert moved == pytest.approx((models.mean(0) - models[list(failed)]).sum(0) / (n - k))
             ways.append(float((moved**2).sum()))
         assert np.mean(ways) == pytest.approx(float(Fraction(usual)) * squared)
         assert max(ways) <= float(Fraction(at_most)) * squared * (1 + 1e-12)

@@ -19,8 +19,8 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Route, Routes, Server, Static, TableWay
-from partreduce.topo.strategies.outer import Anchor, Outer
+from partreduce.topo.strategies import AllReduce, GroupPhases, Payload, Placement, Server, StaticGroups, TablePlacement
+from partreduce.topo.strategies.outer import OuterParams, OuterStep
 from partreduce.verify.base import Status
 from partreduce.verify.prove import prove
 from partreduce.verify.tables import prove_tables
@@ -46,34 +46,36 @@ def test_they_are_essential_where_they_are_due():
     assert proof.essential >= {"one-route", "one-owner", "table-order", "row-error"}
     assert proof.verdict is Status.PROVED
     assert [claim.claim for claim in proof.claims if claim.holds][-5:] == list(JUDGES)
-    dense_only = Routes(tables=(Route(parameter="words", rows=5, columns=2, way=TableWay.DENSE),))
-    plain = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(what=dense_only)))
+    dense_only = Payload(tables=(TablePlacement(parameter="words", rows=5, columns=2, way=Placement.DENSE),))
+    plain = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(payload=dense_only)))
     assert "one-route" in plain.essential
     assert "one-owner" not in plain
     assert "table-order" not in plain
-    assert "row-error" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce(what=TABLES_OF_4)))
+    assert "row-error" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce(payload=TABLES_OF_4)))
     assert "one-route" not in prove(Schedule("s", Cluster.regular(2, 2), AllReduce()))
 
 
-@pytest.mark.parametrize("beside", [{"outer": Outer(momentum=0.5, anchor=Anchor.OWN)}, {"fragments": 2}], ids=str)
+@pytest.mark.parametrize(
+    "beside", [{"outer": OuterStep(momentum=0.5, outer_params=OuterParams.PER_WORKER)}, {"fragments": 2}], ids=str
+)
 def test_they_are_stated_beside_outer_steps_and_fragments_that_all_reduce_could_not_have(beside):
     group = GroupPhases((Phase.from_groups(4, [[0, 1, 2, 3]]),))
-    strategy = Static(phases=group, pace=2, what=replace(TABLES_OF_4, **beside))
+    strategy = StaticGroups(phases=group, steps_per_round=2, payload=replace(TABLES_OF_4, **beside))
     proof = prove(Schedule("s", Cluster.regular(2, 2), strategy))
     assert {claim.claim for claim in proof.claims if claim.holds} >= {"one-route", "one-owner", "table-order"}
 
 
 def test_a_synchronous_server_has_them_without_a_certificate():
-    proof = prove(Schedule("s", Cluster.regular(2, 2), Server(what=TABLES_OF_4)))
+    proof = prove(Schedule("s", Cluster.regular(2, 2), Server(payload=TABLES_OF_4)))
     assert proof["one-owner"].status is Status.FACT
     assert not proof.certificate
 
 
-TABLES_OF_4 = Routes(tables=(Route(parameter="words", rows=9, columns=2),))
+TABLES_OF_4 = Payload(tables=(TablePlacement(parameter="words", rows=9, columns=2),))
 
 
 def test_where_groups_overlap_nothing_rests_on_anything():
-    clash = Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [1, 2]]),)), what=TABLES_OF_4)
+    clash = StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [1, 2]]),)), payload=TABLES_OF_4)
     proof = prove(Schedule("s", Cluster.regular(2, 2), clash))
     assert proof["one-owner"].status is Status.NOT_PROVED
     assert proof.certificate["claims"] == []
@@ -83,25 +85,25 @@ def test_code_that_gives_a_row_to_another_worker_refutes_it(monkeypatch):
     def wrong(self, route, row, num_workers):
         return 3 if row == 6 else row % num_workers
 
-    monkeypatch.setattr(Routes, "owner", wrong)
-    claim = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(what=TABLES_OF_4)))["one-owner"]
+    monkeypatch.setattr(Payload, "owner", wrong)
+    claim = prove(Schedule("s", Cluster.regular(2, 2), AllReduce(payload=TABLES_OF_4)))["one-owner"]
     assert claim.status is Status.REFUTED
     assert claim.witness == {"parameter": "words", "row": 6, "owner": 3}
 
 
 @pytest.mark.parametrize("cluster", [Cluster.regular(1, 4), Cluster.regular(4, 1)], ids=str)
 def test_one_node_sends_nothing_and_nodes_of_one_worker_agree_on_nothing(cluster):
-    proof = prove(Schedule("s", cluster, AllReduce(what=TABLES_OF_4)))
+    proof = prove(Schedule("s", cluster, AllReduce(payload=TABLES_OF_4)))
     assert proof["table-order"].numbers["lookup"] == ["all"] * 3
     assert (proof["nic-bytes"].numbers["tables"][0][1:] == [0, 0]) == (cluster.num_nodes == 1)
 
 
 def test_numbers_by_hand_on_4x4():
     """100,000 rows of 16 columns: 75,000 asked for and 25,000 handed out thrice; four times that unaggregated."""
-    words = Route(parameter="words", rows=100_000, columns=16)
+    words = TablePlacement(parameter="words", rows=100_000, columns=16)
     for is_local, times in ((True, 1), (False, 4)):
-        what = Routes(tables=(words,), local_aggregation=is_local)
-        proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(what=what)))
+        payload = Payload(tables=(words,), local_aggregation=is_local)
+        proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(payload=payload)))
         lookup, gradients = 75_000 * 4 + 75_000 * 64, 75_000 * 68
         assert proof["nic-bytes"].numbers["tables"] == [["words", times * lookup, times * gradients]]
         assert proof["one-owner"].numbers["tables"] == [["words", 16, 6250, 6250]]
@@ -110,8 +112,8 @@ def test_numbers_by_hand_on_4x4():
 @pytest.mark.parametrize(("codec", "row"), [("float16", 32), ("bfloat16", 32), ("int8", 20)])
 def test_numbers_by_hand_with_a_codec(codec, row):
     """A row of 16 numbers in its codec; gradients are added by fours, rounded once, and the nodes' four added."""
-    words = Route(parameter="words", rows=100_000, columns=16, codec=codec)
-    proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(what=Routes(tables=(words,)))))
+    words = TablePlacement(parameter="words", rows=100_000, columns=16, codec=codec)
+    proof = prove(Schedule("s", Cluster.regular(4, 4), AllReduce(payload=Payload(tables=(words,)))))
     lookup, gradients = 75_000 * 4 + 75_000 * row, 75_000 * (row + 4)
     assert proof["nic-bytes"].numbers["tables"] == [["words", lookup, gradients]]
     ((_, relative, absolute),) = proof["row-error"].numbers["rows"]
@@ -123,8 +125,8 @@ def test_numbers_by_hand_with_a_codec(codec, row):
 
 
 def test_a_million_workers_take_no_longer_than_their_list():
-    what = Routes(tables=(Route(parameter="words", rows=2**31 - 1, columns=512),))
-    schedule = Schedule("s", Cluster.regular(2**17, 8), AllReduce(what=what))
+    payload = Payload(tables=(TablePlacement(parameter="words", rows=2**31 - 1, columns=512),))
+    schedule = Schedule("s", Cluster.regular(2**17, 8), AllReduce(payload=payload))
     raw = dump_schedule(schedule)
     stated = facts_of(raw)
     for claim in prove_tables(schedule):
@@ -132,4 +134,4 @@ def test_a_million_workers_take_no_longer_than_their_list():
 
 
 def test_tables_of_the_forged_schedules_are_of_every_way():
-    assert {route.way for route in TABLES.tables} == set(TableWay)
+    assert {route.way for route in TABLES.tables} == set(Placement)

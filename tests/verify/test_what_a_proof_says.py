@@ -17,20 +17,20 @@ from partreduce.topo.errors import RefutedError
 from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Generated, Pairwise, Server
-from partreduce.topo.strategies.axes import WIDER, Codec, Drain, GradientTotal, How, Pipeline
+from partreduce.topo.strategies import AllReduce, DynamicGroups, Pairwise, Server
+from partreduce.topo.strategies.axes import WIDER, Codec, DrainPolicy, GradientReduction, Pipeline, Transport
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.prove import PROVERS
-from partreduce.verify.view import contracts, every_relax_tame, explicit_view, is_tame, rule_view
+from partreduce.verify.view import contracts, every_relaxation_tame, explicit_view, is_tame, rule_view
 
 MEANS = {"doubly-stochastic", "consensus", "deadlock-free"}
 ESSENTIAL = {
     "static": (MEANS | {"conflict-free"}, {"membership"}),
     "allreduce": (MEANS | {"conflict-free"}, {"membership"}),
     "neighbor": (MEANS, set()),
-    "generated": ({"convergence", "deadlock-free"}, set()),
+    "dynamic_groups": ({"convergence", "deadlock-free"}, set()),
     "pairwise": ({"consensus", "deadlock-free"}, set()),
     "server": ({"consensus", "deadlock-free"}, set()),
 }
@@ -73,10 +73,10 @@ def test_late_gradients_and_codecs_are_claimed_and_essential():
     assert names(SCHEDULES["pipeline"])[-7:] == [*OF_RUNS[:2], "lag", "equal-replicas", "codec-error", *OF_RUNS[2:]]
     assert names(SCHEDULES["allreduce"])[-5:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
     assert pipe.verdict is coded.verdict is Status.PROVED
-    server = prove(Schedule("s", Cluster.regular(2, 2), Server(how=How(codec=Codec.FLOAT16))))
+    server = prove(Schedule("s", Cluster.regular(2, 2), Server(transport=Transport(codec=Codec.FLOAT16))))
     assert server.essential == {"consensus", "deadlock-free", "codec-error"}
     assert server.verdict is Status.PROVED
-    clash = explicit(3, [[0, 1], [1, 2]], [range(3)], how=How(codec=Codec.INT8))
+    clash = explicit(3, [[0, 1], [1, 2]], [range(3)], transport=Transport(codec=Codec.INT8))
     assert prove(clash)["codec-error"].status is Status.NOT_PROVED
 
 
@@ -101,24 +101,24 @@ def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_o
 
 
 @pytest.mark.parametrize(
-    ("when", "words"),
+    ("sync", "words"),
     [
         (Pipeline(), "Each step applies the mean of all workers' gradients of exactly 1 step before; the first one"),
         (Pipeline(), "Those of the last step are applied at the end: T >= 1 steps apply all T gradients"),
-        (Pipeline(total=GradientTotal.SUM), "applies the sum of all"),
-        (Pipeline(warm_up=5), "After 5 steps in lockstep each step"),
-        (Pipeline(drain=Drain.DROP), "are dropped at the end: T >= 1 steps apply T - 1 gradients"),
+        (Pipeline(total=GradientReduction.SUM), "applies the sum of all"),
+        (Pipeline(warm_up=5), "After 5 steps synchronously each step"),
+        (Pipeline(drain=DrainPolicy.DROP), "are dropped at the end: T >= 1 steps apply T - 1 gradients"),
         (Pipeline(width=4), "the first 3 apply a gradient of 0. Never more than 3"),
         (Pipeline(width=4), f"A width of 4 was asked for, although {WIDER}."),
     ],
 )
-def test_a_lag_is_told_in_words(when, words):
-    claim = prove(Schedule("a", Cluster.regular(2, 2), AllReduce(when=when)))["lag"]
+def test_a_lag_is_told_in_words(sync, words):
+    claim = prove(Schedule("a", Cluster.regular(2, 2), AllReduce(sync=sync)))["lag"]
     assert words in claim.explanation
-    assert (claim.witness is not None) == (when.width > 2)
+    assert (claim.witness is not None) == (sync.width > 2)
 
 
-ON_REQUEST = [Generated(), Pairwise(active=(0, 2)), Server()]
+ON_REQUEST = [DynamicGroups(), Pairwise(active=(0, 2)), Server()]
 
 
 @pytest.mark.parametrize("strategy", ON_REQUEST)
@@ -193,10 +193,12 @@ def test_factors_that_draw_together_and_those_that_lengthen_nothing():
     pairs = {x: [abs(1 - x) < 1, abs(1 - x) < 1 or x == 0] for x in factors}  # a pair's difference is times 1 − x
     assert {x: [contracts(x), is_tame(x)] for x in factors} == pairs
     for x in factors:
-        assert every_relax_tame(explicit(4, [[0, 1]], [Group((0, 1), x), Group((2, 3), Fraction(1))])) == is_tame(x)
-        assert every_relax_tame(rule((2,), 2, (Block((0, 1), (), Fraction(x)),), (Block((0, 1)),))) == is_tame(x)
-        assert every_relax_tame(rule((2,), 2, (Block((1,), (), Fraction(x)),))), "it makes no group"
-    assert every_relax_tame(explicit(4, [[0, 1]]))
+        assert every_relaxation_tame(explicit(4, [[0, 1]], [Group((0, 1), x), Group((2, 3), Fraction(1))])) == is_tame(
+            x
+        )
+        assert every_relaxation_tame(rule((2,), 2, (Block((0, 1), (), Fraction(x)),), (Block((0, 1)),))) == is_tame(x)
+        assert every_relaxation_tame(rule((2,), 2, (Block((1,), (), Fraction(x)),))), "it makes no group"
+    assert every_relaxation_tame(explicit(4, [[0, 1]]))
 
 
 def test_a_schedule_is_seen_as_a_rule_in_one_order_or_as_phases():

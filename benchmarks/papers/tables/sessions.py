@@ -23,9 +23,9 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Codec, Form
-from partreduce.topo.strategies.routes import Routes, TableWay
-from partreduce.topo.timing.tables import Touched
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec
+from partreduce.topo.strategies.payload import Payload, Placement
+from partreduce.topo.timing.tables import RowAccess
 
 GATHER, GATHER_LOCAL = "gather", "gather + local aggregation"
 HYBRID, HYBRID_LOCAL = "hybrid", "hybrid + local aggregation"
@@ -33,11 +33,11 @@ HYBRID_CODED = "hybrid + local aggregation, rows in float16"
 PLANNED, COMPOSED = "planner's choice", "planner's choice, dense part by its own schedule"
 COMPOSED_CODED = "planner's choice, dense part by its own schedule, rows in float16"
 OURS = {
-    GATHER: (TableWay.GATHER, False, Codec.NONE),
-    GATHER_LOCAL: (TableWay.GATHER, True, Codec.NONE),
-    HYBRID: (TableWay.SHARDED, False, Codec.NONE),
-    HYBRID_LOCAL: (TableWay.SHARDED, True, Codec.NONE),
-    HYBRID_CODED: (TableWay.SHARDED, True, Codec.FLOAT16),
+    GATHER: (Placement.GATHER, False, Codec.NONE),
+    GATHER_LOCAL: (Placement.GATHER, True, Codec.NONE),
+    HYBRID: (Placement.SHARDED, False, Codec.NONE),
+    HYBRID_LOCAL: (Placement.SHARDED, True, Codec.NONE),
+    HYBRID_CODED: (Placement.SHARDED, True, Codec.FLOAT16),
 }
 """The way of all tables, whether workers of a node agree on rows first, and how rows are written."""
 RATE, BYTES_PER_SECOND = "20mbit", 20e6 / 8
@@ -94,20 +94,20 @@ class Known:
     def _make(self, way: str) -> None:
         plain = Schedule(way, self.session.cluster, AllReduce())
         if way in OURS:
-            self.schedules[way] = replace(plain, strategy=AllReduce(what=self._routes(way)))
+            self.schedules[way] = replace(plain, strategy=AllReduce(payload=self._routes(way)))
         elif way == PLANNED:
             chosen = self.chosen(plain)
             self.words[way] = "; ".join(chosen.reasons)
-            self.schedules[way] = replace(plain, strategy=AllReduce(what=chosen.routes))
+            self.schedules[way] = replace(plain, strategy=AllReduce(payload=chosen.routes))
         else:
             base, codecs = self._planned_dense_part, (Codec.NONE, Codec.FLOAT16)[: 1 + (way == COMPOSED_CODED)]
             chosen = self.chosen(base, codecs)
             strategy: Any = base.strategy
             rows = ", ".join(f"{route.parameter} {route.in_words}" for route in chosen.routes.tables)
-            self.words[way] = f"the dense part by {base.name} ({strategy.kind}, {strategy.how.codec}); {rows}"
-            self.schedules[way] = Schedule(base.name, base.cluster, replace(strategy, what=chosen.routes))
+            self.words[way] = f"the dense part by {base.name} ({strategy.kind}, {strategy.transport.codec}); {rows}"
+            self.schedules[way] = Schedule(base.name, base.cluster, replace(strategy, payload=chosen.routes))
 
-    def _routes(self, way: str) -> Routes:
+    def _routes(self, way: str) -> Payload:
         kind, aggregated, codec = OURS[way]
         return routes_of(self.model, kind, aggregated=aggregated, gradient="sparse", codec=codec)
 
@@ -138,24 +138,24 @@ class Known:
     @cached_property
     def _planned_dense_part(self) -> Schedule:
         """The planner's recommendation for all but the tables, codecs allowed; the tables' time is computing to it."""
-        from partreduce import Job as Planned
+        from partreduce import PlanRequest as Planned
         from partreduce import plan
 
         exchange = self.wire_bytes(HYBRID_LOCAL) / BYTES_PER_SECOND
         hardware = replace(self.hardware, compute=COMPUTE + exchange)
-        form = Form.HIERARCHICAL if self.session.shape[1] > 1 else Form.RING
+        algorithm = AllReduceAlgorithm.HIERARCHICAL if self.session.shape[1] > 1 else AllReduceAlgorithm.RING
         cluster = replace(self.session.cluster, hardware=hardware)
-        found = plan(Planned(cluster=cluster, form=form, codec=None, fastest=True, time_limit=8.0))
+        found = plan(Planned(cluster=cluster, algorithm=algorithm, codec=None, fastest=True, time_limit=8.0))
         return replace(found.recommendation.schedule, certificate=None)
 
     def same_as(self, way: str) -> str:
         """The contestant whose routes a planned way has; itself where it has its own."""
-        what = self.schedules[way].strategy.what
+        payload = self.schedules[way].strategy.payload
         for name, (_, aggregated, _) in OURS.items() if way == PLANNED else ():
             routes = self._routes(name)
             if self.session.shape[1] == 1 and not aggregated:
-                routes = replace(routes, local_aggregation=what.local_aggregation)
-            if name in self.session.ways and what == routes:
+                routes = replace(routes, local_aggregation=payload.local_aggregation)
+            if name in self.session.ways and payload == routes:
                 return name
         return way
 
@@ -163,7 +163,7 @@ class Known:
         """What the busiest node's card, or the mean one, sends in a step, without headers."""
         shape = self.session.shape
         if way in BASELINES:
-            kind = TableWay.GATHER if way == HOROVOD else TableWay.SHARDED
+            kind = Placement.GATHER if way == HOROVOD else Placement.SHARDED
             tables = tables_bytes(routes_of(self.model, kind, aggregated=False, gradient="sparse"), self.shares, shape)
             if way == HOROVOD:
                 return tables + ring_bytes(self.dense_bytes, shape)
@@ -172,16 +172,16 @@ class Known:
             if way == TF_PS_CUT:
                 pieces = [sum(sizes) // shape[0]] * shape[0]
             return tables + server_bytes(pieces, shape)[0 if mean else 1]
-        what = self._routes(way) if way in OURS else self.schedules[way].strategy.what
-        named = {route.parameter for route in what.apart}
+        payload = self._routes(way) if way in OURS else self.schedules[way].strategy.payload
+        named = {route.parameter for route in payload.apart}
         by_strategy = sum(4 * table.numel() for name, table in self.model.tables().items() if name not in named)
         rest = self.dense_bytes + by_strategy
         if way in (COMPOSED, COMPOSED_CODED):
             from partreduce.topo.timing.cost import communication
 
             sent = communication(self.schedules[way], self.hardware, model_bytes=rest)
-            return tables_bytes(what, self.shares, shape) + sent.nic_bytes_per_step
-        return tables_bytes(what, self.shares, shape) + ring_bytes(rest, shape)
+            return tables_bytes(payload, self.shares, shape) + sent.nic_bytes_per_step
+        return tables_bytes(payload, self.shares, shape) + ring_bytes(rest, shape)
 
     def wire_seconds(self, way: str) -> float:
         """A step in which only sleeping and the wire take time."""
@@ -189,7 +189,7 @@ class Known:
 
 
 @cache
-def shares_of(shape: tuple[int, int], text: str) -> dict[str, Touched]:
+def shares_of(shape: tuple[int, int], text: str) -> dict[str, RowAccess]:
     """Which shares of the tables workers, nodes and all touch in a step."""
     data = LanguageData(np.load(text, mmap_mode="r"))
     return touched(Language(sparse=True), lambda step, worker: data.batch(0, step, worker), shape)
@@ -235,7 +235,7 @@ class Found:
         return points
 
     def reached(self, way: str, target: float) -> tuple[float, ...] | None:
-        """Steps and seconds at which the loss, between judgements on a straight line, first fell to the target."""
+        """Steps and seconds at which the loss, between judgments on a straight line, first fell to the target."""
         return kit.reached(self.curve(way), target)
 
 

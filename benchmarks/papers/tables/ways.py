@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 import partreduce
-from benchmarks.lab.job import Job
+from benchmarks.lab.job import PlanRequest
 from benchmarks.papers.tables.baselines import Gathered, Servers
 from benchmarks.papers.tables.models import Batch, Language
 from partreduce.runtime.transport.communicators import Communicator
@@ -35,7 +35,7 @@ class Way(Protocol):
         """Exchange gradients and step."""
 
 
-def way_of(name: str, job: Job, group: Communicator) -> Way:
+def way_of(name: str, job: PlanRequest, group: Communicator) -> Way:
     """The way of that name; ours reads its schedule. Models are the same on all workers."""
 
     def optimizer(parameters: list[torch.nn.Parameter], is_table: bool) -> torch.optim.Optimizer:
@@ -59,7 +59,7 @@ class Routed:
             {"params": model.dense(), "lr": RATE},
         ]
         adagrad = torch.optim.Adagrad(groups)
-        codec = json.loads(Path(schedule).read_text())["strategy"].get("how", {}).get("codec", "none")
+        codec = json.loads(Path(schedule).read_text())["strategy"].get("transport", {}).get("codec", "none")
         initial = "keep" if codec == "none" else "broadcast"  # coded averages of parameters want it
         self.optimizer = partreduce.DistributedOptimizer(adagrad, model, schedule, timeout=TIMEOUT, initial=initial)
         self.model = model

@@ -14,15 +14,15 @@ from benchmarks.papers.tables.models import Batch, Language
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
-from partreduce.topo.timing.tables import Touched, exchange
+from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
+from partreduce.topo.timing.tables import RowAccess, exchange
 
 FREE = Hardware(nic=Link())
 
 
 def touched(
     model: Language, batch: Callable[[int, int], Batch], shape: tuple[int, int], steps: Sequence[int] = range(4)
-) -> dict[str, Touched]:
+) -> dict[str, RowAccess]:
     """Count distinct rows of batches (step, worker) on (nodes, workers per node): of each table, means over steps."""
     num_nodes, size = shape
     sums: dict[str, list[float]] = {name: [0.0, 0.0, 0.0] for name in model.tables()}
@@ -35,20 +35,22 @@ def touched(
             counted[1] += sum(len(each) for each in nodes) / num_nodes
             counted[2] += len(torch.cat(nodes).unique())
     return {
-        name: Touched(*(amount / len(steps) / len(parameter) for amount in sums[name]))
+        name: RowAccess(*(amount / len(steps) / len(parameter) for amount in sums[name]))
         for name, parameter in model.tables().items()
     }
 
 
-def routes_of(model: Language, way: TableWay, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE) -> Routes:
+def routes_of(
+    model: Language, way: Placement, *, aggregated: bool, gradient: str, codec: Codec = Codec.NONE
+) -> Payload:
     tables = tuple(
-        Route(parameter=name, rows=rows, columns=columns, way=way, gradient=Gradient(gradient), codec=codec)
+        TablePlacement(parameter=name, rows=rows, columns=columns, way=way, gradient=Gradient(gradient), codec=codec)
         for name, (rows, columns) in ((name, parameter.shape) for name, parameter in model.tables().items())
     )
-    return Routes(tables=tables, local_aggregation=aggregated)
+    return Payload(tables=tables, local_aggregation=aggregated)
 
 
-def tables_bytes(routes: Routes, shares: dict[str, Touched], shape: tuple[int, int]) -> float:
+def tables_bytes(routes: Payload, shares: dict[str, RowAccess], shape: tuple[int, int]) -> float:
     """What the busiest node's card sends in a step for the tables that go their own way."""
     cluster = Cluster.regular(*shape)
     return sum(

@@ -1,7 +1,7 @@
-"""Neighbours that keep a gap: the graphs that would be best if all workers were alike, under what answers the slowdown.
+"""Neighbors that keep a gap: the graphs that would be best if all workers were alike, under what answers the slowdown.
 
 Nothing says beforehand what is averaged where workers go on by themselves, so the reduces of a run are carried out on
-vectors (`schedulers.simulator.replay`). Predicted steps are the steps model's for the replayed figures, divided by how
+vectors (`schedulers.simulator.replay`). Predicted steps are the steps model's for the replayed metrics, divided by how
 far a step brings the mean; digits trained along the same reduces needed within 6 % of that under 11 of 12 settings in
 serial order (benchmarks/results/steps_to_loss_gaps.json).
 """
@@ -16,10 +16,10 @@ import numpy as np
 
 from partreduce.console import size
 from partreduce.planner.competitors import MAX_GRAPH_WORKERS
-from partreduce.planner.job import Data, Job
+from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import measure, pushed_by
-from partreduce.planner.option import Facts, LongerRun, Option
+from partreduce.planner.option import CandidateSchedule, Facts, LongerRun
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Setting, Slowdown
 from partreduce.planner.travel import timed
@@ -28,13 +28,13 @@ from partreduce.planner.work import work_of
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.replay import Replayed
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.figures.base import Figure, absent
-from partreduce.topo.figures.base import Kind as FigureKind
-from partreduce.topo.figures.late_distance import late_distance_like
-from partreduce.topo.figures.momentum import largest_rate
+from partreduce.topo.metrics.base import Kind as MetricKind
+from partreduce.topo.metrics.base import Metric, absent
+from partreduce.topo.metrics.late_distance import late_distance_like
+from partreduce.topo.metrics.momentum import largest_rate
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import LOCKSTEP, Form, Late
-from partreduce.topo.strategies.gap import Gap, Order
+from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm, DelayedAveraging
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
 
 GRAPHS: tuple[tuple[str, dict[str, object]], ...] = (
     ("ring", {}),
@@ -72,16 +72,16 @@ USUAL_MOMENTUM = 0.9
 class Candidate:
     """A graph under a setting: `base` is the option that it would be if all workers were alike."""
 
-    base: Option
+    base: CandidateSchedule
     setting: Setting
     schedule: Schedule
     memory_bytes: float
 
     @classmethod
-    def of(cls, base: Option, setting: Setting, job: Job) -> Candidate | None:
+    def of(cls, base: CandidateSchedule, setting: Setting, job: PlanRequest) -> Candidate | None:
         """None if the setting does not fit the graph."""
         try:
-            strategy = replace(base.schedule.strategy, when=setting.gap)
+            strategy = replace(base.schedule.strategy, sync=setting.gap)
             schedule = replace(base.schedule, name=f"{base.schedule.name} gap: {setting.words}", strategy=strategy)
             return cls(base, setting, schedule, memory_bytes(strategy, job))
         except PartreduceError:
@@ -89,9 +89,9 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.schedule.name}, {self.setting.gap.order}"
+        return f"{self.schedule.name}, {self.setting.gap.update_order}"
 
-    def trial(self, job: Job, num_rounds: int, num_seeds: int) -> Trial:
+    def trial(self, job: PlanRequest, num_rounds: int, num_seeds: int) -> Trial:
         """Its runs: a worker has three events in a step, and updates and tokens go along each edge."""
         return Trial(self.name, num_seeds * self._work(num_rounds), lambda: self._measured(job, num_rounds, num_seeds))
 
@@ -99,7 +99,7 @@ class Candidate:
         edges = len(self.schedule.strategy.graphs[0]) * (1 + (self.setting.gap.max_ig is not None))
         return PER_EVENT * num_rounds * (3 * self.schedule.num_workers + edges)
 
-    def _measured(self, job: Job, num_rounds: int, num_seeds: int) -> Option | None:
+    def _measured(self, job: PlanRequest, num_rounds: int, num_seeds: int) -> CandidateSchedule | None:
         try:
             runs = [_run(self.schedule, job, num_rounds, job.seed + seed) for seed in range(num_seeds)]
         except PartreduceError:
@@ -109,7 +109,7 @@ class Candidate:
             return option
         return replace(option, longer=LongerRun(STEADY_ROUNDS, self._work, partial(self._longer, job)))
 
-    def _longer(self, job: Job, num_rounds: int) -> tuple[Option, tuple[float, float, float]] | None:
+    def _longer(self, job: PlanRequest, num_rounds: int) -> tuple[CandidateSchedule, tuple[float, float, float]] | None:
         try:
             run = _run(self.schedule, job, num_rounds, job.seed)
         except PartreduceError:
@@ -134,13 +134,13 @@ class Run:
 class Gaps(Kind):
     """Hop's kind: a few graphs under the settings that answer the job's slowdowns."""
 
-    word, name = "gap", "neighbours that keep a gap"
+    word, name = "iteration_gap", "neighbors that keep a gap"
 
-    def weighs(self, job: Job) -> bool:
+    def weighs(self, job: PlanRequest) -> bool:
         is_small = job.cluster.num_workers <= MAX_GRAPH_WORKERS and not job.quorum
         return is_small and (bool(job.gap) or (job.gap is None and not Slowdown.of(job).is_even))
 
-    def options(self, trials: Trials) -> list[Option]:
+    def options(self, trials: Trials) -> list[CandidateSchedule]:
         """See `Kind`; one is measured in any case where nothing else is asked for."""
         job = trials.job
         candidates = {one.name: one for one in _candidates(trials)}
@@ -152,7 +152,7 @@ class Gaps(Kind):
             trials.again(name, candidates[str(name)].trial(job, LONG, seeds))
         return list(trials.options.values())
 
-    def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    def reasons(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
         slowdown, facts = Slowdown.of(job), chosen.facts
         assert facts is not None, "chosen is one of this kind"
         models = facts.memory_bytes / (job.hardware.model_bytes or 1)
@@ -160,7 +160,7 @@ class Gaps(Kind):
             f"its queues take at most {size(facts.memory_bytes)} of a worker's memory, {models:.3g} times the model"
         )
         if slowdown.is_even:
-            return [f"{NOTHING}; without --when gap other kinds are weighed, too", memory]
+            return [f"{NOTHING}; without --sync iteration_gap other kinds are weighed, too", memory]
         said = [f"{_answers(chosen, slowdown)}{_gained(chosen, options)}"]
         if facts.unheard:
             count, listed = job.cluster.num_workers, ", ".join(map(str, facts.unheard))
@@ -173,7 +173,7 @@ class Gaps(Kind):
         if facts.progress < 1 - TOLD:
             said.append(
                 f"some of what it averages is old, so that a step brings the mean {facts.progress:.2f} times as far as "
-                "in lockstep; that is in its steps"
+                "synchronously; that is in its steps"
             )
         if facts.computed < 1 - TOLD:
             said.append(
@@ -184,11 +184,11 @@ class Gaps(Kind):
         if job.gap and able and 0 < (best := best_of(able)).time < chosen.time:
             memory += (
                 f"; {best.name} is predicted to take {best.time / chosen.time:.2f} times as long "
-                f"({ms(best.step_seconds)} per step) and may be recommended without --when gap"
+                f"({ms(best.step_seconds)} per step) and may be recommended without --sync iteration_gap"
             )
         return [*said, memory]
 
-    def cautions(self, chosen: Option, job: Job) -> list[str]:
+    def cautions(self, chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
         facts, count = chosen.facts, job.cluster.num_workers
         assert facts is not None, "chosen is one of this kind"
         said = _momentum(chosen)
@@ -196,7 +196,7 @@ class Gaps(Kind):
             return said
         if job.data is not Data.SHUFFLED:
             said.append(
-                "on data that differs between workers, neighbours that kept a gap needed up to 1.7 times the predicted "
+                "on data that differs between workers, neighbors that kept a gap needed up to 1.7 times the predicted "
                 "steps (docs/gaps.md)"
             )
         said.append(
@@ -206,7 +206,7 @@ class Gaps(Kind):
         if facts.progress > 1 + TOLD:
             said.append(
                 "what is newer than one's own step is averaged, too, so that a step brings the mean "
-                f"{facts.progress:.2f} times as far as in lockstep, as a larger learning rate would: that is not "
+                f"{facts.progress:.2f} times as far as synchronously, as a larger learning rate would: that is not "
                 "counted as a gain, and a rate near its limit has to be lowered as much"
             )
         if facts.gradients < FEW:
@@ -240,8 +240,8 @@ def _candidates(trials: Trials) -> list[Candidate]:
     return [one for graph in kept for one in graph] or smallest
 
 
-def _bases(trials: Trials) -> Iterator[tuple[Option, Order]]:
-    """The graphs in both orders, with their figures and costs if all workers took the same time in all steps."""
+def _bases(trials: Trials) -> Iterator[tuple[CandidateSchedule, UpdateOrder]]:
+    """The graphs in both orders, with their metrics and costs if all workers took the same time in all steps."""
     job, even = trials.job, calm(trials.job)
     for name, parameters in GRAPHS:
         try:
@@ -251,22 +251,30 @@ def _bases(trials: Trials) -> Iterator[tuple[Option, Order]]:
             schedule = entry.build(job.cluster, **parameters)
             if not within_limits(schedule, job.limits) or not trials.pay(work_of(schedule, even, 2)):
                 continue
-            for order, when in ((Order.SERIAL, LOCKSTEP), (Order.PARALLEL, Late())):
-                yield measure(timed(schedule, when, 1), even, form=Form.RING), order
+            for order, sync in ((UpdateOrder.ADAPT_THEN_COMBINE, SYNCHRONOUS), (UpdateOrder.DPSGD, DelayedAveraging())):
+                yield measure(timed(schedule, sync, 1), even, algorithm=AllReduceAlgorithm.RING), order
         except PartreduceError:
-            continue  # a graph that does not fit this cluster, or whose figures are out of reach, is no candidate
+            continue  # a graph that does not fit this cluster, or whose metrics are out of reach, is no candidate
 
 
-def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
+def _run(schedule: Schedule, job: PlanRequest, num_rounds: int, seed: int) -> Run:
     """One run in virtual time with its reduces carried out."""
     from partreduce.schedulers.simulator.case import Case
     from partreduce.schedulers.simulator.gaps import run_gaps
     from partreduce.schedulers.simulator.replay import Replay
 
-    gap = schedule.strategy.when
-    assert isinstance(gap, Gap)
+    gap = schedule.strategy.sync
+    assert isinstance(gap, IterationGap)
     replay = Replay(schedule.strategy.graphs[0], gap, seed=seed)
-    case = Case(schedule, job.hardware, job.compute_times(), num_rounds, seed, model_bytes=None, form=Form.RING)
+    case = Case(
+        schedule,
+        job.hardware,
+        job.compute_times(),
+        num_rounds,
+        seed,
+        model_bytes=None,
+        algorithm=AllReduceAlgorithm.RING,
+    )
     timeline, first = run_gaps(case, listeners=(replay,)), num_rounds // WARM_UP
     seconds, error = timeline.per_step(warm_up=first), error_of(timeline.finish.mean(axis=1), first)
     node_of, last = job.cluster.node_of(), min(replay.step)
@@ -275,7 +283,7 @@ def _run(schedule: Schedule, job: Job, num_rounds: int, seed: int) -> Run:
     return Run(seconds, error, num_rounds, did, (quarter, half, did.consensus_distance))
 
 
-def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
+def _priced(candidate: Candidate, runs: Sequence[Run], job: PlanRequest) -> CandidateSchedule:
     """The option as its runs were, in their median."""
     schedule, option = candidate.schedule, candidate.base
     steps = [run.step_seconds for run in runs]
@@ -289,16 +297,16 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
     noise, drift, contraction = option.consensus_distance, option.drift, option.contraction
     if not schedule.is_mixing:
         how = f"replayed: {len(runs)} run{'s' * (len(runs) > 1)} of {runs[0].num_rounds} steps"
-        noise = Figure(mean("consensus_distance"), FigureKind.ESTIMATE, how)
-        drift = Figure(mean("drift_node" if job.push == "node" else "drift_worker"), FigureKind.ESTIMATE, how)
+        noise = Metric(mean("consensus_distance"), MetricKind.ESTIMATE, how)
+        drift = Metric(mean("drift_node" if job.push == "node" else "drift_worker"), MetricKind.ESTIMATE, how)
         contraction = absent("which updates are averaged is decided while the job runs")
     progress, model = mean("progress"), job.steps_model
     shares = np.mean([run.did.shares for run in runs], axis=0) * schedule.num_workers  # (num_workers,)
-    figures = float(noise), pushed_by(drift, job)
+    metrics = float(noise), pushed_by(drift, job)
     # A mean that gets less far in each step needs more steps; one that gets further has a larger learning rate, which
     # the job could have had anyway.
     late = late_distance_like(float(noise), 1, 1 - 1 / schedule.num_workers) if option.late else 0.0
-    steps_ratio = model.steps_ratio(*figures, late=late) / max(min(1.0, progress), 1e-9)
+    steps_ratio = model.steps_ratio(*metrics, late=late) / max(min(1.0, progress), 1e-9)
     communicating = 0.0 if option.late else option.communication
     return replace(
         option,
@@ -313,7 +321,7 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
         late_distance=late,
         steps_ratio=steps_ratio,
         model=model,
-        extrapolated=model.extrapolates(*figures),
+        extrapolated=model.extrapolates(*metrics),
         facts=Facts(
             kind=Gaps.word,
             words=candidate.setting.words,
@@ -328,10 +336,10 @@ def _priced(candidate: Candidate, runs: Sequence[Run], job: Job) -> Option:
     )
 
 
-def _momentum(chosen: Option) -> list[str]:
+def _momentum(chosen: CandidateSchedule) -> list[str]:
     """In the serial order momentum can make what differs between workers grow at rates that All-Reduce bears."""
-    gap = chosen.schedule.strategy.when
-    assert isinstance(gap, Gap), "options with facts of a gap keep one"
+    gap = chosen.schedule.strategy.sync
+    assert isinstance(gap, IterationGap), "options with facts of a gap keep one"
     borne = largest_rate(chosen.schedule.strategy.graphs[0], USUAL_MOMENTUM, parallel=gap.lag > 0)
     usual = 2 * (1 + USUAL_MOMENTUM)
     if borne > usual / 4:
@@ -344,29 +352,33 @@ def _momentum(chosen: Option) -> list[str]:
     return [said]
 
 
-def _answers(chosen: Option, slowdown: Slowdown) -> str:
-    gap = chosen.schedule.strategy.when
-    assert isinstance(gap, Gap)
-    what = []
+def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
+    gap = chosen.schedule.strategy.sync
+    assert isinstance(gap, IterationGap)
+    payload = []
     if slowdown.has_spikes:
-        what.append(f"steps that take up to {slowdown.spike:.3g} times as long now and then")
+        payload.append(f"steps that take up to {slowdown.spike:.3g} times as long now and then")
     if slowdown.slow:
         worker, factor, others = slowdown.slowest
-        what.append(f"worker {worker}, always {factor:.3g} times as long{others}")
+        payload.append(f"worker {worker}, always {factor:.3g} times as long{others}")
     means = []
     if gap.skip is not None:
         means.append(f"a worker that is left behind skips up to {gap.skip.limit} steps at once")
     if gap.has_backup:
-        means.append("neighbours do not wait for every update")
+        means.append("neighbors do not wait for every update")
     if gap.staleness:
         means.append(f"updates up to {gap.staleness} steps old serve")
-    return f"its gap answers {' and '.join(what)}: {', '.join(means) or 'a worker waits for its neighbours only'}"
+    return f"its gap answers {' and '.join(payload)}: {', '.join(means) or 'a worker waits for its neighbors only'}"
 
 
-def _gained(chosen: Option, options: Sequence[Option]) -> str:
+def _gained(chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:
     """Against the same graph and order without the setting."""
-    gap, graph = chosen.schedule.strategy.when, chosen.schedule.strategy.graphs
-    assert isinstance(gap, Gap)
-    plain = [o for o in options if o.gap and o is not chosen and o.schedule.strategy.when == Gap(order=gap.order)]
+    gap, graph = chosen.schedule.strategy.sync, chosen.schedule.strategy.graphs
+    assert isinstance(gap, IterationGap)
+    plain = [
+        o
+        for o in options
+        if o.gap and o is not chosen and o.schedule.strategy.sync == IterationGap(update_order=gap.update_order)
+    ]
     same = [o for o in plain if o.schedule.strategy.graphs == graph]
     return "".join(f"; without that a step would take {ms(o.step_seconds)}" for o in same[:1])

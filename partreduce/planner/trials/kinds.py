@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partreduce.planner.job import Job
-from partreduce.planner.option import Option
+from partreduce.planner.job import PlanRequest
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.trials.gaps import Gaps
 from partreduce.planner.trials.kit import Kind
 from partreduce.planner.trials.on_request import ON_REQUEST
@@ -16,17 +16,17 @@ KINDS: tuple[Kind, ...] = (OuterSteps(), Gaps(), Quorums(), *ON_REQUEST)
 """In the order in which they are tried."""
 
 
-def sample_distances(job: Job) -> bool:
+def sample_distances(job: PlanRequest) -> bool:
     """Whether the consensus distance of a candidate for this job may come from a run."""
     return any(kind.samples_distance and kind.weighs(job) for kind in KINDS)
 
 
-def reasons(chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+def reasons(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
     """What is said of each kind: why it is recommended, or what the best of it would take."""
     return [said for kind in KINDS for said in kind.says(chosen, options, job)]
 
 
-def cautions(chosen: Option, job: Job) -> list[str]:
+def cautions(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
     """What the user should know of a recommendation that was run in virtual time."""
     facts = chosen.facts
     return [] if facts is None else next(kind for kind in KINDS if kind.word == facts.kind).cautions(chosen, job)

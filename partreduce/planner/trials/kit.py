@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.job import Job
-from partreduce.planner.lateness import Lateness
-from partreduce.planner.option import Option
+from partreduce.planner.delay import Delay
+from partreduce.planner.job import PlanRequest
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.predict import ARRAYS
 from partreduce.planner.recommend import ms, permitted
 from partreduce.planner.slowdown import Slowdown
@@ -37,7 +37,7 @@ class Trial:
 
     name: str
     work: float
-    run: Callable[[], Option | None]
+    run: Callable[[], CandidateSchedule | None]
     """The option as the run shows it; None if its workers wait for one another for ever."""
 
 
@@ -45,11 +45,11 @@ class Trial:
 class Trials:
     """What was run for a job so far, by the key of each trial; `left_out` names what the time did not reach."""
 
-    job: Job
+    job: PlanRequest
     clock: Clock
     until: float
     left_out: list[str] = field(default_factory=list)
-    options: dict[Hashable, Option] = field(default_factory=dict)
+    options: dict[Hashable, CandidateSchedule] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.slowdown = Slowdown.of(self.job)
@@ -100,29 +100,29 @@ class Kind(ABC):
     """Whether the consensus distance of one may come from a run, so that `trials.steady` looks at it."""
 
     @abstractmethod
-    def weighs(self, job: Job) -> bool:
+    def weighs(self, job: PlanRequest) -> bool:
         """Whether strategies of this kind are candidates: where they are asked for, or answer what sets steps apart."""
 
     @abstractmethod
-    def options(self, trials: Trials) -> list[Option]:
+    def options(self, trials: Trials) -> list[CandidateSchedule]:
         """Those that answer a job which weighs this kind, each run."""
 
     @abstractmethod
-    def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    def reasons(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
         """What a recommended one answers, gains and needs, one sentence each."""
 
-    def cautions(self, chosen: Option, job: Job) -> list[str]:  # noqa: ARG002
+    def cautions(self, chosen: CandidateSchedule, job: PlanRequest) -> list[str]:  # noqa: ARG002
         """What the user of a recommended one should know."""
         return []
 
-    def says(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    def says(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
         """The sentences about this kind: why it is recommended, or what the best of it would take."""
         if chosen.facts is not None and chosen.facts.kind == self.word:
             return self.reasons(chosen, options, job)
         able = [one for one in permitted(options, job) if one.facts is not None and one.facts.kind == self.word]
         return self.beside(best_of(able), chosen, job) if able else []
 
-    def beside(self, best: Option, chosen: Option, job: Job) -> list[str]:  # noqa: ARG002
+    def beside(self, best: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> list[str]:  # noqa: ARG002
         """What the best of this kind would take, where another kind is recommended."""
         if not best.time > chosen.time > 0:
             return []
@@ -133,7 +133,7 @@ class Kind(ABC):
         return [said]
 
 
-def best_of(options: Sequence[Option]) -> Option:
+def best_of(options: Sequence[CandidateSchedule]) -> CandidateSchedule:
     """The least time to a loss."""
     return min(options, key=lambda option: (option.time, option.name))
 
@@ -145,7 +145,7 @@ def error_of(ends: npt.NDArray[np.float64], warm_up: int) -> float:
     return float(parts.std(ddof=1)) / float(PARTS**0.5)
 
 
-def memory_bytes(strategy: Strategy, job: Job) -> float:
+def memory_bytes(strategy: Strategy, job: PlanRequest) -> float:
     """What the busiest worker keeps beside its parameters, as proved; of a model whose size is known.
 
     Raises:
@@ -154,14 +154,14 @@ def memory_bytes(strategy: Strategy, job: Job) -> float:
     return ARRAYS[strategy.protocol](strategy, job.cluster.num_workers) * (job.hardware.model_bytes or 0)
 
 
-def calm(job: Job) -> Job:
-    """The same job of workers that are alike, in lockstep, with sums as they are."""
+def calm(job: PlanRequest) -> PlanRequest:
+    """The same job of workers that are alike, synchronously, with sums as they are."""
     hardware = replace(job.hardware, slowdown=(), jitter=0.0)
     return replace(
         job,
         cluster=replace(job.cluster, hardware=hardware),
         disturbance=None,
-        when=Lateness.LOCKSTEP,
+        sync=Delay.SYNCHRONOUS,
         codec=Codec.NONE,
         quorum=False,
         gap=False,

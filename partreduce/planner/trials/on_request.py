@@ -19,9 +19,9 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import pushed_by
-from partreduce.planner.option import Facts, LongerRun, Option
+from partreduce.planner.option import CandidateSchedule, Facts, LongerRun
 from partreduce.planner.recommend import ms
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.kit import PER_EVENT, Kind, Trial, Trials, error_of, memory_bytes
@@ -34,13 +34,13 @@ from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError
-from partreduce.topo.figures.base import Figure, absent
-from partreduce.topo.figures.base import Kind as FigureKind
-from partreduce.topo.figures.late_distance import late_distance_like
+from partreduce.topo.metrics.base import Kind as MetricKind
+from partreduce.topo.metrics.base import Metric, absent
+from partreduce.topo.metrics.late_distance import late_distance_like
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Late
+from partreduce.topo.strategies.axes import DelayedAveraging
 from partreduce.topo.strategies.base import Strategy
-from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.server import Server
 
@@ -56,9 +56,9 @@ PAIRS_AT_WORST = 0.63
 """What AD-PSGD needed more than All-Reduce's steps where it was measured."""
 
 
-def is_open(job: Job) -> bool:
-    """Whether a job leaves it open who averages with whom and when."""
-    return job.when is None and not (job.gap or job.quorum or job.tables) and job.objective is Objective.BALANCED
+def is_open(job: PlanRequest) -> bool:
+    """Whether a job leaves it open who averages with whom and sync."""
+    return job.sync is None and not (job.gap or job.quorum or job.tables) and job.objective is Objective.BALANCED
 
 
 class Meetings:
@@ -102,23 +102,26 @@ class Meetings:
 
 
 def _divisions(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
-    """Prague's divisions with laggards that hold nobody up, in pairs and threes; the rare meeting of all."""
+    """Prague's divisions with stragglers that hold nobody up, in pairs and threes; the rare meeting of all."""
     del cluster
-    for division in (Division.RANDOM, Division.GLOBAL, Division.INTER_INTRA):
+    for division in (GroupSplit.RANDOM, GroupSplit.GLOBAL, GroupSplit.INTER_INTRA):
         for size in (2, 3):
-            rule = InitiatorRule.LAGGARD_LATE
-            yield f"{division}, groups of {size}", Generated(division=division, group_size=size, initiator=rule)
+            rule = SlowWorkerPolicy.DEFER
+            yield (
+                f"{division}, groups of {size}",
+                DynamicGroups(division=division, group_size=size, slow_worker_policy=rule),
+            )
     for every in (4, 16):
-        late = InitiatorRule.LAGGARD_LATE
-        words = f"{Division.NODE_THEN_ALL}, all every {every}"
-        yield words, Generated(division=Division.NODE_THEN_ALL, all_every=every, initiator=late)
+        late = SlowWorkerPolicy.DEFER
+        words = f"{GroupSplit.NODE_THEN_ALL}, all every {every}"
+        yield words, DynamicGroups(division=GroupSplit.NODE_THEN_ALL, all_every=every, slow_worker_policy=late)
 
 
 def _pairings(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
     """Every second worker asks, so that there are some of both sides on a node; after its step or beside the next."""
     active = tuple(range(0, cluster.num_workers, 2))
     yield "AD-PSGD", Pairwise(active=active)
-    yield "AD-PSGD, late", Pairwise(active=active, when=Late())
+    yield "AD-PSGD, late", Pairwise(active=active, sync=DelayedAveraging())
 
 
 def _servers(cluster: Cluster) -> Iterator[tuple[str, Strategy]]:
@@ -136,10 +139,10 @@ class OnRequest(Kind):
     def __init__(self, word: str, name: str, strategies: Callable[[Cluster], Iterator[tuple[str, Strategy]]]) -> None:
         self.word, self.name, self._strategies = word, name, strategies
 
-    def weighs(self, job: Job) -> bool:
+    def weighs(self, job: PlanRequest) -> bool:
         return is_open(job) and job.cluster.num_workers <= MOST_WORKERS and not Slowdown.of(job).is_even
 
-    def options(self, trials: Trials) -> list[Option]:
+    def options(self, trials: Trials) -> list[CandidateSchedule]:
         job, count = trials.job, trials.job.cluster.num_workers
         listed = []
         for words, strategy in self._strategies(job.cluster):
@@ -152,7 +155,7 @@ class OnRequest(Kind):
         trials.try_all(listed, in_any_case=False)
         return list(trials.options.values())
 
-    def _measured(self, schedule: Schedule, job: Job) -> Option | None:
+    def _measured(self, schedule: Schedule, job: PlanRequest) -> CandidateSchedule | None:
         """One run as an option; None where the strategy does not suit the limits."""
         size = getattr(schedule.strategy, "group_size", 2)
         if job.limits.max_group is not None and size > job.limits.max_group:
@@ -163,13 +166,15 @@ class OnRequest(Kind):
         work = partial(_work, schedule.num_workers)
         return replace(option, longer=LongerRun(STEADY_ROUNDS, work, partial(self._run, schedule, job)))
 
-    def _run(self, schedule: Schedule, job: Job, num_rounds: int) -> tuple[Option, tuple[float, float, float]]:
+    def _run(
+        self, schedule: Schedule, job: PlanRequest, num_rounds: int
+    ) -> tuple[CandidateSchedule, tuple[float, float, float]]:
         met = Meetings(job.cluster, seed=job.seed)
         timeline = _timeline(schedule, job, met, num_rounds)
         quarter, half, whole = (met.mean(num_rounds, part)[0] for part in (4, 2, 1))
         return _priced(schedule, timeline, met, job, self.word), (quarter, half, whole)
 
-    def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:  # noqa: ARG002
+    def reasons(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:  # noqa: ARG002
         facts = chosen.facts
         assert facts is not None, "chosen is one of this kind"
         models = facts.memory_bytes / (job.hardware.model_bytes or 1)
@@ -179,7 +184,7 @@ class OnRequest(Kind):
         )
         return [said]
 
-    def cautions(self, chosen: Option, job: Job) -> list[str]:  # noqa: ARG002
+    def cautions(self, chosen: CandidateSchedule, job: PlanRequest) -> list[str]:  # noqa: ARG002
         said = (
             "who averages with whom is decided while the job runs: its seconds, consensus distance and steps are of a "
             "run in virtual time, not proved"
@@ -188,7 +193,7 @@ class OnRequest(Kind):
 
 
 ON_REQUEST = (
-    OnRequest("generated", "groups on request", _divisions),
+    OnRequest("dynamic_groups", "groups on request", _divisions),
     OnRequest("pairwise", "pairs", _pairings),
     OnRequest("server", "servers", _servers),
 )
@@ -199,40 +204,40 @@ def _work(num_workers: int, num_rounds: int) -> float:
     return PER_EVENT * num_rounds * num_workers * (8 + num_workers / 4)
 
 
-def _timeline(schedule: Schedule, job: Job, met: Meetings, num_rounds: int) -> Timeline:
-    form, times = schedule.strategy.how.form, job.compute_times()
-    case = Case(schedule, job.hardware, times, num_rounds, job.seed, model_bytes=None, form=form)
-    if isinstance(schedule.strategy, Generated):
+def _timeline(schedule: Schedule, job: PlanRequest, met: Meetings, num_rounds: int) -> Timeline:
+    algorithm, times = schedule.strategy.transport.algorithm, job.compute_times()
+    case = Case(schedule, job.hardware, times, num_rounds, job.seed, model_bytes=None, algorithm=algorithm)
+    if isinstance(schedule.strategy, DynamicGroups):
         return run_groups(case, listeners=(met,))
     return run_pairs(case, listeners=(met,)) if isinstance(schedule.strategy, Pairwise) else run_servers(case)
 
 
-def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kind: str) -> Option:
+def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: PlanRequest, kind: str) -> CandidateSchedule:
     """The option as its run was, with the price of what models' meetings, or late gradients, do to its steps."""
     strategy, model, observed, count = schedule.strategy, job.steps_model, timeline.observed, schedule.num_workers
     assert observed is not None, "every protocol counts what it sends"
     num_rounds = len(timeline.finish)
     how, first = f"by a run of {num_rounds} rounds", num_rounds // WARM_UP
     noise, by_worker, by_node = met.mean(num_rounds)
-    spread = Figure(noise, FigureKind.ESTIMATE, how)
-    drift = Figure(by_node if job.push == "node" else by_worker, FigureKind.ESTIMATE, how)
-    figures = noise, pushed_by(drift, job)
+    spread = Metric(noise, MetricKind.ESTIMATE, how)
+    drift = Metric(by_node if job.push == "node" else by_worker, MetricKind.ESTIMATE, how)
+    metrics = noise, pushed_by(drift, job)
     age = 0.0 if strategy.averages_gradients else observed.mean_age or 0.0
     if isinstance(strategy, Server):
         late = age * (count - 1) / count  # rounds of as many gradients as there are workers
         steps_ratio, more = 1 + price_of(late, job), late * model.delay_more
     else:
         late = late_distance_like(noise, 1, 1 - 1 / count) if isinstance(strategy, Pairwise) else 0.0
-        steps_ratio = model.steps_ratio(*figures, late=late)
+        steps_ratio = model.steps_ratio(*metrics, late=late)
         more = steps_ratio * model.error(job.data)
     if isinstance(strategy, Pairwise):
         more = max(more, 1 + PAIRS_AT_WORST - steps_ratio)
     step = timeline.per_step(warm_up=first)
-    num_steps = num_rounds * float(schedule.paces().mean())
-    return Option(
+    num_steps = num_rounds * float(schedule.worker_steps().mean())
+    return CandidateSchedule(
         name=schedule.name,
         schedule=schedule,
-        form=strategy.how.form,
+        algorithm=strategy.transport.algorithm,
         period=1,
         communication=float(timeline.communicating().mean()) / num_steps,
         nic_bytes=float(observed.nic_bytes.max(initial=0.0)) / num_steps,
@@ -244,7 +249,7 @@ def _priced(schedule: Schedule, timeline: Timeline, met: Meetings, job: Job, kin
         contraction=absent("who averages with whom is decided while the job runs"),
         steps_ratio=steps_ratio,
         model=model,
-        extrapolated=model.extrapolates(*figures),
+        extrapolated=model.extrapolates(*metrics),
         status="catalogue",
         facts=Facts(
             kind=kind,

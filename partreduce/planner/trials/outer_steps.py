@@ -12,10 +12,10 @@ from dataclasses import replace
 from functools import partial
 
 from partreduce.console import size
-from partreduce.planner.job import Data, Job
+from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import Label, measure
-from partreduce.planner.option import Facts, Option
+from partreduce.planner.option import CandidateSchedule, Facts
 from partreduce.planner.outer_prices import ERRORS, MEASURED, Measured
 from partreduce.planner.outer_prices import FRAGMENTS as MEASURED_FRAGMENTS
 from partreduce.planner.steps_model import Optimizer
@@ -38,10 +38,10 @@ class OuterSteps(Kind):
 
     word, name, share, samples_distance = "outer", "outer steps", 0.04, False
 
-    def weighs(self, job: Job) -> bool:
+    def weighs(self, job: PlanRequest) -> bool:
         return not why_not_weighed(job) and is_thin(job)
 
-    def options(self, trials: Trials) -> list[Option]:
+    def options(self, trials: Trials) -> list[CandidateSchedule]:
         job = trials.job
         listed = [
             (schedule.name, Trial(schedule.name, work_of(schedule, job), partial(_priced, schedule, one, job)))
@@ -51,7 +51,7 @@ class OuterSteps(Kind):
         trials.try_all(listed, in_any_case=False)
         return list(trials.options.values())
 
-    def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:  # noqa: ARG002
+    def reasons(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:  # noqa: ARG002
         facts, model = chosen.facts, job.hardware.model_bytes or 1
         assert facts is not None, "chosen is one of this kind"
         sent = (
@@ -66,7 +66,7 @@ class OuterSteps(Kind):
             needed += f", with {facts.rate:g} times the learning rate that was best for All-Reduce"
         return [sent, needed]
 
-    def cautions(self, chosen: Option, job: Job) -> list[str]:
+    def cautions(self, chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
         assert chosen.facts is not None, "chosen is one of this kind"
         said = (
             "outer steps were measured on small networks with 16 workers, in runs of 200 to 1,000 steps, and may lose "
@@ -75,13 +75,13 @@ class OuterSteps(Kind):
         return [said, *super().cautions(chosen, job)]
 
 
-def is_thin(job: Job) -> bool:
+def is_thin(job: PlanRequest) -> bool:
     """Whether the sums of one step take longer than its computing."""
     everyone = Schedule("all", job.cluster, AllReduce())
-    return communication(everyone, job.hardware, form=job.forms[-1]).per_step > job.compute_times().base
+    return communication(everyone, job.hardware, algorithm=job.algorithms[-1]).per_step > job.compute_times().base
 
 
-def why_not_weighed(job: Job) -> str:
+def why_not_weighed(job: PlanRequest) -> str:
     """Why they have no price here, as a clause; empty where they have one, or something else is asked for."""
     if not is_open(job):
         return "another kind is asked for"
@@ -94,7 +94,7 @@ def why_not_weighed(job: Job) -> str:
     return ""
 
 
-def _schedules(measured: Measured, job: Job) -> Iterator[Schedule]:
+def _schedules(measured: Measured, job: PlanRequest) -> Iterator[Schedule]:
     """Those that a setting was measured for; none where the cluster or the limits have no such."""
     outer: dict[str, object] = {
         "every": measured.every,
@@ -116,18 +116,18 @@ def _schedules(measured: Measured, job: Job) -> Iterator[Schedule]:
             yield schedule
 
 
-def _priced(schedule: Schedule, measured: Measured, job: Job) -> Option:
+def _priced(schedule: Schedule, measured: Measured, job: PlanRequest) -> CandidateSchedule:
     """With the seconds of the event graph, or of samples where step times vary, and the measured price."""
     optimizer = Optimizer(job.optimizer or "")
     option = measure(schedule, job, label=Label(name=schedule.name))
     arrays = Stated(option.schedule).numbers("memory")["arrays"]
-    cost = communication(option.schedule, job.hardware, form=option.form)
+    cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
     basis = "9 of 10 measured outer steps on kinds of networks held out"
     return replace(
         option,
         steps_ratio=measured.ratio,
         model=replace(option.model, errors=((str(job.data), ERRORS[optimizer]),), late_errors=(), basis=basis),
-        extrapolated=option.schedule.strategy.what.num_fragments > MEASURED_FRAGMENTS,
+        extrapolated=option.schedule.strategy.payload.num_fragments > MEASURED_FRAGMENTS,
         facts=Facts(
             kind=OuterSteps.word,
             words=schedule.name,

@@ -2,7 +2,7 @@
 
 A round under a quorum is no step of All-Reduce: fewer gradients are in it, and some are late. Divided by the number of
 workers, as the paper does, each weighs what it weighs in All-Reduce, so as many of them are needed, and predicted steps
-are rounds: All-Reduce's, times workers over gradients in a round, times the price of lateness. That price is what
+are rounds: All-Reduce's, times workers over gradients in a round, times the price of delay. That price is what
 gradients that come a step late cost in a pipeline (`steps_model`), for each whole step, of as many gradients as there
 are workers, that they are late on average. It was measured for pipelines, where all are late alike, not for quorums.
 """
@@ -15,11 +15,11 @@ from math import ceil, floor, isfinite
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.planner.job import Job
-from partreduce.planner.option import Facts, Option
+from partreduce.planner.job import PlanRequest
+from partreduce.planner.option import CandidateSchedule, Facts
 from partreduce.planner.trials.kit import PER_EVENT, error_of, memory_bytes
-from partreduce.topo.figures.base import absent
-from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.metrics.base import absent
+from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.quorum import balance
 
@@ -46,19 +46,23 @@ class Run:
     least_share: float
 
 
-def period_of(base: Option, setting: Quorum, job: Job, seconds: npt.NDArray[np.float64]) -> float:
+def period_of(
+    base: CandidateSchedule, setting: PartialAllReduce, job: PlanRequest, seconds: npt.NDArray[np.float64]
+) -> float:
     """About how long a round takes; `seconds` (samples, num_workers) are those of gradients."""
     word = max(job.hardware.inside.latency, job.hardware.nic.latency)
     return balance(seconds, setting, word=word, sum_seconds=base.communication).seconds
 
 
-def setting_of(base: Option, start: QuorumStart | int, job: Job, seconds: npt.NDArray[np.float64]) -> Quorum:
+def setting_of(
+    base: CandidateSchedule, start: QuorumStart | int, job: PlanRequest, seconds: npt.NDArray[np.float64]
+) -> PartialAllReduce:
     """With a queue that holds the rounds which pass during the longest step, so that nobody waits for it.
 
     It is shorter where memory does not allow that. `seconds` (samples, num_workers) are those of steps; so in
     `rounds_of`.
     """
-    made = Quorum(quorum=start)
+    made = PartialAllReduce(quorum=start)
     period = period_of(base, made, job, seconds)
     longest = float(np.quantile(seconds, 1 - 1 / (4 * seconds.shape[1])))  # of which each worker has one in 4n
     wanted = min(MOST_LATE, ceil(longest / period) + 1) if period else 1
@@ -68,41 +72,43 @@ def setting_of(base: Option, start: QuorumStart | int, job: Job, seconds: npt.ND
     return replace(made, staleness=max(1, wanted))
 
 
-def rounds_of(base: Option, setting: Quorum, job: Job, seconds: npt.NDArray[np.float64]) -> int:
+def rounds_of(
+    base: CandidateSchedule, setting: PartialAllReduce, job: PlanRequest, seconds: npt.NDArray[np.float64]
+) -> int:
     """Rounds of a run in which the slowest worker has some calls."""
     period = period_of(base, setting, job, seconds)
     wanted = SLOW_STEPS * float(seconds.mean(axis=0).max()) / period if period else 0.0
     return int(min(MOST_ROUNDS, max(LEAST_ROUNDS, wanted)))
 
 
-def work_of_run(setting: Quorum, count: int, num_rounds: int) -> float:
+def work_of_run(setting: PartialAllReduce, count: int, num_rounds: int) -> float:
     """Nominal seconds of a run of `count` workers: under a number all tell all, else one tells all."""
     told = count if isinstance(setting.quorum, QuorumStart) else count**2
     return num_rounds * PER_EVENT * (told + 4 * count)
 
 
-def held_by(option: Option, job: Job) -> float:
+def held_by(option: CandidateSchedule, job: PlanRequest) -> float:
     """Bytes that a worker keeps beside its parameters."""
     return memory_bytes(option.schedule.strategy, job)
 
 
-def words_of(setting: Quorum, count: int) -> str:
+def words_of(setting: PartialAllReduce, count: int) -> str:
     """A setting as tables call it."""
     return str(setting.quorum) if isinstance(setting.quorum, QuorumStart) else f"{setting.quorum} of {count}"
 
 
-def by(base: Option, setting: Quorum) -> Option:
+def by(base: CandidateSchedule, setting: PartialAllReduce) -> CandidateSchedule:
     """All-Reduce under a quorum, before anything is known of it."""
-    strategy = replace(base.schedule.strategy, when=setting)
+    strategy = replace(base.schedule.strategy, sync=setting)
     return replace(base, schedule=replace(base.schedule, strategy=strategy, certificate=None))
 
 
-def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
+def run(option: CandidateSchedule, job: PlanRequest, times: ComputeTimes, num_rounds: int) -> Run:
     """One run in virtual time."""
     from partreduce.schedulers.simulator.simulate import simulate
 
     timeline = simulate(
-        option.schedule, job.hardware, compute=times, num_rounds=num_rounds, seed=job.seed, form=option.form
+        option.schedule, job.hardware, compute=times, num_rounds=num_rounds, seed=job.seed, algorithm=option.algorithm
     )
     observed = timeline.observed
     assert observed is not None, "a run under a quorum is observed"
@@ -123,14 +129,14 @@ def run(option: Option, job: Job, times: ComputeTimes, num_rounds: int) -> Run:
     )
 
 
-def price_of(delay: float, job: Job) -> float:
+def price_of(delay: float, job: PlanRequest) -> float:
     """What it costs that gradients are late by so many whole steps on average; between whole numbers in proportion."""
     model, whole = job.steps_model, floor(delay)
     below, above = (model.delayed(1 + late, job.curvature) for late in (whole, whole + 1))
     return below + (delay - whole) * (above - below) if isfinite(above) else above
 
 
-def measured(base: Option, setting: Quorum, job: Job, found: Run) -> Option:
+def measured(base: CandidateSchedule, setting: PartialAllReduce, job: PlanRequest, found: Run) -> CandidateSchedule:
     """All-Reduce under a quorum, as one run of it is."""
     option, count = by(base, setting), job.cluster.num_workers
     option.schedule.strategy.check(job.cluster)

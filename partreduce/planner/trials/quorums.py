@@ -12,16 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.planner.gain import decisive_time, gain
-from partreduce.planner.job import Data, Job
+from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.limits import within_limits
 from partreduce.planner.measuring import measure
-from partreduce.planner.option import Option
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.slowdown import Slowdown, weighs_quorums
 from partreduce.planner.trials import quorum_runs as runs
 from partreduce.planner.trials.kit import Kind, Trial, Trials, best_of
 from partreduce.schedulers import registry
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.timing.quorum import sampled
 
 LITTLE = 0.5
@@ -33,10 +33,10 @@ class Quorums(Kind):
 
     word, name = "quorum", "quorums"
 
-    def weighs(self, job: Job) -> bool:
+    def weighs(self, job: PlanRequest) -> bool:
         return weighs_quorums(job)
 
-    def options(self, trials: Trials) -> list[Option]:
+    def options(self, trials: Trials) -> list[CandidateSchedule]:
         """See `Kind`; one is run in any case if nothing else is asked for."""
         job = trials.job
         base = all_reduce(job)
@@ -47,7 +47,7 @@ class Quorums(Kind):
         trials.try_all(listed, in_any_case=bool(job.quorum))
         return list(trials.options.values())
 
-    def reasons(self, chosen: Option, options: Sequence[Option], job: Job) -> list[str]:
+    def reasons(self, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
         """See `Kind`: which quorum pays for which imbalance, what it brings and what it holds."""
         facts, count = chosen.quorum, job.cluster.num_workers
         assert facts is not None, "chosen is one of this kind"
@@ -61,17 +61,17 @@ class Quorums(Kind):
         holds = f"it keeps at most {models:.3g} times the model beside the parameters, so that results may wait"
         return [_recommended(chosen, options, job), brings, holds]
 
-    def beside(self, best: Option, chosen: Option, job: Job) -> list[str]:
+    def beside(self, best: CandidateSchedule, chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
         """See `Kind`: what the best quorum would gain."""
         if not chosen.time > 0 or best.facts is None:
             return []
         against = gain(best, chosen, job.data)
         dear = decisive_time(best, job) > decisive_time(chosen, job)
-        pays = "it does not pay if lateness costs as much as it may" if dear else "what was taken is simpler"
+        pays = "it does not pay if delay costs as much as it may" if dear else "what was taken is simpler"
         pays = "it does not pay" if against.ratio <= 1 else pays
         return [f"a quorum is predicted to be {against} as fast at best ({best.facts.words}): {pays}"]
 
-    def cautions(self, chosen: Option, job: Job) -> list[str]:
+    def cautions(self, chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
         facts = chosen.facts
         assert facts is not None, "chosen is one of this kind"
         decided = (
@@ -85,22 +85,24 @@ class Quorums(Kind):
         return said
 
 
-def trial(base: Option, setting: Quorum, job: Job, seconds: npt.NDArray[np.float64]) -> Trial:
+def trial(
+    base: CandidateSchedule, setting: PartialAllReduce, job: PlanRequest, seconds: npt.NDArray[np.float64]
+) -> Trial:
     """All-Reduce under a setting, before it is run; `seconds` as in `settings`."""
     count, rounds = job.cluster.num_workers, runs.rounds_of(base, setting, job, seconds)
 
-    def run() -> Option:
+    def run() -> CandidateSchedule:
         return runs.measured(base, setting, job, runs.run(runs.by(base, setting), job, job.compute_times(), rounds))
 
     return Trial(runs.words_of(setting, count), runs.work_of_run(setting, count, rounds), run)
 
 
-def all_reduce(job: Job) -> Option:
-    """All-Reduce in every step, in lockstep, as numbers are, in its cheapest form."""
+def all_reduce(job: PlanRequest) -> CandidateSchedule:
+    """All-Reduce in every step, synchronously, as numbers are, in its cheapest form."""
     return measure(registry.build("allreduce", job.cluster), replace(job, codec=Codec.NONE))
 
 
-def settings(base: Option, job: Job, seconds: npt.NDArray[np.float64]) -> list[Quorum]:
+def settings(base: CandidateSchedule, job: PlanRequest, seconds: npt.NDArray[np.float64]) -> list[PartialAllReduce]:
     """Of All-Reduce: all but the slow workers or one, half of them, majority, and solo, with queues that suit them.
 
     `seconds` (samples, num_workers) are those of steps.
@@ -111,30 +113,34 @@ def settings(base: Option, job: Job, seconds: npt.NDArray[np.float64]) -> list[Q
     return [runs.setting_of(base, start, job, seconds) for start in starts]
 
 
-def _recommended(chosen: Option, options: Sequence[Option], job: Job) -> str:
-    """Which quorum pays for which imbalance, against All-Reduce in lockstep."""
-    usual = [option for option in options if option.is_plain and option.pace == 1 and not option.late]
+def _recommended(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> str:
+    """Which quorum pays for which imbalance, against All-Reduce synchronously."""
+    usual = [option for option in options if option.is_plain and option.steps_per_round == 1 and not option.late]
     base = best_of(usual or [all_reduce(job)])  # the limits may leave it out
-    ratio, what = gain(chosen, base, job.data), _imbalance(job)
+    ratio, payload = gain(chosen, base, job.data), _imbalance(job)
     facts = chosen.facts
     assert facts is not None, "chosen is a quorum"
     if ratio.ratio <= 1 or Slowdown.of(job).is_even:
         return (
-            f"recommended: All-Reduce without a quorum. {what}; {facts.words} is predicted to be {ratio} as fast, late "
+            f"recommended: All-Reduce without a quorum. {payload}; {facts.words} is predicted to be {ratio} as fast, "
+            "late "
             "gradients counted"
         )
     sure = "" if ratio.low > 1 else ", which the prediction cannot tell from All-Reduce"
     return (
-        f"recommended: {facts.words} with a queue of {facts.bound}. {what}; it is predicted to reach a loss {ratio} as "
+        f"recommended: {facts.words} with a queue of {facts.bound}. {payload}; it is predicted to reach a loss "
+        f"{ratio} as "
         f"fast as All-Reduce in every step{sure}"
     )
 
 
-def _imbalance(job: Job) -> str:
-    slowdown, what = Slowdown.of(job), []
+def _imbalance(job: PlanRequest) -> str:
+    slowdown, payload = Slowdown.of(job), []
     if slowdown.slow:
         worker, factor, others = slowdown.slowest
-        what.append(f"worker {worker} always takes {factor:.3g} times as long{others}")
+        payload.append(f"worker {worker} always takes {factor:.3g} times as long{others}")
     if slowdown.has_spikes:
-        what.append(f"some steps take up to {slowdown.spike:.3g} times as long")
-    return " and ".join(what).capitalize() if what else "No worker is slow and no step takes much longer than others"
+        payload.append(f"some steps take up to {slowdown.spike:.3g} times as long")
+    return (
+        " and ".join(payload).capitalize() if payload else "No worker is slow and no step takes much longer than others"
+    )

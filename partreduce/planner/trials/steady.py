@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 
 from partreduce.planner.front import front
-from partreduce.planner.job import Job
-from partreduce.planner.option import Option
+from partreduce.planner.job import PlanRequest
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.trials.kit import best_of
 from partreduce.planner.work import payer
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.topo.errors import UnknownError
+from partreduce.topo.errors import UndecidedError
 
 STEADY_SHARE = 0.3
 """Of the time, for longer runs where a kind that needs them is weighed."""
@@ -45,7 +45,7 @@ def is_steady(distances: Sequence[float]) -> bool:
 class SteadyCheck:
     """Runs options for longer, within the clock's position `until`; `left_out` says by name why an option is out."""
 
-    job: Job
+    job: PlanRequest
     clock: Clock
     until: float
     left_out: dict[str, str] = field(default_factory=dict)
@@ -54,17 +54,17 @@ class SteadyCheck:
         self._pay = payer(self.clock, self.until)
         self._tries = Counter[str]()
 
-    def settled(self, options: Sequence[Option]) -> list[Option]:
+    def settled(self, options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
         """The options without those that are not steady, and without those that nobody needs to run for longer.
 
         Raises:
-            UnknownError: the job takes an option that is not steady.
+            UndecidedError: the job takes an option that is not steady.
         """
         kept = list(options)
         while (unsure := self._next(kept)) is not None:
             found = self._longer(unsure)
             if found is None and self.job.take is not None and unsure.name == self.job.take:
-                raise UnknownError(f"--take {unsure.name!r}: {self.left_out[unsure.name]}; take another one")
+                raise UndecidedError(f"--select {unsure.name!r}: {self.left_out[unsure.name]}; take another one")
             kept = [found or one if one is unsure else one for one in kept if one is not unsure or found is not None]
         return [one for one in kept if one.longer is None]
 
@@ -76,12 +76,12 @@ class SteadyCheck:
         more = f", and {len(self.left_out) - LISTED} more" if len(self.left_out) > LISTED else ""
         return [f"left out, because a longer run does not show a steady consensus distance: {', '.join(named)}{more}"]
 
-    def _next(self, options: Sequence[Option]) -> Option | None:
+    def _next(self, options: Sequence[CandidateSchedule]) -> CandidateSchedule | None:
         """What has to be run for longer next: what would be recommended, the best of a kind, what is on the front."""
         unsure = [option for option in options if option.longer is not None]
         if not unsure:
             return None
-        with suppress(UnknownError):
+        with suppress(UndecidedError):
             chosen = recommend(options, self.job)
             if chosen.longer is not None:
                 return chosen
@@ -95,7 +95,7 @@ class SteadyCheck:
         shown = [option for option in front(options) if option.longer is not None]
         return best_of(shown) if shown else None
 
-    def _longer(self, option: Option) -> Option | None:
+    def _longer(self, option: CandidateSchedule) -> CandidateSchedule | None:
         """The option with the prices of a run in which it is steady; None if there is none."""
         assert option.longer is not None, "it was chosen for that"
         self._tries[option.facts.kind if option.facts else ""] += 1

@@ -46,7 +46,7 @@ class ScheduleAverager:
         world: World | None = None,
     ) -> None:
         self.schedule = read_schedule(schedule)
-        refuse_strategy(self.schedule, "ScheduleAverager")
+        check_strategy(self.schedule, "ScheduleAverager")
         self.rank, size = (world.rank, world.size) if world is not None else place()
         self._alone = is_alone(world)
         if self._alone:
@@ -67,14 +67,14 @@ class ScheduleAverager:
             params: parameters, or an optimizer's `param_groups`.
 
         Raises:
-            PeerLostError: a member of the group is gone or late; the parameters are as they were.
+            PeerFailedError: a member of the group is gone or late; the parameters are as they were.
         """
         done = self.step - self.warmup_steps + 1
         self.step += 1
-        pace = self.schedule.pace_of(self.rank)
-        if self._alone or done < 1 or done % pace:
+        steps_per_round = self.schedule.steps_per_round_of(self.rank)
+        if self._alone or done < 1 or done % steps_per_round:
             return
-        group = self.schedule.group_of(self.rank, done // pace - 1)
+        group = self.schedule.group_of(self.rank, done // steps_per_round - 1)
         if group is not None:
             p_reduce(tensors_of(params), group, timeout=self.timeout, world=self.world)
 
@@ -88,14 +88,14 @@ def tensors_of(params: Iterable[torch.nn.Parameter] | Iterable[dict[str, Any]]) 
     return list(tensors.values())
 
 
-def refuse_strategy(schedule: Schedule, who: str) -> None:
+def check_strategy(schedule: Schedule, who: str) -> None:
     """Refuse what cannot be done by a group mean after a step."""
-    overlaps, codec = schedule.strategy.overlap, schedule.strategy.how.codec
-    tables = ", with tables of their own route" if schedule.strategy.what.apart else ""
-    what, takes_turns = schedule.strategy.what, schedule.strategy.takes_turns
-    if not schedule.is_phased or overlaps or codec.rounds or tables or not what.outer.is_plain or takes_turns:
+    overlaps, codec = schedule.strategy.is_delayed, schedule.strategy.transport.codec
+    tables = ", with tables of their own route" if schedule.strategy.payload.apart else ""
+    payload, takes_turns = schedule.strategy.payload, schedule.strategy.takes_turns
+    if not schedule.is_phased or overlaps or codec.rounds or tables or not payload.outer.is_plain or takes_turns:
         kind = schedule.strategy.kind + (", with overlap" if overlaps else "")
         kind += f", with codec {codec.value}" if codec.rounds else ""
-        late = schedule.strategy.when.in_words if takes_turns else ""
-        kind += tables + "".join(f", with {w}" for w in (what.outer.in_words, what.turns_in_words, late) if w)
+        late = schedule.strategy.sync.in_words if takes_turns else ""
+        kind += tables + "".join(f", with {w}" for w in (payload.outer.in_words, payload.turns_in_words, late) if w)
         raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from partreduce.runtime.adapters.averager import refuse_strategy
+from partreduce.runtime.adapters.averager import check_strategy
 from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.averaging.p_reduce import queue_p_reduce
 from partreduce.runtime.averaging.reducer import Reducer
@@ -56,7 +56,7 @@ class ScheduleHookState:
         world: World | None = None,
     ) -> None:
         self.schedule = read_schedule(schedule)
-        refuse_strategy(self.schedule, "schedule_hook")
+        check_strategy(self.schedule, "schedule_hook")
         try:
             self.gradients = HookGradients(gradients)
         except ValueError:
@@ -70,7 +70,7 @@ class ScheduleHookState:
         """Wait for the device after the last step: there a failed average is reported by one of the next two.
 
         Raises:
-            PeerLostError: an average failed.
+            PeerFailedError: an average failed.
         """
         if self.queued is not None:
             self.queued.flush()
@@ -82,7 +82,7 @@ class ScheduleHookState:
             return everyone
         if self.gradients is HookGradients.LOCAL:
             return None
-        return self.schedule.group_of(self.rank, self.step // self.schedule.pace_of(self.rank))
+        return self.schedule.group_of(self.rank, self.step // self.schedule.steps_per_round_of(self.rank))
 
 
 @check_arguments
@@ -90,7 +90,7 @@ def schedule_hook(state: ScheduleHookState, bucket: GradBucket) -> torch.futures
     """Average one bucket of gradients over the group that the schedule names, or leave it as it is.
 
     Raises:
-        PeerLostError: a member of the group is gone or late.
+        PeerFailedError: a member of the group is gone or late.
     """
     group = state.group()
     buffer = bucket.buffer()

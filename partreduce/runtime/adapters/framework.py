@@ -12,7 +12,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.iteration_gap import IterationGap
 
 
 class FrameworkRun:
@@ -39,8 +39,8 @@ class FrameworkRun:
         **options: Any,  # noqa: ANN401 - of DistributedOptimizer
     ) -> None:
         schedule = read_schedule(schedule)
-        strategy, when = schedule.strategy, schedule.strategy.when
-        if len(set(schedule.paces())) > 1 or (isinstance(when, Gap) and when.skip is not None):
+        strategy, sync = schedule.strategy, schedule.strategy.sync
+        if len(set(schedule.worker_steps())) > 1 or (isinstance(sync, IterationGap) and sync.skip is not None):
             raise InputError(
                 f"{who}: schedule {schedule.name!r} has workers take different numbers of steps, and the framework's "
                 "loop gives all of them equally many; write the loop with DistributedOptimizer and optimizer.batches()"
@@ -48,7 +48,8 @@ class FrameworkRun:
         if clipping and strategy.averages_gradients:
             raise InputError(
                 f"{who}: {clipping} clips each worker's own gradient, and schedule {schedule.name!r} averages "
-                "gradients after that; switch it off, or average parameters, as `allreduce` does with a pace above 1"
+                "gradients after that; switch it off, or average parameters, as `allreduce` does with a "
+                "steps_per_round above 1"
             )
         self.optimizer = DistributedOptimizer(optimizer, model, schedule, **options)
         self._mean = contextlib.ExitStack()

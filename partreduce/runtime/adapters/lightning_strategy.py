@@ -89,7 +89,7 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
         """End the run: the model is the mean over all workers.
 
         Raises:
-            PeerLostError: a worker ended elsewhere, or is gone.
+            PeerFailedError: a worker ended elsewhere, or is gone.
         """
         if self.run is not None:
             self.run.finish()

@@ -52,7 +52,7 @@ class ScheduleLocalSGD:
         *,
         timeout: float = 300.0,
     ) -> None:
-        refuse_spread_models(accelerator, "ScheduleLocalSGD")
+        check_spread_models(accelerator, "ScheduleLocalSGD")
         self.enabled = enabled and accelerator.num_processes > 1
         self.accelerator, self.model = accelerator, model
         self._averager = ScheduleAverager(schedule, timeout=timeout) if self.enabled else None
@@ -75,13 +75,13 @@ class ScheduleLocalSGD:
         """Count a step that the optimizer has taken, and average where a round of the schedule ends.
 
         Raises:
-            PeerLostError: a member of the group is gone or late.
+            PeerFailedError: a member of the group is gone or late.
         """
         if self._averager is not None and self.accelerator.sync_gradients:
             self._averager.average_parameters(self.model.parameters())
 
 
-def refuse_spread_models(accelerator: Any, who: str) -> None:  # noqa: ANN401 - of a library that need not be installed
+def check_spread_models(accelerator: Any, who: str) -> None:  # noqa: ANN401 - of a library that need not be installed
     """Refuse an Accelerator whose processes do not have a whole model each."""
     if not hasattr(accelerator, "distributed_type"):
         raise InputError(f"{who}: accelerator: expected accelerate.Accelerator, got {type(accelerator).__name__}")

@@ -17,15 +17,15 @@ from partreduce.runtime.strategies.outer_means import outer_step
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Codec, Lockstep
+from partreduce.topo.strategies.axes import Codec, Synchronous
 from partreduce.topo.strategies.fragments import assign, number_of, round_ends
-from partreduce.topo.strategies.outer import Outer
+from partreduce.topo.strategies.outer import OuterStep
 
-WHO = "ManagedSchedule"
+WHO = "TorchftSchedule"
 State = dict[str, Any]
 
 
-class ManagedSchedule:
+class TorchftSchedule:
     """Inside, replicas train by themselves and meet as a schedule says, whoever of them is there.
 
         manager = Manager(pg, load_state_dict, state_dict, min_replica_size=2, use_async_quorum=False)
@@ -34,10 +34,10 @@ class ManagedSchedule:
                 ...
                 optimizer.step()
 
-    It stands where torchft's `LocalSGD` or `DiLoCo` would: the pace, the fragments and their turns, and the outer
-    optimizer come from the file. To enter is a meeting, too: all begin with the model of one of them, and a replica
-    that comes later, or again, waits there for the others' next one and goes on with the state of one of them. Where a
-    meeting fails nothing is changed, and the next one averages what was trained since.
+    It stands where torchft's `LocalSGD` or `DiLoCo` would: the steps_per_round, the fragments and their turns, and the
+    outer optimizer come from the file. To enter is a meeting, too: all begin with the model of one of them, and a
+    replica that comes later, or again, waits there for the others' next one and goes on with the state of one of them.
+    Where a meeting fails nothing is changed, and the next one averages what was trained since.
 
     Buffers stay each replica's own.
 
@@ -59,23 +59,23 @@ class ManagedSchedule:
         schedule: Schedule | str | Path,
     ) -> None:
         schedule = read_schedule(schedule)
-        strategy = _refuse_others(schedule)
+        strategy = _check_others(schedule)
         if manager._use_async_quorum:  # noqa: SLF001 - as torchft's DiLoCo does
             raise InputError(f"{WHO}: the Manager heals replicas while they train; give it use_async_quorum=False")
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if any(is_sharded(parameter) for _, parameter in named):
             raise InputError(f"{WHO}: the model is sharded; take whole models, or DistributedOptimizer(..., mesh=...)")
-        numbers = assign(strategy.what.fragments, [((name,), p.numel()) for name, p in named])
+        numbers = assign(strategy.payload.fragments, [((name,), p.numel()) for name, p in named])
         self.manager, self.optimizer = manager, optimizer
         self.steps = 0
         """Taken by this replica, or by the one whose state it took over."""
-        count = number_of(strategy.what.fragments)
+        count = number_of(strategy.payload.fragments)
         self._parts = [
-            _Part([p for (_, p), number in zip(named, numbers, strict=True) if number == part], strategy.what.outer)
+            _Part([p for (_, p), number in zip(named, numbers, strict=True) if number == part], strategy.payload.outer)
             for part in range(count)
         ]
-        self._pace = schedule.pace_of(0)
-        self._meets_after = set(round_ends(count, self._pace))
+        self._steps_per_round = schedule.steps_per_round_of(0)
+        self._meets_after = set(round_ends(count, self._steps_per_round))
         self._hooks: list[RemovableHandle] = []
         manager.register_state_dict_fn("partreduce", self.load_state_dict, self.state_dict)
 
@@ -105,7 +105,7 @@ class ManagedSchedule:
     def _stepped(self) -> None:
         self.manager.allow_state_dict_read()
         self.steps += 1
-        if (self.steps - 1) % self._pace + 1 in self._meets_after:
+        if (self.steps - 1) % self._steps_per_round + 1 in self._meets_after:
             self._meet()
 
     def _meet(self) -> None:
@@ -122,14 +122,14 @@ class ManagedSchedule:
 class _Part:
     """Parameters that are averaged together, as one array for each dtype."""
 
-    def __init__(self, parameters: Sequence[torch.nn.Parameter], outer: Outer) -> None:
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], outer: OuterStep) -> None:
         self._outer = outer
         self._alike = [
             [p for p in parameters if (p.device, p.dtype) == key]
             for key in dict.fromkeys((p.device, p.dtype) for p in parameters)
         ]
-        self._anchors = [] if outer.is_plain else self._values()
-        self._momenta = [Kept(torch.zeros_like(one), None) for one in self._anchors] if outer.momentum else []
+        self._outer_params = [] if outer.is_plain else self._values()
+        self._momenta = [Kept(torch.zeros_like(one), None) for one in self._outer_params] if outer.momentum else []
 
     def _values(self) -> list[torch.Tensor]:
         return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
@@ -137,31 +137,31 @@ class _Part:
     def moved(self) -> list[torch.Tensor]:
         """What is averaged: the parameters, or where there is an anchor how far they are from it."""
         values = self._values()
-        for value, anchor in zip(values, self._anchors, strict=False):
-            value.sub_(anchor)
+        for value, outer_params in zip(values, self._outer_params, strict=False):
+            value.sub_(outer_params)
         return values
 
     def take(self, means: list[torch.Tensor]) -> None:
         """Go on from the mean, or from the outer step that it makes."""
         for index, (mean, alike) in enumerate(zip(means, self._alike, strict=True)):
-            if self._anchors:
+            if self._outer_params:
                 outer_step(self._outer, mean, self._momenta[index] if self._momenta else None, None)
-                mean.copy_(self._anchors[index].add_(mean))
+                mean.copy_(self._outer_params[index].add_(mean))
             values = torch.split(mean, [p.numel() for p in alike])
             for parameter, value in zip(alike, values, strict=True):
                 parameter.detach().copy_(value.view_as(parameter))
 
     def state(self) -> State:
-        return {"anchors": self._anchors, "momenta": [momentum.values for momentum in self._momenta]}
+        return {"outer_params": self._outer_params, "momenta": [momentum.values for momentum in self._momenta]}
 
     def load_state(self, state: State) -> None:
         mine = self.state()
-        for name in ("anchors", "momenta"):
+        for name in ("outer_params", "momenta"):
             for own, its in zip(mine[name], state[name], strict=True):
                 own.copy_(its)
 
 
-def _refuse_others(schedule: Schedule) -> AllReduce:
+def _check_others(schedule: Schedule) -> AllReduce:
     """Refuse what a sum over a quorum at the end of a round is not."""
     strategy = schedule.strategy
     if not isinstance(strategy, AllReduce):
@@ -172,14 +172,14 @@ def _refuse_others(schedule: Schedule) -> AllReduce:
     if strategy.averages_gradients:
         raise InputError(
             f"{WHO}: schedule {schedule.name!r} averages gradients in each step, which is torchft's own "
-            "DistributedDataParallel with its Optimizer; take a pace above 1"
+            "DistributedDataParallel with its Optimizer; take a steps_per_round above 1"
         )
     needs = [
-        ("paces of their own", len(set(schedule.paces().tolist())) > 1),
-        ("late merges", not isinstance(strategy.when, Lockstep)),
-        (f"codec {strategy.how.codec}", strategy.how.codec is not Codec.NONE),
-        ("tables", bool(strategy.what.apart)),
+        ("steps per round of their own", len(set(schedule.worker_steps().tolist())) > 1),
+        ("late merges", not isinstance(strategy.sync, Synchronous)),
+        (f"codec {strategy.transport.codec}", strategy.transport.codec is not Codec.NONE),
+        ("tables", bool(strategy.payload.apart)),
     ]
-    if found := [what for what, is_so in needs if is_so]:
+    if found := [payload for payload, is_so in needs if is_so]:
         raise InputError(f"{WHO}: schedule {schedule.name!r} has {found[0]}, which needs DistributedOptimizer")
     return strategy

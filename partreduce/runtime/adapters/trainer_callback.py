@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 
 from partreduce.runtime.adapters.framework import FrameworkRun
-from partreduce.runtime.adapters.local_sgd import refuse_spread_models
+from partreduce.runtime.adapters.local_sgd import check_spread_models
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 
@@ -46,7 +46,7 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
             InputError: a model that is spread over processes, fp16, or a schedule that does not fit the Trainer's loop.
         """
         trainer = self.trainer
-        refuse_spread_models(trainer.accelerator, WHO)
+        check_spread_models(trainer.accelerator, WHO)
         if trainer.accelerator.scaler is not None:
             raise InputError(f"{WHO}: fp16=True skips steps on single workers; take bf16=True, which needs no scaler")
         if not trainer.accelerator._models:  # noqa: SLF001 - a second train(), whose evaluation would move the model
@@ -79,7 +79,7 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
         """End the run: the model is the mean over all workers, and the Trainer has its own optimizer back.
 
         Raises:
-            PeerLostError: a worker ended elsewhere, or is gone.
+            PeerFailedError: a worker ended elsewhere, or is gone.
         """
         if self.run is not None:
             self.run.finish()

@@ -83,7 +83,7 @@ class Applier:
                 raise InputError(
                     f"optimizer: {type(self.optimizer).__name__} evaluates its closure several times, or after it has "
                     "changed the model, and this schedule averages the gradients of one evaluation before the step; "
-                    "average parameters instead (pace > 1)"
+                    "average parameters instead (steps_per_round > 1)"
                 )
             return loss
 

@@ -52,7 +52,7 @@ class CodedPart:
             self._clear_padding()
         return whole
 
-    def refuse_beyond_range(self, where: str) -> None:
+    def check_beyond_range(self, where: str) -> None:
         """Refuse a sum that left the codec's range; to be called where the host may look.
 
         Raises:
@@ -68,7 +68,7 @@ class CodedPart:
         if given:
             return
         name, share = self.worst or (names[0] if names else "?", None)
-        largest, codec = LARGEST[self.coding.how.codec], self.coding.how.codec
+        largest, codec = LARGEST[self.coding.transport.codec], self.coding.transport.codec
         given_here = "another worker's, or the sum" if share is None else f"this worker's, {share:g}"
         others = " or ".join(other for other in ("bfloat16", "int8") if other != codec)
         raise InputError(
@@ -106,7 +106,7 @@ class Given:
         if streams.runs_ahead:
             return cls((~torch.isfinite(values).all()).float().view(1))
         peak = _peak(values)
-        beyond = LARGEST[coding.how.codec] < peak < math.inf
+        beyond = LARGEST[coding.transport.codec] < peak < math.inf
         return cls(torch.tensor([0.0 if peak < math.inf else 1.0]), _worst(slots, array) if beyond else None)
 
     def together(self, other: Given) -> Given:

@@ -12,7 +12,7 @@ from partreduce.runtime.averaging.bucket import Bucket
 
 
 def commit_mean(
-    bucket: Bucket, sums: torch.Tensor, relax: float, ok: torch.Tensor | None, *, swap: bool = False
+    bucket: Bucket, sums: torch.Tensor, relaxation: float, ok: torch.Tensor | None, *, swap: bool = False
 ) -> None:
     """Commit x ← x + relax · (mean − x).
 
@@ -20,8 +20,8 @@ def commit_mean(
     old one is lent to a later operation.
     """
     mean, live = sums[: bucket.size], bucket.flat
-    if relax != 1:
-        torch.lerp(live, mean, relax, out=mean if ok is not None else live)
+    if relaxation != 1:
+        torch.lerp(live, mean, relaxation, out=mean if ok is not None else live)
         if ok is None:
             return
     elif swap and ok is None:
@@ -31,18 +31,18 @@ def commit_mean(
 
 
 def commit_delayed(
-    bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relax: float, ok: torch.Tensor | None
+    bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relaxation: float, ok: torch.Tensor | None
 ) -> None:
     """Commit x ← x + relax · (mean of snapshots − own snapshot): what was learned since the snapshot stays."""
     change, live = sums[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
     if ok is not None:
         only_where(change, ok)
-    live.add_(change, alpha=relax)
+    live.add_(change, alpha=relaxation)
 
 
 def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None:
-    """Commit x ← start + factor · (x − start): what a round learned, counted as if all members had the same pace."""
+    """Commit x ← start + factor · (x − start): what a round learned, counted as if all members had the same steps_per_round."""
     bucket.flat.sub_(start[: bucket.size]).mul_(factor).add_(start[: bucket.size])
 
 

@@ -13,7 +13,7 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Kept, Reference
 from partreduce.runtime.averaging.roll_call import roll_call
 from partreduce.runtime.transport.streams import Streams
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.errors import InputError, UnavailableError
 
 ADVICE = "call load_state_dict() on all workers at the same round, or on none"
@@ -27,7 +27,7 @@ def common_start(
     Broadcasts it from the first worker, unless all have it. With `host` it is kept in host memory.
 
     Raises:
-        PeerLostError: a worker is gone, too late, or at another round.
+        PeerFailedError: a worker is gone, too late, or at another round.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     operation = reducer.recorder.begin("reference", step, round_, members, sum(array.nbytes for array in arrays))
@@ -36,13 +36,13 @@ def common_start(
             # For a digest the host would have to wait for a GPU, whose links are faster anyway.
             digest = "" if reducer.streams.runs_ahead else digest_of(arrays)
             said = roll_call(reducer, f"reference/{starts}", operation, f"{round_} {digest}")
-            _refuse_other_rounds(said, round_)
+            _check_other_rounds(said, round_)
             all_equal = len(set(said.values())) == 1 and bool(digest)
             everyone = reducer.world.communicator(members)
             for array in arrays:
                 if len(array) and not all_equal:
                     reducer.wait_for(everyone.broadcast(array), operation)
-    except (RuntimeError, GoneError, UnavailableError) as error:
+    except (RuntimeError, PeerGoneError, UnavailableError) as error:
         raise reducer.failure(operation, error) from None
     reducer.recorder.end(operation)
     return Reference([Kept(array, host) for array in arrays], starts)
@@ -68,13 +68,13 @@ def alike_start(
     if not is_alike(place, round_, digest_of(arrays), ADVICE):
         raise InputError(
             f"round {round_}: workers begin with different models, and what is sent is measured from one; load the "
-            "same on all, or run it with --survive 0, where worker 0's goes to all"
+            "same on all, or run it with --tolerate-failures 0, where worker 0's goes to all"
         )
     return Reference([Kept(array, host) for array in arrays], starts)
 
 
-def _refuse_other_rounds(said: dict[int, str], round_: int) -> None:
+def _check_other_rounds(said: dict[int, str], round_: int) -> None:
     """Refuse a start to which members have come at different rounds."""
     for rank, text in said.items():
         if (theirs := text.partition(" ")[0]) != str(round_):
-            raise GoneError(f"worker {rank} begins anew in round {theirs} and this one in round {round_}")
+            raise PeerGoneError(f"worker {rank} begins anew in round {theirs} and this one in round {round_}")

@@ -20,7 +20,7 @@ from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import own_time
 from partreduce.runtime.transport.streams import DeviceClock, Marker, Streams
-from partreduce.runtime.transport.waiting import LOOK_SECONDS, GoneError, pause_after
+from partreduce.runtime.transport.waiting import LOOK_SECONDS, PeerGoneError, pause_after
 from partreduce.runtime.transport.worlds import World
 
 MAX_IN_FLIGHT = 2
@@ -116,7 +116,7 @@ class DeviceChecks:
                 look = now + LOOK_SECONDS
                 why = given_up() if given_up is not None else self._why_not(oldest, since)
                 if why is not None:
-                    raise GoneError(why)
+                    raise PeerGoneError(why)
             time.sleep(pause_after(now - start))
 
     def close(self) -> None:
@@ -145,11 +145,11 @@ class DeviceChecks:
             times = self._clock.time_of(pending.begun), self._clock.time_of(pending.ended)
         self.recorder.end(pending.operation, "ok" if good else "failed: the device's check", times=times)
         if not good:
-            raise GoneError(f"in {pending.operation} {pending.complaint}")
+            raise PeerGoneError(f"in {pending.operation} {pending.complaint}")
 
     def _raise_what_the_watch_saw(self) -> None:
         if self.why is not None:
-            raise GoneError(self.why)
+            raise PeerGoneError(self.why)
 
     def _why_not(self, pending: _Pending, since: float) -> str | None:
         """Why an operation shall not be waited for any longer; None if it may still end."""

@@ -20,8 +20,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from partreduce.runtime.averaging.bucket import ALIGN_BYTES, Bucket, Piggybacked, Slot, aligned
 from partreduce.runtime.averaging.buffer_rules import (
     AVERAGED,
+    AllReduceAlgorithm,
     BufferRule,
-    Form,
     Values,
     buffer_kind,
     check_form,
@@ -31,7 +31,7 @@ from partreduce.runtime.averaging.buffer_rules import (
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.foreign import wrapped_by
 from partreduce.runtime.averaging.load_watch import count_loads
-from partreduce.runtime.averaging.memory import refuse_shared_memory, stored
+from partreduce.runtime.averaging.memory import check_shared_memory, stored
 from partreduce.runtime.averaging.optimizer_state import state_keys
 from partreduce.runtime.averaging.shards import Sharders, is_sharded, local
 from partreduce.topo.errors import InputError
@@ -90,13 +90,13 @@ class FlatModel:
         fragments: Fragments = 1,
     ) -> None:
         self._apart = dict(apart or {})
-        _refuse_wrapped(model, self._apart)
+        _check_wrapped(model, self._apart)
         self.model = model
         self.sharders = Sharders(model)
-        _refuse_several_devices(model, self._apart)
-        refuse_shared_memory(model)
+        _check_several_devices(model, self._apart)
+        check_shared_memory(model)
         named = _named_parameters(model)
-        _refuse_foreign(optimizer, named)
+        _check_foreign(optimizer, named)
         named = [entry for entry in named if entry[2] not in self._apart]
         self._frozen = {p: names[0] for names, _, p in named if not p.requires_grad}
         trainable = [(names, owners, p) for names, owners, p in named if p.requires_grad]
@@ -118,7 +118,7 @@ class FlatModel:
         """Buffers that are averaged unless their values are those of a mask."""
         self.keeps_buffers = False
         """Whether averages of groups leave workers with different buffers, counters aside."""
-        self._forms: list[tuple[dict[str, torch.Tensor | None], str, str, Form]] = []
+        self._forms: list[tuple[dict[str, torch.Tensor | None], str, str, AllReduceAlgorithm]] = []
         """Of each buffer where its module holds it, its name there and in the model, and its form."""
         self._add_buffers()
         self._riding: dict[torch.nn.Parameter, list[str]] = {}
@@ -201,11 +201,11 @@ class FlatModel:
                 values = slot.values
                 is_there = values.data_ptr() == base + offset or not values.numel()
                 if held.get(attribute) is not slot.parameter or not (is_there or slot.returns(bucket.flat)):
-                    self._refuse_moved(rank)
+                    self._check_moved(rank)
         self.check_buffers(rank)
         for parts, name, module in self._parts:
             if parts.get(name) is not module:
-                self._refuse_lost(rank)
+                self._check_lost(rank)
                 break
         for parameter, name in self._frozen.items():
             if parameter.requires_grad:
@@ -230,12 +230,12 @@ class FlatModel:
         Raises:
             InputError: naming the buffer.
         """
-        for held, attribute, name, form in self._forms:
+        for held, attribute, name, algorithm in self._forms:
             buffer = held.get(attribute)
-            if buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != form:
-                check_form(name, buffer, form, rank)
+            if buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != algorithm:
+                check_form(name, buffer, algorithm, rank)
 
-    def _refuse_lost(self, rank: int) -> None:
+    def _check_lost(self, rank: int) -> None:
         """A module was replaced: by one that holds it, as torch.compile does, or by one without its parameters."""
         held = set(self.model.parameters())
         for slot in self._slots:
@@ -247,7 +247,7 @@ class FlatModel:
                 )
         self._parts = _parts_of(self.model)
 
-    def _refuse_moved(self, rank: int) -> None:
+    def _check_moved(self, rank: int) -> None:
         for bucket in self.buckets:
             base, width = bucket.flat.data_ptr(), bucket.dtype.itemsize
             for slot in bucket.slots:
@@ -274,7 +274,7 @@ class FlatModel:
                         f"DistributedOptimizer was made{f'; {who}' if who else usual}"
                     )
 
-    def refuse_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
+    def check_unforeseen(self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> None:
         """Notice a new parameter group whose settings make the optimizer keep what does not ride along."""
         if not self._riding:
             return
@@ -298,7 +298,8 @@ class FlatModel:
                     f"{'='.join(slot.names)} {shape} {bucket.dtype} {bucket.device.type} strides {slot.stride}"
                 )
             lines += [
-                f"{tensor.name} {'×'.join(map(str, tensor.form.shape))} {bucket.dtype}" for tensor in bucket.piggybacked
+                f"{tensor.name} {'×'.join(map(str, tensor.algorithm.shape))} {bucket.dtype}"
+                for tensor in bucket.piggybacked
             ]
         lines += self._apart.values()
         lines += [f"frozen parameter {'×'.join(map(str, p.shape))} {p.dtype}" for p in self.frozen]
@@ -343,7 +344,7 @@ class FlatModel:
             for attribute, buffer in module.named_buffers(recurse=False):
                 name, kind = f"{prefix}.{attribute}".lstrip("."), buffer_kind(attribute, buffer, module)
                 rule = self.rules[name] = kind.rule
-                self._forms.append((module._buffers, attribute, name, Form.of(buffer)))  # noqa: SLF001 - as above
+                self._forms.append((module._buffers, attribute, name, AllReduceAlgorithm.of(buffer)))  # noqa: SLF001 - as above
                 if rule is BufferRule.CONSTANT:
                     continue
 
@@ -391,7 +392,7 @@ def _ride(
         buckets.append(bucket)
     if rule is BufferRule.OWN:  # whose bytes are looked at in its own dtype
         bucket.length = -(-bucket.length // ALIGN_BYTES) * ALIGN_BYTES
-    bucket.piggybacked.append(Piggybacked(name, Form.of(like), bucket.length, rule, fetch))
+    bucket.piggybacked.append(Piggybacked(name, AllReduceAlgorithm.of(like), bucket.length, rule, fetch))
     bucket.length += bucket.piggybacked[-1].room
 
 
@@ -456,7 +457,7 @@ def _cudnn(slot: Slot) -> str:
     return ", and for recurrent layers flatten_parameters()" if recurrent and slot.parameter.is_cuda else ""
 
 
-def _refuse_several_devices(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, str]) -> None:
+def _check_several_devices(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, str]) -> None:
     """Parameters and buffers are sent by the same groups, and a group works on one kind of device."""
     others = [(name, parameter) for name, parameter in model.named_parameters() if parameter not in apart]
     first: dict[torch.device, str] = {}
@@ -470,14 +471,14 @@ def _refuse_several_devices(model: torch.nn.Module, apart: Mapping[torch.nn.Para
         )
 
 
-def _refuse_wrapped(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, str]) -> None:
+def _check_wrapped(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, str]) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
-            raise InputError(f"model: parameter {name!r} is not initialised yet; run one forward pass, then wrap")
+            raise InputError(f"model: parameter {name!r} is not initialized yet; run one forward pass, then wrap")
         if parameter.is_meta and parameter not in apart:  # the rows of those are drawn where they will lie
             raise InputError(
                 f"model: parameter {name!r} is on the meta device and has no numbers; call model.to_empty(device=...), "
-                "initialise it and make the optimizer, then wrap"
+                "initialize it and make the optimizer, then wrap"
             )
         if parameter.layout is not torch.strided:
             raise InputError(f"model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant")
@@ -493,7 +494,7 @@ def _refuse_wrapped(model: torch.nn.Module, apart: Mapping[torch.nn.Parameter, s
         )
 
 
-def _refuse_foreign(
+def _check_foreign(
     optimizer: torch.optim.Optimizer,
     named: Sequence[tuple[tuple[str, ...], tuple[tuple[torch.nn.Module, str], ...], torch.nn.Parameter]],
 ) -> None:

@@ -45,7 +45,7 @@ FOLLOWS = "follows_a_schedule"
 """Marks the step of an optimizer to which a schedule is attached."""
 
 
-def refuse_foreign_optimizer(optimizer: torch.optim.Optimizer) -> None:
+def check_foreign_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuse optimizers that write other workers' parameters, also inside a wrapper."""
     for one in with_inner(optimizer):
         if hasattr(one, "skip_synchronize"):  # a class made anew for each optimizer, with the name of the inner one
@@ -69,7 +69,7 @@ def averaged_elsewhere(module: torch.nn.Module) -> bool:
     )
 
 
-def refuse_averaged_gradients() -> None:
+def check_averaged_gradients() -> None:
     """Refuse to go on with gradients that are the same on all workers already."""
     raise InputError(
         "model: its forward pass, or a part's, runs inside a DistributedDataParallel, which has averaged the "

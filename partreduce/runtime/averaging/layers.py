@@ -1,6 +1,6 @@
 """Layers: a step's gradients sent in segments, each as soon as the backward pass has made it, hidden behind the rest.
 
-Backward makes the gradients of the last layers first. A segment is a stretch of the flat array, from its end towards
+Backward makes the gradients of the last layers first. A segment is a stretch of the flat array, from its end toward
 its beginning; it is sent when all its parameters have their gradients and all segments before it were sent, so that the
 order is the same on all workers, whatever each of them computes when. What backward leaves out (parameters that it does
 not use), buffers that ride along, presence and tag follow at the end of the step.
@@ -121,7 +121,7 @@ class LayerSender:
         """Send what is still to be sent; the whole operation.
 
         Raises:
-            PeerLostError: a worker is gone, which may have been found during backward.
+            PeerFailedError: a worker is gone, which may have been found during backward.
             InputError: gradients were changed after backward, or backward ran more than once.
         """
         problem = self._problem or self._changed(step)
@@ -135,7 +135,7 @@ class LayerSender:
         self._closed = True
         return reduction
 
-    def refuse_late(self) -> None:
+    def check_late(self) -> None:
         """Refuse what backward has made since the step's gradients were averaged."""
         if self._problem is not None:
             problem, self._problem = self._problem, None

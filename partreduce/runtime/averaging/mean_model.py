@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.buffer_rules import Form, check_form
+from partreduce.runtime.averaging.buffer_rules import AllReduceAlgorithm, check_form
 from partreduce.runtime.averaging.commit import commit_mean
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
@@ -23,7 +23,7 @@ def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], st
     What is read or kept next is this mean, so the checks on it are waited for.
 
     Raises:
-        PeerLostError: a worker is gone, or at another round.
+        PeerFailedError: a worker is gone, or at another round.
     """
     if len(members) == 1:
         return
@@ -50,7 +50,7 @@ def own_values_kept(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
     tensors, buffers = _values(flat), dict(flat.named_buffers())
     with torch.no_grad():
         own = [tensor.clone() for tensor in tensors]
-        own_buffers = {name: (buffer.clone(), Form.of(buffer)) for name, buffer in buffers.items()}
+        own_buffers = {name: (buffer.clone(), AllReduceAlgorithm.of(buffer)) for name, buffer in buffers.items()}
     states = [
         (value, value.clone())
         for bucket in flat.buckets
@@ -68,9 +68,9 @@ def own_values_kept(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
             for tensor, value in states:
                 tensor.copy_(value)
             now = dict(flat.named_buffers())
-            for name, (value, form) in own_buffers.items():
+            for name, (value, algorithm) in own_buffers.items():
                 try:
-                    check_form(name, now.get(name), form, rank, "when mean_model() began")
+                    check_form(name, now.get(name), algorithm, rank, "when mean_model() began")
                 except InputError as error:
                     problem = problem or error
                 else:

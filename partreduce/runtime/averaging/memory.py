@@ -36,7 +36,7 @@ class _Place(NamedTuple):
     trains: bool
 
 
-def refuse_shared_memory(model: torch.nn.Module) -> None:
+def check_shared_memory(model: torch.nn.Module) -> None:
     """Refuse a parameter that shares memory with another one, or with a buffer. O(n log n) for n tensors.
 
     Raises:

@@ -1,9 +1,9 @@
 """Neighbor reducer: one round of weighted averaging, from point-to-point messages instead of a reduction over a group.
 
-Each worker sends its whole scratch array (parameters, piggybacked tensors, tag) to its out-neighbours and receives one
-from each in-neighbour; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in the scratch array, in one order, and
+Each worker sends its whole scratch array (parameters, piggybacked tensors, tag) to its out-neighbors and receives one
+from each in-neighbor; x_i ← w_ii · x_i + Σ_j w_ij · x_j is then formed in the scratch array, in one order, and
 committed as a group's mean would be. Buffers that are copied are those of the lowest rank that a worker hears, or its
-own. Costs one receive array of model size for every in-neighbour of the busiest round.
+own. Costs one receive array of model size for every in-neighbor of the busiest round.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree,
 from partreduce.runtime.transport.waiting import RunningWork
 from partreduce.runtime.transport.weights import unit_weights
 from partreduce.topo.phase import Group
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 APART = "its members were in different rounds at the same time (their tags differ)"
 
 
-class Neighbourhood:
-    """Whom one worker hears and tells in a round: in-neighbours with weights, out-neighbours, both ascending."""
+class Neighborhood:
+    """Whom one worker hears and tells in a round: in-neighbors with weights, out-neighbors, both ascending."""
 
-    def __init__(self, strategy: Neighbor, index: int, rank: int) -> None:
+    def __init__(self, strategy: NeighborAveraging, index: int, rank: int) -> None:
         edges = list(strategy.rounds[index].edges())
         self.sources: list[tuple[int, Fraction]] = [(s, w) for s, t, w in edges if t == rank]
         self.targets = sorted(t for s, t, _ in edges if s == rank)
@@ -50,9 +50,9 @@ class PeerReducer(Reducer):
     gloo says nothing about a point-to-point operation before it is waited for.
     """
 
-    def __init__(self, base: Reducer, neighbourhoods: Sequence[Neighbourhood]) -> None:
+    def __init__(self, base: Reducer, neighborhoods: Sequence[Neighborhood]) -> None:
         super().__init__(base.world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
-        self.neighbourhoods = tuple(neighbourhoods)
+        self.neighborhoods = tuple(neighborhoods)
         self._received: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def _start(
@@ -64,12 +64,12 @@ class PeerReducer(Reducer):
         codings: Sequence[Coding] | None = None,
         watched: bool = True,
     ) -> None:
-        """Copy parameters into the scratch arrays and start the exchange with the neighbours of the round."""
+        """Copy parameters into the scratch arrays and start the exchange with the neighbors of the round."""
         assert isinstance(reduction, PeerReduction), "announced by this class"
-        assert not gradients, "neighbours average parameters"
+        assert not gradients, "neighbors average parameters"
         assert divisor is None, "by their weights"
         assert codings is None, "models are not rounded"
-        near, everyone = reduction.neighbourhood, reduction.communicator
+        near, everyone = reduction.neighborhood, reduction.communicator
         self._look(reduction.operation, watched=watched)
         for index, bucket in enumerate(self.buckets):
             with self.stream(bucket.device):
@@ -92,9 +92,9 @@ class PeerReducer(Reducer):
             reduction.works = [InThread(_taken([*reduction.works]))]
 
     def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait for the neighbours' arrays, check their tags and form the weighted mean in the scratch arrays."""
+        """Wait for the neighbors' arrays, check their tags and form the weighted mean in the scratch arrays."""
         assert isinstance(reduction, PeerReduction), "begun by this class"
-        near = reduction.neighbourhood
+        near = reduction.neighborhood
         for work in reduction.works:
             self.wait_for(work, reduction.operation, given_up)
         reduction.works.clear()
@@ -124,16 +124,16 @@ class PeerReducer(Reducer):
         since: Reference | None = None,
         settings: Settings = (),
     ) -> PeerReduction:
-        assert since is None, "neighbours send models whole"
+        assert since is None, "neighbors send models whole"
         assert not settings, "and no gradients"
-        self._refuse_after_abort()
-        near = self.neighbourhoods[round_ % len(self.neighbourhoods)]
+        self._check_after_abort()
+        near = self.neighborhoods[round_ % len(self.neighborhoods)]
         num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.doing(operation.entered)
-        tag = tag_of(self.key, kind, round_, "neighbours")
+        tag = tag_of(self.key, kind, round_, "neighbors")
         reduction = PeerReduction(self.world.everyone(), group, operation, tag, self.buckets)
-        reduction.neighbourhood, reduction.heard = near, {}
+        reduction.neighborhood, reduction.heard = near, {}
         return reduction
 
     def _load(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
@@ -149,14 +149,14 @@ class PeerReducer(Reducer):
     def _arrays(
         self, reduction: PeerReduction, place: int, like: Sequence[torch.Tensor], index: int
     ) -> list[torch.Tensor]:
-        """Where the arrays of one in-neighbour go; kept from round to round."""
+        """Where the arrays of one in-neighbor go; kept from round to round."""
         if (index, place) not in self._received:
             self._received[index, place] = [torch.empty_like(array) for array in like]
         arrays = reduction.heard[index, place] = self._received[index, place]
         return arrays
 
     def _combine(self, reduction: PeerReduction, index: int, length: int) -> None:
-        near = reduction.neighbourhood
+        near = reduction.neighborhood
         mean = reduction.arrays[index][:length]
         copied = [one for one in self.buckets[index].piggybacked if one.rule is BufferRule.FIRST]
         with torch.no_grad():
@@ -174,9 +174,9 @@ class PeerReducer(Reducer):
 class PeerReduction(Reduction):
     """A running exchange."""
 
-    neighbourhood: Neighbourhood
+    neighborhood: Neighborhood
     heard: dict[tuple[int, int], list[torch.Tensor]]
-    """By bucket and place of the in-neighbour."""
+    """By bucket and place of the in-neighbor."""
 
     def complaint(self) -> str:
         return APART

@@ -33,7 +33,7 @@ SCRATCH_ARRAYS = 4
 def p_reduce(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     group: Group | Iterable[int],
-    relax: float | Fraction | None = None,
+    relaxation: float | Fraction | None = None,
     *,
     timeout: float = 300.0,
     world: World | None = None,
@@ -49,15 +49,15 @@ def p_reduce(
     Args:
         tensors: one real floating-point tensor or several; shapes and dtypes equal on all members.
         group: ranks, this worker's among them.
-        relax: 1 is the plain mean; only 0 < relax < 2 contracts. Default: the group's own factor, else 1.
+        relaxation: 1 is the plain mean; only 0 < relax < 2 contracts. Default: the group's own factor, else 1.
         timeout: seconds to wait for the members.
         world: how to reach the others; by default the launcher's environment or the process group.
 
     Raises:
         InputError: not a member, tensors that cannot be averaged, or no launcher.
-        PeerLostError: a member is gone, is late or called something else; the tensors are as they were.
+        PeerFailedError: a member is gone, is late or called something else; the tensors are as they were.
     """
-    reducer = queue_p_reduce(tensors, group, relax, timeout=timeout, world=world)
+    reducer = queue_p_reduce(tensors, group, relaxation, timeout=timeout, world=world)
     if reducer is not None:
         reducer.flush()
 
@@ -66,7 +66,7 @@ def p_reduce(
 def queue_p_reduce(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     group: Group | Iterable[int],
-    relax: float | Fraction | None = None,
+    relaxation: float | Fraction | None = None,
     *,
     timeout: float = 300.0,
     world: World | None = None,
@@ -77,12 +77,12 @@ def queue_p_reduce(
 
     Raises:
         InputError: as `p_reduce`.
-        PeerLostError: as `p_reduce`, also for an earlier call.
+        PeerFailedError: as `p_reduce`, also for an earlier call.
     """
     all_tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    _refuse_tensors(all_tensors)
+    _check_tensors(all_tensors)
     chosen = _checked_group(group)
-    factor = _checked_relax(chosen.relax if relax is None else relax)
+    factor = _checked_relaxation(chosen.relaxation if relaxation is None else relaxation)
     timeout = checked_timeout(timeout)
     if is_alone(world):
         return None
@@ -110,7 +110,7 @@ class _PReducer:
         # One for all calls: it knows of the operations that a device has still to finish.
         self._reducer = Reducer(world, [], self._recorder, self._heartbeat, key="p_reduce", timeout=timeout)
 
-    def run(self, tensors: Sequence[torch.Tensor], group: Group, relax: float) -> Reducer:
+    def run(self, tensors: Sequence[torch.Tensor], group: Group, relaxation: float) -> Reducer:
         world, members, reducer = self.world, group.members, self._reducer
         if not world.has(members):
             world.create(members)
@@ -118,12 +118,12 @@ class _PReducer:
         buckets = [self._bucket(key, [t for t in tensors if (t.device, t.dtype) == key]) for key in _kinds(tensors)]
         reducer.buckets = buckets
         layout = [(tuple(t.shape), str(t.dtype)) for t in tensors]
-        reducer.agree("P-Reduce header", call, group, relax, layout, deferred=True)
+        reducer.agree("P-Reduce header", call, group, relaxation, layout, deferred=True)
         reduction = reducer.begin("P-Reduce", call, call, group)
         reducer.wait(reduction)
 
         def commit(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
-            commit_mean(bucket, sums, relax, ok)
+            commit_mean(bucket, sums, relaxation, ok)
             _spread(bucket.flat, [t for t in tensors if (t.device, t.dtype) == (bucket.device, bucket.dtype)])
 
         reducer.commit(reduction, commit)
@@ -169,14 +169,14 @@ def _checked_group(group: Group | Iterable[int]) -> Group:
     return Group(tuple(sorted({int(rank) for rank in ranks})))
 
 
-def _checked_relax(relax: float | Fraction) -> float:
+def _checked_relaxation(relaxation: float | Fraction) -> float:
     """A finite factor: NaN would become the tensors of all members, and nothing would tell."""
-    if not isinstance(relax, Real) or isinstance(relax, bool) or not isfinite(relax):
-        raise InputError(f"p_reduce: relax is {str(relax)[:80]!r}; it is a finite number, 1 for the plain mean")
-    return float(relax)
+    if not isinstance(relaxation, Real) or isinstance(relaxation, bool) or not isfinite(relaxation):
+        raise InputError(f"p_reduce: relax is {str(relaxation)[:80]!r}; it is a finite number, 1 for the plain mean")
+    return float(relaxation)
 
 
-def _refuse_tensors(tensors: Sequence[torch.Tensor]) -> None:
+def _check_tensors(tensors: Sequence[torch.Tensor]) -> None:
     if not tensors:
         raise InputError("p_reduce: no tensors; give at least one")
     for index, tensor in enumerate(tensors):

@@ -20,7 +20,7 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
         if not tensor.is_state:
-            check_form(tensor.name, value, tensor.form, rank)
+            check_form(tensor.name, value, tensor.algorithm, rank)
         part = tensor.view(array)
         is_copied = tensor.rule is not BufferRule.MEAN
         if value is None or (is_copied and not is_first):

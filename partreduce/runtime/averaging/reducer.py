@@ -34,7 +34,7 @@ from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.tags import TAG_LENGTH, Tail, agreement, sums_agree, tag_of
 from partreduce.runtime.transport.waiting import (
     DIAGNOSE_SECONDS,
-    GoneError,
+    PeerGoneError,
     PeerWatch,
     RunningWork,
     Wait,
@@ -42,7 +42,7 @@ from partreduce.runtime.transport.waiting import (
     wait_a_while,
 )
 from partreduce.runtime.transport.worlds import World
-from partreduce.topo.errors import InputError, PeerLostError, StoreLostError, UnavailableError
+from partreduce.topo.errors import InputError, PeerFailedError, StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
 
 Committing = Callable[[int, Bucket, torch.Tensor, torch.Tensor | None], None]
@@ -134,13 +134,13 @@ class Reducer:
         with the sums (see `settings_of`). With `values`, one array for each bucket, these take the place of parameters.
 
         Raises:
-            PeerLostError: an earlier operation is found to have failed, or this one cannot start.
+            PeerFailedError: an earlier operation is found to have failed, or this one cannot start.
         """
         reduction = self._announced(kind, step, round_, group, lag=lag, since=since, settings=settings)
         reduction.values = values
         try:
             self._start(reduction, gradients=gradients, divisor=divisor, codings=codings)
-        except (GoneError, UnavailableError) as error:
+        except (PeerGoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         return reduction
 
@@ -166,7 +166,7 @@ class Reducer:
         """An operation whose parts the caller starts by `send`, one after the other, the same on all members.
 
         Raises:
-            PeerLostError: an earlier operation is found to have failed.
+            PeerFailedError: an earlier operation is found to have failed.
         """
         reduction = self._announced(kind, step, round_, group, settings=settings)
         self.send(reduction, lambda: self._look(reduction.operation))
@@ -176,12 +176,12 @@ class Reducer:
         """Start parts of an operation; a failure is the operation's.
 
         Raises:
-            PeerLostError: they cannot start.
+            PeerFailedError: they cannot start.
         """
         try:
             action()
             self._fills_first()
-        except (GoneError, UnavailableError) as error:
+        except (PeerGoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
 
     def attempt(
@@ -199,7 +199,7 @@ class Reducer:
             self._complete(reduction, given_up)
             if self.streams.runs_ahead:
                 self.checks.flush(given_up)
-        except (RuntimeError, GoneError, UnavailableError) as error:
+        except (RuntimeError, PeerGoneError, UnavailableError) as error:
             reduction.works.clear()
             self.checks.drop(reduction.operation)
             self.recorder.end(reduction.operation, f"failed: {error}")
@@ -222,7 +222,7 @@ class Reducer:
         settings: Settings = (),
     ) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
-        self._refuse_after_abort()
+        self._check_after_abort()
         line = self._lines.get(group.members)
         if line is None or line.communicator.is_closed or (line.group is not group and line.group != group):
             line = self._lines[group.members] = _Line(group, str(group), self.world.communicator(group.members))
@@ -254,10 +254,10 @@ class Reducer:
             self.checks.look()
             self.checks.begun(operation, self.streams, watched=watched)
 
-    def _refuse_after_abort(self) -> None:
+    def _check_after_abort(self) -> None:
         """Where the watch has destroyed the groups, say why."""
         if self.checks.why is not None:
-            raise self.failure(self.recorder.last()[-1], GoneError(self.checks.why))
+            raise self.failure(self.recorder.last()[-1], PeerGoneError(self.checks.why))
 
     def _fills_first(self) -> None:
         """Let the user's stream wait for the fills, which read parameters and buffers that it changes next.
@@ -277,11 +277,11 @@ class Reducer:
             deferred: where the host runs ahead of the device, leave the check to it; it holds for what follows, too.
 
         Raises:
-            PeerLostError: members differ, or one is gone.
+            PeerFailedError: members differ, or one is gone.
         """
         if len(group.members) == 1:
             return
-        self._refuse_after_abort()
+        self._check_after_abort()
         communicator = self.world.communicator(group.members)
         operation = self.recorder.begin(kind, round_, round_, group.members, 16)
         reduction = Reduction(communicator, group, operation, ())
@@ -299,8 +299,8 @@ class Reducer:
             sums = streams.upload(tag, torch.float32)
             self.wait_for(communicator.all_reduce(sums), operation)
             if not sums_agree(sums, tag, reduction.num_members):
-                raise GoneError(complaint)
-        except (RuntimeError, GoneError, UnavailableError) as error:
+                raise PeerGoneError(complaint)
+        except (RuntimeError, PeerGoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         self.recorder.end(operation)
         self.heartbeat.doing(operation.finished)
@@ -321,22 +321,22 @@ class Reducer:
         """Wait for the device's checks on everything that was begun and waited for; nothing to do on CPU.
 
         Raises:
-            PeerLostError: an operation failed, or did not finish within the timeout.
+            PeerFailedError: an operation failed, or did not finish within the timeout.
         """
         try:
             self.checks.flush()
-        except GoneError as error:
+        except PeerGoneError as error:
             raise self.failure(self.recorder.last()[-1], error) from None
 
     def wait(self, reduction: Reduction) -> None:
         """Wait until the sums are there and check the tags; on CUDA only order the streams and remember to check.
 
         Raises:
-            PeerLostError: a member is gone, the timeout passed, or the members ran different operations.
+            PeerFailedError: a member is gone, the timeout passed, or the members ran different operations.
         """
         try:
             self._complete(reduction)
-        except (RuntimeError, GoneError) as error:
+        except (RuntimeError, PeerGoneError) as error:
             raise self.failed(reduction, error) from None
 
     def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
@@ -365,18 +365,18 @@ class Reducer:
             return reduction.sides[index]
         return reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:]
 
-    def _refuse_beyond_range(self, reduction: Reduction) -> None:
+    def _check_beyond_range(self, reduction: Reduction) -> None:
         """Where the host knows the sums: refuse what left its codec's range, on all members alike."""
         operation = reduction.operation
         try:
             for part in reduction.coded.values():
-                part.refuse_beyond_range(f"step {operation.step}, round {operation.round}")
+                part.check_beyond_range(f"step {operation.step}, round {operation.round}")
         except InputError as error:
             self.recorder.end(operation, f"failed: {error}")
             reduction.release()
             raise
 
-    def _refuse_unlike(self, reduction: Reduction) -> None:
+    def _check_unlike(self, reduction: Reduction) -> None:
         """Where the sums are no use because members step with different settings: say so, on all members alike."""
         operation = reduction.operation
         if reduction.settings and (why := self.heartbeat.unlike(operation.members, operation.step, reduction.settings)):
@@ -400,24 +400,24 @@ class Reducer:
                 reduction.ok = self.checks.add(reduction.operation, checks, self.streams, reduction.complaint())
         elif agree:
             if reduction.coded:
-                self._refuse_beyond_range(reduction)
+                self._check_beyond_range(reduction)
             self.recorder.end(reduction.operation)
         else:
             operation = reduction.operation
             if (why := self.heartbeat.apart(operation.members, operation.rounds_before)) is None:
-                self._refuse_unlike(reduction)
-            raise GoneError(why or reduction.complaint())
+                self._check_unlike(reduction)
+            raise PeerGoneError(why or reduction.complaint())
         self.heartbeat.now = reduction.operation.finished, ()
 
-    def refuse_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
+    def check_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
         """For strategies in which nobody waits for all: now and then look whether the run can still end well.
 
         Raises:
-            PeerLostError: a worker is gone; one who waited for it would find out, too.
+            PeerFailedError: a worker is gone; one who waited for it would find out, too.
         """
         if (why := watch.gone()) is not None:
             raise self.failure(
-                self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0), GoneError(why)
+                self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0), PeerGoneError(why)
             )
 
     def failed(self, reduction: Reduction, error: Exception) -> UnavailableError:
@@ -433,7 +433,7 @@ class Reducer:
         self.checks.close()
         self.recorder.end(operation, f"failed: {error}")
         self.heartbeat.note("failed", f"gave up in {operation}")
-        reason = str(error) if isinstance(error, GoneError) else self.checks.why or self._why(operation, error)
+        reason = str(error) if isinstance(error, PeerGoneError) else self.checks.why or self._why(operation, error)
         where = f"step {operation.step}, round {operation.round}: group {Group(operation.members)}"
         if (store_lost := self.heartbeat.store_lost()) is not None:
             return StoreLostError(f"{where}: {store_lost}")
@@ -441,7 +441,7 @@ class Reducer:
         self.heartbeat.record_failure(text)
         with contextlib.suppress(OSError):
             self.recorder.dump(text)
-        return PeerLostError(text)
+        return PeerFailedError(text)
 
     def stream(self, _device: torch.device) -> contextlib.AbstractContextManager[object]:
         """The side stream of a CUDA device, after what the current stream has queued; nothing on CPU."""

@@ -68,10 +68,10 @@ class Reduction:
 
     def complaint(self) -> str:
         """What it means that the tags of its members differ, or, where the device finds that out, something else."""
-        what = "its members ran different operations at the same time"
+        payload = "its members ran different operations at the same time"
         if self.since is not None:
-            what += f", or measure their parameters from another reference than this worker's, {self.since}"
+            payload += f", or measure their parameters from another reference than this worker's, {self.since}"
         if self.settings:
-            what += ", or step with different settings of the optimizer"
-        what += " (their tags differ)"
-        return f"{what}, or a finite number left the codec's range (use bfloat16)" if self.coded else what
+            payload += ", or step with different settings of the optimizer"
+        payload += " (their tags differ)"
+        return f"{payload}, or a finite number left the codec's range (use bfloat16)" if self.coded else payload

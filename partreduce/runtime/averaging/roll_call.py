@@ -12,7 +12,7 @@ import time
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.waiting import LateError, Wait
+from partreduce.runtime.transport.waiting import PeerTimeoutError, Wait
 
 POLL_SECONDS = 0.005
 
@@ -49,6 +49,6 @@ def roll_call(reducer: Reducer, place: str, operation: Operation, mine: str) -> 
 def _look(wait: Wait, reducer: Reducer, operation: Operation) -> None:
     try:
         wait.look()
-    except LateError as late:
+    except PeerTimeoutError as late:
         apart = reducer.heartbeat.apart(operation.members, operation.round)
-        raise LateError(str(late) if apart is None else f"{apart} (it {late})") from None
+        raise PeerTimeoutError(str(late) if apart is None else f"{apart} (it {late})") from None

@@ -166,11 +166,11 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
         raise InputError(
             f"schedule {schedule.name!r}: its workers agree while the job runs ({schedule.strategy.protocol}), and the "
             "ranks of a sharded replica would agree apart; take fixed rounds: allreduce, static or neighbor, in "
-            "lockstep, late or as a pipeline"
+            "synchronous, late or as a pipeline"
         )
-    if schedule.strategy.what.apart:
+    if schedule.strategy.payload.apart:
         raise InputError(
-            f"schedule {schedule.name!r}: what.tables spreads tables over workers, and fully_shard has spread the "
+            f"schedule {schedule.name!r}: payload.tables spreads tables over workers, and fully_shard has spread the "
             "model already; leave one of the two out"
         )
     return [own, *sorted(together - {own})]

@@ -48,7 +48,7 @@ class BlockCodec:
         for rows, first in self._pieces(values):
             end = first + rows.numel()
             at = first // self.block
-            quantise(
+            quantize(
                 values[first:end].view_as(rows),
                 levels[first:end].view_as(rows),
                 scales[at : at + len(rows)],
@@ -106,7 +106,7 @@ def unpack(codes: torch.Tensor) -> torch.Tensor:
     return torch.stack(((codes << 4) >> 4, codes >> 4), dim=1).view(-1)
 
 
-def quantise(
+def quantize(
     values: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, work: torch.Tensor, *, top: int = LEVELS["int8"]
 ) -> None:
     """Write blocks of numbers as whole numbers and scales, rounded to nearest (ties to even).

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partreduce.topo.strategies.axes import Codec, How
+from partreduce.topo.strategies.axes import Codec, Transport
 
 DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
 
@@ -47,44 +47,44 @@ class Leftovers:
 class Coding:
     """How one sum is coded."""
 
-    how: How
+    transport: Transport
     leftovers: Leftovers | None = None
 
     @property
     def dtype(self) -> torch.dtype | None:
         """The dtype in which numbers travel; None where they travel as bytes."""
-        return DTYPES.get(self.how.codec)
+        return DTYPES.get(self.transport.codec)
 
     @property
     def in_blocks(self) -> bool:
-        return self.how.codec.has_blocks
+        return self.transport.codec.has_blocks
 
 
 class Codings:
     """The codings of the sums that one runner repeats, one for each bucket.
 
     Args:
-        how: what the schedule asks for.
+        transport: what the schedule asks for.
         num_buckets: arrays of one operation.
     """
 
-    def __init__(self, how: How, num_buckets: int) -> None:
-        self._how, self._num_buckets = how, num_buckets
+    def __init__(self, transport: Transport, num_buckets: int) -> None:
+        self._transport, self._num_buckets = transport, num_buckets
         self.clear()
 
     @classmethod
-    def of(cls, how: How, num_buckets: int) -> Codings | None:
+    def of(cls, transport: Transport, num_buckets: int) -> Codings | None:
         """None where nothing is coded."""
-        return None if how.codec is Codec.NONE else cls(how, num_buckets)
+        return None if transport.codec is Codec.NONE else cls(transport, num_buckets)
 
     def clear(self) -> None:
         """Forget what is left over: the run goes on from other parameters, or among other workers.
 
         A sum that was given up may still be rounding in its thread; what it keeps is nobody's.
         """
-        how, number = self._how, self._num_buckets
-        self._leftovers = [Leftovers() for _ in range(number if how.error_feedback else 0)]
-        self.of_buckets = [Coding(how, left) for left in self._leftovers] or [Coding(how)] * number
+        transport, number = self._transport, self._num_buckets
+        self._leftovers = [Leftovers() for _ in range(number if transport.error_feedback else 0)]
+        self.of_buckets = [Coding(transport, left) for left in self._leftovers] or [Coding(transport)] * number
 
     def state(self) -> dict[str, torch.Tensor]:
         """What is left over, for a checkpoint; one entry more, so that nothing left over is told from no feedback."""

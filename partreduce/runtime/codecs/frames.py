@@ -35,13 +35,13 @@ def codec_of(codec: Codec, block: int, device: torch.device = CPU) -> BlockCodec
 
 
 def unit_of(coding: Coding) -> int:
-    """How many neighbouring numbers are coded together."""
-    return coding.how.block if coding.in_blocks else SixteenBits.block
+    """How many neighboring numbers are coded together."""
+    return coding.transport.block if coding.in_blocks else SixteenBits.block
 
 
 def code_bytes(count: int, coding: Coding) -> int:
     """Bytes of the code of so many numbers."""
-    return block_bytes(coding.how.codec, count, coding.how.block) if coding.in_blocks else 2 * count
+    return block_bytes(coding.transport.codec, count, coding.transport.block) if coding.in_blocks else 2 * count
 
 
 def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
@@ -55,9 +55,9 @@ def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
     if coding.leftovers is not None:
         coding.leftovers.add_to(place, values)
     code = torch.zeros(code_bytes(len(values), coding), dtype=torch.uint8)
-    codec_of(coding.how.codec, coding.how.block).encode(values, code)
+    codec_of(coding.transport.codec, coding.transport.block).encode(values, code)
     if coding.leftovers is not None:
-        coding.leftovers.keep(place, values, decoded(code, len(values), coding.how.codec, coding.how.block))
+        coding.leftovers.keep(place, values, decoded(code, len(values), coding.transport.codec, coding.transport.block))
     return code
 
 

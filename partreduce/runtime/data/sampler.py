@@ -1,4 +1,4 @@
-"""RoundSampler: deals a data set so that all workers end an epoch at the same round, whatever their pace."""
+"""RoundSampler: deals a data set so that all workers end an epoch at the same round, whatever their steps_per_round."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from partreduce.topo.schedule import Schedule
 Batch = TypeVar("Batch")
 
 
-def by_pace(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
+def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
     """What a worker takes of a loader that is as long as all others': p batches for each P of it, in whole rounds.
 
-    A worker of pace p takes p steps a round, P is the largest pace. All is taken where paces are equal, and where a
-    RoundSampler has dealt by pace.
+    A worker of steps_per_round p takes p steps a round, P is the largest steps_per_round. All is taken where steps per
+    round are equal, and where a RoundSampler has dealt by steps_per_round.
     """
-    pace, most = int(schedule.paces()[rank]), int(max(schedule.paces()))
-    if sampler_of(loader) is not None or all(each == most for each in schedule.paces()):
+    steps_per_round, most = int(schedule.worker_steps()[rank]), int(max(schedule.worker_steps()))
+    if sampler_of(loader) is not None or all(each == most for each in schedule.worker_steps()):
         return loader
     if isinstance(loader, Sized):
-        return islice(loader, len(loader) // most * pace)
-    return (batch for batches in zip(*[iter(loader)] * most, strict=False) for batch in batches[:pace])
+        return islice(loader, len(loader) // most * steps_per_round)
+    return (batch for batches in zip(*[iter(loader)] * most, strict=False) for batch in batches[:steps_per_round])
 
 
 def sampler_of(loader: object) -> RoundSampler | None:
@@ -44,15 +44,16 @@ def sampler_of(loader: object) -> RoundSampler | None:
 class RoundSampler(torch.utils.data.Sampler[int]):
     """Indices of this worker's samples; give it to a DataLoader with the same `batch_size` and `drop_last=True`.
 
-    A worker with pace p takes p batches a round, so its share is proportional to its pace. Shares are disjoint; what
-    does not fill a round of all workers is left out, other samples in each epoch. Call `set_epoch` before each epoch.
+    A worker with steps_per_round p takes p batches a round, so its share is proportional to its steps_per_round. Shares
+    are disjoint; what does not fill a round of all workers is left out, other samples in each epoch. Call `set_epoch`
+    before each epoch.
 
     Where a run goes on after losses, `optimizer.batches(loader)` has it deal what is left of the epoch anew to those
     who are left, or have joined (see `runtime.data.dealing`).
 
     Args:
         data: the data set, or its length.
-        schedule: tells paces and number of workers.
+        schedule: tells steps per round and number of workers.
         batch_size: samples per worker in one backward pass.
         accumulate: backward passes per optimizer step (gradient accumulation).
         shuffle: a new order for each epoch, the same on all workers; else every epoch has the order of the data.
@@ -84,8 +85,8 @@ class RoundSampler(torch.utils.data.Sampler[int]):
             raise InputError(f"rank: is {self.rank}; schedule {self.schedule.name!r} has ranks 0..{self._last}")
         self.per_step, self.shuffle, self.seed = batch_size * accumulate, shuffle, seed
         self.accumulate = accumulate
-        self._paces = [int(pace) for pace in self.schedule.paces()]
-        self.per_round = self.per_step * sum(self._paces)
+        self._worker_steps = [int(steps_per_round) for steps_per_round in self.schedule.worker_steps()]
+        self.per_round = self.per_step * sum(self._worker_steps)
         self.num_rounds = self.size // self.per_round
         """Rounds of an epoch, equal on all workers."""
         if self.num_rounds == 0:
@@ -100,7 +101,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
     @property
     def num_steps(self) -> int:
         """Optimizer steps of this worker in an epoch."""
-        return self.num_rounds * self._paces[self.rank]
+        return self.num_rounds * self._worker_steps[self.rank]
 
     @property
     def _last(self) -> int:
@@ -149,14 +150,16 @@ class RoundSampler(torch.utils.data.Sampler[int]):
             yield from self._dealt(order.tolist())
             return
         rounds = order[: self.num_rounds * self.per_round].view(self.num_rounds, self.per_round)
-        start = self.per_step * sum(self._paces[: self.rank])
-        mine = rounds[:, start : start + self.per_step * self._paces[self.rank]].reshape(-1)
+        start = self.per_step * sum(self._worker_steps[: self.rank])
+        mine = rounds[:, start : start + self.per_step * self._worker_steps[self.rank]].reshape(-1)
         yield from mine[self._skip * self.per_step :].tolist()
 
     def _dealt(self, order: list[int]) -> Iterator[int]:
         """This worker's indices from where it is; of a round in which it joins, it has those of its steps only."""
-        pace = self._paces[self.rank]
-        for round_, hands in dealt(order, self._views, self._paces, self.per_step, self._from, turns=self._turns):
-            left = min(pace, (round_ + 1) * pace - self._steps)
+        steps_per_round = self._worker_steps[self.rank]
+        for round_, hands in dealt(
+            order, self._views, self._worker_steps, self.per_step, self._from, turns=self._turns
+        ):
+            left = min(steps_per_round, (round_ + 1) * steps_per_round - self._steps)
             if left > 0:
                 yield from hands.get(self.rank, [])[-left * self.per_step :]

@@ -23,19 +23,19 @@ class ShardOrder(StrEnum):
     """Every n-th one: samples, in whatever order they lie."""
 
     CONTIGUOUS = "contiguous"
-    """One run of neighbours: a text, a recording, a time series."""
+    """One run of neighbors: a text, a recording, a time series."""
 
 
 def shard(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.utils.data.Subset[object]:
     """This worker's part of the data; equally many elements on all workers (up to n − 1 are left out).
 
     Tensors, arrays, lists and other sequences are sliced; a torch Dataset becomes a Subset. In a script that runs alone
-    the data comes back as it is. A `str` or `bytes` is a text and always gets one run of neighbours.
+    the data comes back as it is. A `str` or `bytes` is a text and always gets one run of neighbors.
 
     Args:
         data: samples, or one long sequence.
-        order: `strided` (default): every n-th element from this worker's rank on; shuffle first if neighbours are
-            alike. `contiguous`: one run of neighbours, for sequences whose order means something. A one-dimensional
+        order: `strided` (default): every n-th element from this worker's rank on; shuffle first if neighbors are
+            alike. `contiguous`: one run of neighbors, for sequences whose order means something. A one-dimensional
             integer array without `order` may be either, and is warned of unless as many samples were dealt before.
 
     Raises:
@@ -98,7 +98,8 @@ def _warn_of_sequence(data: Any) -> None:  # noqa: ANN401 - anything with a leng
         _dealt.add(len(data))
     elif len(data) not in _dealt:
         warnings.warn(
-            f"partreduce.shard: takes every n-th of {len(data)} integers, which is right for labels and wrong for a "
+            f"partreduce.shard_dataset: takes every n-th of {len(data)} integers, which is right for labels and "
+            "wrong for a "
             "text or another sequence; say order='strided' or order='contiguous'",
             stacklevel=3,
         )

@@ -1,7 +1,7 @@
 """Sketches: a few elements of the data that were dealt, which all workers should have had in one order.
 
-Where each worker shuffles by a seed of its own before `shard()`, some elements come to several workers and others to
-none, and no loss would show it.
+Where each worker shuffles by a seed of its own before `shard_dataset()`, some elements come to several workers and
+others to none, and no loss would show it.
 """
 
 from __future__ import annotations

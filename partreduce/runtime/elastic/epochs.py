@@ -20,13 +20,13 @@ from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.elastic.regrouping import Regrouping, State
 from partreduce.runtime.elastic.sums_ahead import Sums, SumsAhead, lose
 from partreduce.runtime.elastic.voting import Voting
-from partreduce.runtime.environment import MAX_RESTARTS, MOST_LOST
+from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import JOINED, Notes, Pauses
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, Wait
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.protocols.membership.words import (
     Broken,
@@ -39,7 +39,7 @@ from partreduce.schedulers.protocols.membership.words import (
     Summed,
     View,
 )
-from partreduce.topo.errors import FencedError, InputError, PeerLostError, UnavailableError
+from partreduce.topo.errors import EvictedError, InputError, PeerFailedError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 
@@ -72,22 +72,22 @@ class Epochs(Everyone):
         schedule: what the run follows.
         key: of this optimizer, the only one of its process.
         timeout: seconds that an operation may wait for its members, and this worker for a view.
-        most_lost: how many workers may be lost.
+        max_failures: how many workers may be lost.
     """
 
     def __init__(
-        self, world: GlooWorld, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float, most_lost: int
+        self, world: GlooWorld, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float, max_failures: int
     ) -> None:
         super().__init__(tuple(range(world.size)))
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
         self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MOST_QUESTIONS))
-        self.turns = schedule.strategy.what.num_fragments
+        self.turns = schedule.strategy.payload.num_fragments
         """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
         self._ahead = SumsAhead()
         self._entered: int | None = None
         """The key of the sums ahead that the present operation commits."""
         parted = lambda: self._ahead.lose("a worker is lost, or joins")  # noqa: E731
-        self.voting = Voting(world, heartbeat, self._heard, parted, timeout=timeout, most_lost=most_lost)
+        self.voting = Voting(world, heartbeat, self._heard, parted, timeout=timeout, max_failures=max_failures)
         self.regrouping = Regrouping(world, schedule, key=key, timeout=timeout)
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
@@ -102,7 +102,7 @@ class Epochs(Everyone):
         From then on a loss is one that the others outlive. Who was started again waits until it is a member.
 
         Raises:
-            PeerLostError: one of them was lost before.
+            PeerFailedError: one of them was lost before.
         """
         self.regrouping.reducers, self.regrouping.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.voting.look
@@ -118,8 +118,8 @@ class Epochs(Everyone):
         while notes.count(JOINED) < self.world.size:
             try:
                 wait.look()
-            except GoneError as gone:
-                raise PeerLostError(f"before the first step: {gone}") from None
+            except PeerGoneError as gone:
+                raise PeerFailedError(f"before the first step: {gone}") from None
             pauses.sleep()
 
     @property
@@ -152,13 +152,13 @@ class Epochs(Everyone):
             ahead: the key of the sums, where `begin_ahead` may have begun them.
 
         Raises:
-            PeerLostError: the run ends; nobody went on.
-            FencedError: the others went on without this worker.
+            PeerFailedError: the run ends; nobody went on.
+            EvictedError: the others went on without this worker.
         """
         place = turn, self.voting.state.place[1]
         if self.regrouping.held is not None and not self._is_fit:
             self._is_fit = True
-            self.regrouping.held.refuse_unfit()
+            self.regrouping.held.check_unfit()
         group_now = lambda: self.regrouping.group_of(turn // self.turns)  # noqa: E731
         self._carry_out(Enter(place, ()), group_now, begin, commit, alone, ahead=ahead)
 
@@ -181,8 +181,8 @@ class Epochs(Everyone):
         """The sums of a later turn's operation, which stay ahead; none where this worker is alone.
 
         Raises:
-            PeerLostError: as above.
-            FencedError: as above.
+            PeerFailedError: as above.
+            EvictedError: as above.
         """
         while True:
             try:
@@ -221,7 +221,7 @@ class Epochs(Everyone):
         """The turn from which on all average in this epoch."""
         return self.voting.state.view.resume[0]
 
-    def refuse_to_go_back(self, round_: int) -> None:
+    def check_to_go_back(self, round_: int) -> None:
         """Refuse to load a round before the epoch's first one: until then nobody averages.
 
         Raises:
@@ -234,15 +234,15 @@ class Epochs(Everyone):
             )
 
     def givers(self, step: int) -> int:
-        """How many of those who are left have taken a step, at pace 1: all but who has joined since."""
+        """How many of those who are left have taken a step, at steps_per_round 1: all but who has joined since."""
         return sum(self.since.get(member, 0) <= step for member in self.members)
 
     def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
         """Replace parameters by their means over all who are left, and buffers by their rules; all of them call this.
 
         Raises:
-            PeerLostError: as above.
-            FencedError: as above.
+            PeerFailedError: as above.
+            EvictedError: as above.
         """
 
         def begin(group: Group) -> Sums:
@@ -265,8 +265,8 @@ class Epochs(Everyone):
         """This worker has committed everything and needs nobody any more.
 
         Raises:
-            PeerLostError: the run ends; nobody went on.
-            FencedError: the others went on without this worker, and without what it has committed last.
+            PeerFailedError: the run ends; nobody went on.
+            EvictedError: the others went on without this worker, and without what it has committed last.
         """
         self.voting.leave()
         if self.voting.state.phase is not Phase.LEFT:
@@ -288,7 +288,7 @@ class Epochs(Everyone):
     def gathered(self, place: str) -> tuple[int, ...]:
         wait, pauses = Wait(self.heartbeat, self.members, self.timeout), Pauses()
         while True:
-            self.heartbeat.refuse_without_store()
+            self.heartbeat.check_without_store()
             self._lost()
             missing = sorted(set(self.members) - self.heartbeat.gathered(self.members))
             if not missing:
@@ -402,8 +402,8 @@ class Epochs(Everyone):
         """Come from a vote, or from outside, to the next epoch in which all members are connected.
 
         Raises:
-            PeerLostError: the run ends.
-            FencedError: the others went on without this worker.
+            PeerFailedError: the run ends.
+            EvictedError: the others went on without this worker.
         """
         voting, regrouping = self.voting, self.regrouping
         while voting.state.phase is not Phase.RUN:
@@ -418,7 +418,7 @@ class Epochs(Everyone):
                     done = regrouping.is_connected(view, lambda: voting.is_open, lambda: voting.feed(Healed()))
                     voting.feed(Connected() if done else Broken())
                 case Phase.FENCED:
-                    raise FencedError(
+                    raise EvictedError(
                         f"worker {self.world.rank} was silent for longer than the others wait, and they went on "
                         "without it; it changes nothing any more"
                     )
@@ -431,11 +431,11 @@ class Epochs(Everyone):
         """Why the run ends here, as if nobody ever went on."""
         if broke is None:
             lost = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
-            return PeerLostError(f"epoch {self.voting.state.view.epoch}: {lost}")
+            return PeerFailedError(f"epoch {self.voting.state.view.epoch}: {lost}")
         return self._first.failure(broke.operation, broke.why)
 
 
 def epochs_of(world: World, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float) -> Epochs:
     """The epochs of a run whose launcher lets it go on after losses, where nothing refuses that."""
     assert isinstance(world, GlooWorld), "else it is refused"
-    return Epochs(world, heartbeat, schedule, key=key, timeout=timeout, most_lost=int(os.environ[MOST_LOST]))
+    return Epochs(world, heartbeat, schedule, key=key, timeout=timeout, max_failures=int(os.environ[MAX_FAILED]))

@@ -15,7 +15,7 @@ from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.survivors import after_loss_of_nodes
+from partreduce.topo.survivors import after_failure_of_nodes
 
 
 def as_started(schedule: Schedule) -> Schedule:
@@ -32,7 +32,7 @@ def as_started(schedule: Schedule) -> Schedule:
     except ScheduleError as error:
         raise InputError(
             f"schedule {schedule.name!r}: is for {wanted} workers, and torchrun has started {size}: {error}; start "
-            f"{wanted}, or design a schedule for {size} and load the checkpoint with other_run=True"
+            f"{wanted}, or design a schedule for {size} and load the checkpoint with allow_different_run=True"
         ) from None
 
 
@@ -62,4 +62,4 @@ def _of_nodes_left(schedule: Schedule, size: int, on_each: int) -> Schedule:
     missing, rest = divmod(cluster.num_workers - size, cluster.workers_per_node or cluster.num_workers)
     if rest or not missing or missing < 0 or on_each != cluster.workers_per_node:
         raise ScheduleError("those are not whole nodes of its cluster")
-    return after_loss_of_nodes(schedule, missing)
+    return after_failure_of_nodes(schedule, missing)

@@ -17,13 +17,13 @@ from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import member_sets
 from partreduce.runtime.transport.store_line import NamedPrefixStore
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.schedulers.protocols.membership.words import Members, View
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.survivors import after_loss
+from partreduce.topo.survivors import after_failure
 
 LOST = "a further worker is lost"
 
@@ -43,7 +43,7 @@ class State(Protocol):
     def take(self, data: bytes, turn: int) -> None:
         """Put in place what another gave, to go on with the step before the operation of a turn."""
 
-    def refuse_unfit(self) -> None:
+    def check_unfit(self) -> None:
         """Refuse a script of which one that joins would know too little."""
 
 
@@ -78,7 +78,7 @@ class Regrouping:
         if self._now is None:
             return Group(members)
         group = self._now.group_of(members.index(rank), round_)
-        return None if group is None else Group(tuple(members[place] for place in group.members), group.relax)
+        return None if group is None else Group(tuple(members[place] for place in group.members), group.relaxation)
 
     def is_connected(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
         """Connect with all members of a view; False if a further worker is lost meanwhile.
@@ -92,7 +92,7 @@ class Regrouping:
         if not lost:
             self._now = self.schedule
         else:
-            self._now = after_loss(self.schedule, lost) if len(view.members) > 1 else None
+            self._now = after_failure(self.schedule, lost) if len(view.members) > 1 else None
         self.first.heartbeat.doing(f"connects the groups of epoch {view.epoch}", view.members)
         for reducer, key in self.reducers.items():
             reducer.key = f"{key} {name}"
@@ -106,7 +106,7 @@ class Regrouping:
             healing = tuple(sorted((view.donor, *view.joined)))
             takes_part = {healing} if world.rank in healing else set()
             own = self._own_groups(self._now)
-            has_blocks = self.schedule.strategy.how.codec.has_blocks
+            has_blocks = self.schedule.strategy.transport.codec.has_blocks
             world.make({view.members, *takes_part, *own}, of_codes=own if has_blocks else ())
             if takes_part:
                 self._hand_over(view, healing, is_open, healed)
@@ -122,10 +122,10 @@ class Regrouping:
         epoch = json.dumps([view.epoch, view.members, view.resume])
         self._handshake(view, {"schedule": schedule_sha256(schedule), "epoch": epoch}, "")
 
-    def _handshake(self, view: View, facts: dict[str, str], what: str) -> None:
+    def _handshake(self, view: View, facts: dict[str, str], payload: str) -> None:
         name, ranks = name_of(view.epoch), {place: [rank] for place, rank in enumerate(view.members)}
         store, place = NamedPrefixStore(name, self.world.store, ranks), view.members.index(self.world.rank)
-        key = f"{self.key}-{name}{what and '-'}{what}"
+        key = f"{self.key}-{name}{payload and '-'}{payload}"
         handshake(store, place, len(view.members), facts, key=key, timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
@@ -150,7 +150,7 @@ class Regrouping:
             if is_donor:
                 array.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
             summed(array)
-        except (RuntimeError, GoneError) as error:
+        except (RuntimeError, PeerGoneError) as error:
             first.recorder.end(operation, f"failed: {error}")
             raise UnavailableError(str(error)) from None
         first.recorder.end(operation)

@@ -56,7 +56,7 @@ class Voting:
         world: its communicators, which are destroyed when it votes.
         heartbeat: says what it waits for.
         timeout: seconds that an operation may wait for its members, and the launcher for votes.
-        most_lost: how many workers may be lost.
+        max_failures: how many workers may be lost.
         heard: called with each view of which this worker is a member.
         parted: called before its groups are destroyed.
     """
@@ -69,11 +69,11 @@ class Voting:
         parted: Callable[[], None],
         *,
         timeout: float,
-        most_lost: int,
+        max_failures: int,
     ) -> None:
         self.world, self.heartbeat, self.timeout = world, heartbeat, timeout
         self._heard, self._parted = heard, parted
-        self._machine = Membership(world.size, most_lost)
+        self._machine = Membership(world.size, max_failures)
         started, _ = self._machine.start(world.rank)
         assert isinstance(started, Member), "a worker"
         self.state = self._machine.joiner() if joins() else started
@@ -146,8 +146,8 @@ class Voting:
         """
         epoch, deadline = self.state.view.epoch + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
         leaves = self.state.phase is Phase.LEAVING
-        what = "that it may leave" if leaves else f"who goes on in epoch {epoch}"
-        self.heartbeat.doing(f"waits for the launcher to say {what}")
+        payload = "that it may leave" if leaves else f"who goes on in epoch {epoch}"
+        self.heartbeat.doing(f"waits for the launcher to say {payload}")
         pauses = Pauses()
         while True:
             if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):
@@ -156,7 +156,7 @@ class Voting:
             if (text := self.notes.read(f"view/{epoch}")) is not None:
                 self._hear(self._view_of(text))
                 return True
-            self.heartbeat.refuse_without_store()
+            self.heartbeat.check_without_store()
             if deadline.is_over:
                 return False
             pauses.sleep()
@@ -172,7 +172,7 @@ class Voting:
         self.heartbeat.doing("waits to join")
         pauses = Pauses()
         while (epoch := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
-            self.heartbeat.refuse_without_store()
+            self.heartbeat.check_without_store()
             pauses.sleep()
         return self._view_of(self.notes.wait_for(f"view/{epoch}"))
 

@@ -37,7 +37,7 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     NextRound,
     WorkerState,
 )
-from partreduce.topo.errors import FencedError, InputError, UnavailableError
+from partreduce.topo.errors import EvictedError, InputError, UnavailableError
 
 RETRY_SECONDS = 0.5
 COST_ROUNDS = 4
@@ -64,7 +64,7 @@ class GeneratorClient:
 
     Raises:
         UnavailableError: no answer within the timeout; the message names the address.
-        FencedError: the service gave this worker up.
+        EvictedError: the service gave this worker up.
         InputError: the service refuses this worker.
     """
 
@@ -272,7 +272,7 @@ class GeneratorClient:
             elif self._state is not None:
                 self._state, _ = self._worker.received(self.rank, self._state, -1, reply)
                 if self._state.stage == FENCED:
-                    self._error = FencedError(
+                    self._error = EvictedError(
                         f"group generator: gave worker {self.rank} up, because it gave no sign of life for longer than "
                         "its lease; the others went on without it, and this process no longer belongs to the job"
                     )

@@ -15,7 +15,7 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from partreduce.topo.errors import FileProblem, InputError, MissingFeatureError
+from partreduce.topo.errors import FileError, InputError, MissingDependencyError
 from partreduce.topo.extras import load
 
 KEY_LENGTH = 40
@@ -35,11 +35,11 @@ class JobKeys:
         """New keys.
 
         Raises:
-            MissingFeatureError: pyzmq is absent or was built without CURVE.
+            MissingDependencyError: pyzmq is absent or was built without CURVE.
         """
         zmq = load("zmq", "the group generator")
         if not zmq.has("curve"):
-            raise MissingFeatureError("the group generator needs CURVE; this pyzmq was built without it")
+            raise MissingDependencyError("the group generator needs CURVE; this pyzmq was built without it")
         service_public, service_secret = (key.decode() for key in zmq.curve_keypair())
         worker_public, worker_secret = (key.decode() for key in zmq.curve_keypair())
         return cls(service_public, worker_public, worker_secret, service_secret)
@@ -76,7 +76,7 @@ class JobKeys:
         """Write a file that only its owner can read.
 
         Raises:
-            FileProblem: it cannot be written.
+            FileError: it cannot be written.
         """
         target = Path(path)
         # Beside its place, then renamed: half a key file would be taken for the keys of the job that is started next.
@@ -89,14 +89,14 @@ class JobKeys:
         except (OSError, ValueError) as error:
             with contextlib.suppress(OSError):
                 beside.unlink(missing_ok=True)
-            raise FileProblem(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+            raise FileError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> JobKeys:
         """Read a key file.
 
         Raises:
-            FileProblem: it is absent, or others than its owner can read it.
+            FileError: it is absent, or others than its owner can read it.
             InputError: it does not hold keys.
         """
         try:
@@ -104,9 +104,9 @@ class JobKeys:
                 mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
                 text = stream.read(4096)
         except (OSError, UnicodeDecodeError) as error:
-            raise FileProblem(f"{path}: cannot be read as a key file: {error}") from None
+            raise FileError(f"{path}: cannot be read as a key file: {error}") from None
         if mode & 0o077:
-            raise FileProblem(f"{path}: others can read this key file (mode {mode:o}); run `chmod 600` on it")
+            raise FileError(f"{path}: others can read this key file (mode {mode:o}); run `chmod 600` on it")
         return cls.parse(text, str(path))
 
     @classmethod

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from partreduce.topo.errors import FileProblem, UnavailableError
+from partreduce.topo.errors import FileError, UnavailableError
 
 MAGIC = b"partreduce.generator.log 2\n"
 HEAD = struct.Struct(">III")
@@ -26,7 +26,7 @@ class Log:
 
     Raises:
         UnavailableError: another service has it open.
-        FileProblem: it is damaged, is no log, or cannot be written.
+        FileError: it is damaged, is no log, or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -34,7 +34,7 @@ class Log:
         try:
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise FileProblem(f"{self.path}: cannot be opened as the generator's log: {error.strerror}") from None
+            raise FileError(f"{self.path}: cannot be opened as the generator's log: {error.strerror}") from None
         try:
             self._lock()
             self.records = self._read()
@@ -46,7 +46,7 @@ class Log:
         """Write records and wait until the disk has them.
 
         Raises:
-            FileProblem: the disk is full or failed; nothing may be answered then.
+            FileError: the disk is full or failed; nothing may be answered then.
         """
         data = b"".join(_framed(content) for content in contents)
         if not data:
@@ -55,7 +55,7 @@ class Log:
             _write(self._file, data)
             os.fdatasync(self._file)
         except OSError as error:
-            raise FileProblem(f"{self.path}: cannot be written: {error.strerror}") from None
+            raise FileError(f"{self.path}: cannot be written: {error.strerror}") from None
 
     def replace(self, contents: Iterable[bytes]) -> None:
         """Put a new log into the old one's place at once: either is there after a crash, never a mixture."""
@@ -70,7 +70,7 @@ class Log:
             os.fsync(folder)
             os.close(folder)
         except OSError as error:
-            raise FileProblem(f"{self.path}: cannot be rewritten: {error.strerror}") from None
+            raise FileError(f"{self.path}: cannot be rewritten: {error.strerror}") from None
         os.close(self._file)
         self._file = fresh
 
@@ -101,13 +101,13 @@ class Log:
             os.fsync(self._file)
             return []
         if not data.startswith(MAGIC):
-            raise FileProblem(f"{self.path}: is not a group generator's log")
+            raise FileError(f"{self.path}: is not a group generator's log")
         records, place = [], len(MAGIC)
         while place < len(data):
             content = _record_at(data, place)
             if content is None:
                 if not _is_torn(data, place):
-                    raise FileProblem(
+                    raise FileError(
                         f"{self.path}: the record at byte {place} is damaged; groups may have been handed out on its "
                         "account, so the job cannot go on from this log"
                     )

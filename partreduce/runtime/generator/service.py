@@ -64,7 +64,7 @@ class GeneratorService:
 
     Raises:
         UnavailableError: the address or the log is in use.
-        FileProblem: the log is damaged.
+        FileError: the log is damaged.
         InputError: the log belongs to another job.
     """
 
@@ -170,7 +170,7 @@ class GeneratorService:
         """Serve until every worker has ended, `stop`, or `seconds` have passed.
 
         Raises:
-            FileProblem: the log cannot be written; nobody was answered on account of what is not in it.
+            FileError: the log cannot be written; nobody was answered on account of what is not in it.
         """
         zmq = self._zmq
         poller = zmq.Poller()

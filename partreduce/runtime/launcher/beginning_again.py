@@ -33,12 +33,12 @@ from partreduce.runtime.launcher.signals import (
     shell_exit_code,
     terminable,
 )
-from partreduce.topo.errors import FencedError, FileProblem, InputError, MissingFeatureError, PartreduceError
+from partreduce.topo.errors import EvictedError, FileError, InputError, MissingDependencyError, PartreduceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-FINAL = frozenset(error.exit_code for error in (InputError, FileProblem, MissingFeatureError, FencedError))
+FINAL = frozenset(error.exit_code for error in (InputError, FileError, MissingDependencyError, EvictedError))
 """Exit codes of mistakes, which the next attempt would meet as well, and of a run whose others ended well."""
 LOOK_SECONDS = 0.05
 LONGEST_PAUSE = 60.0

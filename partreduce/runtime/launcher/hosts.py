@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.errors import FileError, InputError
 
 LINE = re.compile(r"(?P<name>[^\s=-][^\s=]*)(\s+slots\s*=\s*(?P<slots>[0-9]{1,6}))?")
 
@@ -19,13 +19,13 @@ def read_hosts(path: Path) -> dict[str, int | None]:
     of batch systems.
 
     Raises:
-        FileProblem: it cannot be read.
+        FileError: it cannot be read.
         InputError: a line that is no host, or no line at all.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise InputError(f"{path}: is not text in UTF-8; write a host a line, such as `gpu1 slots=4`") from None
     hosts: dict[str, int | None] = {}

@@ -17,7 +17,7 @@ import weakref
 
 
 def leave_clean_up_to_parent() -> None:
-    """Let this worker finalise nothing that was to be finalised when the parent ends, a `TemporaryDirectory` say.
+    """Let this worker finalize nothing that was to be finalized when the parent ends, a `TemporaryDirectory` say.
 
     Nor end the parent's daemonic processes of multiprocessing, which it would take for its own, nor write out what is
     in the buffers of the parent's files.

@@ -66,7 +66,7 @@ def launch(
     grace: float = GRACE_SECONDS,
     survive: bool = False,
     patient: bool = False,
-    most_lost: int = 0,
+    max_failures: int = 0,
     max_restarts: int = 0,
     restarted: Callable[[], object] = lambda: None,
     output: TextIO | None = None,
@@ -91,8 +91,8 @@ def launch(
             still does.
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
-        most_lost: so many workers may be missing, lost to a signal or to silence, once all are connected; the others go
-            on, by the membership of their optimizer (see `elastic.epochs`).
+        max_failures: so many workers may be missing, lost to a signal or to silence, once all are connected; the others
+            go on, by the membership of their optimizer (see `elastic.epochs`).
         max_restarts: so often in all a lost worker is started again, and joins the others.
         restarted: called each time that one is.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
@@ -102,7 +102,7 @@ def launch(
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
-    check_losses(num_workers, most_lost, max_restarts)
+    check_failure_limits(num_workers, max_failures, max_restarts)
     if not callable(target) and not Path(target).is_file():
         raise InputError(f"{target}: is not a file; name a Python script")
     if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
@@ -110,7 +110,7 @@ def launch(
             f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
         )
     shared = {env.RUN_SECRET: secrets.token_hex(32), **(environment or {})}
-    shared |= told_of_losses(most_lost, max_restarts)
+    shared |= failure_environment(max_failures, max_restarts)
     processes: list[Child] = []
     try:
         with terminable():
@@ -129,7 +129,7 @@ def launch(
                 let_go(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
                 outlet = Outlet(output)
-                views = _views(workers, spares, store, outlet, most_lost=most_lost, restarted=restarted)
+                views = _views(workers, spares, store, outlet, max_failures=max_failures, restarted=restarted)
                 return supervise(
                     workers,
                     processes[:num_workers],
@@ -154,10 +154,10 @@ def _views(
     store: Store,
     outlet: Outlet,
     *,
-    most_lost: int,
+    max_failures: int,
     restarted: Callable[[], object],
 ) -> Views | None:
-    if not most_lost:
+    if not max_failures:
         return None
     from partreduce.runtime.launcher.views import Views  # loads torch, as every worker does
 
@@ -165,30 +165,33 @@ def _views(
     return Views(
         workers,
         store,
-        most_lost,
+        max_failures,
         outlet,
         start=lambda rank: spares.started(rank, next(started)),
         restarted=restarted,
     )
 
 
-def told_of_losses(most_lost: int, max_restarts: int) -> dict[str, str]:
+def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
     """The variables by which workers hear how their run goes on after losses."""
-    told = {env.MOST_LOST: most_lost, env.MAX_RESTARTS: max_restarts}
+    told = {env.MAX_FAILED: max_failures, env.MAX_RESTARTS: max_restarts}
     return {name: str(number) for name, number in told.items() if number}
 
 
-def check_losses(num_workers: int, most_lost: int, max_restarts: int) -> None:
+def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int) -> None:
     """Refuse a run that may lose all its workers, and one that starts lost ones again and may not lose any.
 
     Raises:
         InputError: it is one of these.
     """
-    if not 0 <= most_lost < num_workers:
-        raise InputError(f"--survive {most_lost}: of {num_workers} workers 0 to {num_workers - 1} may be lost")
-    if max_restarts < 0 or (max_restarts and not most_lost):
+    if not 0 <= max_failures < num_workers:
         raise InputError(
-            f"--max-restarts {max_restarts}: a lost worker joins others that go on without it; let them by --survive K"
+            f"--tolerate-failures {max_failures}: of {num_workers} workers 0 to {num_workers - 1} may be lost"
+        )
+    if max_restarts < 0 or (max_restarts and not max_failures):
+        raise InputError(
+            f"--max-restarts {max_restarts}: a lost worker joins others that go on without it; let them by "
+            "--tolerate-failures K"
         )
 
 
@@ -412,7 +415,7 @@ def _say_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) ->
     sys.stderr.write(
         f"partreduce: {script} ended without a DistributedOptimizer, so nothing followed {schedule}; it needs\n"
         "    import partreduce\n"
-        "    data = partreduce.shard(data)  # this worker's part\n"
+        "    data = partreduce.shard_dataset(data)  # this worker's part\n"
         f'    optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["{env.SCHEDULE}"])\n'
     )
 

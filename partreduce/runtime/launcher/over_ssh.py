@@ -24,7 +24,7 @@ from typing import Any
 
 from partreduce.runtime.environment import MASTER_ADDR, RUN_ID, RUN_SECRET
 from partreduce.runtime.launcher.agent import ASK_SECONDS, ASKS, RECORD
-from partreduce.runtime.launcher.launch import GRACE_SECONDS, serve_store, told_of_losses
+from partreduce.runtime.launcher.launch import GRACE_SECONDS, failure_environment, serve_store
 from partreduce.runtime.launcher.outlet import Outlet
 from partreduce.runtime.launcher.signals import format_end, held, let_through, raise_unheard
 from partreduce.runtime.launcher.supervision import Line, complete_lines, supervise
@@ -207,7 +207,7 @@ class Hosts:
         schedule: str | None,
         survive: bool,
         patient: bool,
-        most_lost: int = 0,
+        max_failures: int = 0,
         max_restarts: int = 0,
         restarted: Callable[[], object] = lambda: None,
     ) -> int:
@@ -221,7 +221,7 @@ class Hosts:
             schedule: the text of a schedule file, of which every host gets a copy.
             survive: as of `launch`.
             patient: likewise.
-            most_lost: likewise; a host that is lost takes all its workers with it.
+            max_failures: likewise; a host that is lost takes all its workers with it.
             max_restarts: likewise, on the host on which it was.
             restarted: likewise.
 
@@ -236,7 +236,7 @@ class Hosts:
             RUN_ID: f"partreduce-{os.getpid()}",
             MASTER_ADDR: self.address,
             **environment,
-            **told_of_losses(most_lost, max_restarts),
+            **failure_environment(max_failures, max_restarts),
         }
         job = {
             "script": str(script.resolve()),
@@ -257,11 +257,11 @@ class Hosts:
             host.order("go")
         outlet = self.hosts[0].outlet
         views = None
-        if most_lost:
+        if max_failures:
             from partreduce.runtime.launcher.views import Views  # loads torch, as the store has done
 
             start = _Starts(workers, max_restarts).started
-            views = Views(workers, store, most_lost, outlet, start=start, restarted=restarted)
+            views = Views(workers, store, max_failures, outlet, start=start, restarted=restarted)
         return supervise(
             [*workers], self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient, views=views
         )

@@ -107,7 +107,7 @@ def _exception(number: int) -> BaseException:
 
 
 def raise_unheard() -> None:
-    """Raise an exception that was lost: what is raised in a finaliser or a callback of the interpreter is dropped."""
+    """Raise an exception that was lost: what is raised in a finalizer or a callback of the interpreter is dropped."""
     if _unheard:
         raise _exception(_unheard[0])
 

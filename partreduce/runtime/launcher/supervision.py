@@ -26,7 +26,7 @@ from partreduce.runtime.launcher.signals import (
     shell_exit_code,
 )
 from partreduce.runtime.launcher.workers import ANSWER_SECONDS, Worker
-from partreduce.topo.errors import FencedError, UnavailableError
+from partreduce.topo.errors import EvictedError, UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -209,13 +209,13 @@ def supervise(
                 _forward(key.fd, key.data, outlet, alike, width, last=True)
             alike.show(everything=True)
     # A run that went on without a worker that was given up says so, even where all others ended well.
-    fenced = (views is not None and views.fenced) or any(worker.code == FencedError.exit_code for worker in workers)
-    return shutdown.code or (FencedError.exit_code if fenced else 0)
+    fenced = (views is not None and views.fenced) or any(worker.code == EvictedError.exit_code for worker in workers)
+    return shutdown.code or (EvictedError.exit_code if fenced else 0)
 
 
 def _is_lost(worker: Worker) -> bool:
     """Whether the others of a run that outlives lost workers go on without this one."""
-    signalled_or_fenced = worker.code is not None and (worker.code < 0 or worker.code == FencedError.exit_code)
+    signalled_or_fenced = worker.code is not None and (worker.code < 0 or worker.code == EvictedError.exit_code)
     return signalled_or_fenced or bool(worker.lost)
 
 
@@ -287,7 +287,7 @@ def _tell(store: Store, worker: Worker, outlet: Outlet, *, first: bool, ended: b
     from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes, stage_of  # loads torch, as every worker does
 
     assert worker.code is not None
-    if _is_lost(worker) and worker.code != FencedError.exit_code:
+    if _is_lost(worker) and worker.code != EvictedError.exit_code:
         text = worker.lost or format_end(worker.code)
         if not ended:
             # A worker that a signal ends prints nothing itself.

@@ -44,7 +44,7 @@ IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002
 
 
 class Views:
-    """Who goes on, decided for these workers; up to `most_lost` may be missing.
+    """Who goes on, decided for these workers; up to `max_failures` may be missing.
 
     `start` starts a worker in the place of a lost one, of this rank, while there are any left, and `restarted` is
     called when it has.
@@ -54,14 +54,14 @@ class Views:
         self,
         workers: Sequence[Worker],
         store: Store,
-        most_lost: int,
+        max_failures: int,
         outlet: Outlet,
         *,
         start: Callable[[int], Worker | None] = lambda _: None,
         restarted: Callable[[], object] = lambda: None,
     ) -> None:
         self._workers, self._outlet, self._start, self._restarted = list(workers), outlet, start, restarted
-        self._machine = Membership(len(workers), most_lost)
+        self._machine = Membership(len(workers), max_failures)
         started, _ = self._machine.start(self._machine.authority)
         assert isinstance(started, Authority), "that process"
         self._state = started

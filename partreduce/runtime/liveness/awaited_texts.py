@@ -11,11 +11,11 @@ from partreduce.runtime.liveness.wait_chain import listed
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes, deaths_of
 from partreduce.runtime.transport.worlds import World
-from partreduce.topo.errors import InputError, PartreduceError, PeerLostError, UnavailableError
+from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError, UnavailableError
 
 POLL_SECONDS = 0.005
 LOOK_SECONDS = 0.2
-ABSENT: dict[str, type[PartreduceError]] = {"PeerLostError": PeerLostError, "UnavailableError": UnavailableError}
+ABSENT: dict[str, type[PartreduceError]] = {"PeerFailedError": PeerFailedError, "UnavailableError": UnavailableError}
 """What worker 0 may have met instead of a user's mistake."""
 
 
@@ -31,7 +31,7 @@ def decided(world: World, prefix: str, decide: Callable[[], Any], timeout: float
 
     Raises:
         InputError: what `decide` raises of ours, unless somebody is gone.
-        PeerLostError: that `decide` raises, or worker 0 is gone.
+        PeerFailedError: that `decide` raises, or worker 0 is gone.
         UnavailableError: likewise, or worker 0 said nothing within the timeout.
     """
     if world.rank == 0:
@@ -58,7 +58,7 @@ def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: 
         who: waits, for messages.
 
     Raises:
-        PeerLostError: one of those that have not written is gone.
+        PeerFailedError: one of those that have not written is gone.
         UnavailableError: some wrote nothing within the timeout.
     """
     notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
@@ -70,7 +70,7 @@ def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: 
         if late and now > look:
             look = now + LOOK_SECONDS
             if (why := deaths_of(world.store, late)) is not None:
-                raise PeerLostError(f"{who}: {why}")
+                raise PeerFailedError(f"{who}: {why}")
         if late and deadline.is_over:
             raise UnavailableError(f"{who}: {listed(late)} said nothing within {timeout:g} s")
         time.sleep(POLL_SECONDS if late else 0)

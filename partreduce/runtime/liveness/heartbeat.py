@@ -35,7 +35,7 @@ TOGETHER = (
     "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
     "== 0`; or " + UNEQUAL
 )
-ALIKE = (
+PLAIN_PAYLOAD = (
     "with averaged gradients models stay equal only where all step alike, so let schedulers see the same numbers on "
     "all workers (ReduceLROnPlateau the mean loss, say)"
 )
@@ -64,12 +64,12 @@ class Heartbeat:
         *,
         beats: bool,
         lifelines: Lifelines | None = None,
-        paces: Iterable[int] = (),
+        worker_steps: Iterable[int] = (),
     ) -> None:
         self.rank = rank
         self._notes, self._deaths = Notes(store, f"heartbeat/{key}"), Deaths(store)
         self._closed, self._lifelines = closed_notes(store, key), lifelines
-        different = sorted({int(pace) for pace in paces})
+        different = sorted({int(steps_per_round) for steps_per_round in worker_steps})
         self.unequal = PACED.format(different[0], different[-1]) if len(different) > 1 else UNEQUAL
         """Why workers end after different numbers of rounds, and the way out."""
         self._together = ""
@@ -143,7 +143,7 @@ class Heartbeat:
             self._changes = changes
         return self._changes - self.settled + (self._deaths.problem is not None)
 
-    def refuse_without_store(self) -> None:
+    def check_without_store(self) -> None:
         """Stop a run whose store is gone, before it works on for nothing.
 
         Raises:
@@ -158,7 +158,7 @@ class Heartbeat:
         return None if problem is None else StoreLostError(problem)
 
     def gather(self, what: str, round_: int, advice: str | None = None) -> None:
-        """Say that this worker now waits for all others, in `what`, after `round_` rounds; `advice` is for who is late.
+        """Say that this worker now waits for all others, in `payload`, after `round_` rounds; `advice` is for who is late.
 
         All workers count their gatherings alike, so one that waits for this worker in a group's operation knows by the
         number whether this gathering is over or can never begin.
@@ -317,7 +317,7 @@ class Heartbeat:
                     waiting.remove(rank)
                     if (found := difference(json.loads(text), json.loads(theirs))) is not None:
                         name, own, other = found
-                        return f"worker {rank} has {name} {other} and worker {self.rank} {own}; {ALIKE}"
+                        return f"worker {rank} has {name} {other} and worker {self.rank} {own}; {PLAIN_PAYLOAD}"
             time.sleep(0.02)
         return None
 

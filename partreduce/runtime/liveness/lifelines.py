@@ -26,7 +26,7 @@ from partreduce.runtime.transport.torch_api import Store, TCPStore
 from partreduce.topo.errors import StoreLostError, UnavailableError
 
 WATCHED = 2
-"""Of how many workers one holds a connection; with two, neighbours may die together."""
+"""Of how many workers one holds a connection; with two, neighbors may die together."""
 BACKLOG = 64
 """Connections wait here for ever, since none is accepted: of those that watch, and of those that watched and died."""
 LAST_WORD_SECONDS = 0.2

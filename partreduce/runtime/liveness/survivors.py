@@ -47,7 +47,7 @@ class Everyone:
     def connect(self, members: tuple[int, ...], place: str) -> None:
         """Have a communicator of these workers, all of whom call this."""
 
-    def refuse_to_go_back(self, round_: int) -> None:
+    def check_to_go_back(self, round_: int) -> None:
         """Refuse to load a round from which on not all would average."""
 
 
@@ -132,7 +132,7 @@ class Survivors(Everyone):
         wait = Wait(self.heartbeat, everybody, self.timeout)
         self.heartbeat.doing(f"entered {place}", everybody)
         while True:
-            self.heartbeat.refuse_without_store()
+            self.heartbeat.check_without_store()
             lost = self.lost()
             here = self.heartbeat.gathered(everybody)
             missing = everybody - lost - here
@@ -141,7 +141,7 @@ class Survivors(Everyone):
             wait.only_for(sorted(missing))
             if wait.is_over():
                 late = self.heartbeat.waits_for(sorted(missing), self.timeout)
-                self.heartbeat.refuse_without_store()
+                self.heartbeat.check_without_store()
                 raise UnavailableError(f"{place}: {late}")
             time.sleep(2 * POLL_SECONDS)
         members = tuple(sorted(here))

@@ -13,7 +13,7 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import Wait
-from partreduce.topo.errors import PeerLostError, UnavailableError
+from partreduce.topo.errors import PeerFailedError, UnavailableError
 
 POLL_SECONDS = 0.005
 BEHIND = (
@@ -52,7 +52,7 @@ class UnevenInputs:
         With `lost` the workers that it names are not waited for.
 
         Raises:
-            PeerLostError: a worker is gone, or waits for all where this one does not come.
+            PeerFailedError: a worker is gone, or waits for all where this one does not come.
             UnavailableError: nobody decided within the timeout.
         """
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
@@ -72,15 +72,15 @@ class UnevenInputs:
                 self.close()
                 return False
             if lost is None and wait.is_due():
-                self._refuse_if_gone(f"data ended before round {round_}")
+                self._check_if_gone(f"data ended before round {round_}")
                 why = self.heartbeat.elsewhere(range(self.size), round_, BEHIND)
                 # Asked again, since who saw all end, or began the round, before it came there waits for no such worker.
                 if why is not None and not self._notes.has(begun) and not self._notes.has(*needed):
-                    raise PeerLostError(f"data ended before round {round_}: {why}")
+                    raise PeerFailedError(f"data ended before round {round_}: {why}")
             if wait.is_over():
                 others = [rank for rank in range(self.size) if not self._notes.has(f"{ended}/{rank}")]
                 late = self.heartbeat.waits_for(others, None)
-                self.heartbeat.refuse_without_store()
+                self.heartbeat.check_without_store()
                 raise UnavailableError(
                     f"data ended before round {round_}: for {self.timeout:g} s no worker began it and not all ended; "
                     f"this worker {late}"
@@ -93,7 +93,7 @@ class UnevenInputs:
         With `lost` a worker that it names is not waited for, unless it has noted its end before it was lost.
 
         Raises:
-            PeerLostError: a worker ended after another number of rounds, or is gone.
+            PeerFailedError: a worker ended after another number of rounds, or is gone.
             UnavailableError: a worker did not finish within the timeout.
         """
         self.heartbeat.finished(round_)
@@ -111,18 +111,18 @@ class UnevenInputs:
                         waiting.remove(rank)
                     continue
                 if int(text) != round_:
-                    raise PeerLostError(
+                    raise PeerFailedError(
                         f"finish: this worker {self.rank} ended after {round_} rounds and worker {rank} after {text}: "
                         f"{self.heartbeat.unequal}"
                     )
                 waiting.remove(rank)
             if waiting and wait.is_due() and lost is None:
-                self._refuse_if_gone("finish")
+                self._check_if_gone("finish")
                 if (why := self.heartbeat.elsewhere(waiting, round_)) is not None:
-                    raise PeerLostError(f"finish: {why}")
+                    raise PeerFailedError(f"finish: {why}")
             if waiting and wait.is_over():
                 late = self.heartbeat.elsewhere(waiting, round_) or self.heartbeat.waits_for(waiting, None)
-                self.heartbeat.refuse_without_store()
+                self.heartbeat.check_without_store()
                 raise UnavailableError(
                     f"finish: {late}: not all did finish within {self.timeout:g} s after this one: "
                     f"{self.heartbeat.advice_at_end}"
@@ -130,7 +130,7 @@ class UnevenInputs:
             time.sleep(POLL_SECONDS if waiting else 0)
         return tuple(rank for rank in range(self.size) if rank not in absent)
 
-    def _refuse_if_gone(self, place: str) -> None:
-        self.heartbeat.refuse_without_store()
+    def _check_if_gone(self, place: str) -> None:
+        self.heartbeat.check_without_store()
         if (why := self.heartbeat.gone(range(self.size))) is not None:
-            raise PeerLostError(f"{place}: {why}")
+            raise PeerFailedError(f"{place}: {why}")

@@ -49,8 +49,8 @@ class Curve:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is All-Reduce's in each step, in lockstep, which all are compared with."""
-        return self.schedule.strategy.averages_gradients and not self.schedule.strategy.when.lag
+        """Whether it is All-Reduce's in each step, synchronously, which all are compared with."""
+        return self.schedule.strategy.averages_gradients and not self.schedule.strategy.sync.lag
 
     @property
     def is_stable(self) -> bool:

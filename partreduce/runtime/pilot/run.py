@@ -82,7 +82,7 @@ def run_pilot(
             say(f"{number + 1} of {len(seeds) * len(compared)}: {schedule.name}, seed {seed}, {steps} steps")
             job = _built(build, seed)
             curve = _run(job, schedule, seed, steps=steps, warm_up=warm_up, timeout=timeout)
-            refuse_other_start(curves, curve)
+            check_other_start(curves, curve)
             if not curve.is_stable:
                 say(f"{schedule.name}: its loss is no number any more; it is left out, and what is harder of its class")
             curves.append(curve)
@@ -91,14 +91,14 @@ def run_pilot(
 
 
 def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
-    """Whether a schedule is of the class of an unstable one, late or in lockstep, and has rounds as long or longer."""
+    """Whether a schedule is of the class of an unstable one, late or synchronously, and has rounds as long or longer."""
     if schedule.strategy.averages_gradients or unstable.strategy.averages_gradients:
         return False  # All-Reduce, which all are compared with, or a pipeline, which is a class of its own
-    is_longer = int(schedule.paces().max()) >= int(unstable.paces().max())
+    is_longer = int(schedule.worker_steps().max()) >= int(unstable.worker_steps().max())
     return is_longer and schedule.strategy.mixes_late == unstable.strategy.mixes_late
 
 
-def refuse_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
+def check_other_start(earlier: Sequence[Curve], curve: Curve) -> None:
     """Refuse a run that did not start like the earlier ones of its seed."""
     start = next((other.losses[0] for other in earlier if other.seed == curve.seed), curve.losses[0])
     if not math.isclose(curve.losses[0], start, rel_tol=SAME):

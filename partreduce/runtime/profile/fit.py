@@ -1,4 +1,4 @@
-"""Finds the link figures that explain measured phases best, under the very cost model that predicts schedules."""
+"""Finds the link metrics that explain measured phases best, under the very cost model that predicts schedules."""
 
 from __future__ import annotations
 

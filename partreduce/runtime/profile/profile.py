@@ -24,7 +24,7 @@ from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.hardware import CodecSeconds, Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Static
+from partreduce.topo.strategies import GroupPhases, StaticGroups
 from partreduce.topo.strategies.axes import RING, Codec
 
 STEP_REPETITIONS = 10
@@ -105,7 +105,7 @@ def profile(
 
 def _prepare(world: World, cluster: Cluster, phases: Sequence[Phase]) -> None:
     """Make all groups at once, through a schedule that holds every phase."""
-    world.prepare(Schedule("profile", cluster.shape(), Static(phases=GroupPhases(tuple(phases)))))
+    world.prepare(Schedule("profile", cluster.shape(), StaticGroups(phases=GroupPhases(tuple(phases)))))
 
 
 def _fitted(
@@ -120,9 +120,9 @@ def _fitted(
         ]
         known += torch.tensor([*chain(*links), *fit.errors], dtype=torch.float64, device=device)
     world.everyone().all_reduce(known).wait()  # the others add zeros
-    figures = known.tolist()
-    inside, bus, nic = (Link(*figures[i : i + 2]) for i in (0, 2, 4))
-    return Fit(replace(base, inside=inside, bus=bus, nic=nic), tuple(figures[6:]))
+    metrics = known.tolist()
+    inside, bus, nic = (Link(*metrics[i : i + 2]) for i in (0, 2, 4))
+    return Fit(replace(base, inside=inside, bus=bus, nic=nic), tuple(metrics[6:]))
 
 
 def _with_compute(world: World, step: Callable[[], object], model_bytes: int, device: torch.device) -> Hardware:

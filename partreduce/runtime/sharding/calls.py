@@ -134,7 +134,9 @@ class Met:
         """Who does something else than the others, in one line that is the same on all workers."""
         said = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
         usual = max(said.values(), key=lambda call: sum(call.means_as(other) for other in said.values()))
-        rule = "tables are exchanged in lockstep: all workers do the same lookups and backward passes in the same order"
+        rule = (
+            "tables are exchanged synchronously: all workers do the same lookups and backward passes in the same order"
+        )
         if all(call.means_as(usual) for call in said.values()):
             said = dict(self.calls)  # the one thing that a worker without data takes no part in
             rule = "all workers put whole tables together, so call state_dict() behind `with optimizer.join():`"

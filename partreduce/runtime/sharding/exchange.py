@@ -107,7 +107,7 @@ class Exchange:
 
         Raises:
             InputError: workers do different things, or one found a mistake; the same line on all of them.
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
         """
         with self.wire.reducer.heartbeat.exchange():
             return self._perform(self._with_problem(call, problem or self._problem), parts, source)

@@ -13,7 +13,7 @@ from partreduce.runtime.sharding.table import Embeddings, Table
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.routes import Gradient, Route, TableWay
+from partreduce.topo.strategies.payload import Gradient, Placement, TablePlacement
 
 ROUTABLE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 WHOLE_TENSOR = ("Adafactor", "LBFGS", "Muon")
@@ -37,19 +37,20 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
     Raises:
         InputError: a name that no embedding has, or an embedding that cannot go its route.
     """
-    routes = schedule.strategy.what
+    routes = schedule.strategy.payload
     known = embeddings_of(model)
     found = []
     for index, route in enumerate(routes.apart):
         if route.parameter not in known:
             raise InputError(
-                f"schedule {schedule.name!r}: what.tables names parameter {route.parameter!r}, which no nn.Embedding "
+                f"schedule {schedule.name!r}: payload.tables names parameter {route.parameter!r}, which no "
+                "nn.Embedding "
                 f"or nn.EmbeddingBag of the model has{_near(route.parameter, list(known))}"
             )
         parameter, modules = known[route.parameter]
-        refuse_route(model, route, parameter, modules)
+        check_route(model, route, parameter, modules)
         n = schedule.num_workers
-        rows = RowLayout.of(routes, route, n) if route.way is TableWay.SHARDED else None
+        rows = RowLayout.of(routes, route, n) if route.way is Placement.SHARDED else None
         found.append(Table(index, route, parameter, modules, n, average=routes.average, layout=rows))
     tables = Tables(found, coalesces=routes.local_aggregation)
     if tables and isinstance(optimizer, torch.optim.LBFGS):
@@ -93,19 +94,20 @@ def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
     return lines
 
 
-def refuse_other_shapes(tables: Tables, schedule: Schedule) -> None:
+def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
     """Refuse tables that are not as the schedule says; called once all workers are known to have the same model."""
     for table in tables:
         route, shape = table.route, tuple(table.parameter.shape)
         if shape != (route.rows, route.columns):
             raise InputError(
                 f"schedule {schedule.name!r}: parameter {table.name!r} is a table of {route.rows}×{route.columns} in "
-                f"what.tables and of {shape[0]}×{shape[1]} in the model; use the schedule that was made for this model"
+                f"payload.tables and of {shape[0]}×{shape[1]} in the model; use the schedule that was made for this "
+                "model"
             )
 
 
-def refuse_route(
-    model: torch.nn.Module, route: Route, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
+def check_route(
+    model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
     """Refuse a route by which a parameter's embeddings would not give what they give on one device.
 
@@ -117,9 +119,9 @@ def refuse_route(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "
             "anew, load the whole table that state_dict() saved, and wrap that"
         )
-    _refuse_uses(model, route, parameter, modules)
+    _check_uses(model, route, parameter, modules)
     for module in modules:
-        _refuse_module(route, module)
+        _check_module(route, module)
     norms = {(module.max_norm, module.norm_type if module.max_norm is not None else 0) for module in modules}
     if len(norms) > 1:
         raise InputError(
@@ -128,8 +130,8 @@ def refuse_route(
         )
 
 
-def _refuse_uses(
-    model: torch.nn.Module, route: Route, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
+def _check_uses(
+    model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
     """A row is handed out by lookups only, so nothing else may use the parameter."""
     for prefix, module in model.named_modules():
@@ -145,7 +147,7 @@ def _refuse_uses(
             f"parameter {route.parameter!r}: lies on {parameter.device}; rows of tables travel from the CPU and from "
             "CUDA devices; move it to one, or give it way 'dense'"
         )
-    if parameter.is_meta and route.way is not TableWay.SHARDED:
+    if parameter.is_meta and route.way is not Placement.SHARDED:
         raise InputError(f"parameter {route.parameter!r}: has no numbers (device meta); only sharded tables are drawn")
     if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):  # noqa: SLF001 - no public way
         raise InputError(
@@ -154,7 +156,7 @@ def _refuse_uses(
         )
 
 
-def _refuse_module(route: Route, module: Embeddings) -> None:
+def _check_module(route: TablePlacement, module: Embeddings) -> None:
     """What torch's embeddings can do and this table's route cannot."""
     name = route.parameter
     if type(module).forward not in (torch.nn.Embedding.forward, torch.nn.EmbeddingBag.forward):
@@ -167,7 +169,7 @@ def _refuse_module(route: Route, module: Embeddings) -> None:
             f"parameter {name!r}: scale_grad_by_freq divides by how often a row occurs in the whole batch, of which a "
             "worker knows a part; leave it out"
         )
-    if module.max_norm is not None and route.way is not TableWay.SHARDED:
+    if module.max_norm is not None and route.way is not Placement.SHARDED:
         raise InputError(
             f"parameter {name!r}: max_norm shortens rows when they are looked up, and each worker looks up others; "
             "with way 'gather' the copies would part; use way 'sharded'"

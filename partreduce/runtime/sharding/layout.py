@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from partreduce.topo.strategies.routes import Route, Routes
+from partreduce.topo.strategies.payload import Payload, TablePlacement
 
 
 class Layout(Protocol):
@@ -32,7 +32,7 @@ class RowLayout:
     partitions: int
 
     @classmethod
-    def of(cls, routes: Routes, route: Route, num_workers: int) -> RowLayout:
+    def of(cls, routes: Payload, route: TablePlacement, num_workers: int) -> RowLayout:
         return cls(route.rows, routes.hosts(route, num_workers), routes.partitions(route, num_workers))
 
     def owner_of(self, rows: torch.Tensor) -> torch.Tensor:

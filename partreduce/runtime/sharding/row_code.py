@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from partreduce.runtime.codecs.blocks import quantise
+from partreduce.runtime.codecs.blocks import quantize
 from partreduce.runtime.codecs.coding import DTYPES
 from partreduce.topo.codec_numbers import LARGEST
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Route
+from partreduce.topo.strategies.payload import TablePlacement
 
 COARSER = {Codec.FLOAT16: "bfloat16 or int8"}
 """Codecs that have a wider range than one."""
@@ -29,7 +29,7 @@ class RowCode:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, route: Route, dtype: torch.dtype) -> RowCode | None:
+    def of(cls, route: TablePlacement, dtype: torch.dtype) -> RowCode | None:
         """What a route says; None where rows travel as they are."""
         return cls(route.codec, route.columns, dtype) if route.codec.rounds else None
 
@@ -39,7 +39,7 @@ class RowCode:
             return rows.to(DTYPES[self.codec]).contiguous().view(torch.uint8)
         values = rows.to(torch.float32).contiguous()
         levels, scales = torch.empty(values.shape, dtype=torch.int8), torch.empty(len(values))
-        quantise(values, levels, scales, torch.empty_like(values))
+        quantize(values, levels, scales, torch.empty_like(values))
         return torch.cat([levels.view(torch.uint8), scales[:, None].view(torch.uint8)], dim=1)
 
     def decode(self, code: torch.Tensor) -> torch.Tensor:

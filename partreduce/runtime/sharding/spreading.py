@@ -26,7 +26,7 @@ def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool)
         broadcast: take the values of worker 0's table, block by block, rather than this worker's own.
 
     Raises:
-        PeerLostError: a worker is gone.
+        PeerFailedError: a worker is gone.
     """
     assert tables.is_connected, "tables are connected before they are spread"
     for table in tables:

@@ -13,7 +13,7 @@ from partreduce.runtime.sharding.columns import Part
 from partreduce.runtime.sharding.layout import RowLayout
 from partreduce.runtime.sharding.staging import Landing, Staging
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.routes import Gradient, Route
+from partreduce.topo.strategies.payload import Gradient, TablePlacement
 
 Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
 
@@ -27,7 +27,7 @@ class Table:
     """
 
     index: int
-    route: Route
+    route: TablePlacement
     parameter: torch.nn.Parameter
     modules: tuple[Embeddings, ...]
     num_workers: int

@@ -16,7 +16,7 @@ from partreduce.runtime.sharding.row_code import RowCode
 from partreduce.runtime.sharding.staging import Staging
 from partreduce.runtime.sharding.wire import Wire
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.routes import Gradient
+from partreduce.topo.strategies.payload import Gradient
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -149,7 +149,7 @@ class Tables:
         """Copy worker 0's tables to all workers, of those that every worker has.
 
         Raises:
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
         """
         for table in self.tables:
             if self._exchange is not None and not table.is_sharded:
@@ -174,7 +174,7 @@ class Tables:
             number: which array of the table it is.
 
         Raises:
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
         """
         self._step = self._begun()  # workers whose data ended come, and are named, rather than wait for a step
         call = Call(Kind.WHOLE, self._step, table.index, number)
@@ -194,7 +194,7 @@ class Tables:
 
         Raises:
             InputError: a worker's user made a mistake, or workers do different things.
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
         """
         self._step = self._begun()
         self._closed = False
@@ -248,7 +248,7 @@ class Tables:
 
         Raises:
             InputError: workers do different things.
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
         """
         if not self.tables or self._closed:
             return None
@@ -274,7 +274,7 @@ class Tables:
 
         Raises:
             InputError: workers do different things.
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
         """
         self._step = self._begun()
         while True:
@@ -293,11 +293,11 @@ class Tables:
         """
         self.clips = True
         if self._without_clipping:
-            self._guard(self._refuse_clipping)
+            self._guard(self._check_clipping)
         outcome = self._perform(Call(Kind.NORM, self._step, value=value))
         return [call.value for call in outcome.met.calls.values()]
 
-    def _refuse_clipping(self) -> Outcome:
+    def _check_clipping(self) -> Outcome:
         raise InputError(
             f"clip_grad_norm_: the data of worker {self._without_clipping[0]} ended, and it would go on with mean "
             "gradients as they are; give what this script does to them as a function, join(after_averaging=...)"

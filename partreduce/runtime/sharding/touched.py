@@ -22,7 +22,7 @@ from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.timing.tables import Touched
+from partreduce.topo.timing.tables import RowAccess
 
 INDICES = (torch.int32, torch.int64)
 
@@ -155,7 +155,7 @@ def told(rank: int, seen: Seen | str) -> str:
     return json.dumps({"rows": seen.sizes, "batches": packed})
 
 
-def shares(said: list[str], cluster: Cluster) -> dict[str, Touched]:
+def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
     """The touched shares by what all workers told, as means over batches and workers.
 
     Raises:
@@ -179,7 +179,7 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, Touched]:
     return shares_of(unpacked, sizes, cluster)
 
 
-def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster: Cluster) -> dict[str, Touched]:
+def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster: Cluster) -> dict[str, RowAccess]:
     """What steps touch of each parameter on average, from the rows of every worker in each step, by rank."""
     everybody = range(cluster.num_workers)
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
@@ -192,7 +192,7 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
     for name in sizes:
         worker, node = share(name, [(rank,) for rank in everybody]), share(name, nodes)
         node = max(worker, node)  # of unequal nodes the mean may be less
-        found[name] = Touched(worker, node, max(node, share(name, [everybody])))
+        found[name] = RowAccess(worker, node, max(node, share(name, [everybody])))
     return found
 
 
@@ -204,7 +204,7 @@ def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]
     """On worker 0 what all workers say; on the others only their own.
 
     Raises:
-        PeerLostError: a worker is gone.
+        PeerFailedError: a worker is gone.
         UnavailableError: workers, which are named, said nothing within the timeout, which is one for all of them.
     """
     place = f"parallelize/{key}"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from partreduce.runtime.sharding.blocks import blocks
-from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.errors import FileError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,9 +38,9 @@ def whole(tables: Tables, table: Table, array: torch.Tensor, number: int) -> tor
         number: which array of the table it is, equal on all workers.
 
     Raises:
-        FileProblem: worker 0 cannot make its file.
+        FileError: worker 0 cannot make its file.
         InputError: workers do different things.
-        PeerLostError: a worker is gone.
+        PeerFailedError: a worker is gone.
     """
     assert table.layout is not None, "only sharded tables are put together"
     shape = (table.route.rows, *array.shape[1:])
@@ -64,7 +64,7 @@ def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """An array whose pages the kernel may write to the disk and drop; a small one lies in memory.
 
     Raises:
-        FileProblem: no file can be made.
+        FileError: no file can be made.
     """
     size = torch.Size(shape).numel()
     if size * dtype.itemsize <= SMALL_BYTES:
@@ -78,7 +78,7 @@ def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             os.close(handle)
             Path(path).unlink()
     except OSError as error:
-        raise FileProblem(
+        raise FileError(
             f"state_dict: no file of {size * dtype.itemsize} bytes for a whole table in {tempfile.gettempdir()}: "
             f"{error.strerror}; set TMPDIR"
         ) from None
@@ -108,7 +108,7 @@ def whole_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: dict[s
     """A torch optimizer's state dict with the whole tables' states; all workers call it.
 
     Raises:
-        PeerLostError: a worker is gone.
+        PeerFailedError: a worker is gone.
     """
     state = dict(saved["state"])
     for index, table in places_of(tables, optimizer):

@@ -18,7 +18,7 @@ from partreduce.runtime.sharding.columns import dealt, put_together, width_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.in_rounds import goes_in_rounds, rounds
 from partreduce.runtime.transport.in_thread import InThread
-from partreduce.runtime.transport.waiting import GoneError, RunningWork
+from partreduce.runtime.transport.waiting import PeerGoneError, RunningWork
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import UnavailableError
@@ -106,7 +106,7 @@ class Wire:
             mates: what the workers of this node said before, who do not all talk to this group themselves.
 
         Raises:
-            PeerLostError: a member is gone.
+            PeerFailedError: a member is gone.
         """
         room = self._rooms.setdefault(group.members, _Room())
         said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
@@ -168,7 +168,7 @@ class Wire:
         rounds of pairs, except inside a node.
 
         Raises:
-            PeerLostError: a member is gone.
+            PeerFailedError: a member is gone.
         """
         theirs = rows.new_empty((sum(receives), *rows.shape[1:]))
         width = width_of(rows)
@@ -199,7 +199,7 @@ class Wire:
         """The same, with a number of four bytes before the rows for each member; returns theirs, and their numbers.
 
         Raises:
-            PeerLostError: a member is gone.
+            PeerFailedError: a member is gone.
         """
         columns = [torch.full((group.size, 1), word, dtype=torch.int32), rows]
         message, out = dealt(columns, torch.tensor([[1, count] for count in sends]))
@@ -214,7 +214,7 @@ class Wire:
         """Copy worker 0's array into everybody's.
 
         Raises:
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
         """
         with self.reducer.heartbeat.exchange():
             self._run(
@@ -225,7 +225,7 @@ class Wire:
         """The bytes of all workers, whose lengths are known; they travel around a ring.
 
         Raises:
-            PeerLostError: a member is gone.
+            PeerFailedError: a member is gone.
         """
         group, longest = self.everyone, max(lengths)
         if longest == 0:
@@ -265,7 +265,7 @@ class Wire:
         operation = reducer.recorder.begin(what, *moment, group.members, num_bytes)
         try:
             reducer.wait_for(start(), operation)
-        except (RuntimeError, GoneError, UnavailableError) as error:
+        except (RuntimeError, PeerGoneError, UnavailableError) as error:
             raise reducer.failure(operation, error) from None
         reducer.recorder.end(operation)
         reducer.heartbeat.doing(f"finished {operation}")

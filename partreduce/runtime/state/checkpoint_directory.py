@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from partreduce.topo.document.reader import read_json
-from partreduce.topo.errors import DocumentError, FileProblem, InputError, PartreduceError
+from partreduce.topo.errors import DocumentError, FileError, InputError, PartreduceError
 
 FORMAT, VERSION = "partreduce.checkpoint", 1
 MANIFEST = "manifest.json"
@@ -52,14 +52,14 @@ def folders(directory: Path) -> list[Path]:
     """The folders of checkpoints, whole or not; none if there is no such directory.
 
     Raises:
-        FileProblem: it cannot be read.
+        FileError: it cannot be read.
     """
     try:
         inside = list(directory.iterdir())
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise FileProblem(f"{directory}: cannot be read: {error.strerror}") from None
+        raise FileError(f"{directory}: cannot be read: {error.strerror}") from None
     return [folder for folder in sorted(inside) if NAME.fullmatch(folder.name)]
 
 
@@ -69,7 +69,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     Raises:
         NewerFormatError: a later version of partreduce wrote it.
         DocumentError: it is not what `save_checkpoint` writes.
-        FileProblem: it cannot be read.
+        FileError: it cannot be read.
     """
     place = folder / MANIFEST
     manifest = read_json(place, MAX_MANIFEST_BYTES)
@@ -120,7 +120,7 @@ def survey(directory: Path, rank: int | None) -> list[Seen]:
     A folder without a manifest does not count: nobody finished it.
 
     Raises:
-        FileProblem: the directory cannot be read.
+        FileError: the directory cannot be read.
     """
     manifests: list[tuple[Path, dict[str, Any]]] = []
     seen: list[Seen] = []
@@ -154,7 +154,7 @@ def _damage(folder: Path, manifest: Mapping[str, Any], rank: int | None) -> str:
         try:
             if hashlib.sha256(read_bytes(path)).hexdigest() != workers[other]["sha256"]:
                 return f"{path}: is damaged: its SHA-256 is not the one in {MANIFEST}"
-        except FileProblem as error:
+        except FileError as error:
             return str(error)
     return ""
 
@@ -168,12 +168,12 @@ def chosen(directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequenc
         ranks: of these workers.
 
     Raises:
-        FileProblem: nothing can be loaded although something is there; the message names it.
+        FileError: nothing can be loaded although something is there; the message names it.
         InputError: a checkpoint of a newer format is there; an older one is not taken for it unasked.
     """
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
-        raise FileProblem(f"load_checkpoint: {problem}")
+        raise FileError(f"load_checkpoint: {problem}")
     by_rank = {
         rank: {entry["name"]: Seen(**entry) for entry in report["seen"]}
         for rank, report in zip(ranks, reports, strict=True)
@@ -192,7 +192,7 @@ def chosen(directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequenc
         if name not in whole and (best is None or not 0 <= numbers[name] < numbers[best])
     ]
     if best is None and broken:
-        raise FileProblem(f"load_checkpoint: {broken[0]}; no older one can be used instead: move it away {instead}")
+        raise FileError(f"load_checkpoint: {broken[0]}; no older one can be used instead: move it away {instead}")
     return best, f"load_checkpoint: {'; '.join(broken)}; resumed from {best} instead" if broken else ""
 
 
@@ -208,7 +208,7 @@ def _why(directory: Path, name: str, by_rank: Mapping[int, Mapping[str, Seen]]) 
 def standing(directory: Path, plain: str) -> dict[str, Any]:
     """What a worker says before a save: the highest number that it sees, and whether the folder's name is taken."""
     highest = 0
-    with contextlib.suppress(FileProblem):
+    with contextlib.suppress(FileError):
         for folder in folders(directory):
             with contextlib.suppress(PartreduceError):
                 highest = max(highest, int(read_manifest(folder)["number"]))
@@ -222,7 +222,7 @@ def superfluous(directory: Path, lineage: str, rank: int, *, keep: int, written:
     """
     whole: list[tuple[int, Path]] = []
     unfinished: list[Path] = []
-    with contextlib.suppress(FileProblem):
+    with contextlib.suppress(FileError):
         for folder in folders(directory):
             if folder.name == written:
                 continue
@@ -262,12 +262,12 @@ def read_bytes(path: Path) -> bytes:
     """A file's content.
 
     Raises:
-        FileProblem: it cannot be read.
+        FileError: it cannot be read.
     """
     try:
         return path.read_bytes()
     except OSError as error:
-        raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
+        raise FileError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def plain(seen: Sequence[Seen]) -> list[dict[str, Any]]:

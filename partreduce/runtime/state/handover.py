@@ -74,7 +74,7 @@ class Handover:
         for group, taken in zip(self.optimizer.param_groups, self._groups, strict=False):
             group.update(taken)  # a scheduler that is made sets the first learning rate
 
-    def refuse_unfit(self) -> None:
+    def check_unfit(self) -> None:
         """Refuse a script of which one that joins would know too little.
 
         Raises:

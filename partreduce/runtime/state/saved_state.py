@@ -17,7 +17,7 @@ import torch
 from partreduce.runtime.averaging.buffer_rules import AVERAGED, BufferRule
 from partreduce.runtime.state.saved_tables import gathered_of, layouts_of, shards_of
 from partreduce.runtime.strategies.base import Run, Runner
-from partreduce.topo.errors import DocumentError, FileProblem, InputError, MissingFeatureError
+from partreduce.topo.errors import DocumentError, FileError, InputError, MissingDependencyError
 from partreduce.topo.extras import load
 
 Tensors = dict[str, torch.Tensor]
@@ -91,7 +91,7 @@ class StateFile:
             try:
                 tensors, facts = unpack(path.read_bytes(), path)
             except OSError as error:
-                raise FileProblem(f"{path}: cannot be read: {error.strerror}") from None
+                raise FileError(f"{path}: cannot be read: {error.strerror}") from None
             count += 1
             layouts = facts.get("tables", {})
             for name in self._model():
@@ -134,7 +134,7 @@ def pack(state: StateFile, extra: object, lineage: str) -> bytes:
     """A safetensors file; its header says of which lineage it is (see `checkpoint_directory`).
 
     Raises:
-        MissingFeatureError: safetensors is not installed.
+        MissingDependencyError: safetensors is not installed.
         InputError: something is neither a tensor nor JSON.
     """
     tensors, facts = state.collect()
@@ -157,7 +157,7 @@ def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
         tensors: Tensors = _safetensors().load(data)
         length = int.from_bytes(data[:8], "little")
         facts = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["partreduce"])
-    except MissingFeatureError:
+    except MissingDependencyError:
         raise
     except Exception as error:  # noqa: BLE001 - safetensors has its own error types; all mean a foreign file
         raise DocumentError("", f"is no checkpoint file ({error})", str(place)) from None

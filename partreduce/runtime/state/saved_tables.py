@@ -94,7 +94,7 @@ def deal_anew(
 
     Raises:
         InputError: the files lack a table, or rows of it.
-        PeerLostError: a worker is gone.
+        PeerFailedError: a worker is gone.
     """
     state = optimizer.state_dict()
     indices = {table.name: index for index, table in places_of(tables, optimizer)}

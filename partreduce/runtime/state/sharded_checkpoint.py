@@ -21,7 +21,7 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.shards import like, local, replica_group
 from partreduce.runtime.state.saved_state import Tensors
-from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.errors import FileError, InputError
 
 Said = TypeVar("Said")
 METADATA = ".metadata"
@@ -34,14 +34,14 @@ def newest(directory: Path, worker: int) -> Path | None:
     """The newest checkpoint that all replicas have; None where there is none at all. All ranks of the job call it.
 
     Raises:
-        FileProblem: there are some, and none that all have.
+        FileError: there are some, and none that all have.
     """
     seen = [path.name for path in directory.glob("round-*") if (_place(path, worker) / METADATA).exists()]
     said = said_by_all(seen)
     if common := set.intersection(*map(set, said)):
         return directory / max(common)
     if any(said):
-        raise FileProblem(f"{directory}: of no checkpoint there all replicas can read their parts")
+        raise FileError(f"{directory}: of no checkpoint there all replicas can read their parts")
     return None
 
 
@@ -70,7 +70,7 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
 
     Raises:
         InputError: `facts` are not JSON on some rank; all ranks say so.
-        FileProblem: a rank could not write.
+        FileError: a rank could not write.
     """
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     own = f"shard-{dist.get_rank(group)}"
@@ -95,7 +95,7 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
     try:
         dcp.save(named, checkpoint_id=place, process_group=group)
     except (Exception, dcp.CheckpointException) as error:  # noqa: BLE001 - torch tells all ranks what one met
-        raise FileProblem(f"{place}: cannot be written: {_first_line(error)}") from None
+        raise FileError(f"{place}: cannot be written: {_first_line(error)}") from None
 
 
 def load(
@@ -106,7 +106,7 @@ def load(
     Of another number of shards this rank has what all have in common, and the first one's facts and buffers.
 
     Raises:
-        FileProblem: a rank could not read.
+        FileError: a rank could not read.
         InputError: the strategy's state was laid out for another number of shards.
     """
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
@@ -128,7 +128,7 @@ def load(
             named[name] = empty
         dcp.load(named, checkpoint_id=place, process_group=group)
     except (Exception, dcp.CheckpointException) as error:  # noqa: BLE001 - as above
-        raise FileProblem(f"{place}: cannot be read: {_first_line(error)}") from None
+        raise FileError(f"{place}: cannot be read: {_first_line(error)}") from None
     tensors = {name.removeprefix(own): tensor for name, tensor in named.items()}
     if not same and (left := [name for name in tensors if f"{own}{name}" in named and name.startswith("strategy/")]):
         raise InputError(

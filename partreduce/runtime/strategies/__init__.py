@@ -20,40 +20,40 @@ from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.runtime.strategies.lasting_late_means import LastingLateMeans
 from partreduce.runtime.strategies.lasting_pipeline import LastingPipeline
 from partreduce.runtime.strategies.neighbor import NeighborMeans
-from partreduce.runtime.strategies.outer_means import OuterMeans, OwnAnchors
+from partreduce.runtime.strategies.outer_means import OuterMeans, OwnOuterParams
 from partreduce.runtime.strategies.pairwise import PairMeans
 from partreduce.runtime.strategies.pipeline import GradientPipeline
 from partreduce.runtime.strategies.progress_means import ProgressMeans
 from partreduce.runtime.strategies.quorum.gradients import QuorumGradients
 from partreduce.runtime.transport.through_servers import ServerCommunicator, ThroughServers
-from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.errors import MissingDependencyError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import Pipeline
-from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.strategies.generated import Generated
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.static import StaticGroups
 
 Kind = TypeVar("Kind")
 
 
 def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
     """Gradients in each step, at once, late or by a quorum; parameters otherwise."""
-    if isinstance(strategy.when, Quorum):
-        return QuorumGradients(strategy.when, run)
-    if isinstance(strategy.when, Pipeline):
-        return GradientPipeline(strategy.when, run) if run.epochs is None else LastingPipeline(strategy.when, run)
+    if isinstance(strategy.sync, PartialAllReduce):
+        return QuorumGradients(strategy.sync, run)
+    if isinstance(strategy.sync, Pipeline):
+        return GradientPipeline(strategy.sync, run) if run.epochs is None else LastingPipeline(strategy.sync, run)
     if strategy.averages_gradients:
-        return GradientMeans(run, divisor=None if strategy.what.average_dense else 1)
+        return GradientMeans(run, divisor=None if strategy.payload.average_dense else 1)
     return _means_of_groups(strategy, run)
 
 
-def _means_of_groups(strategy: Static | AllReduce, run: Run) -> Runner:
-    count = strategy.what.num_fragments
+def _means_of_groups(strategy: StaticGroups | AllReduce, run: Run) -> Runner:
+    count = strategy.payload.num_fragments
     if not strategy.takes_turns:
         return _means_of_whole(strategy, run)
     parts = []
@@ -65,23 +65,23 @@ def _means_of_groups(strategy: Static | AllReduce, run: Run) -> Runner:
     return FragmentMeans(run, parts)
 
 
-def _means_of_whole(strategy: Static | AllReduce, run: Run) -> GroupMeans:
-    if not strategy.what.outer.is_plain:
-        kind = OwnAnchors if strategy.what.outer.has_own_anchors else OuterMeans
-        return kind(strategy.what.outer, run, averaging=strategy.averaging)
-    if strategy.overlap and run.epochs is not None:
+def _means_of_whole(strategy: StaticGroups | AllReduce, run: Run) -> GroupMeans:
+    if not strategy.payload.outer.is_plain:
+        kind = OwnOuterParams if strategy.payload.outer.has_own_outer_params else OuterMeans
+        return kind(strategy.payload.outer, run, averaging=strategy.averaging)
+    if strategy.is_delayed and run.epochs is not None:
         return LastingLateMeans(run, averaging=strategy.averaging)
-    means = ProgressMeans if strategy.how.codec.rounds else GroupMeans
-    return means(run, averaging=strategy.averaging, overlap=strategy.overlap)
+    means = ProgressMeans if strategy.transport.codec.rounds else GroupMeans
+    return means(run, averaging=strategy.averaging, is_delayed=strategy.is_delayed)
 
 
-def _neighbor(strategy: Neighbor, run: Run) -> Runner:
-    """In rounds, or with a gap between neighbours."""
-    return GapMeans(strategy, run) if isinstance(strategy.when, Gap) else NeighborMeans(strategy, run)
+def _neighbor(strategy: NeighborAveraging, run: Run) -> Runner:
+    """In rounds, or with a gap between neighbors."""
+    return GapMeans(strategy, run) if isinstance(strategy.sync, IterationGap) else NeighborMeans(strategy, run)
 
 
 def _server(server: Server, run: Run) -> Runner:
-    """Asynchronous, or all-reduce whose sums pass through the hosts: gradients at pace 1 (which equals DDP)."""
+    """Asynchronous, or all-reduce whose sums pass through the hosts: gradients at steps_per_round 1 (which equals DDP)."""
     if not server.synchronous:
         return AsynchronousServer(server, run)
     base = run.reducer
@@ -96,7 +96,9 @@ def _server(server: Server, run: Run) -> Runner:
     base.recorder.attach("mailbox", communicator.mailbox.traffic_facts)
     world = ThroughServers(base.world, communicator)
     reducer = Reducer(world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
-    same = AllReduce(pace=server.pace, when=server.when, how=server.how, averaging=server.averaging)
+    same = AllReduce(
+        steps_per_round=server.steps_per_round, sync=server.sync, transport=server.transport, averaging=server.averaging
+    )
     schedule = Schedule(run.schedule.name, run.schedule.cluster, same)
     runner = _all_reduce(same, replace(run, schedule=schedule, reducer=reducer))
     runner.mailboxes.append(communicator.mailbox)
@@ -113,10 +115,10 @@ class _Entry(Generic[Kind]):
 
 _RUNNERS: tuple[_Entry[Any], ...] = (
     _Entry(AllReduce, _all_reduce),
-    _Entry(Static, _means_of_groups),
-    _Entry(Neighbor, _neighbor),
+    _Entry(StaticGroups, _means_of_groups),
+    _Entry(NeighborAveraging, _neighbor),
     _Entry(Server, _server),
-    _Entry(Generated, GeneratedMeans),
+    _Entry(DynamicGroups, GeneratedMeans),
     _Entry(Pairwise, PairMeans),
 )
 
@@ -125,12 +127,12 @@ def build(run: Run) -> Runner:
     """The runner of a schedule's strategy.
 
     Raises:
-        MissingFeatureError: no strategy here runs schedules of this kind.
+        MissingDependencyError: no strategy here runs schedules of this kind.
     """
     strategy = run.schedule.strategy
     for entry in _RUNNERS:
         if entry.kind is type(strategy):
             return entry.build(strategy, run)
-    raise MissingFeatureError(
+    raise MissingDependencyError(
         f"schedule {run.schedule.name!r}: strategy {strategy.kind!r} cannot be executed by this version"
     )

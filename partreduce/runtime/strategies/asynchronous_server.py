@@ -16,13 +16,13 @@ from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.through_servers import shard_bounds
-from partreduce.runtime.transport.waiting import GoneError, Wait, pause_after
+from partreduce.runtime.transport.waiting import PeerGoneError, Wait, pause_after
 from partreduce.schedulers.protocols.base import Action, Note, Received, Send
 from partreduce.schedulers.protocols.shards import (
     CLOSED,
     Answer,
     Ask,
-    Drain,
+    DrainPolicy,
     Open,
     Opened,
     Progress,
@@ -74,13 +74,13 @@ class AsynchronousServer(OneSided):
 
     def end_round(self, step: int, round_: int) -> int:
         """Send the round's progress and take the model that comes back."""
-        self.run.reducer.refuse_if_gone(self._peer_watch, step, round_)
+        self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open(round_)
         progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
         if self._factor != 1.0:
             for part in progress:
                 part.mul_(self._factor)
-        if self.server.overlap:
+        if self.server.is_delayed:
             if self._pending is None:
                 self._remember()
             else:
@@ -103,7 +103,7 @@ class AsynchronousServer(OneSided):
             self._pending = None
         if not self._is_open:
             self._begin(self.driver.open_state.round)  # all count their generations alike
-        self.driver.raised(Drain())
+        self.driver.raised(DrainPolicy())
         self._base = []
         return ""
 
@@ -121,7 +121,7 @@ class AsynchronousServer(OneSided):
             return
         self._remember()
         if self.driver.open_state.generation == 0:
-            self._refuse_several_models()
+            self._check_several_models()
         self._begin(round_)
 
     def _begin(self, round_: int) -> None:
@@ -133,7 +133,7 @@ class AsynchronousServer(OneSided):
                 case Send(_, Opened(generation, begun)):
                     self._mailbox.send(self.run.rank, "open", (generation, begun))
 
-    def _refuse_several_models(self) -> None:
+    def _check_several_models(self) -> None:
         """Compare the parameters of the first step with those of the first host."""
         digest = digest_of(self._base)
         reducer, host = self.run.reducer, self.server.hosts[0]
@@ -144,7 +144,7 @@ class AsynchronousServer(OneSided):
         operation = reducer.recorder.begin("first model", 0, 0, tuple(sorted((host, self.run.rank))), 0)
         try:
             self._await_note(notes, host)
-        except GoneError as error:
+        except PeerGoneError as error:
             raise reducer.failure(operation, error) from None
         reducer.recorder.end(operation)
         if notes.wait_for("digest") != digest:
@@ -182,7 +182,7 @@ class AsynchronousServer(OneSided):
                     ]
                     try:
                         self._mailbox.send(self.server.hosts[index], kind, (generation, number), frames)
-                    except GoneError as error:
+                    except PeerGoneError as error:
                         raise base.failure(self._pending, error) from None
 
     def _refresh(self) -> None:
@@ -243,7 +243,7 @@ class _Worker(ProtocolDriver[Any]):
         super().__init__(machine, rank)
         self._state, _ = machine.start(rank)
 
-    def raised(self, event: Open | Push | Pull | Take | Drain) -> tuple[Action, ...]:
+    def raised(self, event: Open | Push | Pull | Take | DrainPolicy) -> tuple[Action, ...]:
         with self.condition:
             assert self.offers(type(event)), f"{event} is not ready"
             return self.step(event)

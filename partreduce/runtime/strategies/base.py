@@ -59,9 +59,9 @@ class Run:
     """Carries out group operations where the run goes on after a loss."""
 
     @property
-    def pace(self) -> int:
+    def steps_per_round(self) -> int:
         """Steps per round of this worker."""
-        return self.schedule.pace_of(self.rank)
+        return self.schedule.steps_per_round_of(self.rank)
 
     @property
     def everyone(self) -> tuple[int, ...]:
@@ -159,7 +159,7 @@ class Runner(ABC):
 
     def step_of(self, turn: int) -> int:
         """The step after which the operation of a turn is due, where a run goes on after losses (see `Epochs`)."""
-        return (turn + 1) * self.run.pace - 1
+        return (turn + 1) * self.run.steps_per_round - 1
 
     def resume(self, step: int, round_: int) -> None:
         """Called after a checkpoint was loaded, before the first step; all workers are there."""
@@ -208,17 +208,17 @@ class GradientRunner(Runner):
     def end_step(self, step: int) -> None:
         """Called after the wrapped optimizer's step."""
 
-    def refuse_unfit(self, *, skip: bool, scaled: bool) -> None:
+    def check_unfit(self, *, skip: bool, scaled: bool) -> None:
         """Called before a step that is to be skipped, or whose gradients a GradScaler has scaled.
 
         Raises:
             InputError: that does not go with how and when gradients travel.
         """
 
-    def refuse_late(self) -> None:
+    def check_late(self) -> None:
         """Called before a step whose gradients were averaged earlier: refuse what was added to them since."""
 
-    def refuse_changed_means(self) -> None:
+    def check_changed_means(self) -> None:
         """Called before a step whose mean gradients the script has changed after `average_gradients()`.
 
         Raises:

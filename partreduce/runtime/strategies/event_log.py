@@ -40,7 +40,7 @@ class QuorumEvent:
 
     Kinds: it `called` (with gradient `numbers[0]`), its thread has `begun` a round with the gradients `numbers` and
     `finished` it with so many gradients of each worker, its training has `taken` the rounds `numbers` and is `round`
-    rounds far, the models were `synchronised` there. Gradients and rounds are counted from the last place where all
+    rounds far, the models were `synchronized` there. Gradients and rounds are counted from the last place where all
     workers met, which is `segment`.
     """
 

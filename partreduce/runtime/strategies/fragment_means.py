@@ -1,8 +1,8 @@
 """Fragments in turn (streaming DiLoCo): each has the rounds of a whole model, at steps of its own and merged late.
 
-In every round of `pace` steps each fragment is sent once and merged `when.late_steps` steps later, at the places that
-`topo.strategies.fragments.moves` gives it. Which one that is follows from the step alone, so all workers run the same
-operations in the same order, also where several are in flight: what was sent first is merged first.
+In every round of `steps_per_round` steps each fragment is sent once and merged `sync.late_steps` steps later, at the
+places that `topo.strategies.fragments.moves` gives it. Which one that is follows from the step alone, so all workers
+run the same operations in the same order, also where several are in flight: what was sent first is merged first.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class FragmentMeans(ParameterRunner):
     def __init__(self, run: Run, parts: Sequence[GroupMeans]) -> None:
         super().__init__(run)
         self.reducers = tuple(part.run.reducer for part in parts)
-        self._parts, self._late = parts, run.schedule.strategy.when.late_steps
-        # At unequal paces a worker may have had turns in a round that others still lack.
-        self.saves_inside_rounds = len(set(run.schedule.paces().tolist())) == 1
+        self._parts, self._late = parts, run.schedule.strategy.sync.late_steps
+        # At unequal steps per round a worker may have had turns in a round that others still lack.
+        self.saves_inside_rounds = len(set(run.schedule.worker_steps().tolist())) == 1
         self._moves: dict[int, list[Move]] = {}
-        for move in moves(len(parts), run.pace, self._late):
+        for move in moves(len(parts), run.steps_per_round, self._late):
             self._moves.setdefault(move.taken, []).append(move)
-        self._ends = round_ends(len(parts), run.pace)
+        self._ends = round_ends(len(parts), run.steps_per_round)
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - a run may be loaded inside a round
         for part in self._parts:
@@ -40,7 +40,7 @@ class FragmentMeans(ParameterRunner):
 
     def end_step(self, step: int) -> None:
         """Merge and send the fragments that are due; what was never sent, or by a worker that rests, merges nothing."""
-        round_, before = divmod(step, self.run.pace)
+        round_, before = divmod(step, self.run.steps_per_round)
         for move in self._moves.get(before + 1, ()):
             part = self._parts[move.fragment]
             if move.merges:
@@ -54,7 +54,7 @@ class FragmentMeans(ParameterRunner):
 
     def step_of(self, turn: int) -> int:
         round_, fragment = divmod(turn, len(self._parts))
-        return round_ * self.run.pace + self._ends[fragment] - 1
+        return round_ * self.run.steps_per_round + self._ends[fragment] - 1
 
     def members_changed(self) -> None:
         for part in self._parts:

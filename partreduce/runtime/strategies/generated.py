@@ -18,7 +18,7 @@ from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 
 _running: WeakKeyDictionary[GroupTable, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
 
@@ -40,13 +40,13 @@ class GeneratedMeans(ParameterRunner):
     client: GeneratorClient
     others: Survivors
 
-    def __init__(self, strategy: Generated, run: Run) -> None:
+    def __init__(self, strategy: DynamicGroups, run: Run) -> None:
         super().__init__(run)
         world = run.reducer.world
         assert isinstance(world, GroupTable), "no other world makes groups while it runs"
         self.world = world
-        self.normalises = strategy.averaging is Averaging.STEP_NORMALISED
-        self.needs_round_start = self.normalises
+        self.normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
+        self.needs_round_start = self.normalizes
         self._starts: list[torch.Tensor] = []
         address, keys = os.environ.get(GENERATOR), os.environ.get(GENERATOR_KEYS)
         if not address or not keys:
@@ -71,7 +71,7 @@ class GeneratedMeans(ParameterRunner):
         """Ask for the round's group, and remember where the round began."""
         if first:
             self.client.begin()
-            if self.normalises:
+            if self.normalizes:
                 self._starts = [bucket.flat.clone() for bucket in self.run.flat.buckets]
 
     def end_round(self, step: int, round_: int) -> int:  # noqa: ARG002 - as above
@@ -108,7 +108,7 @@ class GeneratedMeans(ParameterRunner):
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
         """Inside a round whose progress will be scaled."""
-        return ADDS_PROGRESS if self.normalises and not first and self._starts else ""
+        return ADDS_PROGRESS if self.normalizes and not first and self._starts else ""
 
     def close(self) -> None:
         super().close()
@@ -124,9 +124,9 @@ class GeneratedMeans(ParameterRunner):
 
         reduction, own = None, []
         if self.others.connected(members, str(seq), given_up):
-            if self.normalises and self._starts:
+            if self.normalizes and self._starts:
                 own = [bucket.flat.clone() for bucket in buckets]
-                self._normalise(members)
+                self._normalize(members)
             # Members count different rounds, but the same groups, so the group's number stands for the round.
             reduction = reducer.attempt("average", step, seq, Group(members), given_up=given_up)
         if reduction is None:
@@ -139,11 +139,11 @@ class GeneratedMeans(ParameterRunner):
             return
         reducer.commit(reduction, commit_plain_mean)
 
-    def _normalise(self, members: tuple[int, ...]) -> None:
-        """Count what the round learned as if all members had the same pace."""
-        paces = [self.run.schedule.pace_of(member) for member in members]
+    def _normalize(self, members: tuple[int, ...]) -> None:
+        """Count what the round learned as if all members had the same steps_per_round."""
+        worker_steps = [self.run.schedule.steps_per_round_of(member) for member in members]
         for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True):
-            rescale_progress(bucket, start, sum(paces) / len(paces) / self.run.pace)
+            rescale_progress(bucket, start, sum(worker_steps) / len(worker_steps) / self.run.steps_per_round)
         self._starts = []
 
     def _given_up(self, seq: int, members: tuple[int, ...]) -> str | None:

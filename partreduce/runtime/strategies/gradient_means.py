@@ -1,4 +1,4 @@
-"""Strategy `allreduce` at pace 1 in lockstep: gradients are averaged over all workers before the step, as DDP does."""
+"""Strategy `allreduce` at steps_per_round 1 synchronously: gradients are averaged over all workers before the step, as DDP does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partreduce.runtime.liveness.settings import Settings, settings_of
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
-from partreduce.topo.strategies.axes import Sending
+from partreduce.topo.strategies.axes import GradientBuckets
 
 KIND = "gradient average"
 ON_TIME = Arrived()
@@ -49,15 +49,15 @@ class GradientMeans(GradientRunner):
         group = run.schedule.group_of(run.rank, 0)
         assert group is not None, "all-reduce has every worker in its group"
         self.group = group
-        how = run.schedule.strategy.how
+        transport = run.schedule.strategy.transport
         self.layers: LayerSender | None = None
-        if how.sending is Sending.LAYERS:
+        if transport.gradient_buckets is GradientBuckets.PER_LAYER:
             self.watch = None  # what is changed after it has left is refused and not warned of
             self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, group, divisor=divisor)
             self.layers.clock = lambda: run.progress.step
             self.layers.settings = lambda: settings_of(run.applier.optimizer)
         num_parts = len(run.flat.buckets) if self.layers is None else len(self.layers.segments)
-        self._codings = Codings.of(how, num_parts)
+        self._codings = Codings.of(transport, num_parts)
         if self.layers is not None:
             self.layers.codings = self._codings
 
@@ -71,7 +71,7 @@ class GradientMeans(GradientRunner):
         """Start the sum of the gradients as they are, or what is left to start of it; or of those of a contribution.
 
         Raises:
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
             InputError: gradients were changed after they had left.
         """
         if self.layers is not None:
@@ -116,7 +116,7 @@ class GradientMeans(GradientRunner):
         if self.layers is not None:
             self.layers.reopen()
 
-    def refuse_unfit(self, *, skip: bool, scaled: bool) -> None:
+    def check_unfit(self, *, skip: bool, scaled: bool) -> None:
         """Where gradients leave during the backward pass, nothing changes them afterwards."""
         if skip:
             self.leave("skip")
@@ -138,10 +138,10 @@ class GradientMeans(GradientRunner):
                 "call step() first, or let gradients travel whole"
             )
 
-    def refuse_late(self) -> None:
+    def check_late(self) -> None:
         """Refuse what a backward pass has added to gradients that are averaged already."""
         if self.layers is not None:
-            self.layers.refuse_late()
+            self.layers.check_late()
 
     def members_changed(self) -> None:
         """What roundings left over is of shards that others have now, and a sum that is repeated rounds again."""

@@ -24,17 +24,18 @@ class GroupMeans(ParameterRunner):
     """x ← x + relax · (mean − x) over `schedule.group_of(rank, round)` after the last step of each round.
 
     With overlap the mean is that of snapshots taken when the round began, and it runs while the round computes:
-    x_{k+1} = W_k x_k + u_k(x_k). With step-normalised averaging a member's progress of the round is first multiplied by
-    the members' mean pace and divided by its own. Snapshots cost one more copy of the parameters for each of the two,
-    and a checkpoint inside a round holds one of where the round began, and with overlap one of the sums in flight.
+    x_{k+1} = W_k x_k + u_k(x_k). With step-normalized averaging a member's progress of the round is first multiplied by
+    the members' mean steps_per_round and divided by its own. Snapshots cost one more copy of the parameters for each of
+    the two, and a checkpoint inside a round holds one of where the round began, and with overlap one of the sums in
+    flight.
     """
 
     saves_inside_rounds = True
 
-    def __init__(self, run: Run, *, averaging: Averaging, overlap: bool) -> None:
+    def __init__(self, run: Run, *, averaging: Averaging, is_delayed: bool) -> None:
         super().__init__(run)
-        self.overlap, self.normalises = overlap, averaging is Averaging.STEP_NORMALISED
-        self.needs_round_start = self.overlap or self.normalises
+        self.is_delayed, self.normalizes = is_delayed, averaging is Averaging.STEP_NORMALIZED
+        self.needs_round_start = self.is_delayed or self.normalizes
         self._snapshots: list[torch.Tensor] = []
         self._starts: list[torch.Tensor] = []
         self._piggybacked: list[list[torch.Tensor | None]] = []
@@ -57,9 +58,9 @@ class GroupMeans(ParameterRunner):
             self._begin_round(step, round_)
         self._is_inside = False
         group = self._group(round_)
-        if self.normalises and group is not None:
-            self._normalise(group)
-        if self.overlap:
+        if self.normalizes and group is not None:
+            self._normalize(group)
+        if self.is_delayed:
             self._commit_delayed(group)
             self._begin_round(step, round_ + 1)
         elif (epochs := self.run.epochs) is not None:
@@ -71,7 +72,7 @@ class GroupMeans(ParameterRunner):
         return 0
 
     def carry_out(self, epochs: Epochs, step: int, round_: int, turn: int) -> None:
-        """The operation of a turn in lockstep, with those who are left."""
+        """The operation of a turn synchronously, with those who are left."""
         epochs.carry_out(
             turn,
             lambda group: [(self.run.reducer, self._start_sum(step, round_, group))],
@@ -80,7 +81,7 @@ class GroupMeans(ParameterRunner):
         )
 
     def send(self, step: int, round_: int, *, early: bool = False) -> None:
-        """Start the operation of a round in lockstep; where that is `early`, steps are taken until it is merged."""
+        """Start the operation of a round synchronously; where that is `early`, steps are taken until it is merged."""
         group = self._group(round_)
         if group is None:
             return
@@ -128,7 +129,7 @@ class GroupMeans(ParameterRunner):
         assert group is not None, "asked of workers that have one"
         sums = [flight[f"sums/{i}"] for i in range(len(buckets))]
         self._pending = self.run.reducer.arrived(
-            self.name, step, round_, group, sums, lag=int(self.overlap), since=self._since(group)
+            self.name, step, round_, group, sums, lag=int(self.is_delayed), since=self._since(group)
         )
         self._waited = True
         self._piggybacked = [
@@ -158,14 +159,14 @@ class GroupMeans(ParameterRunner):
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:
         """Where a round is measured from its beginning, and has begun."""
-        is_measured = self.overlap or (self.normalises and not first)
+        is_measured = self.is_delayed or (self.normalizes and not first)
         return ADDS_PROGRESS if is_measured and self._started >= round_ else ""
 
     def state(self) -> dict[str, torch.Tensor]:
         """Where the round began, and what is in flight since, inside one whose end depends on it."""
         if not (self._is_inside and self.needs_round_start):
             return {}
-        starts = self._snapshots if self.overlap else self._starts
+        starts = self._snapshots if self.is_delayed else self._starts
         named = {f"start/{index}": start for index, start in enumerate(starts)} | self.flight()
         return {f"{INSIDE}/{name}": tensor for name, tensor in named.items()}
 
@@ -175,7 +176,7 @@ class GroupMeans(ParameterRunner):
         buckets = self.run.reducer.buckets
         named = {name.removeprefix(f"{INSIDE}/"): tensor.to(buckets[0].device) for name, tensor in state.items()}
         starts = [named.pop(f"start/{index}").clone() for index in range(len(buckets))]
-        if self.overlap:
+        if self.is_delayed:
             self._snapshots = starts
         else:
             self._starts = starts
@@ -187,7 +188,7 @@ class GroupMeans(ParameterRunner):
         """Inside a round everything is loaded; else start the operation that was in flight when it was saved."""
         if self._is_inside:
             self._started = round_
-        elif self.overlap:
+        elif self.is_delayed:
             self._begin_round(step, round_)
 
     def _group(self, round_: int) -> Group | None:
@@ -197,9 +198,9 @@ class GroupMeans(ParameterRunner):
     def _begin_round(self, step: int, round_: int) -> None:
         self._started = round_
         buckets = self.run.reducer.buckets
-        if self.normalises and not self.overlap:
+        if self.normalizes and not self.is_delayed:
             self._starts = _copy_to(self._starts, [bucket.flat for bucket in buckets])
-        if not self.overlap:
+        if not self.is_delayed:
             return
         with torch.no_grad():
             self._snapshots = _copy_to(self._snapshots, [bucket.flat for bucket in buckets])
@@ -214,7 +215,7 @@ class GroupMeans(ParameterRunner):
             self._waited = False
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
-        return self.run.reducer.begin(self.name, step, round_, group, lag=int(self.overlap))
+        return self.run.reducer.begin(self.name, step, round_, group, lag=int(self.is_delayed))
 
     def _since(self, group: Group) -> Reference | None:  # noqa: ARG002 - for those that have one
         """The reference from which a group's operation is measured."""
@@ -229,27 +230,27 @@ class GroupMeans(ParameterRunner):
     def _makes_equal(self, group: Group) -> bool:
         """Whether all workers hold the same model after this group's operation, buffers included."""
         everyone = len(group.members) == len(self.others.members)
-        return everyone and group.relax == 1 and not self.run.flat.keeps_buffers
+        return everyone and group.relaxation == 1 and not self.run.flat.keeps_buffers
 
-    def _mean_pace(self, group: Group) -> float:
-        """The pace that everybody's progress is brought to."""
-        paces = [self.run.schedule.pace_of(member) for member in group.members]
-        return sum(paces) / len(paces)
+    def _mean_steps_per_round(self, group: Group) -> float:
+        """The steps_per_round that everybody's progress is brought to."""
+        worker_steps = [self.run.schedule.steps_per_round_of(member) for member in group.members]
+        return sum(worker_steps) / len(worker_steps)
 
-    def _normalise(self, group: Group) -> None:
-        factor = self._mean_pace(group) / self.run.pace
+    def _normalize(self, group: Group) -> None:
+        factor = self._mean_steps_per_round(group) / self.run.steps_per_round
         if factor != 1.0:
-            starts = self._snapshots if self.overlap else self._starts
+            starts = self._snapshots if self.is_delayed else self._starts
             for bucket, start in zip(self.run.reducer.buckets, starts, strict=True):
                 rescale_progress(bucket, start, factor)
 
     def _commit(self, reduction: Reduction) -> None:
-        relax = float(reduction.group.relax)
+        relaxation = float(reduction.group.relaxation)
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
             self._receive(index, sums, reduction)
             commit_piggybacked(bucket, sums, ok, self._piggybacked[index] if self._piggybacked else None)
-            commit_mean(bucket, sums, relax, ok, swap=True)
+            commit_mean(bucket, sums, relaxation, ok, swap=True)
 
         self.run.reducer.commit(reduction, commit)
 
@@ -263,11 +264,11 @@ class GroupMeans(ParameterRunner):
         self._put_late(pending)
 
     def _put_late(self, reduction: Reduction) -> None:
-        relax = float(reduction.group.relax)
+        relaxation = float(reduction.group.relaxation)
 
         def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
             self._receive(index, sums, reduction)
-            commit_delayed(bucket, sums, self._snapshots[index], relax, ok)
+            commit_delayed(bucket, sums, self._snapshots[index], relaxation, ok)
             commit_piggybacked(bucket, sums, ok, self._piggybacked[index])
 
         self.run.reducer.commit(reduction, commit)

@@ -22,7 +22,7 @@ class LastingLateMeans(GroupMeans):
     """As `GroupMeans` with overlap."""
 
     def __init__(self, run: Run, *, averaging: Averaging) -> None:
-        super().__init__(run, averaging=averaging, overlap=True)
+        super().__init__(run, averaging=averaging, is_delayed=True)
         assert run.epochs is not None, "as said"
         self._epochs = run.epochs
 
@@ -71,7 +71,7 @@ class LastingLateMeans(GroupMeans):
         if not found:
             self._piggybacked = [snapshot_piggybacked(bucket) for bucket in buckets]
         arrays = found[0][1].arrays if found else [self._own(*pair) for pair in enumerate(buckets)]
-        return self._told(round_ * self.run.pace, round_, arrays)
+        return self._told(round_ * self.run.steps_per_round, round_, arrays)
 
     def take_up(self, flight: dict[str, torch.Tensor]) -> None:
         """The sums are begun anew from the snapshots, by whoever is there."""
@@ -91,7 +91,7 @@ class LastingLateMeans(GroupMeans):
         """What rides along is as it is now."""
         reducer = self.run.reducer
         self._piggybacked = [snapshot_piggybacked(bucket) for bucket in reducer.buckets]
-        step = round_ * self.run.pace
+        step = round_ * self.run.steps_per_round
         return [(reducer, reducer.begin(self.name, step, round_, group, lag=1, values=self._snapshots))]
 
     def _own(self, index: int, bucket: Bucket) -> torch.Tensor:

@@ -25,7 +25,7 @@ from partreduce.runtime.strategies.base import Arrived, Run
 from partreduce.runtime.strategies.gradient_means import ON_TIME, Contribution
 from partreduce.runtime.strategies.pipeline import Flight, LateGradients, before_of, saved
 from partreduce.topo.phase import Group
-from partreduce.topo.strategies.axes import Drain, Pipeline
+from partreduce.topo.strategies.axes import DrainPolicy, Pipeline
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -46,14 +46,14 @@ class LastingPipeline(LateGradients[_Kept]):
     Keeps up to K - 1 copies of the gradients more.
     """
 
-    def __init__(self, when: Pipeline, run: Run) -> None:
-        super().__init__(when, run)
+    def __init__(self, sync: Pipeline, run: Run) -> None:
+        super().__init__(sync, run)
         assert run.epochs is not None, "as said"
         self._epochs = run.epochs
 
     def average(self, step: int) -> Arrived:
-        """Put the gradients of K - 1 steps ago in place, and let this step's go; in lockstep in the warm-up."""
-        if step < self.when.warm_up:
+        """Put the gradients of K - 1 steps ago in place, and let this step's go; synchronously in the warm-up."""
+        if step < self.sync.warm_up:
             return super().average(step)
         newest = _Kept(step=step, given=self._kept())
         arrived = ON_TIME
@@ -61,7 +61,7 @@ class LastingPipeline(LateGradients[_Kept]):
         def operation(begin: Begin, commit: Commit, alone: Callable[[], object], *, ahead: int | None) -> None:
             self._epochs.carry_out(step, begin, commit, alone, ahead=ahead)
 
-        if len(self._flights) < self.when.lag:
+        if len(self._flights) < self.sync.lag:
             operation(lambda _: [], _nothing, _nothing, ahead=None)
             clear_gradients(self.run.flat.buckets)
         else:
@@ -143,7 +143,7 @@ class LastingPipeline(LateGradients[_Kept]):
 
     def _begin_ahead(self, flight: _Kept) -> None:
         if not flight.sums:
-            turn = flight.step + self.when.lag
+            turn = flight.step + self.sync.lag
             self._epochs.begin_ahead(flight.step, turn, lambda group: self._begin(flight, group))
 
     def _merge(
@@ -182,7 +182,7 @@ class LastingPipeline(LateGradients[_Kept]):
 
     def _apply(self, flight: _Kept, arrays: Sequence[torch.Tensor], absent: Mapping[int, frozenset[int]]) -> None:
         """Step with the sums, or drop them, as the schedule says."""
-        if self.when.drain is Drain.APPLY:
+        if self.sync.drain is DrainPolicy.APPLY:
             self.run.applier.apply(lambda: self._put(flight, arrays, absent), check_finite=flight.scaled)
         else:
             self._correct(flight, arrays)
@@ -194,7 +194,7 @@ class LastingPipeline(LateGradients[_Kept]):
                     commit_piggybacked(bucket, sums, None, before)
 
     def _sums_of(self, flight: _Kept) -> tuple[Sequence[torch.Tensor], Mapping[int, frozenset[int]]]:
-        turn = flight.step + self.when.lag
+        turn = flight.step + self.sync.lag
         found = self._epochs.arrived_ahead(flight.step, turn, lambda group: self._begin(flight, group))
         if found:
             return found[0][1].arrays, found[0][1].absent

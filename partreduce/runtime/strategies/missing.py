@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS, GoneError, SignsOfLife, Wait
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, SignsOfLife, Wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Missing:
     needed: int = 1
 
 
-class LackError(GoneError):
+class PeerWaitError(PeerGoneError):
     """Something that a worker needs cannot come, or did not within the timeout; `missing` says what."""
 
     def __init__(self, text: str, missing: Missing) -> None:
@@ -34,7 +34,7 @@ def wait_for_missing(
     timeout: float,
     *,
     why: Callable[[Missing], str | None],
-    refuse_failure: Callable[[], None],
+    check_failure: Callable[[], None],
     told: Callable[[Missing], str],
     place: str = "",
 ) -> None:
@@ -60,7 +60,7 @@ def wait_for_missing(
         with condition:
             if condition.wait_for(done, GLANCE_SECONDS):
                 return
-        refuse_failure()
+        check_failure()
         known, lack = lack, missing()
         if lack is None:
             wait.begin_anew()
@@ -70,5 +70,5 @@ def wait_for_missing(
             wait.turn_to(lack.of)
         try:
             wait.look()
-        except GoneError as error:
-            raise LackError(f"{error} ({told(lack)})", lack) from None
+        except PeerGoneError as error:
+            raise PeerWaitError(f"{error} ({told(lack)})", lack) from None

@@ -8,7 +8,7 @@ from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import ParameterRunner, Run
 from partreduce.runtime.transport.credit import Bound
 from partreduce.runtime.transport.mailbox import Mailbox, Message
-from partreduce.runtime.transport.waiting import GoneError, PeerWatch
+from partreduce.runtime.transport.waiting import PeerGoneError, PeerWatch
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.base import Averaging, Strategy
 
@@ -41,8 +41,8 @@ class OneSided(ParameterRunner):
         super().__init__(run)
         if any(tensor.is_state for bucket in run.flat.buckets for tensor in bucket.piggybacked):
             raise InputError(f"optimizer_state='average': stays with each worker of {place}; use 'local'")
-        normalises = strategy.averaging is Averaging.STEP_NORMALISED
-        self._factor = float(run.schedule.paces().mean()) / run.pace if normalises else 1.0
+        normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
+        self._factor = float(run.schedule.worker_steps().mean()) / run.steps_per_round if normalizes else 1.0
         """By which a round's progress is multiplied."""
         self.needs_round_start = self._factor != 1.0
         reducer = run.reducer
@@ -64,12 +64,12 @@ class OneSided(ParameterRunner):
         """Wait until messages made `done` true, with which an operation is over.
 
         Raises:
-            PeerLostError: a member can no longer answer, or does not in time.
+            PeerFailedError: a member can no longer answer, or does not in time.
         """
         reducer = self.run.reducer
         try:
             self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)
-        except GoneError as error:
+        except PeerGoneError as error:
             operation = operation or reducer.recorder.begin("pause of exchanges", 0, 0, tuple(members), 0)
             raise reducer.failure(operation, error) from None
         if operation is not None:

@@ -15,10 +15,10 @@ from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans
 from partreduce.runtime.strategies.progress_means import ProgressMeans
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures.outer_steps import refuse_unstable
+from partreduce.topo.metrics.outer_steps import check_unstable
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.outer import Outer
+from partreduce.topo.strategies.outer import OuterStep
 
 
 class OuterMeans(ProgressMeans):
@@ -31,8 +31,8 @@ class OuterMeans(ProgressMeans):
 
     carries_state = True
 
-    def __init__(self, outer: Outer, run: Run, *, averaging: Averaging) -> None:
-        super().__init__(run, averaging=averaging, overlap=False)
+    def __init__(self, outer: OuterStep, run: Run, *, averaging: Averaging) -> None:
+        super().__init__(run, averaging=averaging, is_delayed=False)
         self.outer = OuterSteps(outer, run)
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
@@ -59,7 +59,7 @@ class OuterMeans(ProgressMeans):
         self.outer.step(index, movement, ok)
 
 
-class OwnAnchors(GroupMeans):
+class OwnOuterParams(GroupMeans):
     """Outer steps of every group: each member from its own anchor, the model that its last round left it with.
 
     Keeps as many arrays as `OuterMeans`, and sends whole models, as `GroupMeans` does.
@@ -69,30 +69,30 @@ class OwnAnchors(GroupMeans):
 
     carries_state = True
 
-    def __init__(self, outer: Outer, run: Run, *, averaging: Averaging) -> None:
-        super().__init__(run, averaging=averaging, overlap=False)
-        refuse_unstable(run.schedule)
+    def __init__(self, outer: OuterStep, run: Run, *, averaging: Averaging) -> None:
+        super().__init__(run, averaging=averaging, is_delayed=False)
+        check_unstable(run.schedule)
         self.outer = OuterSteps(outer, run)
-        self.anchors: list[Kept] = []
+        self.outer_params: list[Kept] = []
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
         """As `GroupMeans`; a run begins with its model for the anchor, also where it is loaded inside a round."""
-        super().begin(step, round_, first=first or not self.anchors)
+        super().begin(step, round_, first=first or not self.outer_params)
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:
-        return ADDS_PROGRESS if self.anchors else super().harm_of_loading(round_, first=first)
+        return ADDS_PROGRESS if self.outer_params else super().harm_of_loading(round_, first=first)
 
     def drain(self) -> str:
         """As `GroupMeans`; whatever comes next begins with its model for the anchor, without momentum."""
-        self.anchors = []
+        self.outer_params = []
         self.outer.rest()
         return super().drain()
 
     def state(self) -> dict[str, torch.Tensor]:
         """Anchor and momentum of this worker."""
         momenta = self.outer.state()
-        anchors = {f"anchor/{index}": anchor.values for index, anchor in enumerate(self.anchors)}
-        return anchors and anchors | momenta | super().state()
+        outer_params = {f"anchor/{index}": outer_params.values for index, outer_params in enumerate(self.outer_params)}
+        return outer_params and outer_params | momenta | super().state()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         buckets = self.run.flat.buckets
@@ -101,20 +101,20 @@ class OwnAnchors(GroupMeans):
         if state.keys() - inside != {*names, *self.outer.momenta}:
             raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(state))} instead of anchors")
         loaded = (state[name].to(bucket.device, copy=True) for name, bucket in zip(names, buckets, strict=True))
-        self.anchors = [Kept(anchor, self.run.host) for anchor in loaded]
+        self.outer_params = [Kept(outer_params, self.run.host) for outer_params in loaded]
         self.outer.load(state)
         if inside:
             super().load_state(inside)
 
     def _begin_round(self, step: int, round_: int) -> None:
-        if not self.anchors:
-            self.anchors = [Kept(bucket.flat.detach().clone(), self.run.host) for bucket in self.run.flat.buckets]
+        if not self.outer_params:
+            self.outer_params = [Kept(bucket.flat.detach().clone(), self.run.host) for bucket in self.run.flat.buckets]
         super()._begin_round(step, round_)
 
     def _receive(self, index: int, sums: torch.Tensor, reduction: Reduction) -> None:
-        anchor, mean = self.anchors[index].here(), sums[: self.run.flat.buckets[index].size]
-        self.outer.step(index, mean.sub_(anchor), reduction.ok)
-        self.anchors[index].put(mean.add_(anchor), reduction.ok)
+        outer_params, mean = self.outer_params[index].here(), sums[: self.run.flat.buckets[index].size]
+        self.outer.step(index, mean.sub_(outer_params), reduction.ok)
+        self.outer_params[index].put(mean.add_(outer_params), reduction.ok)
 
     def _makes_equal(self, group: Group) -> bool:  # noqa: ARG002 - anchors differ
         return False
@@ -123,7 +123,7 @@ class OwnAnchors(GroupMeans):
 class OuterSteps:
     """The outer optimizer of this worker: its momentum, an array for each bucket, none where the momentum is 0."""
 
-    def __init__(self, outer: Outer, run: Run) -> None:
+    def __init__(self, outer: OuterStep, run: Run) -> None:
         self._outer, self._run = outer, run
         buckets = run.reducer.buckets if outer.momentum else []
         self.momenta = {
@@ -149,7 +149,7 @@ class OuterSteps:
             momentum.put(state[name].to(momentum.device))
 
 
-def outer_step(outer: Outer, movement: torch.Tensor, momentum: Kept | None, ok: torch.Tensor | None) -> None:
+def outer_step(outer: OuterStep, movement: torch.Tensor, momentum: Kept | None, ok: torch.Tensor | None) -> None:
     """Make of a movement what the outer optimizer adds to the anchor, in place; and the next momentum."""
     if momentum is not None:
         following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))

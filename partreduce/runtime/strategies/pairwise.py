@@ -21,7 +21,7 @@ from partreduce.topo.strategies.pairwise import Pairwise
 
 
 class PairMeans(OneSided):
-    """After each round an active worker meets a random passive neighbour; passive workers never wait.
+    """After each round an active worker meets a random passive neighbor; passive workers never wait.
 
     The worker's model x lives beside the live parameters and is only touched under a lock: the training loop adds the
     progress of a round to it and goes on from the result; the side thread averages it with others, meanwhile or in
@@ -57,11 +57,11 @@ class PairMeans(OneSided):
 
     def end_round(self, step: int, round_: int) -> int:
         """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
-        self.run.reducer.refuse_if_gone(self._peer_watch, step, round_)
+        self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open()
         self._merge(self._factor)
         if self.is_active and self.neighbors:
-            if self.strategy.overlap:
+            if self.strategy.is_delayed:
                 self._wait()
                 self._choose(step, round_)
             else:
@@ -71,7 +71,7 @@ class PairMeans(OneSided):
         return 0
 
     def settle(self) -> None:
-        """Nobody of this worker's neighbours has an exchange under way afterwards; the newest model is live."""
+        """Nobody of this worker's neighbors has an exchange under way afterwards; the newest model is live."""
         if not self._starts:
             return
         self._wait()
@@ -130,7 +130,7 @@ class PairMeans(OneSided):
         num_bytes = sum(bucket.num_bytes for bucket in self.run.flat.buckets)
         members = tuple(sorted((self.rank, partner)))
         self._pending = reducer.recorder.begin("pair average", step, round_, members, num_bytes)
-        reducer.heartbeat.doing(self._pending.entered, () if self.strategy.overlap else (partner,))
+        reducer.heartbeat.doing(self._pending.entered, () if self.strategy.is_delayed else (partner,))
         self._mailbox.send(self.rank, "choose", (self._generation, self._number, partner))
 
     def _wait(self) -> None:

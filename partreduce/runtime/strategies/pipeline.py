@@ -23,7 +23,7 @@ from partreduce.runtime.strategies.base import Arrived, Run
 from partreduce.runtime.strategies.gradient_means import KIND, ON_TIME, TAKEN_ELSEWHERE, GradientMeans
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.axes import WIDER, Drain, GradientTotal, Pipeline
+from partreduce.topo.strategies.axes import WIDER, DrainPolicy, GradientReduction, Pipeline
 
 Before = list[list[torch.Tensor | None]]
 """What rode along, by bucket, as it was when gradients left; empty where only these are taken from the sums."""
@@ -51,12 +51,12 @@ AnyFlight = TypeVar("AnyFlight", bound=Flight)
 class LateGradients(GradientMeans, Generic[AnyFlight]):
     """What pipelines have in common, whether the run ends with a loss or goes on (see `lasting_pipeline`)."""
 
-    def __init__(self, when: Pipeline, run: Run) -> None:
-        super().__init__(run, divisor=1 if when.total is GradientTotal.SUM else None)
-        self.when = when
+    def __init__(self, sync: Pipeline, run: Run) -> None:
+        super().__init__(run, divisor=1 if sync.total is GradientReduction.SUM else None)
+        self.sync = sync
         self._flights: deque[AnyFlight] = deque()
-        if when.width > 2 and run.rank == 0:
-            text = f"partreduce: schedule {run.schedule.name!r} has a pipeline of {when.width}: {WIDER}"
+        if sync.width > 2 and run.rank == 0:
+            text = f"partreduce: schedule {run.schedule.name!r} has a pipeline of {sync.width}: {WIDER}"
             warn_user(text)
 
     def end_step(self, step: int) -> None:
@@ -67,7 +67,7 @@ class LateGradients(GradientMeans, Generic[AnyFlight]):
 
     def _before(self, step: int) -> Before:
         """What rides along now, with gradients of these steps only."""
-        return [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets] if step % self.when.lag == 0 else []
+        return [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets] if step % self.sync.lag == 0 else []
 
     def _in_flight(self) -> str:
         """That the steps whose gradients are in flight are dropped."""
@@ -98,10 +98,10 @@ class LateGradients(GradientMeans, Generic[AnyFlight]):
                 f"load_checkpoint: the file holds {', '.join(sorted(late)[:3])} and so on, which are not the late "
                 f"gradients of this model ({error})"
             ) from None
-        if len(flights) > self.when.lag:
+        if len(flights) > self.sync.lag:
             raise InputError(
                 f"load_checkpoint: the file holds the late gradients of {len(flights)} steps, and a pipeline of "
-                f"{self.when.width} has {self.when.lag}"
+                f"{self.sync.width} has {self.sync.lag}"
             )
         self._flights = deque(flights)
 
@@ -120,17 +120,17 @@ class GradientPipeline(LateGradients[_Sent]):
     ride with every (K - 1)-th gradient, as correcting them again before a correction has arrived would oscillate.
     """
 
-    def __init__(self, when: Pipeline, run: Run) -> None:
-        super().__init__(when, run)
+    def __init__(self, sync: Pipeline, run: Run) -> None:
+        super().__init__(sync, run)
         if self.layers is not None:
             self.layers.may_begin = self._has_room
 
     def average(self, step: int) -> Arrived:
-        """Let this step's gradients go and put those of K - 1 steps ago in their place; in lockstep in the warm-up."""
-        if step < self.when.warm_up:
+        """Let this step's gradients go and put those of K - 1 steps ago in their place; synchronously in the warm-up."""
+        if step < self.sync.warm_up:
             return super().average(step)
         arrived = None
-        if len(self._flights) == self.when.lag:
+        if len(self._flights) == self.sync.lag:
             arrived = self._flights.popleft()
             self._wait(arrived)
             # Before this step's leave: they are to be what the others will see corrected.
@@ -145,7 +145,7 @@ class GradientPipeline(LateGradients[_Sent]):
 
     def _has_room(self) -> bool:
         """Whether another sum may begin: fewer than K - 1 are in flight, or the oldest has arrived."""
-        return len(self._flights) < self.when.lag or all(
+        return len(self._flights) < self.sync.lag or all(
             work.is_completed() for work in self._flights[0].reduction.works
         )
 
@@ -153,7 +153,7 @@ class GradientPipeline(LateGradients[_Sent]):
         """Wait for the sums in flight, which stay for the steps that apply them.
 
         Raises:
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
         """
         for flight in list(self._flights):
             self._wait(flight)
@@ -165,7 +165,7 @@ class GradientPipeline(LateGradients[_Sent]):
             flight = self._flights.popleft()
             self._wait(flight)
             self._commit_piggybacked(flight)
-            if self.when.drain is Drain.APPLY:
+            if self.sync.drain is DrainPolicy.APPLY:
                 self.run.applier.apply(lambda one=flight: self._commit(one), check_finite=flight.scaled)  # type: ignore[misc]
             else:
                 flight.reduction.release()

@@ -8,18 +8,18 @@ group of k members sums the codec of (x_i − r) / k: the decoded sum D has the 
 
 Rounding then takes from a mean at most the codec's share of the largest x_i − r of a block, which is what steps (and
 the spread that earlier rounds left) have added since the last mean over all. That is why the period of a schedule needs
-a round of all (`Static.refuses_codec`). Any relax factor of that round will do: r need not be where workers are, only
-the same for all and near them, and the mean that all decoded is both.
+a round of all (`StaticGroups.refuses_codec`). Any relax factor of that round will do: r need not be where workers are,
+only the same for all and near them, and the mean that all decoded is both.
 
 Which r an operation uses. Claim: when the operation of round k begins, each of its members holds the mean of the last
 round of all before k (or the model of the start, where there was none since).
 
-* Lockstep: every worker takes rounds in order, and the operation of a round begins after the commits of all earlier
+* Synchronous: every worker takes rounds in order, and the operation of a round begins after the commits of all earlier
   ones; r changes only in the commit of a round of all, which all workers take part in.
 * Late: the operation of round k + 1 begins at the end of round k, right after the commit of round k's operation (the
   snapshot of round k + 1 has to contain that commit), and it is the only one in flight until its own commit. So at its
-  beginning r holds means of rounds up to k, as in lockstep, and r is still the same when it is committed: one array is
-  enough, and no operation is decoded with another reference than the one that it was begun with.
+  beginning r holds means of rounds up to k, as synchronously, and r is still the same when it is committed: one array
+  is enough, and no operation is decoded with another reference than the one that it was begun with.
 * The start, and a load: the first round that begins without a reference begins with a copy of worker 0's parameters for
   all, which is sent unless all have it (see `averaging.common_start`). The optimizer's `load_state_dict` drops the
   operation in flight and the reference on every worker; a model that is loaded alone is refused, since the difference
@@ -50,15 +50,15 @@ from partreduce.topo.strategies.base import Averaging
 class ProgressMeans(GroupMeans):
     """Group means of parameters, of which only what was added since the reference is sent.
 
-    Keeps one array of the parameters' size more than `GroupMeans`, late or not: two beside the parameters in lockstep
-    (sums and reference), three late or step-normalised (and where the round began).
+    Keeps one array of the parameters' size more than `GroupMeans`, late or not: two beside the parameters synchronously
+    (sums and reference), three late or step-normalized (and where the round began).
     """
 
-    def __init__(self, run: Run, *, averaging: Averaging, overlap: bool) -> None:
-        super().__init__(run, averaging=averaging, overlap=overlap)
-        how = run.schedule.strategy.how
-        self._nodes = run.schedule.cluster.node_of().tolist() if how.where is CodecScope.ACROSS_NODES else None
-        self._codings = Codings.of(how, len(run.reducer.buckets))
+    def __init__(self, run: Run, *, averaging: Averaging, is_delayed: bool) -> None:
+        super().__init__(run, averaging=averaging, is_delayed=is_delayed)
+        transport = run.schedule.strategy.transport
+        self._nodes = run.schedule.cluster.node_of().tolist() if transport.where is CodecScope.ACROSS_NODES else None
+        self._codings = Codings.of(transport, len(run.reducer.buckets))
         self._starts_made = 0
         self._is_of_all = False
         """Whether the operation under way was begun by all who are there then; who is lost since is no matter."""
@@ -97,7 +97,7 @@ class ProgressMeans(GroupMeans):
         """
         inside = {name: tensor for name, tensor in state.items() if name.startswith(INSIDE)}
         left = {name: tensor for name, tensor in state.items() if name.startswith("feedback")}
-        if bool(left) != (self._codings is not None and self.run.schedule.strategy.how.error_feedback):
+        if bool(left) != (self._codings is not None and self.run.schedule.strategy.transport.error_feedback):
             raise InputError("load_checkpoint: the file and this run do not both have error feedback")
         if self._codings is not None:
             self._codings.load_state(left)
@@ -123,7 +123,7 @@ class ProgressMeans(GroupMeans):
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
         codings = self._codings.of_buckets if self._codings is not None and self._is_coded(group) else None
         return self.run.reducer.begin(
-            self.name, step, round_, group, lag=int(self.overlap), codings=codings, since=self._since(group)
+            self.name, step, round_, group, lag=int(self.is_delayed), codings=codings, since=self._since(group)
         )
 
     def _since(self, group: Group) -> Reference | None:

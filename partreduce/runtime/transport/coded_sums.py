@@ -206,7 +206,7 @@ class CodedStages:
         self._device = device
 
     def _codec(self, coding: Coding) -> BlockCodec | SixteenBits:
-        key = coding.how.codec, coding.how.block
+        key = coding.transport.codec, coding.transport.block
         if key not in self._codecs:
             self._codecs[key] = codec_of(*key, self._device)
         return self._codecs[key]

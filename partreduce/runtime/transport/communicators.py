@@ -14,7 +14,7 @@ from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport.staged import Sums
 from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, Work, sum_options
 from partreduce.runtime.transport.waiting import LimitedWork, RunningWork
-from partreduce.topo.errors import MissingFeatureError, UnavailableError
+from partreduce.topo.errors import MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
 
@@ -64,9 +64,9 @@ class Communicator:
 
         Raises:
             UnavailableError: the group was destroyed, or a connection of it is broken.
-            MissingFeatureError: a codec of blocks, for which the group was not made.
+            MissingDependencyError: a codec of blocks, for which the group was not made.
         """
-        if coding is not None and not (self.is_inside_a_node and coding.how.where is CodecScope.ACROSS_NODES):
+        if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
         try:
             work: Work = self._live().allreduce([tensor], self._sum_options)
@@ -77,8 +77,9 @@ class Communicator:
     def _coded(self, tensor: torch.Tensor, coding: Coding) -> RunningWork:
         if coding.in_blocks:
             if self.in_blocks is None:
-                raise MissingFeatureError(
-                    f"group {Group(self.members)}: was not made for sums in {coding.how.codec}; use float16 or bfloat16"
+                raise MissingDependencyError(
+                    f"group {Group(self.members)}: was not made for sums in {coding.transport.codec}; use float16 or "
+                    "bfloat16"
                 )
             self._live()
             return self.in_blocks.start(tensor, coding)

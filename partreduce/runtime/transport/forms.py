@@ -10,42 +10,44 @@ from partreduce.runtime.environment import OVER_GLOO
 from partreduce.runtime.transport.nccl import over_gloo
 from partreduce.runtime.transport.worlds import GroupTable, World
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, MissingFeatureError
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.errors import InputError, MissingDependencyError
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 
-def chosen_form(form: Form | str, device: torch.device) -> Form:
+def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) -> AllReduceAlgorithm:
     """The form that the user asks for.
 
     Raises:
         InputError: no such form.
-        MissingFeatureError: CUDA tensors that go over gloo.
+        MissingDependencyError: CUDA tensors that go over gloo.
     """
     try:
-        chosen = Form(form)
+        chosen = AllReduceAlgorithm(algorithm)
     except ValueError:
-        raise InputError(f"form: {form!r} is not one of {', '.join(one.value for one in Form)}") from None
-    if chosen is Form.HIERARCHICAL:
-        refuse_stages_over_gloo("form: 'hierarchical'", device, "leave form at ring")
+        raise InputError(
+            f"form: {algorithm!r} is not one of {', '.join(one.value for one in AllReduceAlgorithm)}"
+        ) from None
+    if chosen is AllReduceAlgorithm.HIERARCHICAL:
+        check_stages_over_gloo("form: 'hierarchical'", device, "leave form at ring")
     return chosen
 
 
-def refuse_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
+def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
     """Refuse sums of several stages where CUDA tensors go over gloo.
 
     Raises:
-        MissingFeatureError: as said.
+        MissingDependencyError: as said.
     """
     if device.type == "cuda" and over_gloo():
-        raise MissingFeatureError(
+        raise MissingDependencyError(
             f"{what}: adds up in stages, which over gloo are a host thread's, and no CUDA stream waits for that; unset "
             f"{OVER_GLOO}, or {instead}"
         )
 
 
-def formed(world: World, form: Form, cluster: Cluster) -> World:
+def formed(world: World, algorithm: AllReduceAlgorithm, cluster: Cluster) -> World:
     """The world whose groups have this form: the given one for rings, else one beside it, made once per cluster."""
-    if form is Form.RING:
+    if algorithm is AllReduceAlgorithm.RING:
         return world
     assert isinstance(world, GroupTable), "what makes groups"
     nodes = tuple(cluster.node_of().tolist())

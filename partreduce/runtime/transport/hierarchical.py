@@ -140,7 +140,7 @@ class _Levels(Stages):
         stages, unit, inside, across = self._coded, unit_of(coding), self.inside, self.across
         within, crosses = Stage.of("inside", index), Stage.of("across", index)
         bounds = block_bounds(len(part), inside.size, unit)
-        if coding.how.where is CodecScope.ACROSS_NODES:
+        if coding.transport.where is CodecScope.ACROSS_NODES:
             collected = self._collected(part, bounds, f"{within.room} rows")
             yield
             own = self._added(part, bounds, *collected)

@@ -11,7 +11,7 @@ itself never waits for room, or two workers could wait for each other: what `del
 the bound again may be, which is a matter of the protocol; more ends the side thread with an error. Nothing is dropped.
 
 A small message that is urgent takes a connection of its own, or it would wait until all arrays that were sent before it
-have travelled. Each of the two connections keeps its order; grants take the urgent one, as totals in any order.
+have traveled. Each of the two connections keeps its order; grants take the urgent one, as totals in any order.
 
 Only workers of the run can connect and write (see `admission`); whatever else arrives is dropped unread. If the side
 thread ends for any reason but `close`, whoever waits or sends is told.
@@ -35,7 +35,7 @@ from partreduce.runtime.transport.doorbell import Doorbell
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.own_host import own_host
 from partreduce.runtime.transport.torch_api import Store
-from partreduce.runtime.transport.waiting import GoneError, LateError, NoSigns, SignsOfLife, Wait
+from partreduce.runtime.transport.waiting import NoSigns, PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.extras import load
 
@@ -90,7 +90,7 @@ class Mailbox:
         heartbeat: where who waits for room learns that the receiver is gone; without it, only the timeout ends that.
 
     Raises:
-        MissingFeatureError: pyzmq is not installed.
+        MissingDependencyError: pyzmq is not installed.
         UnavailableError: this machine's address is not known, or has no free port.
     """
 
@@ -216,14 +216,14 @@ class Mailbox:
         """Whether the side thread ended by an error: no message comes any more."""
         return self._failure is not None
 
-    def refuse_failure(self) -> None:
+    def check_failure(self) -> None:
         """Say so.
 
         Raises:
             GoneError: no message comes any more.
         """
         if self._failure is not None:
-            raise GoneError(f"a message could not be delivered ({self._cause})")
+            raise PeerGoneError(f"a message could not be delivered ({self._cause})")
 
     def traffic(self) -> dict[int, Traffic]:
         """What went between this worker and each other one so far; itself not counted."""
@@ -269,11 +269,11 @@ class Mailbox:
         try:
             if not is_there:  # what is there already costs no wait
                 Wait(heartbeat, members, self.timeout, round_).until(self._changed, is_over)
-        except LateError as error:
-            raise GoneError(f"{error} (while this worker waited {purpose})" if purpose else str(error)) from None
-        self.refuse_failure()
+        except PeerTimeoutError as error:
+            raise PeerGoneError(f"{error} (while this worker waited {purpose})" if purpose else str(error)) from None
+        self.check_failure()
         if not has_come:
-            raise GoneError(f"the run ended while this worker waited {purpose}")
+            raise PeerGoneError(f"the run ended while this worker waited {purpose}")
 
     def _account(self, peer: int) -> Account[Message]:
         """What is owed to and by a peer; under the lock."""

@@ -167,7 +167,7 @@ def place_of(device: torch.device) -> str:
     return f"{socket.gethostname()} {getattr(properties, 'uuid', device)}"
 
 
-def refuse_shared_gpus(store: Store, rank: int, size: int, device: torch.device, attempt: int) -> None:
+def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, attempt: int) -> None:
     """Compare over all workers which GPU each has.
 
     Raises:
@@ -176,10 +176,10 @@ def refuse_shared_gpus(store: Store, rank: int, size: int, device: torch.device,
     """
     notes = Notes(store, f"gpu/{attempt}")
     notes.write(str(rank), place_of(device))
-    refuse_equal_places({other: notes.wait_for(str(other)) for other in range(size)})
+    check_equal_places({other: notes.wait_for(str(other)) for other in range(size)})
 
 
-def refuse_equal_places(places: Mapping[int, str]) -> None:
+def check_equal_places(places: Mapping[int, str]) -> None:
     """Refuse ranks that share a GPU."""
     first: dict[str, int] = {}
     for rank, place in places.items():

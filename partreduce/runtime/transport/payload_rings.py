@@ -1,6 +1,6 @@
-"""Payload rings: the updates that a worker's in-neighbours sent ahead of it, in as many places as were proved to do.
+"""Payload rings: the updates that a worker's in-neighbors sent ahead of it, in as many places as were proved to do.
 
-The protocol object counts updates; their numbers lie here, beside it. An in-neighbour's ring has exactly the proved
+The protocol object counts updates; their numbers lie here, beside it. An in-neighbor's ring has exactly the proved
 capacity (`verify.gap_bounds`), and the update of step k lies in place k mod capacity (Hop, section 6.1). Steps are
 compared before a place is written, so that an update that does not fit is noticed and replaces nothing: it is late and
 dropped, or, where every sender keeps the protocol, cannot be. Under staleness one place does: the newest replaces.
@@ -43,9 +43,9 @@ class PayloadRings:
 
     Args:
         worker: whose rings these are, for errors.
-        capacities: each in-neighbour's proved capacity, at least 1.
+        capacities: each in-neighbor's proved capacity, at least 1.
         layout: how an update is cut into parts, the same on all workers.
-        newest_only: one place for each in-neighbour, in which a newer update replaces an older one.
+        newest_only: one place for each in-neighbor, in which a newer update replaces an older one.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class PayloadRings:
             if part == 0:
                 self._forget_arriving(source)
                 if not self._is_late(source, step):
-                    self._refuse_if_not_proved(source, step)
+                    self._check_if_not_proved(source, step)
                 self._arriving[source] = (step, [])
             begun, frames = self._arriving.get(source, (None, []))
             if begun == step:  # or everything was thrown out meanwhile
@@ -121,7 +121,7 @@ class PayloadRings:
     def retire(self, before: int) -> None:
         """The updates of steps before this one are over: their places are free, and what comes of them is dropped.
 
-        To be called before any message goes out that lets an in-neighbour go on.
+        To be called before any message goes out that lets an in-neighbor go on.
         """
         with self._lock:
             self._before = max(self._before, before)
@@ -131,12 +131,12 @@ class PayloadRings:
                         self._empty(ring, place)
 
     def steps(self, source: int) -> tuple[int, ...]:
-        """Of which steps an in-neighbour's updates are here, ascending."""
+        """Of which steps an in-neighbor's updates are here, ascending."""
         with self._lock:
             return tuple(sorted(self._rings[source].held()))
 
     def fill(self) -> dict[int, tuple[int, int]]:
-        """How many places of each in-neighbour's ring are filled, and how many there are."""
+        """How many places of each in-neighbor's ring are filled, and how many there are."""
         with self._lock:
             return {source: (len(ring.held()), ring.capacity) for source, ring in self._rings.items()}
 
@@ -164,7 +164,7 @@ class PayloadRings:
         if self._is_late(source, step):
             self.dropped += 1
             return Arrival.LATE
-        self._refuse_if_not_proved(source, step)
+        self._check_if_not_proved(source, step)
         ring = self._rings[source]
         place = step % ring.capacity
         if ring.steps[place] is not None:
@@ -183,7 +183,7 @@ class PayloadRings:
         there = self._rings[source].steps[0]
         return step < self._before or (self.newest_only and there is not None and there >= step)
 
-    def _refuse_if_not_proved(self, source: int, step: int) -> None:
+    def _check_if_not_proved(self, source: int, step: int) -> None:
         ring = self._rings[source]
         place = step % ring.capacity
         there = ring.steps[place]
@@ -221,7 +221,7 @@ def _size(frames: Sequence[Any]) -> int:
 
 
 class _Ring:
-    """The places for one in-neighbour's updates."""
+    """The places for one in-neighbor's updates."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity

@@ -1,4 +1,4 @@
-"""How a worker finds the others: from an initialised process group, or from the environment that launchers set."""
+"""How a worker finds the others: from an initialized process group, or from the environment that launchers set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from partreduce.runtime.transport.attempts import agreed_attempt, may_be_started
 from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.nccl import NcclWorld, over_gloo, refuse_shared_gpus
+from partreduce.runtime.transport.nccl import NcclWorld, check_shared_gpus, over_gloo
 from partreduce.runtime.transport.served_store import let_forks_go_without
 from partreduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, processes_of, root_store
 from partreduce.runtime.transport.torch_api import Store, TCPStore, default_store
@@ -149,7 +149,7 @@ def default_world(
     if kind == "cpu":
         world: World = GlooWorld(store, rank, size, timeout, attempt=_attempts)
     else:
-        refuse_shared_gpus(store, rank, size, device, _attempts)
+        check_shared_gpus(store, rank, size, device, _attempts)
         world = NcclWorld(store, rank, size, timeout, device=device, attempt=_attempts)
     _worlds[kind, ranks] = world
     return world

@@ -63,7 +63,7 @@ class ServerCommunicator(Communicator):
             if coding is None:
                 kind, frame = f"push {tensor.dtype}".replace("torch.", ""), frame_of(piece)
             else:
-                kind = f"push coded {coding.how.codec} {coding.how.block}"
+                kind = f"push coded {coding.transport.codec} {coding.transport.block}"
                 frame = frame_of(encoded(piece.to("cpu"), coding, f"to host {host}"))
             self.mailbox.send(host, kind, (number, end - start), [frame])
         return work
@@ -117,16 +117,16 @@ class ServerWork:
         """What a host answered, as numbers."""
         if self.coding is None:
             return tensor_of(self.parts[host], self.tensor.dtype)
-        how = self.coding.how
-        return decoded(_code_of(self.parts[host]), length, how.codec, how.block)
+        transport = self.coding.transport
+        return decoded(_code_of(self.parts[host]), length, transport.codec, transport.block)
 
 
 def _pushed(message: Message, length: int) -> torch.Tensor:
     """The numbers of a worker's piece; in float32 if they came coded."""
-    _, *form = message.kind.split()
-    if len(form) == 1:
-        return tensor_of(message.payload[0], getattr(torch, form[0]))
-    _, codec, block = form
+    _, *algorithm = message.kind.split()
+    if len(algorithm) == 1:
+        return tensor_of(message.payload[0], getattr(torch, algorithm[0]))
+    _, codec, block = algorithm
     return decoded(_code_of(message.payload[0]), length, Codec(codec), int(block))
 
 

@@ -33,7 +33,7 @@ ProcessGroupGloo: Any = dist.ProcessGroupGloo
 
 
 def default_store() -> Store:
-    """The store of the initialised process group."""
+    """The store of the initialized process group."""
     store: Store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public way
     return store
 

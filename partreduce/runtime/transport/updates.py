@@ -1,12 +1,12 @@
-"""Updates: a worker's parameters as they were at one step, on their way to its out-neighbours.
+"""Updates: a worker's parameters as they were at one step, on their way to its out-neighbors.
 
-They are copied once a step for all neighbours, into memory that is used again (`arrays.Snapshots`): what travels never
+They are copied once a step for all neighbors, into memory that is used again (`arrays.Snapshots`): what travels never
 changes, and training goes on at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for memory that
 the C library keeps: beyond 32 MB glibc takes every array from the system anew, and a bare transfer of 50 MB took 30 ms
 where its memory had to be touched for the first time, 17 ms where not. Smaller parts, of which the first would travel
 while the next is copied, cost more in messages than they hide.
 
-Averaging goes part by part, too: a part stays in the processor's cache while the parts of all neighbours are added to
+Averaging goes part by part, too: a part stays in the processor's cache while the parts of all neighbors are added to
 it, straight from the memory in which they came.
 
 Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is kept of an update; Theorem 2 for how many there can be.
@@ -76,7 +76,7 @@ class Layout:
             yield from part
 
     def bound(self, capacities: Sequence[int], small: int) -> Bound:
-        """What may be on the way between two neighbours: one that keeps the protocol never waits for room.
+        """What may be on the way between two neighbors: one that keeps the protocol never waits for room.
 
         At most a proved capacity of updates is on the way to either side and `small` other messages beside them. Twice
         as much may be, as up to half of it may have been dealt with and not granted (see `credit`).
@@ -95,9 +95,9 @@ def _cut(index: int, array: torch.Tensor, part_bytes: int) -> list[Piece]:
 
 
 class UpdateSender:
-    """What sends a worker's updates; one snapshot for all neighbours.
+    """What sends a worker's updates; one snapshot for all neighbors.
 
-    Snapshots have memory for one update more than the largest capacity among the out-neighbours' rings: an older one
+    Snapshots have memory for one update more than the largest capacity among the out-neighbors' rings: an older one
     has left, or its receiver would be further behind than was proved. Only where a backup worker is so slow that more
     are on their way to somebody who needs none of them there may be more, up to what the mailbox lets out (`credit`).
     From a device they are copied into pinned memory on a side stream, and the host waits for that copy and for nothing
@@ -106,7 +106,7 @@ class UpdateSender:
     Args:
         mailbox: what sends.
         layout: of the arrays.
-        capacity: the largest among the out-neighbours' rings.
+        capacity: the largest among the out-neighbors' rings.
         streams: of the arrays' device.
     """
 
@@ -121,9 +121,9 @@ class UpdateSender:
         return sum(snapshots.num_bytes for snapshots in self._snapshots)
 
     def send(self, kind: str, arrays: Sequence[torch.Tensor], numbers: Mapping[int, Sequence[int]]) -> None:
-        """Send the arrays as they are now to each neighbour that has numbers; afterwards they may change.
+        """Send the arrays as they are now to each neighbor that has numbers; afterwards they may change.
 
-        Each part comes as a message with the numbers (part, *numbers of that neighbour).
+        Each part comes as a message with the numbers (part, *numbers of that neighbor).
 
         Raises:
             UnavailableError, GoneError: as `Mailbox.send`.

@@ -31,11 +31,11 @@ SHARE = 32
 """A wait is noticed to be over at most this part of itself too late."""
 
 
-class GoneError(Exception):
+class PeerGoneError(Exception):
     """A member that can no longer come; the text says why."""
 
 
-class LateError(GoneError):
+class PeerTimeoutError(PeerGoneError):
     """The timeout has passed; the text says for whom this worker waited."""
 
 
@@ -185,9 +185,9 @@ class Wait(PeerWatch):
         if self.is_due():
             why = self._heartbeat.gone(self._members, self._round) if self._why is None else self._why()
             if why is not None:
-                raise GoneError(why)
+                raise PeerGoneError(why)
         if self.is_over():
-            raise LateError(self._heartbeat.waits_for(self._members, self._deadline.seconds))
+            raise PeerTimeoutError(self._heartbeat.waits_for(self._members, self._deadline.seconds))
 
     def is_over(self) -> bool:
         """Whether the timeout has passed, and it is known, or was looked for, who holds this worker up."""

@@ -136,7 +136,7 @@ class GroupTable(ABC):
         """
         own = member_sets(schedule, self.rank)
         wanted = own | {tuple(range(self.size))}
-        in_blocks = schedule.strategy.how.codec.has_blocks
+        in_blocks = schedule.strategy.transport.codec.has_blocks
         flat = sorted(members for members in own if in_blocks and self._levels(members) is None)
         parts = [part for members in wanted for part in (members, *(self._levels(members) or ()))]
         check_budget(schedule.name, [*parts, *([] if self.is_queued else flat)], self.max_groups)

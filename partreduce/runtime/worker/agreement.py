@@ -16,7 +16,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.environment import MOST_LOST
+from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.liveness.lifelines import Lifelines, lifelines_of
 from partreduce.runtime.transport.alone import AloneWorld, is_alone
@@ -56,34 +56,35 @@ class Policies:
             raise InputError(f"outer_state: {outer_state!r} is not one of device, host")
         return cls(chosen_buffers, chosen_state, initial == "broadcast", outer_state == "host")
 
-    def refuse_combinations(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
+    def check_combinations(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
         average_states = self.optimizer_state is StatePolicy.AVERAGE
-        if self.keeps_on_host and schedule.strategy.what.outer.is_plain:
+        if self.keeps_on_host and schedule.strategy.payload.outer.is_plain:
             raise InputError(
                 f"outer_state: is 'host', and schedule {schedule.name!r} has no outer steps, so no anchor; leave it out"
             )
         if schedule.strategy.averages_gradients and isinstance(optimizer, torch.optim.LBFGS):
             raise InputError(
-                "optimizer: LBFGS evaluates its closure several times; average parameters instead (pace > 1)"
+                "optimizer: LBFGS evaluates its closure several times; average parameters instead (steps_per_round > 1)"
             )
         if average_states and schedule.strategy.averages_gradients:
             raise InputError(
                 "optimizer_state='average': with averaged gradients the states are equal already; use 'local'"
             )
-        if average_states and (schedule.strategy.mixes_late or schedule.strategy.when.late_steps):
+        if average_states and (schedule.strategy.mixes_late or schedule.strategy.sync.late_steps):
             raise InputError("optimizer_state='average': cannot be delayed with overlap; use 'local' or no overlap")
 
-    def refuse_apart(self, schedule: Schedule) -> None:
+    def check_apart(self, schedule: Schedule) -> None:
         """Refuse models that begin apart where only what is added to a common start may be rounded, or stepped with."""
-        outer = schedule.strategy.what.outer
-        if not self.broadcast and outer.in_words and not outer.has_own_anchors:
+        outer = schedule.strategy.payload.outer
+        if not self.broadcast and outer.in_words and not outer.has_own_outer_params:
             raise InputError(
                 f"initial='keep': {outer.in_words} measures what workers moved since they were equal; use 'broadcast', "
                 "or no outer optimizer"
             )
-        if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.how.codec.rounds:
+        if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.transport.codec.rounds:
             raise InputError(
-                f"initial='keep': codec {schedule.strategy.how.codec.value!r} rounds what workers added since they "
+                f"initial='keep': codec {schedule.strategy.transport.codec.value!r} rounds what workers added since "
+                "they "
                 "were equal, and models that begin apart differ by more than that; use 'broadcast' or no codec"
             )
 
@@ -130,7 +131,7 @@ def agree(
         nonlocal key, lifelines
         key = str(_next_key())  # counted only where the store answered
         note_stage(store, rank, "was in the handshake")
-        if not os.environ.get(MOST_LOST):  # whose launcher tells of every death, and of who takes the dead one's place
+        if not os.environ.get(MAX_FAILED):  # whose launcher tells of every death, and of who takes the dead one's place
             lifelines = lifelines_of(store, rank, size, key)
         if replica:
             Notes(store, "processes").write(str(rank), json.dumps(list(replica)))

@@ -3,8 +3,8 @@
 Where every worker draws its batches with one seed from the whole data, all do the work of one. They begin with equal
 models, so equal batches give equal gradients, bit for bit, and different ones do not. In its first step each worker
 proposes a fingerprint of its own gradients in the run's store; the last of those whose gradients are the proposed ones
-says so, if these are all. What `shard()` has dealt is compared by sketches in the same way. Nobody waits for anybody,
-and later steps pay nothing.
+says so, if these are all. What `shard_dataset()` has dealt is compared by sketches in the same way. Nobody waits for
+anybody, and later steps pay nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class AlikeData:
             warn_user(
                 f"partreduce: all {self._num_workers} workers have the same gradients in their first step, so they "
                 "train on the same batches, and do no more than one worker; give each a part of its own, as "
-                "partreduce.shard(data) does, or, if the script averages gradients itself, leave that to the schedule"
+                "partreduce.shard_dataset(data) does, or, if the script averages gradients itself, leave that to the "
+                "schedule"
             )
         return True
 
@@ -50,7 +51,8 @@ class AlikeData:
             differs = self._notes.propose(f"dealt {place}", mine) != mine
             if differs and self._notes.count("dealt apart", 1) == 1:
                 warn_user(
-                    f"partreduce.shard: was given a {place.rpartition(',')[0]} that differ, or lie in another order, "
+                    f"partreduce.shard_dataset: was given a {place.rpartition(',')[0]} that differ, or lie in "
+                    "another order, "
                     "from worker to worker, so some come to several workers and some to none; give it the same on all: "
                     "shuffle and split with one seed, sort names of files, or shuffle what it returns"
                 )

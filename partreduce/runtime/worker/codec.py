@@ -6,81 +6,83 @@ from dataclasses import replace
 
 import torch
 
-from partreduce.runtime.transport.forms import refuse_stages_over_gloo
+from partreduce.runtime.transport.forms import check_stages_over_gloo
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, Transport
 
 
-def with_codec(schedule: Schedule, form: Form, codec: str | None, device: torch.device) -> Schedule:
+def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | None, device: torch.device) -> Schedule:
     """The schedule as it is run: with the codec that the user asks for, if there is one.
 
     Args:
         schedule: as it was read.
-        form: of the groups that will be made.
+        algorithm: of the groups that will be made.
         codec: what the user asks for; None for the schedule's own.
         device: of the parameters.
 
     Raises:
         InputError: no such codec, or a strategy that may not round what it sends.
-        MissingFeatureError: sums of several stages of CUDA tensors that go over gloo.
+        MissingDependencyError: sums of several stages of CUDA tensors that go over gloo.
     """
     strategy = schedule.strategy
-    how = strategy.how
+    transport = strategy.transport
     if codec is not None:
         try:
             chosen = Codec(codec)
         except ValueError:
             raise InputError(f"codec: {codec!r} is not one of {', '.join(one.value for one in Codec)}") from None
-        how = _changed(how, chosen)
-    if how.codec is Codec.NONE:
-        return schedule if how == strategy.how else _with_how(schedule, how)
-    if how.where is CodecScope.ACROSS_NODES and form is not how.form:
+        transport = _changed(transport, chosen)
+    if transport.codec is Codec.NONE:
+        return schedule if transport == strategy.transport else _with_transport(schedule, transport)
+    if transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:
         raise InputError(
-            f"form: is {form}; the schedule's codec {how.codec} is for what crosses the nodes, and only {how.form} has "
+            f"form: is {algorithm}; the schedule's codec {transport.codec} is for what crosses the nodes, and only "
+            f"{transport.algorithm} has "
             "such a stage; leave form out, or give a codec too, which is then for everything"
         )
-    if how.codec.has_blocks:
-        refuse_stages_over_gloo(f"codec: '{how.codec}'", device, "use bfloat16 or float16")
-    return schedule if how == strategy.how else _with_how(schedule, how)
+    if transport.codec.has_blocks:
+        check_stages_over_gloo(f"codec: '{transport.codec}'", device, "use bfloat16 or float16")
+    return schedule if transport == strategy.transport else _with_transport(schedule, transport)
 
 
-NORMALISES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "Lion", "LAMB", "Lamb")
+NORMALIZES = ("Adam", "RMSprop", "Adagrad", "Adadelta", "Adafactor", "Rprop", "Lion", "LAMB", "Lamb")
 """What is in the names of optimizers that take steps of one size, however small a gradient is."""
 
 
 def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) -> None:
     """Say what few bits cost an optimizer that divides each gradient by its own size."""
     strategy, names = schedule.strategy, [base.__name__ for base in type(optimizer).__mro__]
-    if not strategy.how.codec.has_blocks or not strategy.averages_gradients:
+    if not strategy.transport.codec.has_blocks or not strategy.averages_gradients:
         return
-    if any(word in name for name in names for word in NORMALISES):
+    if any(word in name for name in names for word in NORMALIZES):
         warn_user(
-            f"partreduce: codec {strategy.how.codec} with {names[0]}, which divides each gradient by its own size: "
+            f"partreduce: codec {strategy.transport.codec} with {names[0]}, which divides each gradient by its own "
+            "size: "
             "what rounding leaves of small ones becomes whole steps, the same on all workers, so weights may move "
             "elsewhere than without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
         )
 
 
-def _changed(how: How, codec: Codec) -> How:
+def _changed(transport: Transport, codec: Codec) -> Transport:
     """The same with another codec: settings that it does not have go."""
-    if codec is how.codec:
-        return how
-    return How(form=how.form, codec=codec, sending=how.sending)
+    if codec is transport.codec:
+        return transport
+    return Transport(algorithm=transport.algorithm, codec=codec, gradient_buckets=transport.gradient_buckets)
 
 
-def _with_how(schedule: Schedule, how: How) -> Schedule:
+def _with_transport(schedule: Schedule, transport: Transport) -> Schedule:
     """The schedule with another way for its payload; refused as in a file where the strategy has none."""
-    return Schedule(schedule.name, schedule.cluster, replace(schedule.strategy, how=how))
+    return Schedule(schedule.name, schedule.cluster, replace(schedule.strategy, transport=transport))
 
 
-def fact_of(how: How) -> str:
+def fact_of(transport: Transport) -> str:
     """What all workers must have in common about their payload, beside its form, as a short text."""
-    if how.codec is Codec.NONE:
-        return f"none, sending {how.sending}"
-    text = f"{how.codec} {how.where}"
-    if how.codec.has_blocks:
-        text += f", block {how.block}"
-        text += ", error feedback" if how.error_feedback else ", no error feedback"
-    return f"{text}, sending {how.sending}"
+    if transport.codec is Codec.NONE:
+        return f"none, sending {transport.gradient_buckets}"
+    text = f"{transport.codec} {transport.where}"
+    if transport.codec.has_blocks:
+        text += f", block {transport.block}"
+        text += ", error feedback" if transport.error_feedback else ", no error feedback"
+    return f"{text}, sending {transport.gradient_buckets}"

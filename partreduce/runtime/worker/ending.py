@@ -23,8 +23,8 @@ from partreduce.runtime.transport.store_line import root_store
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.gradient_engine import GradientEngine
-from partreduce.topo.errors import InputError, PartreduceError, PeerLostError
-from partreduce.topo.strategies.base import Phased
+from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError
+from partreduce.topo.strategies.base import HasGroups
 
 Result = TypeVar("Result")
 
@@ -70,7 +70,7 @@ class Ending:
         """Whether more steps may come."""
         return self.state in (RUNNING, EVALUATING)
 
-    def refuse_unless_running(self, what: str) -> None:
+    def check_unless_running(self, what: str) -> None:
         """Refuse a call that comes too late or inside `mean_model`."""
         if self.state != RUNNING:
             raise InputError(f"{what}: the optimizer is {self.state}; call it before finish() and outside mean_model()")
@@ -85,7 +85,7 @@ class Ending:
         """After a failure of the run nothing works on; the next optimizer of this process starts afresh."""
         try:
             if self.state == RUNNING:
-                self.run.reducer.heartbeat.refuse_without_store()
+                self.run.reducer.heartbeat.check_without_store()
             yield
         except PartreduceError as error:
             self.after(error)
@@ -122,17 +122,17 @@ class Ending:
             warn_user(
                 f"partreduce: step {self.engine.steps}: worker {self.run.rank}'s model is not the mean of all, though "
                 "this schedule averages gradients, which keeps models equal: something changed it, its gradients or "
-                "its optimizer on some workers only; do that alike on all, or average parameters (pace > 1)"
+                "its optimizer on some workers only; do that alike on all, or average parameters (steps_per_round > 1)"
             )
 
     def finish(self) -> None:
         """Meet all others after the same round, make the model their mean, and close everything.
 
         Raises:
-            PeerLostError: a worker ended after another number of rounds, or is gone.
+            PeerFailedError: a worker ended after another number of rounds, or is gone.
             UnavailableError: a worker did not finish within the timeout.
         """
-        self.refuse_unless_running("finish")
+        self.check_unless_running("finish")
         self.engine.gather()
         run, runner, round_ = self.run, self.engine.runner, self.engine.round
         run.flat.check(run.rank)
@@ -165,12 +165,12 @@ class Ending:
     def _warn_if_apart(self, rounds: int) -> None:
         """Say where fixed groups have left workers that never averaged with one another, even by others."""
         schedule = self.run.schedule
-        if self.run.rank or not self.engine.steps or not isinstance(schedule.strategy, Phased):
+        if self.run.rank or not self.engine.steps or not isinstance(schedule.strategy, HasGroups):
             return
         if rounds < (needed := schedule.rounds_to_connect()):
             warn_user(
                 f"the run ended after {self.engine.steps} steps, before all workers had averaged with one another: "
-                f"this schedule connects them in {needed} rounds, {needed * self.run.pace} steps; "
+                f"this schedule connects them in {needed} rounds, {needed * self.run.steps_per_round} steps; "
                 "finish() has averaged once"
             )
 
@@ -203,7 +203,7 @@ class Ending:
             while True:
                 for rank in range(dist.get_world_size()):
                     if (death := notes.read(str(rank))) is not None:
-                        return PeerLostError(
+                        return PeerFailedError(
                             f"rank {rank} {death}; without it torch's own collectives fail ({first_line(error)})"
                         )
                 if deadline.is_over:

@@ -28,7 +28,7 @@ State: TypeAlias = "dict[str, torch.Tensor]"
 
 
 class Engine(ABC, Generic[AnyRunner]):
-    """The steps of one worker. A round is `pace` steps; its group operation belongs to the last of them."""
+    """The steps of one worker. A round is `steps_per_round` steps; its group operation belongs to the last of them."""
 
     def __init__(
         self, run: Run, runner: AnyRunner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs
@@ -37,7 +37,7 @@ class Engine(ABC, Generic[AnyRunner]):
         self._has_tables = bool(run.tables)
         self._progress = run.progress
         self.skipped = 0
-        """Steps that were not taken because the worker skipped ahead to its neighbours."""
+        """Steps that were not taken because the worker skipped ahead to its neighbors."""
         self._batches_to_drop = 0
         self.is_behind = False
         """Whether the worker has joined the run, and its script has still to come to the step that it goes on with."""
@@ -56,8 +56,8 @@ class Engine(ABC, Generic[AnyRunner]):
 
     @property
     def round(self) -> int:
-        """The round that this worker is in: steps div pace."""
-        return self._progress.step // self.run.pace
+        """The round that this worker is in: steps div steps_per_round."""
+        return self._progress.step // self.run.steps_per_round
 
     @property
     @abstractmethod
@@ -125,7 +125,7 @@ class Engine(ABC, Generic[AnyRunner]):
         """What an optimizer's state holds of the strategy's: gradients still to be applied, an outer momentum."""
         return guard(self.runner.state) if self.runner.carries_state else {}
 
-    def refuse_load(self, steps: int) -> None:
+    def check_load(self, steps: int) -> None:
         """Refuse to go on from a step where the schedule cannot."""
 
     @contextlib.contextmanager
@@ -161,7 +161,7 @@ class Engine(ABC, Generic[AnyRunner]):
         self.runner.leave("join")  # whoever waits here for the others' next round can answer nobody's group meanwhile
         self.uneven_inputs.ended()
         while self.uneven_inputs.another(self.round, self.runner.others.lost_workers):
-            self._refuse_changes(first=True)
+            self._check_changes(first=True)
             if (self.run.applier.changes_means or self.run.tables.clips) and after_averaging is None:
                 raise InputError(
                     "join: this worker's data ended, and it would go on with mean gradients as they are, while this "
@@ -193,7 +193,7 @@ class Engine(ABC, Generic[AnyRunner]):
         if self.alike_data is not None and self.alike_data.look(slot.gradient for slot in self.run.flat.slots()):
             self.alike_data = None
 
-    def _refuse_changes(self, *, first: bool) -> None:
+    def _check_changes(self, *, first: bool) -> None:
         """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
         flat = self.run.flat
         if self.model_use.is_due:
@@ -210,12 +210,13 @@ class Engine(ABC, Generic[AnyRunner]):
                 )
             self._loads = flat.loads.count
 
-    def _refuse_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:  # noqa: ARG002 - of gradients
+    def _check_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:  # noqa: ARG002 - of gradients
         """Refuse what one process would decide by itself for others that do not."""
         if self.run.flat.sharders.shards:
-            what = "skip: skips the step on this rank" if skip else "GradScaler: looks for infinities on this rank"
+            payload = "skip: skips the step on this rank" if skip else "GradScaler: looks for infinities on this rank"
             raise InputError(
-                f"{what} alone, which has a part of its replica's model; take bfloat16, which needs no scaler, and to "
+                f"{payload} alone, which has a part of its replica's model; take bfloat16, which needs no scaler, "
+                "and to "
                 "drop a step call zero_grad() and step() on all ranks"
             )
         name = next((table.name for table in self.run.tables), "")

@@ -5,30 +5,31 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from partreduce.runtime.environment import MOST_LOST
+from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.attempts import may_be_started_again
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
-from partreduce.topo.errors import MissingFeatureError, ScheduleError
+from partreduce.topo.errors import MissingDependencyError, ScheduleError
 from partreduce.topo.failure_plan import check_covered
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.survivors import sends_whole
 
 
-def lives_on_after_losses(schedule: Schedule, world: World, key: str, tables: Tables, replica: Sequence[int]) -> bool:
+def supports_elastic(schedule: Schedule, world: World, key: str, tables: Tables, replica: Sequence[int]) -> bool:
     """Whether the launcher lets this run go on after losses.
 
     Raises:
-        MissingFeatureError: it does, and no run of this kind can yet.
+        MissingDependencyError: it does, and no run of this kind can yet.
     """
-    if not os.environ.get(MOST_LOST):
+    if not os.environ.get(MAX_FAILED):
         if schedule.failure_plan is not None and not world.rank and not may_be_started_again():
             warn_user(
                 f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only under `partreduce "
-                "run --survive K` or `run --schedule FILE` with this file, or begins again under torchrun with "
+                "run --tolerate-failures K` or `run --schedule FILE` with this file, or begins again under torchrun "
+                "with "
                 "--max-restarts; here a loss ends it"
             )
         return False
@@ -39,9 +40,9 @@ def lives_on_after_losses(schedule: Schedule, world: World, key: str, tables: Ta
         "its groups are not gloo's": not isinstance(world, GlooWorld),
     }
     if refusal := refusal_of(schedule) or next((why for why, holds in refusals.items() if holds), ""):
-        raise MissingFeatureError(
+        raise MissingDependencyError(
             f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with "
-            "--survive 0, and with --max-restarts R all begin again from their last checkpoint"
+            "--tolerate-failures 0, and with --max-restarts R all begin again from their last checkpoint"
         )
     return True
 
@@ -55,6 +56,6 @@ def refusal_of(schedule: Schedule) -> str:
         return str(error)
     if not sends_whole(schedule):
         return "its gradients leave by layers"
-    if strategy.averaging is not Averaging.MEAN and len(set(schedule.paces().tolist())) > 1:
-        return "it averages by steps, over unequal paces"
+    if strategy.averaging is not Averaging.MEAN and len(set(schedule.worker_steps().tolist())) > 1:
+        return "it averages by steps, over unequal steps per round"
     return ""

@@ -48,10 +48,10 @@ class GradientEngine(Engine[GradientRunner]):
     ) -> Any:  # noqa: ANN401 - what the closure returns
         """As in `Engine`. The closure is evaluated before the averaging; all workers take the step, or none does."""
         applier = self.run.applier
-        self._refuse_changes(first=True)
+        self._check_changes(first=True)
         is_plain = not skip and found_inf is None and scale is None
         if not is_plain:
-            self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
+            self._check_unfit(skip=skip, found_inf=found_inf, scale=scale)
         if self._joining or self.is_behind:
             self.declare()
         applier.scaled = found_inf is not None
@@ -64,11 +64,11 @@ class GradientEngine(Engine[GradientRunner]):
             self.model_use.refuse()
             applier.evaluated = [loss]
         if self._in_place:
-            self.runner.refuse_late()
+            self.runner.check_late()
             self._means.refuse()
             applier.changes_means = self._means.changed()
             if applier.changes_means:
-                self.runner.refuse_changed_means()
+                self.runner.check_changed_means()
         else:
             if self.runner.watch is not None and not skip and not self.runner.watch.look(unscaled=applier.scaled):
                 self.runner.watch = None
@@ -178,20 +178,20 @@ class GradientEngine(Engine[GradientRunner]):
         finally:
             self._in_place = before
 
-    def _refuse_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        super()._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
+    def _check_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+        super()._check_unfit(skip=skip, found_inf=found_inf, scale=scale)
         if skip and self._in_place:
             raise InputError(
                 "skip: average_gradients() has put this step's gradients into those of all workers, who apply them; "
                 "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere"
             )
-        self.runner.refuse_unfit(skip=skip, scaled=found_inf is not None)
+        self.runner.check_unfit(skip=skip, scaled=found_inf is not None)
         if skip and self.run.applier.changes_means:
             raise InputError(
                 "skip: would apply the mean gradient as it is, while this script changes it (clips it, say) after "
                 "average_gradients(); call zero_grad() and go on as in every other step instead"
             )
-        if scale is not None and self._in_place and self.run.schedule.strategy.when.delays_gradients:
+        if scale is not None and self._in_place and self.run.schedule.strategy.sync.delays_gradients:
             raise InputError(
                 "average_gradients: the gradients that it sent still bore the GradScaler's scale, which is another one "
                 "when they come back; call scaler.unscale_(optimizer) before it"

@@ -11,7 +11,7 @@ import torch
 from partreduce.runtime.averaging.buffer_rules import AVERAGED
 from partreduce.runtime.averaging.roll_call import roll_call
 from partreduce.runtime.strategies.base import Run
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.worker.ending import Ending
 from partreduce.topo.errors import UnavailableError
 
@@ -29,12 +29,12 @@ class Meeting:
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """What every worker, or each of some, has to say of `what`, in the order of their ranks.
+        """What every worker, or each of some, has to say of `payload`, in the order of their ranks.
 
-        Called inside `heartbeat.gathering`, once in each for a `what`.
+        Called inside `heartbeat.gathering`, once in each for a `payload`.
 
         Raises:
-            PeerLostError: a worker is gone, or does something else.
+            PeerFailedError: a worker is gone, or does something else.
         """
         return self.ending.guard(lambda: self._exchange(what, mine, members or self.run.everyone))
 
@@ -45,7 +45,7 @@ class Meeting:
         try:
             place = f"exchange/{reducer.heartbeat.gatherings}/{what}"
             said = roll_call(reducer, place, operation, json.dumps(mine))
-        except (GoneError, UnavailableError) as error:
+        except (PeerGoneError, UnavailableError) as error:
             raise reducer.failure(operation, error) from None
         reducer.recorder.end(operation)
         reducer.heartbeat.doing(f"finished {operation}")
@@ -55,7 +55,7 @@ class Meeting:
         """Copy the parameters and buffers of worker 0, or of the first of some, to all of them.
 
         Raises:
-            PeerLostError: a worker is gone.
+            PeerFailedError: a worker is gone.
         """
         self.ending.guard(lambda: self._broadcast(self.run.everyone if members is None else members))
 
@@ -75,7 +75,7 @@ class Meeting:
                 raw = raw.view(-1).view(torch.uint8)
             try:
                 reducer.wait_for(everyone.broadcast(raw), operation)
-            except (RuntimeError, GoneError) as error:
+            except (RuntimeError, PeerGoneError) as error:
                 raise reducer.failure(operation, error) from None
             if raw.data_ptr() != part.data_ptr():
                 part.copy_(raw.view(part.dtype).view(part.shape))

@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.digest import digest_of
-from partreduce.runtime.averaging.foreign import averaged_elsewhere, refuse_averaged_gradients
+from partreduce.runtime.averaging.foreign import averaged_elsewhere, check_averaged_gradients
 from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
 from partreduce.runtime.averaging.module_hook import ModuleHook
 from partreduce.runtime.environment import RESTART_COUNT
@@ -86,7 +86,7 @@ class ModelUse:
             InputError: its gradients are averaged already.
         """
         if self._averaged_elsewhere:
-            refuse_averaged_gradients()
+            check_averaged_gradients()
         if not self._looks:
             self._say_if_begun_anew()
             self._frozen = self._frozen_now()
@@ -138,7 +138,7 @@ class ModelUse:
             self.own_model("model.eval() and a forward pass evaluate")
 
     def own_model(self, what: str) -> None:
-        """Say once that `what` is done with this worker's own model, where it may differ from the mean."""
+        """Say once that `payload` is done with this worker's own model, where it may differ from the mean."""
         if self._warned or not self.run.progress.step or not self._differs():
             return
         self._warned = True

@@ -14,7 +14,7 @@ from partreduce.topo.errors import InputError
 
 
 class ParameterEngine(Engine[ParameterRunner]):
-    """The wrapped optimizer steps first; after the last of the `pace` steps of a round the runner averages models."""
+    """The wrapped optimizer steps first; after the last of the `steps_per_round` steps of a round the runner averages models."""
 
     def __init__(
         self, run: Run, runner: ParameterRunner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs
@@ -34,11 +34,11 @@ class ParameterEngine(Engine[ParameterRunner]):
         found_inf: torch.Tensor | None,
         scale: torch.Tensor | None,
     ) -> Any:  # noqa: ANN401 - what the closure returns
-        step, pace, loss = self._progress.step, self.run.pace, None
-        round_, first = step // pace, step % pace == 0
-        self._refuse_changes(first=first)
+        step, steps_per_round, loss = self._progress.step, self.run.steps_per_round, None
+        round_, first = step // steps_per_round, step % steps_per_round == 0
+        self._check_changes(first=first)
         if skip or found_inf is not None or scale is not None:
-            self._refuse_unfit(skip=skip, found_inf=found_inf, scale=scale)
+            self._check_unfit(skip=skip, found_inf=found_inf, scale=scale)
             self._prepare(skip=skip, found_inf=found_inf, scale=scale)
         self.declare()
         if self.alike_data is not None and closure is None and not skip:
@@ -60,23 +60,24 @@ class ParameterEngine(Engine[ParameterRunner]):
         if self._has_tables:
             self.run.tables.stepped()
         self.runner.end_step(step)
-        if self._progress.step % pace == 0:
+        if self._progress.step % steps_per_round == 0:
             if not self._is_torchs:
                 self.run.flat.check(self.run.rank)  # again: the step may have given a parameter other memory
             self._end_round(step, round_)
         return loss
 
-    def refuse_load(self, steps: int) -> None:
+    def check_load(self, steps: int) -> None:
         """Refuse a step inside a round where the runner measures rounds from their beginning."""
-        if self.runner.needs_round_start and steps % self.run.pace:
+        if self.runner.needs_round_start and steps % self.run.steps_per_round:
             raise InputError(
-                f"load_state_dict: step {steps} lies inside a round of {self.run.pace} steps, whose beginning "
+                f"load_state_dict: step {steps} lies inside a round of {self.run.steps_per_round} steps, whose "
+                "beginning "
                 "is not known any more; save the state after the last step of a round"
             )
 
     def _end_round(self, step: int, round_: int) -> None:
         """End a round; steps of rounds that the runner skips count as taken."""
-        skipped = self.runner.end_round(step, round_) * self.run.pace
+        skipped = self.runner.end_round(step, round_) * self.run.steps_per_round
         self._count(self._progress.step + skipped)  # what it does now, though it is no further
         self.skipped += skipped
         self._batches_to_drop += skipped
@@ -86,7 +87,7 @@ class ParameterEngine(Engine[ParameterRunner]):
         step, round_ = self._progress.step, self.round
         if self._has_tables and not self._serve_tables_of_round(after_averaging):
             return False
-        while self._progress.step < (round_ + 1) * self.run.pace:
+        while self._progress.step < (round_ + 1) * self.run.steps_per_round:
             self._count(self._progress.step + 1)
             self.runner.end_step(self._progress.step - 1)
         self._end_round(step, round_)
@@ -97,10 +98,10 @@ class ParameterEngine(Engine[ParameterRunner]):
 
         Whether any step of the round was taken, here or before: else nobody does the round.
         """
-        for _ in range(self.run.pace - self._progress.step % self.run.pace):
+        for _ in range(self.run.steps_per_round - self._progress.step % self.run.steps_per_round):
             self.optimizer.zero_grad(set_to_none=True)
             if not self._serves_tables(after_averaging):
-                return self._progress.step % self.run.pace > 0
+                return self._progress.step % self.run.steps_per_round > 0
             if after_averaging is not None:
                 after_averaging()
             self.run.applier.plain_step()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.worker.engine import Engine
-from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.errors import FileError, InputError
 
 Stats = dict[str, float]
 
@@ -47,7 +47,7 @@ def write_stats(stats: Stats, writer: Writer) -> None:
 
     Raises:
         InputError: it is nothing that takes numbers.
-        FileProblem: a CSV file cannot be written.
+        FileError: a CSV file cannot be written.
     """
     if callable(add := getattr(writer, "add_scalar", None)):
         for name, number in stats.items():
@@ -72,4 +72,4 @@ def _append(path: Path, stats: Stats) -> None:
                 rows.writeheader()
             rows.writerow(stats)
     except OSError as error:
-        raise FileProblem(f"{path}: cannot be written: {error.strerror}") from None
+        raise FileError(f"{path}: cannot be written: {error.strerror}") from None

@@ -36,7 +36,7 @@ OUTER_STEPS = (
         condition="fragments ≤ every, late < every",
         degree="n − 1",
         period="1",
-        figures="those of local-sgd where alpha is 0",
+        metrics="those of local-sgd where alpha is 0",
     ),
     Entry(
         name="regions-diloco",
@@ -50,7 +50,7 @@ OUTER_STEPS = (
                 name="regions",
                 minimum=2,
                 maximum=10**6,
-                help="as many, of neighbouring nodes; auto: as the switches say, else each node",
+                help="as many, of neighboring nodes; auto: as the switches say, else each node",
             ),
             EVERY,
             *OUTER,
@@ -58,7 +58,7 @@ OUTER_STEPS = (
         condition="2 or more regions of 2 or more workers",
         degree="n − 1 in rounds of all",
         period="every",
-        figures="contraction 0",
+        metrics="contraction 0",
     ),
     Entry(
         name="noloco",
@@ -77,6 +77,6 @@ OUTER_STEPS = (
         condition="a rate and momentum with which differences die out; known for up to 64 workers",
         degree="1",
         period="phases",
-        figures="none: rounds are no mixing matrices; `verify` proves the joint operator of anchors and momenta",
+        metrics="none: rounds are no mixing matrices; `verify` proves the joint operator of anchors and momenta",
     ),
 )

@@ -19,7 +19,7 @@ PER_ROUND = (
         condition="n = 2^d",
         degree="1",
         period="log₂ n",
-        figures="exact (contraction 0)",
+        metrics="exact (contraction 0)",
     ),
     Entry(
         name="one-peer-exponential",
@@ -29,7 +29,7 @@ PER_ROUND = (
         make=shifts.one_peer_exponential,
         degree="1",
         period="⌈log₂ n⌉",
-        figures="exact iff n = 2^c; else contraction e.g. 0.2023 (n = 5), 0.125 (7), 0.1916 (100)",
+        metrics="exact iff n = 2^c; else contraction e.g. 0.2023 (n = 5), 0.125 (7), 0.1916 (100)",
     ),
     Entry(
         name="base-k-plus-1",
@@ -41,7 +41,7 @@ PER_ROUND = (
         parameters=(K,),
         degree="≤ k",
         period="≤ 2 log_{k+1} n + 2",
-        figures="exact (contraction 0); k = 1: 5 rounds for n = 5 and 7, 11 for 100",
+        metrics="exact (contraction 0); k = 1: 5 rounds for n = 5 and 7, 11 for 100",
     ),
     Entry(
         name="moshpit-grid",
@@ -54,7 +54,7 @@ PER_ROUND = (
         condition="any n; exact iff n = side^d",
         degree="side − 1",
         period="d, the number of axes",
-        figures="exact (contraction 0) when the grid is full",
+        metrics="exact (contraction 0) when the grid is full",
     ),
     Entry(
         name="random-partitions",
@@ -72,6 +72,6 @@ PER_ROUND = (
         ),
         degree="g − 1",
         period="phases",
-        figures="expected factor of the squared distance per phase: (n − g)/(g(n − 1)) when g divides n",
+        metrics="expected factor of the squared distance per phase: (n − g)/(g(n − 1)) when g divides n",
     ),
 )

@@ -12,7 +12,7 @@ from partreduce.topo.strategies.allreduce import AllReduce
 def _all_reduce(cluster: Cluster, every: int) -> AllReduce:
     """One average over everybody in `every` steps."""
     del cluster
-    return AllReduce(pace=every)
+    return AllReduce(steps_per_round=every)
 
 
 RULES = (
@@ -26,12 +26,12 @@ RULES = (
         condition="2 or more workers on the largest node",
         degree="up to the number of nodes − 1",
         period="4",
-        figures="4 workers a node: contraction √3/2 for every even number of nodes ≥ 4, 3√3/8 for 2",
+        metrics="4 workers a node: contraction √3/2 for every even number of nodes ≥ 4, 3√3/8 for 2",
     ),
     Entry(
         name="prague-inter-intra",
         summary="Head workers meet across nodes while the others average inside; then every node averages.",
-        source="Luo et al., Prague, ASPLOS 2020: inter-intra synchronisation, here without randomness",
+        source="Luo et al., Prague, ASPLOS 2020: inter-intra synchronization, here without randomness",
         kind="rule",
         make=prague.inter_intra,
         refuse=sizes.shared_nodes("the intra phase averages inside nodes; use allreduce or hyper-cuboid"),
@@ -50,7 +50,7 @@ RULES = (
         ),
         degree="n − 1",
         period="1",
-        figures="contraction 0; consensus distance (n−1)/n · (H−1)/2",
+        metrics="contraction 0; consensus distance (n−1)/n · (H−1)/2",
     ),
     Entry(
         name="local-sgd",
@@ -63,7 +63,7 @@ RULES = (
         ),
         degree="n − 1",
         period="1",
-        figures="contraction 0; consensus distance (n−1)/n · (H−1)/2",
+        metrics="contraction 0; consensus distance (n−1)/n · (H−1)/2",
     ),
     Entry(
         name="node-then-all",
@@ -86,7 +86,7 @@ RULES = (
         condition="2 or more workers on the largest node",
         degree="n − 1 in global rounds",
         period="node_rounds + 1",
-        figures="contraction 0; 4x4 with 3 node rounds: consensus distance 9/32",
+        metrics="contraction 0; 4x4 with 3 node rounds: consensus distance 9/32",
     ),
     Entry(
         name="pairs-pairs-all",
@@ -103,7 +103,7 @@ RULES = (
         condition="2 or more workers on the largest node",
         degree="n − 1 in global rounds",
         period="pair_rounds + 1",
-        figures="contraction 0; 4x4: drift 23/48 (worker), 5/4 (node)",
+        metrics="contraction 0; 4x4: drift 23/48 (worker), 5/4 (node)",
     ),
     Entry(
         name="hierarchy",
@@ -125,14 +125,14 @@ RULES = (
         condition="2 or more levels (workers on a node, nodes in a rack, racks)",
         degree="n − 1 in global rounds",
         period="with L levels above the node and k rounds: k^L + k^(L−1) + … + 1",
-        figures="contraction 0",
+        metrics="contraction 0",
     ),
     Entry(
         name="rotating-heads",
         summary=(
             "As prague-inter-intra, but the head changes, so that every worker's network card carries the same load."
         ),
-        source="this project, after Luo et al., Prague, ASPLOS 2020: inter-intra synchronisation",
+        source="this project, after Luo et al., Prague, ASPLOS 2020: inter-intra synchronization",
         kind="rule",
         make=prague.rotating_heads,
         refuse=prague.rotating_heads_refusal,
@@ -153,7 +153,7 @@ RULES = (
         condition="2 or more nodes",
         degree="workers on a node × radix − 1",
         period="number of radices",
-        figures="exact (contraction 0) on equally sized nodes",
+        metrics="exact (contraction 0) on equally sized nodes",
     ),
     Entry(
         name="hyper-cuboid",
@@ -177,6 +177,6 @@ RULES = (
         condition="every prime factor of n is at most max_group",
         degree="largest side − 1",
         period="number of sides",
-        figures="exact (contraction 0)",
+        metrics="exact (contraction 0)",
     ),
 )

@@ -18,13 +18,13 @@ from partreduce.topo.arithmetic.whole_numbers import fewest_factors, prime_facto
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
-from partreduce.topo.strategies.neighbor import Neighbor
-from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 
 Ints = npt.NDArray[np.int64]
 
 
-def base_k_plus_1(cluster: Cluster, k: int) -> Static | Neighbor:
+def base_k_plus_1(cluster: Cluster, k: int) -> StaticGroups | NeighborAveraging:
     """The shorter of Simple Base-(k+1) and its product with a hyper-cuboid.
 
     Groups with relaxed pairs where every round allows it (always for k = 1), weighted edges otherwise.
@@ -32,8 +32,8 @@ def base_k_plus_1(cluster: Cluster, k: int) -> Static | Neighbor:
     exchanges = base(cluster.num_workers, k)
     phases = [as_phase(exchange) for exchange in exchanges]
     if all(phase is not None for phase in phases):
-        return Static(phases=GroupPhases(tuple(phase for phase in phases if phase is not None)))
-    return Neighbor(rounds=tuple(as_round(exchange) for exchange in exchanges))
+        return StaticGroups(phases=GroupPhases(tuple(phase for phase in phases if phase is not None)))
+    return NeighborAveraging(rounds=tuple(as_round(exchange) for exchange in exchanges))
 
 
 def base_refusal(cluster: Cluster, k: int) -> str | None:
@@ -95,12 +95,12 @@ def as_phase(exchange: Exchange) -> Phase | None:
     labels = exchange.labels.copy()
     names = count + np.arange(len(exchange.ends), dtype=np.int64)
     labels[exchange.ends] = labels[exchange.others] = names
-    relax = {
+    relaxation = {
         count + e: 2 * exchange.weights[w]
         for e, w in enumerate(exchange.weight_of.tolist())
         if exchange.weights[w] * 2 != 1
     }
-    return Phase.from_labels(labels, relax)
+    return Phase.from_labels(labels, relaxation)
 
 
 def as_round(exchange: Exchange) -> Round:

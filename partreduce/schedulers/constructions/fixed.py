@@ -14,7 +14,7 @@ from partreduce.topo.graphs.clustered import clustered
 from partreduce.topo.graphs.directed import de_bruijn
 from partreduce.topo.graphs.hop import hop_figure_21
 from partreduce.topo.graphs.weights import constant, weigh
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 MAX_COMPLETE = 5000
 """A complete graph has n²/2 edges; all-reduce gives the same mean."""
@@ -23,11 +23,11 @@ MAX_EDGES = MAX_COMPLETE**2 // 2
 """What that many workers have; graphs of cliques stop there, too."""
 
 
-def weighed(graph_of: Callable[..., Graph]) -> Callable[..., Neighbor]:
+def weighed(graph_of: Callable[..., Graph]) -> Callable[..., NeighborAveraging]:
     """What builds the graph `graph_of(n, **parameters)` over all workers in rank order, weighed as `weights` says."""
 
-    def make(cluster: Cluster, *, weights: str, **parameters: object) -> Neighbor:
-        return Neighbor(rounds=(weigh(graph_of(cluster.num_workers, **parameters), weights),))
+    def make(cluster: Cluster, *, weights: str, **parameters: object) -> NeighborAveraging:
+        return NeighborAveraging(rounds=(weigh(graph_of(cluster.num_workers, **parameters), weights),))
 
     return make
 
@@ -61,11 +61,13 @@ def figure_21_refusal(cluster: Cluster, **_: object) -> str | None:
     return f"the figure shows 8 workers, not {cluster.num_workers}; use ring-based for other sizes"
 
 
-def clustered_nodes(cluster: Cluster, *, inside: str, across: str, links: int, ends: str, weights: str) -> Neighbor:
+def clustered_nodes(
+    cluster: Cluster, *, inside: str, across: str, links: int, ends: str, weights: str
+) -> NeighborAveraging:
     """Dense inside the cluster's nodes, few edges across."""
     nodes = [cluster.workers_of(node) for node in range(cluster.num_nodes)]
     graph = clustered(nodes, inside=inside, across=across, links=links, ends=ends)
-    return Neighbor(rounds=(weigh(graph, weights),))
+    return NeighborAveraging(rounds=(weigh(graph, weights),))
 
 
 def clustered_refusal(cluster: Cluster, *, inside: str, across: str, links: int, ends: str, **_: object) -> str | None:
@@ -90,12 +92,12 @@ def complete_refusal(cluster: Cluster, **_: object) -> str | None:
     return f"{count} workers have {count * (count - 1) // 2} edges; use allreduce, the same mean with less traffic"
 
 
-def de_bruijn_graph(cluster: Cluster, base: int | None) -> Neighbor:
+def de_bruijn_graph(cluster: Cluster, base: int | None) -> NeighborAveraging:
     """Weight 1/base on every edge i → base·i + a mod n."""
     chosen = sizes.smallest_base(cluster.num_workers) if base is None else base
     length = sizes.exponent(cluster.num_workers, chosen)
     assert length is not None
-    return Neighbor(rounds=(constant(de_bruijn(chosen, length), Fraction(1, chosen)),))
+    return NeighborAveraging(rounds=(constant(de_bruijn(chosen, length), Fraction(1, chosen)),))
 
 
 def random_regular_refusal(cluster: Cluster, degree: int, **_: object) -> str | None:

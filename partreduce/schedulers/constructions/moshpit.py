@@ -12,17 +12,17 @@ from partreduce.schedulers.rules.grids import grid_phases
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.graphs.base import Graph
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 
 
-def moshpit_grid(cluster: Cluster, side: int | None) -> Static:
+def moshpit_grid(cluster: Cluster, side: int | None) -> StaticGroups:
     """Worker i has the base-`side` digits of i as coordinates; phase l averages those that differ in digit l only."""
     count = cluster.num_workers
     chosen = _default_side(count) if side is None else side
     axes, cells = 1, chosen  # the least number of axes whose grid holds everybody
     while cells < count:
         axes, cells = axes + 1, cells * chosen
-    return Static(phases=GroupPhases(grid_phases(count, (chosen,) * axes)))
+    return StaticGroups(phases=GroupPhases(grid_phases(count, (chosen,) * axes)))
 
 
 def _default_side(num_workers: int) -> int:
@@ -37,7 +37,7 @@ def moshpit_grid_refusal(cluster: Cluster, side: int | None) -> str | None:
     return None
 
 
-def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: int) -> Static:
+def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: int) -> StaticGroups:
     """`phases` independent draws; all are drawn again until the period connects everybody."""
     count = cluster.num_workers
     size = _group_size(count, group)
@@ -45,7 +45,7 @@ def random_partitions(cluster: Cluster, group: int | None, phases: int, seed: in
     drawn = [random_phase(count, size, rng) for _ in range(phases)]
     while not _connected(drawn):
         drawn = [random_phase(count, size, rng) for _ in range(phases)]
-    return Static(phases=GroupPhases(tuple(drawn)))
+    return StaticGroups(phases=GroupPhases(tuple(drawn)))
 
 
 def random_phase(num_workers: int, group: int, rng: np.random.Generator) -> Phase:

@@ -12,17 +12,17 @@ from fractions import Fraction
 from partreduce.schedulers.constructions.moshpit import random_partitions, random_partitions_refusal
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.figures.outer_steps import refuse_unstable
+from partreduce.topo.metrics.outer_steps import check_unstable
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.outer import Anchor, Outer
-from partreduce.topo.strategies.routes import Routes
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.outer import OuterParams, OuterStep
+from partreduce.topo.strategies.payload import Payload
+from partreduce.topo.strategies.static import StaticGroups
 
 
-def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> Static:
+def noloco(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> StaticGroups:
     """Every `every` steps each worker makes an outer step with a partner; of an odd number one rests in each round."""
-    outer = Outer(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), anchor=Anchor.OWN)
-    return replace(random_partitions(cluster, 2, phases, seed), pace=every, what=Routes(outer=outer))
+    outer = OuterStep(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), outer_params=OuterParams.PER_WORKER)
+    return replace(random_partitions(cluster, 2, phases, seed), steps_per_round=every, payload=Payload(outer=outer))
 
 
 def noloco_refusal(cluster: Cluster, *, every: int, lr: float, momentum: float, phases: int, seed: int) -> str | None:
@@ -31,7 +31,7 @@ def noloco_refusal(cluster: Cluster, *, every: int, lr: float, momentum: float, 
         return reason
     drawn = noloco(cluster, every=every, lr=lr, momentum=momentum, phases=phases, seed=seed)
     try:
-        refuse_unstable(Schedule("noloco", cluster, drawn))
+        check_unstable(Schedule("noloco", cluster, drawn))
     except (InputError, ScheduleError) as error:
         return str(error)
     return None

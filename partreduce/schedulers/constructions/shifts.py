@@ -12,7 +12,7 @@ import numpy as np
 from partreduce.topo.arithmetic.whole_numbers import ceil_log
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.round import Round
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 HALF = Fraction(1, 2)
 
@@ -23,7 +23,7 @@ def shift(num_workers: int, hop: int) -> Round:
     return Round.from_arrays(num_workers, i, (i + hop) % num_workers, [HALF], np.zeros(num_workers, np.int32))
 
 
-def one_peer_exponential(cluster: Cluster) -> Neighbor:
+def one_peer_exponential(cluster: Cluster) -> NeighborAveraging:
     """Rounds (I + S^{2^k})/2 for k < ⌈log₂ n⌉."""
     count = cluster.num_workers
-    return Neighbor(rounds=tuple(shift(count, 2**k) for k in range(ceil_log(count))))
+    return NeighborAveraging(rounds=tuple(shift(count, 2**k) for k in range(ceil_log(count))))

@@ -16,7 +16,7 @@ from partreduce.topo.graphs.base import Graph
 from partreduce.topo.graphs.weights import weigh
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 MAX_WORKERS = 1_000_000
 
@@ -150,4 +150,4 @@ def schedule(name: str, rounds: Sequence[Round], cluster: Cluster | None) -> Sch
         raise ScheduleError(
             f"{name}: is for {count} workers, cluster {chosen} has {chosen.num_workers}; name a cluster of {count}"
         )
-    return Schedule(name, chosen, Neighbor(rounds=tuple(rounds)))
+    return Schedule(name, chosen, NeighborAveraging(rounds=tuple(rounds)))

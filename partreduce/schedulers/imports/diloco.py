@@ -23,9 +23,9 @@ from partreduce.topo.errors import DocumentError, RefutedError, ScheduleError
 from partreduce.topo.place import child, shown
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import LOCKSTEP, Merge
-from partreduce.topo.strategies.outer import Outer
-from partreduce.topo.strategies.routes import Routes
+from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedMerge
+from partreduce.topo.strategies.outer import OuterStep
+from partreduce.topo.strategies.payload import Payload
 
 MEGABYTE = 2**20
 
@@ -86,7 +86,7 @@ class Settings:
     spacing: int
     delay: int
     alpha: Fraction
-    outer: Outer
+    outer: OuterStep
     num_replicas: int
     coverage: Finding | None = None
     fragments: tuple[tuple[str, ...], ...] = ()
@@ -137,9 +137,11 @@ class Settings:
         if cluster is None and self.num_replicas < 2:
             raise DocumentError("document", "does not say how many replicas there are; give a cluster", source)
         cluster = Cluster.regular(self.num_replicas, 1) if cluster is None else cluster
-        what = Routes(outer=self.outer, fragments=self.fragments or self.num_fragments)
-        when = Merge(steps=self.delay, alpha=self.alpha) if self.delay or self.alpha else LOCKSTEP
-        return Schedule(PurePath(source).stem, cluster, AllReduce(pace=self.asked, when=when, what=what))
+        payload = Payload(outer=self.outer, fragments=self.fragments or self.num_fragments)
+        sync = DelayedMerge(steps=self.delay, alpha=self.alpha) if self.delay or self.alpha else SYNCHRONOUS
+        return Schedule(
+            PurePath(source).stem, cluster, AllReduce(steps_per_round=self.asked, sync=sync, payload=payload)
+        )
 
 
 def read_maxtext(data: bytes, source: str, *, cluster: Cluster | None = None) -> Schedule:
@@ -160,7 +162,7 @@ def read_torchft(data: bytes, source: str, *, cluster: Cluster | None = None) ->
         RefutedError: as `Settings.schedule`.
     """
     members = _Members(_parsed(data, source), TORCHFT, source)
-    members.refuse_unknown()
+    members.check_unknown()
     return _imported(_torchft(members), source, cluster)
 
 
@@ -331,7 +333,7 @@ class _Members:
         """The refusal of a member."""
         return DocumentError(name, f"is {shown(self[name])}; {rule}", self.source)
 
-    def refuse_unknown(self) -> None:
+    def check_unknown(self) -> None:
         """Refuse members without a meaning here."""
         for name in self.given:
             if name not in self.defaults:
@@ -367,10 +369,10 @@ class _Members:
             raise self.refused(name, "there must be at least 1 fragment")
         return fragments
 
-    def outer(self, **numbers: Any) -> Outer:  # noqa: ANN401 - whatever the file says
+    def outer(self, **numbers: Any) -> OuterStep:  # noqa: ANN401 - whatever the file says
         """The outer optimizer."""
         try:
-            outer = Outer(**numbers)
+            outer = OuterStep(**numbers)
             outer.check()
         except ScheduleError as error:
             raise ScheduleError(f"{self.source}: {error}") from None

@@ -1,4 +1,4 @@
-"""`import_schedule`: reads another tool's file, recognising the format by name and content."""
+"""`import_schedule`: reads another tool's file, recognizing the format by name and content."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partreduce.topo.document.descriptors import descriptor_to_read
 from partreduce.topo.document.reader import parse_json, read_bytes
 from partreduce.topo.document.schedule import parse_schedule
 from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.graphs.weights import refuse_unknown
+from partreduce.topo.graphs.weights import check_unknown
 from partreduce.topo.schedule import Schedule
 
 _GRAPHS: dict[str, Callable[..., Imported]] = {
@@ -57,7 +57,7 @@ def import_schedule(
 
     Args:
         path: the file; `-` is standard input.
-        format: one of `formats()`; recognised by suffix and content when absent.
+        format: one of `formats()`; recognized by suffix and content when absent.
         cluster: where the workers run; without it every worker has a node of its own.
         weights: how a graph without weights is weighed.
         notes: gets a sentence for each change, such as a repaired rounding error.
@@ -66,11 +66,11 @@ def import_schedule(
         **options: of the format: `directed` (edge-list).
 
     Raises:
-        FileProblem: the file cannot be read.
+        FileError: the file cannot be read.
         DocumentError: the file is not what its format says.
         ScheduleError: an unknown format or option, or a graph that cannot be a topology.
         RefutedError: settings of DiLoCo that do not do what they say.
-        MissingFeatureError: settings of DiLoCo that a schedule file cannot hold.
+        MissingDependencyError: settings of DiLoCo that a schedule file cannot hold.
     """
     with gathering() as gathered:
         try:
@@ -90,7 +90,7 @@ def _imported(
     weights: str,
     options: dict[str, object],
 ) -> Schedule:
-    refuse_unknown(weights)  # also where the file has weights of its own, so that a mistyped name is not passed over
+    check_unknown(weights)  # also where the file has weights of its own, so that a mistyped name is not passed over
     data = read_bytes(path)
     # What is connected to a descriptor has no name that says anything; the schedule's name is made from this one.
     name = PurePath(path).name if descriptor_to_read(path) is None else "imported"
@@ -135,7 +135,7 @@ def _sniff(data: bytes, name: str) -> str:
     first = next((words for _, words in edge_lists.lines_of(data, name)), [])
     if len(first) in (2, 3):
         return "edge-list"
-    raise ScheduleError(f"{name}: its format is not recognised; give format=, one of {', '.join(formats())}")
+    raise ScheduleError(f"{name}: its format is not recognized; give format=, one of {', '.join(formats())}")
 
 
 def _sniff_json(data: bytes, name: str) -> str:

@@ -1,6 +1,6 @@
-"""AD-PSGD's pairing (Lian et al., ICML 2018): a worker averages with one neighbour at a time, whenever it likes.
+"""AD-PSGD's pairing (Lian et al., ICML 2018): a worker averages with one neighbor at a time, whenever it likes.
 
-An *active* worker picks a passive neighbour, asks it, and waits for the answer; a *passive* worker answers at once.
+An *active* worker picks a passive neighbor, asks it, and waits for the answer; a *passive* worker answers at once.
 When the graph is bipartite the two sides play these parts and nobody who is asked is ever waiting. Without such a split
 workers do both, and may wait for one another in a circle (Prague, Figure 2a).
 """
@@ -27,7 +27,7 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Choose:
-    """Event: the worker has computed and picks a neighbour to average with."""
+    """Event: the worker has computed and picks a neighbor to average with."""
 
     partner: int
 
@@ -83,7 +83,7 @@ class Pairing:
         return PairState(), ()
 
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:
-        """An active worker that waits for nobody may pick any neighbour that answers."""
+        """An active worker that waits for nobody may pick any neighbor that answers."""
         if state.waits_for >= 0 or self.roles[process] == Role.PASSIVE:
             return ()
         return tuple(Choose(v) for v in self.graph.targets[process] if self.roles[v] != Role.ACTIVE)

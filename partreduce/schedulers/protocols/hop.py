@@ -1,7 +1,7 @@
 """Hop's worker (Luo et al., ASPLOS 2019) under all its settings: who may send, reduce and go on; it holds no tensors.
 
 A worker is *in* step k from the instant it enters k; it enters step 0 at the start. In step k it sends its update k to
-its out-neighbours, waits for the updates that its setting asks for, reduces, and enters k+1 if the token queues let it,
+its out-neighbors, waits for the updates that its setting asks for, reduces, and enters k+1 if the token queues let it,
 or skips to a later step. What the rules do not depend on is left to the driver: the numbers in an update, how long work
 takes, and whether a worker computes before it sends (serial order) or between sending and reducing (parallel order).
 """
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from partreduce.schedulers.protocols.base import Action, Note, Outcome, Received, Send, changed
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.round import Round
-from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.iteration_gap import IterationGap
 
-SENDING, REDUCING, ENTERING = range(3)
+GRADIENT_BUCKETS, REDUCING, ENTERING = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Hop:
     for everything that step k averages besides the worker's own, ascending by source; `("renewed", k, used)`, the same
     before a skip to step k+1; `("entered", k)`.
 
-    A skip obeys three rules. It never passes an out-neighbour: tokens say where these are at least, and a worker that
+    A skip obeys three rules. It never passes an out-neighbor: tokens say where these are at least, and a worker that
     holds t of them is t - max_ig behind. It waits for what the usual way into that step would have waited for, so no
     gap grows beyond its bound. And nobody ever waits for an update of a step that was skipped: all who would have
     needed it have left that step.
@@ -102,7 +102,7 @@ class Hop:
     """
 
     graph: Digraph
-    setting: Gap
+    setting: IterationGap
     fine: bool = False
     _split: bool = field(init=False, repr=False)
     _needed: tuple[int, ...] = field(init=False, repr=False)
@@ -131,7 +131,7 @@ class Hop:
         targets = self.graph.targets[process]
         state = HopState(
             step=0,
-            stage=SENDING if self._split else REDUCING,
+            stage=GRADIENT_BUCKETS if self._split else REDUCING,
             updates=(0,) * len(self.graph.sources[process]),
             tokens=() if self.setting.max_ig is None else (self.setting.max_ig,) * len(targets),
             acked=(True,) * len(targets) if self.setting.notify_ack else (),
@@ -141,7 +141,7 @@ class Hop:
 
     def ready(self, process: int, state: HopState) -> Sequence[HopEvent]:
         """What the worker may do next by itself."""
-        if state.stage == SENDING:
+        if state.stage == GRADIENT_BUCKETS:
             return SEND if all(state.acked) else ()
         if self._split and state.stage == REDUCING:
             return REDUCE if self._served(process, state, 1) else ()
@@ -180,7 +180,7 @@ class Hop:
         raise AssertionError(f"not an event of Hop: {event}")
 
     def _served(self, process: int, state: HopState, by: int) -> bool:
-        """Whether the updates of step (step + by − 1), or fresh enough ones, are there from enough in-neighbours."""
+        """Whether the updates of step (step + by − 1), or fresh enough ones, are there from enough in-neighbors."""
         if self.setting.staleness:
             have = sum(1 for queue in state.updates if queue >> (by - 1))
         else:
@@ -204,7 +204,7 @@ class Hop:
         skip, max_ig = self.setting.skip, self.setting.max_ig
         if skip is None or max_ig is None or not state.tokens:
             return 0
-        behind = min(state.tokens) - max_ig  # the slowest out-neighbour is ahead by at least so many steps
+        behind = min(state.tokens) - max_ig  # the slowest out-neighbor is ahead by at least so many steps
         if behind < skip.behind:
             return 0
         for by in range(min(skip.limit, behind), skip.trigger - 1, -1):
@@ -216,7 +216,7 @@ class Hop:
         step = state.step + by
         entered = HopState(
             step=step,
-            stage=SENDING if self._split else REDUCING,
+            stage=GRADIENT_BUCKETS if self._split else REDUCING,
             updates=tuple(queue >> by for queue in state.updates),
             tokens=tuple(count - by for count in state.tokens),
             acked=state.acked,
@@ -246,21 +246,21 @@ class Hop:
         return HopState(state.step, state.stage, updates, state.tokens, state.acked, fresh)
 
     def _updates_to(self, process: int, state: HopState) -> tuple[Action, ...]:
-        """The update of this step for all out-neighbours."""
+        """The update of this step for all out-neighbors."""
         update = Update(state.step)
         return tuple([Send(v, update) for v in self.graph.targets[process]])
 
 
-def hop_of(graph: Round, setting: Gap) -> Hop:
+def hop_of(graph: Round, setting: IterationGap) -> Hop:
     """The workers of a run over the edges of a round, in the events of a run."""
     return Hop(Digraph.from_edges_of(graph), setting, fine=True)
 
 
-def check_setting(graph: Digraph, setting: Gap) -> None:
+def check_setting(graph: Digraph, setting: IterationGap) -> None:
     """Refuse a setting that does not fit the graph, or whose parts do not fit each other.
 
     Raises:
         ScheduleError: the place, the value and the rule.
     """
     setting.check()
-    setting.check_neighbours([len(sources) for sources in graph.sources])
+    setting.check_neighbors([len(sources) for sources in graph.sources])

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
-from partreduce.topo.strategies.gap import Gap, Weights
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 
 
 def weights_of(
-    gap: Gap,
+    gap: IterationGap,
     edge_weights: Mapping[int, Fraction],
     step: int,
     own_step: int,
@@ -23,19 +23,19 @@ def weights_of(
 
     By the graph, the weight of an update that is not taken stays with the worker. By iteration, an update of step i
     counts i − (k − s) + 1 times in step k, one's own too; before a skip, when k is the step before the one that is
-    skipped to and one's own parameters are older than s steps, they still count once. O(in-neighbours).
+    skipped to and one's own parameters are older than s steps, they still count once. O(in-neighbors).
 
     Args:
         gap: says which weights.
-        edge_weights: of each in-neighbour, as the graph has them.
+        edge_weights: of each in-neighbor, as the graph has them.
         step: whose reduce this is (k), or the last skipped one.
         own_step: the step that one's own parameters come from.
         used: (source, step of its update), ascending.
     """
-    if gap.weights is Weights.GRAPH:
+    if gap.weights is EdgeWeighting.GRAPH:
         taken = [edge_weights[source] for source, _ in used]
         return 1 - sum(taken, Fraction(0)), taken
-    if gap.weights is Weights.UNIFORM:
+    if gap.weights is EdgeWeighting.UNIFORM:
         share = Fraction(1, len(used) + 1)
         return share, [share] * len(used)
     oldest = step - gap.staleness

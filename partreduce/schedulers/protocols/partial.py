@@ -39,7 +39,7 @@ from partreduce.schedulers.protocols.partial_state import (
     Share,
     Take,
 )
-from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
+from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Partial:
 
     Its notes say what a driver has to carry out: `("begun", round, calls)` takes along what is in the buffer, which is
     empty then; `("finished", round, counts)` has the sum; `("taken", rounds, version)` applies these results,
-    ascending, or their sum, and is then so many rounds far; `("synchronised", round)` takes the mean of the models.
+    ascending, or their sum, and is then so many rounds far; `("synchronized", round)` takes the mean of the models.
 
     How it ends: a worker without data tells everybody so, and the last round that it has come for. Those workers count
     that have come or go on; where none goes on, a round starts if it, or a later one, is the last of some worker. So no
@@ -66,7 +66,7 @@ class Partial:
         ScheduleError: settings that do not go with one another.
     """
 
-    setting: Quorum
+    setting: PartialAllReduce
     num_workers: int
     calls: tuple[int, ...] | None = None
     initiators: tuple[int, ...] | None = None
@@ -87,7 +87,7 @@ class Partial:
     def start(self, process: int) -> Outcome[PartialState]:  # noqa: ARG002 - all start alike
         n = self.num_workers
         none = (0,) * n
-        here = none if self.setting.synchronise_every else ()
+        here = none if self.setting.synchronize_every else ()
         return PartialState(shares=((),) * n, arrived=none, lasts=(GOES_ON,) * n, here=here), ()
 
     def ready(self, process: int, state: PartialState) -> Sequence[Hashable]:
@@ -150,7 +150,7 @@ class Partial:
             buffer=(*state.buffer, state.calls),
             oldest=state.version if state.oldest < 0 else state.oldest,
         )
-        if self.setting.count is Counting.CALL and state.calls < state.entered:
+        if self.setting.count is LateGradientPolicy.CALL and state.calls < state.entered:
             return called, ()  # its round has started without it
         return self._come(process, called)
 
@@ -173,15 +173,15 @@ class Partial:
         """
         taken, version = state.results, state.done
         left: tuple[Result, ...] = ()
-        if self.setting.count is Counting.CALL and not state.resting:
+        if self.setting.count is LateGradientPolicy.CALL and not state.resting:
             version = state.version + 1
-            if self.setting.missed is MissedResults.LATEST:
+            if self.setting.missed is MissedResultPolicy.LATEST:
                 left = state.results
             else:
                 taken, left = state.results[:1], state.results[1:]
         state = replace(state, stage=COMPUTING, results=left, version=version)
         note = Note(("taken", tuple(result.round for result in taken), version))
-        every = self.setting.synchronise_every
+        every = self.setting.synchronize_every
         if not every or version % every:
             return state, (note,)
         waits = replace(state, stage=MEETING, here=changed(state.here, process, version))
@@ -192,7 +192,7 @@ class Partial:
         """Once all models wait for it they are averaged."""
         if state.stage != MEETING or min(state.here) < state.version:
             return state, ()
-        return replace(state, stage=COMPUTING, synchronised=state.version), (Note(("synchronised", state.version)),)
+        return replace(state, stage=COMPUTING, synchronized=state.version), (Note(("synchronized", state.version)),)
 
     # Who starts a round.
 
@@ -262,13 +262,13 @@ class Partial:
     # The thread.
 
     def _may_begin(self, state: PartialState) -> bool:
-        """Once it is activated, and nothing of this worker holds it up: no full queue, no model to be synchronised."""
+        """Once it is activated, and nothing of this worker holds it up: no full queue, no model to be synchronized."""
         if state.entered >= state.activated:
             return False
-        if self.setting.missed is not MissedResults.LATEST:
+        if self.setting.missed is not MissedResultPolicy.LATEST:
             return len(state.results) < self.setting.staleness
-        every = self.setting.synchronise_every
-        return not every or state.entered % every != 0 or state.synchronised == state.entered
+        every = self.setting.synchronize_every
+        return not every or state.entered % every != 0 or state.synchronized == state.entered
 
     def _begun(self, process: int, state: PartialState) -> Outcome[PartialState]:
         """What is there is taken along; what comes from now on waits for the next round."""
@@ -300,7 +300,7 @@ class Partial:
         done = replace(
             state,
             done=state.done + 1,
-            results=(result,) if self.setting.missed is MissedResults.LATEST else (*state.results, result),
+            results=(result,) if self.setting.missed is MissedResultPolicy.LATEST else (*state.results, result),
             shares=tuple(known[1:] for known in state.shares),
             counted=state.counted + (counts[process] if counts else 0),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 COMPUTING, CALLED, MEETING = range(3)
-"""What the training does: it computes, has called and waits for a result, or synchronises its model."""
+"""What the training does: it computes, has called and waits for a result, or synchronizes its model."""
 GOES_ON = -2
 """In place of the last round that a worker needs, while nobody has heard that it has ended."""
 
@@ -26,7 +26,7 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message (`synchronise_every`): the sender's model waits to be averaged at the beginning of round `round`."""
+    """Message (`synchronize_every`): the sender's model waits to be averaged at the beginning of round `round`."""
 
     round: int
 
@@ -96,7 +96,7 @@ class PartialState:
     own calls in the rounds done.
 
     It knows 1 + the last round for which worker w has come (`arrived[w]`), the last round that w needs (`lasts[w]`),
-    and how many rounds may start (`activated`). `synchronised` is the round up to which models are, `here[w]` the one
+    and how many rounds may start (`activated`). `synchronized` is the round up to which models are, `here[w]` the one
     for which worker w waits.
     """
 
@@ -114,7 +114,7 @@ class PartialState:
     arrived: tuple[int, ...] = ()
     lasts: tuple[int, ...] = ()
     activated: int = 0
-    synchronised: int = 0
+    synchronized: int = 0
     here: tuple[int, ...] = ()
 
     @property

@@ -1,9 +1,9 @@
 """An asynchronous parameter server: who adds what to a shard of the model, who is answered when; no tensors.
 
 Worker w is process w, the shard at `hosts[k]` process n + k. After each round a worker pushes its progress to all
-shards and takes the model that they answer with: at once, or with `overlap` when its next round is over. A shard adds
-what comes, and keeps its answer back while the worker is more than `staleness` rounds ahead of the slowest. A worker
-may also ask for the newest model without a push, and all together may start again from other parameters: a new
+shards and takes the model that they answer with: at once, or with `is_delayed` when its next round is over. A shard
+adds what comes, and keeps its answer back while the worker is more than `staleness` rounds ahead of the slowest. A
+worker may also ask for the newest model without a push, and all together may start again from other parameters: a new
 *generation*, which a shard enters when the worker on its host opens it.
 
 Sources: Ho et al., More effective distributed ML via a stale synchronous parallel parameter server, NIPS 2013 (the
@@ -46,7 +46,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
+class DrainPolicy:
     """Event: answers are dropped and the generation is over, for all workers after the same round.
 
     The driver lets no worker do it before all have come to it.
@@ -133,7 +133,7 @@ class Shards:
     num_workers: int
     hosts: tuple[int, ...]
     staleness: int | None = None
-    overlap: bool = False
+    is_delayed: bool = False
     plan: Plan | None = None
 
     @property
@@ -165,11 +165,11 @@ class Shards:
             return ()  # under overlap too: a round that is computed meanwhile ends when the answers are there
         if state.stage == WAITING:
             return (Take(),)
-        return (Push(), Pull(), Drain()) if self.plan is None else self._planned(self.plan, state)
+        return (Push(), Pull(), DrainPolicy()) if self.plan is None else self._planned(self.plan, state)
 
     def _planned(self, plan: Plan, state: WorkerState) -> Sequence[Hashable]:
         if state.generation < sum(before <= state.round for before in plan.drains):
-            return (Drain(),)
+            return (DrainPolicy(),)
         if state.round == plan.rounds:
             return (Take(),) if state.under_way else ()
         asked = state.number > state.round + sum(before < state.round for before in plan.pulls)
@@ -195,13 +195,13 @@ class Shards:
                 return replace(state, stage=COMPUTING, round=round_), own
             case Push():
                 message = Progress(state.generation, state.number + 1)
-                after = replace(state, stage=COMPUTING if self.overlap else WAITING, round=state.round + 1)
+                after = replace(state, stage=COMPUTING if self.is_delayed else WAITING, round=state.round + 1)
                 return self._asks(after, message)
             case Pull():
                 return self._asks(replace(state, stage=WAITING), Ask(state.generation, state.number + 1))
             case Take():
                 return replace(state, stage=COMPUTING, under_way=False), _taken(state)
-            case Drain():
+            case DrainPolicy():
                 return replace(state, stage=CLOSED, generation=state.generation + 1, under_way=False), ()
             case Received(source, Answer(number)):
                 if number != state.number:
@@ -270,4 +270,4 @@ def _taken(state: WorkerState) -> tuple[Action, ...]:
 def shards_of(strategy: Server, num_workers: int, plan: Plan | None = None) -> Shards:
     """The machine of a schedule; a synchronous server answers as one without staleness, when a round is complete."""
     staleness = 0 if strategy.synchronous else strategy.staleness
-    return Shards(num_workers, strategy.hosts, staleness, strategy.overlap, plan)
+    return Shards(num_workers, strategy.hosts, staleness, strategy.is_delayed, plan)

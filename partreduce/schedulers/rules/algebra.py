@@ -12,7 +12,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block, RulePhase, strides_of
-from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 
 def compose(*rules: RulePhases) -> RulePhases:
@@ -62,7 +62,7 @@ def refine(rule: RulePhases, radices: Sequence[int]) -> RulePhases:
         raise ScheduleError(f"radices {list(radices)} do not refine {list(rule.node_radices)}")
 
     def split(block: Block) -> Block:
-        return Block(block.local, tuple(d for old in block.across for d in children[old]), block.relax)
+        return Block(block.local, tuple(d for old in block.across for d in children[old]), block.relaxation)
 
     return RulePhases(tuple(radices), tuple(tuple(split(block) for block in phase) for phase in rule.phases))
 
@@ -95,7 +95,7 @@ def local_ranks(cluster: Cluster) -> tuple[int, ...]:
     return tuple(range(int(cluster.node_sizes().max())))
 
 
-def static(cluster: Cluster, rule: RulePhases) -> Static:
+def static(cluster: Cluster, rule: RulePhases) -> StaticGroups:
     """The rule on a cluster: in rule form for equal nodes, in explicit groups otherwise.
 
     Blocks that would hold one worker only are left out, so that every group has at least two. On an irregular cluster
@@ -112,12 +112,12 @@ def static(cluster: Cluster, rule: RulePhases) -> Static:
         for phase in rule.phases
     )
     if cluster.is_regular:
-        return Static(phases=RulePhases(rule.node_radices, phases))
+        return StaticGroups(phases=RulePhases(rule.node_radices, phases))
     expanded: dict[RulePhase, Phase] = {}
     for phase in phases:
         if phase not in expanded:
             expanded[phase] = _on_irregular(phase, cluster, rule.node_radices)
-    return Static(phases=GroupPhases(tuple(expanded[phase] for phase in phases)))
+    return StaticGroups(phases=GroupPhases(tuple(expanded[phase] for phase in phases)))
 
 
 def _on_irregular(phase: RulePhase, cluster: Cluster, radices: Sequence[int]) -> Phase:

@@ -15,7 +15,7 @@ from partreduce.topo.arithmetic.whole_numbers import ceil_log, fewest_factors, l
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block, RulePhase, strides_of
-from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 MAX_RULE_NODE = 4096
 """A rule names every local rank; nodes with more workers than this get explicit groups."""
@@ -39,7 +39,7 @@ def _local_axis(radices: tuple[int, ...], axis: int) -> RulePhase:
 
 
 def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]:
-    """One phase per factor: the blocks {i + m·Π_{j<l} f_j}. O(n log n) per phase, vectorised.
+    """One phase per factor: the blocks {i + m·Π_{j<l} f_j}. O(n log n) per phase, vectorized.
 
     The grid may have empty cells (factors whose product is above n): groups at its edge are then smaller.
     """
@@ -52,7 +52,7 @@ def grid_phases(num_workers: int, factors: tuple[int, ...]) -> tuple[Phase, ...]
     return tuple(phases)
 
 
-def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> Static:
+def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ...] | None) -> StaticGroups:
     """Rule form when the axes can be chosen to respect the nodes without costing a phase, explicit groups otherwise."""
     count = cluster.num_workers
     if factors is None:
@@ -67,7 +67,7 @@ def hyper_cuboid(cluster: Cluster, max_group: int | None, factors: tuple[int, ..
             if len(inside) + len(across) == len(shortest) and cluster.workers_per_node <= MAX_RULE_NODE:
                 return static(cluster, grid_rule(across, inside))
         factors = shortest
-    return Static(phases=GroupPhases(grid_phases(count, factors)))
+    return StaticGroups(phases=GroupPhases(grid_phases(count, factors)))
 
 
 def default_group(cluster: Cluster) -> int:
@@ -100,7 +100,7 @@ def hyper_cuboid_refusal(cluster: Cluster, max_group: int | None, factors: tuple
     return None
 
 
-def one_peer_hypercube(cluster: Cluster) -> Static:
+def one_peer_hypercube(cluster: Cluster) -> StaticGroups:
     """Phase k pairs i with i xor 2^k; in rule form when nodes are equal."""
     if cluster.workers_per_node is not None and cluster.workers_per_node <= MAX_RULE_NODE:
         across, inside = ceil_log(cluster.num_nodes), ceil_log(cluster.workers_per_node)
@@ -108,10 +108,10 @@ def one_peer_hypercube(cluster: Cluster) -> Static:
         local, rest = rule.phases[:inside], rule.phases[inside:]  # local digits are written most significant first
         return static(cluster, RulePhases(rule.node_radices, local[::-1] + rest))
     pairs = grid_phases(cluster.num_workers, (2,) * ceil_log(cluster.num_workers))
-    return Static(phases=GroupPhases(pairs))
+    return StaticGroups(phases=GroupPhases(pairs))
 
 
-def node_digits(cluster: Cluster, radices: tuple[int, ...] | None) -> Static:
+def node_digits(cluster: Cluster, radices: tuple[int, ...] | None) -> StaticGroups:
     """Phase d averages all workers of the nodes that agree on every digit but d."""
     chosen = prime_factors(cluster.num_nodes) if radices is None else radices
     ranks = local_ranks(cluster)

@@ -11,13 +11,13 @@ from partreduce.schedulers.rules.algebra import all_digits, compose, local_ranks
 from partreduce.topo.arithmetic.whole_numbers import divisors
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.rule import Block
-from partreduce.topo.strategies.static import RulePhases, Static
+from partreduce.topo.strategies.static import RulePhases, StaticGroups
 from partreduce.topo.switches import regular_levels
 
 MAX_PERIOD = 100_000
 
 
-def node_then_all(cluster: Cluster, node_rounds: int) -> Static:
+def node_then_all(cluster: Cluster, node_rounds: int) -> StaticGroups:
     """`node_rounds` averages inside each node, then one over all workers."""
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
@@ -33,7 +33,7 @@ def node_then_all_refusal(cluster: Cluster, node_rounds: int) -> str | None:
     return None
 
 
-def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> Static:
+def pairs_pairs_all(cluster: Cluster, pair_rounds: int) -> StaticGroups:
     """`pair_rounds` rounds of pairs inside nodes, even and odd ones in turn, then one over all workers."""
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
@@ -50,14 +50,14 @@ def pairs_pairs_all_refusal(cluster: Cluster, pair_rounds: int) -> str | None:
 
 
 def _pairs(size: int, shift: int) -> tuple[Block, ...]:
-    """Neighbouring local ranks in pairs, starting at `shift` (0 or 1) and closing the ring when `size` is even."""
+    """Neighboring local ranks in pairs, starting at `shift` (0 or 1) and closing the ring when `size` is even."""
     pairs = [(first, first + 1) for first in range(shift, size - 1, 2)]
     if shift and size % 2 == 0:
         pairs.append((0, size - 1))
     return tuple(Block(pair) for pair in pairs)
 
 
-def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> Static:
+def hierarchy(cluster: Cluster, levels: tuple[int, ...] | None, rounds: int) -> StaticGroups:
     """Each level runs `rounds` times before the next larger one runs once.
 
     Level 0 is the node, level 1 the nodes that share all digits but the last, and so on up to all nodes.

@@ -15,10 +15,10 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import LOCKSTEP, Merge
-from partreduce.topo.strategies.outer import Outer
-from partreduce.topo.strategies.routes import Routes
-from partreduce.topo.strategies.static import RulePhases, Static
+from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedMerge
+from partreduce.topo.strategies.outer import OuterStep
+from partreduce.topo.strategies.payload import Payload
+from partreduce.topo.strategies.static import RulePhases, StaticGroups
 from partreduce.topo.switches import regular_levels
 
 
@@ -27,8 +27,8 @@ def diloco(
 ) -> AllReduce:
     """Every `every` steps an outer step of each of `fragments` parts of the model, merged `late` steps late."""
     del cluster
-    when = Merge(steps=late, alpha=Fraction(str(alpha))) if late or alpha else LOCKSTEP
-    return AllReduce(pace=every, when=when, what=Routes(outer=_outer(lr, momentum), fragments=fragments))
+    sync = DelayedMerge(steps=late, alpha=Fraction(str(alpha))) if late or alpha else SYNCHRONOUS
+    return AllReduce(steps_per_round=every, sync=sync, payload=Payload(outer=_outer(lr, momentum), fragments=fragments))
 
 
 def diloco_refusal(cluster: Cluster, **parameters: float) -> str | None:
@@ -40,13 +40,13 @@ def diloco_refusal(cluster: Cluster, **parameters: float) -> str | None:
     return None
 
 
-def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> Static:
+def regions_diloco(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> StaticGroups:
     """All of a region average in each step, and in every `every`-th all workers take an outer step."""
     ranks, radices = local_ranks(cluster), _radices(cluster, regions)
     own = RulePhases(radices, ((Block(ranks, tuple(range(1, len(radices)))),),))
     everyone = RulePhases(radices, ((Block(ranks, tuple(range(len(radices)))),),))
     found = static(cluster, compose(repeat(own, every - 1), everyone))
-    return replace(found, what=Routes(outer=_outer(lr, momentum)))
+    return replace(found, payload=Payload(outer=_outer(lr, momentum)))
 
 
 def regions_diloco_refusal(cluster: Cluster, regions: int | None, every: int, lr: float, momentum: float) -> str | None:
@@ -62,8 +62,8 @@ def regions_diloco_refusal(cluster: Cluster, regions: int | None, every: int, lr
     return None
 
 
-def _outer(lr: float, momentum: float) -> Outer:
-    return Outer(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), nesterov=momentum > 0)
+def _outer(lr: float, momentum: float) -> OuterStep:
+    return OuterStep(lr=Fraction(str(lr)), momentum=Fraction(str(momentum)), nesterov=momentum > 0)
 
 
 def _radices(cluster: Cluster, regions: int | None) -> tuple[int, ...]:

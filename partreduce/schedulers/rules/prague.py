@@ -1,4 +1,4 @@
-"""Prague's fixed schedules: its Figure 10, and inter-intra synchronisation with fixed or rotating heads.
+"""Prague's fixed schedules: its Figure 10, and inter-intra synchronization with fixed or rotating heads.
 
 Source: Luo, He, Zhuo, Qian, Prague: heterogeneity-aware asynchronous decentralized training, ASPLOS 2020.
 """
@@ -9,7 +9,7 @@ from partreduce.schedulers.rules.algebra import all_digits, interleave, local_ra
 from partreduce.topo.arithmetic.whole_numbers import smallest_prime_factor
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.rule import Block
-from partreduce.topo.strategies.static import RulePhases, Static
+from partreduce.topo.strategies.static import RulePhases, StaticGroups
 
 MAX_ROTATING = 256
 """Rotating heads need two phases a worker of the largest node."""
@@ -22,7 +22,7 @@ def figure_10_rule(num_nodes: int, workers_per_node: int) -> RulePhases:
     inside each node (LW1 skips); phases 1 and 3 average every node; phase 2 averages LW0+LW3 inside each node and LW1
     with LW1 of the opposite node on the ring (LW2 skips).
 
-    The generalisation keeps the four roles:
+    The generalization keeps the four roles:
     * LW0 is the head (across all nodes in phase 0), LW1 the bridge (across opposite nodes in phase 2);
     * the crew is everyone else: inside each node in phase 0; in phase 2 it joins the head without its first worker,
       which skips. With 3 workers on a node the crew is one worker, which skips phase 0 and joins the head in phase 2;
@@ -47,12 +47,12 @@ def figure_10_rule(num_nodes: int, workers_per_node: int) -> RulePhases:
     return RulePhases(radices, (tuple(first), node, tuple(third), node))
 
 
-def figure_10(cluster: Cluster) -> Static:
+def figure_10(cluster: Cluster) -> StaticGroups:
     """Figure 10 on a cluster; explicit groups when the nodes are uneven."""
     return static(cluster, figure_10_rule(cluster.num_nodes, len(local_ranks(cluster))))
 
 
-def inter_intra(cluster: Cluster) -> Static:
+def inter_intra(cluster: Cluster) -> StaticGroups:
     """Inter phase: LW0 of all nodes, the others inside their node. Intra phase: everyone inside their node."""
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)
@@ -60,7 +60,7 @@ def inter_intra(cluster: Cluster) -> Static:
     return static(cluster, RulePhases(radices, (inter, (Block(ranks),))))
 
 
-def rotating_heads(cluster: Cluster) -> Static:
+def rotating_heads(cluster: Cluster) -> StaticGroups:
     """For each local rank: it meets its like on all nodes while the rest average inside; then every node averages."""
     ranks = local_ranks(cluster)
     radices = all_digits(cluster.num_nodes)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.stages import size_or_one
 from partreduce.topo.timing.tables import Exchange
@@ -20,7 +20,7 @@ class Case:
     """A schedule, what it runs on, and for how long.
 
     `seed` is that of jitter, of disturbances and of draws of partners, `model_bytes` the model's size unless the
-    hardware states it, and `form` how groups average. `exchange` is what tables that go their own way take in each
+    hardware states it, and `algorithm` how groups average. `exchange` is what tables that go their own way take in each
     step, None where there are none.
     """
 
@@ -30,12 +30,12 @@ class Case:
     num_rounds: int
     seed: int
     model_bytes: int | None
-    form: Form
+    algorithm: AllReduceAlgorithm
     exchange: Exchange | None = None
 
-    def paces(self) -> npt.NDArray[np.int64]:
+    def worker_steps(self) -> npt.NDArray[np.int64]:
         """Steps per round of every worker, shape (num_workers,)."""
-        return self.schedule.paces()
+        return self.schedule.worker_steps()
 
     def size(self) -> int:
         """The model's bytes; 1 when they are unknown and no link's bandwidth is known either.
@@ -47,11 +47,15 @@ class Case:
 
     def seconds(self) -> npt.NDArray[np.float64]:
         """What every worker computes in every round, shape (num_rounds, num_workers). The same for a seed."""
-        paces, rng = self.paces(), np.random.default_rng(self.seed)
-        return np.array([seconds[0] for seconds in self.compute.rounds(paces, self.num_rounds, rng)])
+        worker_steps, rng = self.worker_steps(), np.random.default_rng(self.seed)
+        return np.array([seconds[0] for seconds in self.compute.rounds(worker_steps, self.num_rounds, rng)])
 
     def seconds_of_steps(self) -> npt.NDArray[np.float64]:
-        """As `seconds`, of each step of a pace that is the same for all, shape (num_rounds, pace, num_workers)."""
-        rng, count, pace = np.random.default_rng(self.seed), self.schedule.num_workers, int(self.paces().max())
-        listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * pace)]
-        return np.array(listed).reshape(self.num_rounds, pace, count)
+        """As `seconds`, of each step of a steps_per_round that is the same for all, shape (num_rounds, steps_per_round, num_workers)."""
+        rng, count, steps_per_round = (
+            np.random.default_rng(self.seed),
+            self.schedule.num_workers,
+            int(self.worker_steps().max()),
+        )
+        listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * steps_per_round)]
+        return np.array(listed).reshape(self.num_rounds, steps_per_round, count)

@@ -29,7 +29,7 @@ from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Told
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
-from partreduce.topo.strategies.gap import Gap, Order
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
 from partreduce.topo.timing.cost import round_seconds
 
 
@@ -74,7 +74,7 @@ class GapTiming(Recorder):
     ) -> None:
         super().__init__(seconds)
         self.hop, self._links, self._num_bytes, self._listeners = hop, links, num_bytes, listeners
-        self._is_parallel = hop.setting.order is Order.PARALLEL
+        self._is_parallel = hop.setting.update_order is UpdateOrder.DPSGD
         self.reduced = np.full(seconds.shape, np.nan)
         self.order = np.zeros(seconds.shape, dtype=np.int64)
         count = seconds.shape[1]
@@ -160,7 +160,7 @@ class GapTiming(Recorder):
         steps = [state.step for state in machine.states]
         worker = min(range(len(steps)), key=steps.__getitem__)
         if steps[worker] < len(self.seconds):
-            raise ScheduleError(f"when.gap: worker {worker} waits for ever in step {steps[worker]}")
+            raise ScheduleError(f"sync.iteration_gap: worker {worker} waits for ever in step {steps[worker]}")
 
     def _follow(self, step: Step, *, adds_own: bool) -> None:
         if not self._listeners:
@@ -178,13 +178,13 @@ def run_gaps(case: Case, *, listeners: Sequence[Listener] = ()) -> Timeline:
     Raises:
         ScheduleError: workers wait for one another for ever.
     """
-    setting, graph, cluster = case.schedule.strategy.when, case.schedule.strategy.graphs[0], case.schedule.cluster
-    assert isinstance(setting, Gap), "the registry chose this function"
-    paces = case.paces()
+    setting, graph, cluster = case.schedule.strategy.sync, case.schedule.strategy.graphs[0], case.schedule.cluster
+    assert isinstance(setting, IterationGap), "the registry chose this function"
+    worker_steps = case.worker_steps()
     size, seconds = case.size(), case.seconds()
     hop = hop_of(graph, setting)
     links = InTurn(cluster, case.hardware)
-    told = Told(paces, hop.graph.targets, setting.staleness) if len(paces) <= MAX_WORKERS else None
+    told = Told(worker_steps, hop.graph.targets, setting.staleness) if len(worker_steps) <= MAX_WORKERS else None
     listeners = listeners if told is None else (told, *listeners)
     timing = GapTiming(hop, seconds, links, num_bytes=size, listeners=listeners)
     machine = VirtualMachine(hop, timing, seed=case.seed, keep_notes=False)
@@ -192,11 +192,11 @@ def run_gaps(case: Case, *, listeners: Sequence[Listener] = ()) -> Timeline:
     timing.check_ended(machine)
     begun, computed, finish = timing.begun, timing.computed, timing.finish
     wire = round_seconds(graph, cluster, case.hardware, model_bytes=size)  # (n,)
-    is_parallel = setting.order is Order.PARALLEL
+    is_parallel = setting.update_order is UpdateOrder.DPSGD
     # Whatever a worker waited longer than an exchange of all at once takes, it waited for others.
     busy = np.minimum(wire, finish - begun if is_parallel else finish - computed)
     late = (finish > computed) if is_parallel else np.ones(finish.shape, dtype=bool)
     timing.start = np.where(late, finish - busy, begun)
     timing.end = timing.start + busy
     ages = None if told is None else told.ages
-    return timing.timeline(case, links.nic_bytes, ages, overlap=is_parallel, gaps=timing.record(graph))
+    return timing.timeline(case, links.nic_bytes, ages, is_delayed=is_parallel, gaps=timing.record(graph))

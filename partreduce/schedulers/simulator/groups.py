@@ -23,7 +23,7 @@ from partreduce.schedulers.simulator.recorder import Recorder
 from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Hearsay, Meets
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.loads import Loads
 
@@ -112,17 +112,17 @@ def group_machine(
 def run_groups(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
     """Every worker's rounds under the group generator. O(num_rounds · n) requests of O(n) each, and groups at once."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
-    assert isinstance(strategy, Generated), "the registry chose this function"
+    assert isinstance(strategy, DynamicGroups), "the registry chose this function"
     count, size, seconds = cluster.num_workers, case.size(), case.seconds()
     record, done_rounds = Recorder(seconds), np.zeros(count, dtype=np.int64)
-    heard = Hearsay(case.paces()) if count <= MAX_WORKERS else None
+    heard = Hearsay(case.worker_steps()) if count <= MAX_WORKERS else None
     told = listeners if heard is None else (heard, *listeners)
     left: dict[int, int] = {}
 
     @cache
     def group(members: tuple[int, ...]) -> Loads:
         phase = Phase.from_groups(count, [members])
-        return loads.of_phase(phase, cluster, case.hardware, model_bytes=size, form=case.form.value)
+        return loads.of_phase(phase, cluster, case.hardware, model_bytes=size, algorithm=case.algorithm.value)
 
     def note(done: WorkerRound) -> None:
         row = done.round, done.worker

@@ -30,7 +30,7 @@ class PairTiming(Recorder):
         seconds: as `Recorder` says.
         network: what models travel on; None if that takes no time.
         num_bytes: of a model.
-        overlap: the next round computes while the exchange runs, instead of after it.
+        is_delayed: the next round computes while the exchange runs, instead of after it.
         on_exchange: called with who asked, who answered, and when the answer was there.
     """
 
@@ -40,11 +40,11 @@ class PairTiming(Recorder):
         network: Network | None = None,
         *,
         num_bytes: float = 0.0,
-        overlap: bool,
+        is_delayed: bool,
         on_exchange: Callable[[int, int, float], None] = lambda asker, partner, now: None,  # noqa: ARG005
     ) -> None:
         super().__init__(seconds)
-        self.network, self._num_bytes, self.overlap, self.on_exchange = network, num_bytes, overlap, on_exchange
+        self.network, self._num_bytes, self.is_delayed, self.on_exchange = network, num_bytes, is_delayed, on_exchange
         self.done = [0] * seconds.shape[1]
 
     def work(self, process: int, state: Any, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ANN401, ARG002
@@ -60,7 +60,7 @@ class PairTiming(Recorder):
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
         """Without overlap a worker computes on when it has the mean."""
-        return not self.overlap and isinstance(message, Answer)
+        return not self.is_delayed and isinstance(message, Answer)
 
     def picked(
         self,
@@ -70,11 +70,11 @@ class PairTiming(Recorder):
         pending: bool,
         rng: np.random.Generator,
     ) -> Sequence[Hashable]:
-        """One neighbour, drawn at random, for each round."""
+        """One neighbor, drawn at random, for each round."""
         return () if pending else (offered[int(rng.integers(len(offered)))],)
 
     def happened(self, step: Step) -> None:
-        """A worker picks its neighbour at the end of its computing; the exchange is over when the answer comes."""
+        """A worker picks its neighbor at the end of its computing; the exchange is over when the answer comes."""
         worker, is_answer = step.process, isinstance(step.event, Received) and isinstance(step.event.message, Answer)
         if isinstance(step.event, Choose):
             self.begun[self.done[worker], worker] = step.work_start
@@ -83,7 +83,7 @@ class PairTiming(Recorder):
         if is_answer:
             self.on_exchange(worker, step.event.source, step.end)
         # Under overlap an exchange stands in the row of the round that computes meanwhile; the last one in none.
-        row = self.done[worker] - (not self.overlap)
+        row = self.done[worker] - (not self.is_delayed)
         if row < len(self.seconds) and isinstance(step.event, Choose):
             self.start[row, worker] = self.end[row, worker] = step.end
         elif row < len(self.seconds) and is_answer:
@@ -91,13 +91,13 @@ class PairTiming(Recorder):
 
 
 def run_pairs(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
-    """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbours), and messages on the links."""
+    """Every worker's rounds under AD-PSGD's pairing. O(num_rounds · n · neighbors), and messages on the links."""
     strategy, cluster = case.schedule.strategy, case.schedule.cluster
     assert isinstance(strategy, Pairwise), "the registry chose this function"
-    count, paces, seconds = cluster.num_workers, case.paces(), case.seconds()
+    count, worker_steps, seconds = cluster.num_workers, case.worker_steps(), case.seconds()
     ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), of who never waits
     passive = np.setdiff1d(np.arange(count), strategy.active)
-    heard = Hearsay(paces) if count <= MAX_WORKERS else None
+    heard = Hearsay(worker_steps) if count <= MAX_WORKERS else None
     told = listeners if heard is None else (heard, *listeners)
 
     def exchanged(asker: int, partner: int, now: float) -> None:
@@ -108,12 +108,14 @@ def run_pairs(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
             listener.meet((asker, partner), done)
 
     network = Network(cluster, case.hardware)
-    timing = PairTiming(seconds, network, num_bytes=case.size(), overlap=strategy.overlap, on_exchange=exchanged)
+    timing = PairTiming(seconds, network, num_bytes=case.size(), is_delayed=strategy.is_delayed, on_exchange=exchanged)
     VirtualMachine(pairing_of(strategy, count), timing, seed=case.seed, keep_notes=False).run()
-    alone = [worker for worker in range(count) if not timing.done[worker]]  # passive, or without neighbours
+    alone = [worker for worker in range(count) if not timing.done[worker]]  # passive, or without neighbors
     timing.begun[:, alone] = (ends - seconds)[:, alone]
     timing.computed[:, alone] = timing.start[:, alone] = timing.end[:, alone] = ends[:, alone]
-    if strategy.overlap:
+    if strategy.is_delayed:
         timing.start[0] = timing.end[0] = timing.begun[0]
     timing.finish = np.maximum(timing.computed, timing.end)
-    return timing.timeline(case, network.nic_bytes, None if heard is None else heard.ages, overlap=strategy.overlap)
+    return timing.timeline(
+        case, network.nic_bytes, None if heard is None else heard.ages, is_delayed=strategy.is_delayed
+    )

@@ -1,9 +1,9 @@
 """Quorums in virtual time: the protocol objects, with seconds for what they do.
 
 A call is ready when its worker has computed a gradient. Word of a round that starts takes the latency of its way; a sum
-begins when the last thread has entered the round, and takes what it takes in lockstep. A thread that may enter a round
-waits up to `grace` for a call of its own. The mean of all models, every `synchronise_every` rounds, is one more sum,
-for which trainings wait. Adding up, and applying results, take no time.
+begins when the last thread has entered the round, and takes what it takes synchronously. A thread that may enter a
+round waits up to `grace` for a call of its own. The mean of all models, every `synchronize_every` rounds, is one more
+sum, for which trainings wait. Adding up, and applying results, take no time.
 
 A run of `num_rounds` lets every worker go until it has taken the results of so many rounds. A call may take several
 results at once; its computing stands in the row of the first, and the other rows are empty.
@@ -27,7 +27,7 @@ from partreduce.schedulers.simulator.machine import Meeting, Step, VirtualMachin
 from partreduce.schedulers.simulator.record import QuorumRecord
 from partreduce.schedulers.simulator.recorder import Recorder
 from partreduce.schedulers.simulator.timeline import Timeline
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.timing import loads
 
 
@@ -147,7 +147,7 @@ class QuorumTiming(Recorder):
                     self.finish[first:version, worker] = step.end
                     if first < len(self.seconds):
                         self.begun[first, worker], self.computed[first, worker] = self._called[worker]
-                case Note(("synchronised", int(version))) if version <= len(self.seconds):
+                case Note(("synchronized", int(version))) if version <= len(self.seconds):
                     self.finish[version - 1, worker] = step.end
 
     def record(self) -> QuorumRecord:
@@ -160,16 +160,18 @@ def run_quorum(case: Case) -> Timeline:
     Where one worker starts a round, and not a number of them, it is O(n).
     """
     schedule, cluster = case.schedule, case.schedule.cluster
-    setting = schedule.strategy.when
-    assert isinstance(setting, Quorum), "the registry names the protocol"
+    setting = schedule.strategy.sync
+    assert isinstance(setting, PartialAllReduce), "the registry names the protocol"
     machine = Waiting(setting, cluster.num_workers, collective=False)
-    load = loads.of_phase(schedule.phase(0), cluster, case.hardware, model_bytes=case.size(), form=case.form.value)
+    load = loads.of_phase(
+        schedule.phase(0), cluster, case.hardware, model_bytes=case.size(), algorithm=case.algorithm.value
+    )
     sum_seconds = float(load.seconds()[0])
     way, grace = InTurn(cluster, case.hardware).latency, setting.grace * 1e-6
     timing = QuorumTiming(case.seconds(), way, sum_seconds, grace=grace)
     VirtualMachine(machine, timing, seed=case.seed, keep_notes=False).run()
     nic_bytes = np.zeros(cluster.num_nodes)
-    means = case.num_rounds // setting.synchronise_every if setting.synchronise_every else 0
+    means = case.num_rounds // setting.synchronize_every if setting.synchronize_every else 0
     np.add.at(nic_bytes, load.node, load.bytes_ * (case.num_rounds + means))
     # Of a sum a worker sees what runs after its call; of one that it missed nothing.
     timing.start = np.minimum(np.maximum(timing.summed[0][:, None], timing.computed), timing.finish)

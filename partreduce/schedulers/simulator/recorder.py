@@ -32,7 +32,7 @@ class Recorder(Timing):
         nic_bytes: npt.NDArray[np.float64],
         ages: Ages | None,
         *,
-        overlap: bool = False,
+        is_delayed: bool = False,
         free_running: bool = True,
         gaps: GapRecord | None = None,
         quorum: QuorumRecord | None = None,
@@ -43,7 +43,7 @@ class Recorder(Timing):
             case: what was run.
             nic_bytes: that left each node meanwhile, shape (num_nodes,).
             ages: of what workers use, where they are followed; those of a quorum are in its record.
-            overlap: communicating runs beside computing.
+            is_delayed: communicating runs beside computing.
             free_running: workers do not go from round to round together.
             gaps: what a gap's run shows beside.
             quorum: what a quorum's run shows beside.
@@ -54,4 +54,4 @@ class Recorder(Timing):
             largest, mean = float(quorum.ages.max()), float(quorum.ages.mean())
         rows = self.begun, self.computed, self.start, self.end, self.finish
         observed = Observed(nic_bytes, largest, mean, gaps, quorum)
-        return Timeline(case.paces(), *rows, overlap=overlap, free_running=free_running, observed=observed)
+        return Timeline(case.worker_steps(), *rows, is_delayed=is_delayed, free_running=free_running, observed=observed)

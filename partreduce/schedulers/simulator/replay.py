@@ -3,8 +3,8 @@
 Where a gap lets workers do without updates, or takes old ones, no mixing matrix says beforehand what is averaged. A run
 in virtual time says it. So the same reduces are carried out here with
 stand-ins for gradients: fresh noise (consensus distance), and one unit vector for each worker, in each of its steps
-(drift, and how far the mean gets). Where every update is taken, this gives the figures of the graph's matrix
-(`topo.figures`) up to its sampling.
+(drift, and how far the mean gets). Where every update is taken, this gives the metrics of the graph's matrix
+(`topo.metrics`) up to its sampling.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from partreduce.schedulers.protocols.hop_weights import weights_of
 from partreduce.topo.round import Round
-from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.iteration_gap import IterationGap
 
 
 class Carrying:
@@ -33,7 +33,7 @@ class Carrying:
         start: every worker's first numbers, shape (num_workers, numbers); changed in place.
     """
 
-    def __init__(self, round_: Round, gap: Gap, start: npt.NDArray[np.float64]) -> None:
+    def __init__(self, round_: Round, gap: IterationGap, start: npt.NDArray[np.float64]) -> None:
         self.gap, self.now, self.update = gap, start, np.zeros_like(start)
         count = round_.num_workers
         self.step = [0] * count
@@ -78,12 +78,12 @@ WARM_UP = 1 / 3
 class Replayed:
     """What a run did, after its warm-up.
 
-    `consensus_distance` and the drifts are those of the figures, over the parameters with which workers enter one and
-    the same step. `progress` is how far a step brings the mean if every gradient is 1, where lockstep gives 1: less
+    `consensus_distance` and the drifts are those of the metrics, over the parameters with which workers enter one and
+    the same step. `progress` is how far a step brings the mean if every gradient is 1, where synchronous gives 1: less
     where what is averaged is old, more where newer updates are taken than one's own. `gradients` is the number of
-    workers whose gradients, averaged in lockstep, would leave as much noise in the mean: below n where some count more
-    than others. `shares` (num_workers,) is how much of the progress is each worker's, and `computed` the part of all
-    steps in which gradients were computed, rather than skipped.
+    workers whose gradients, averaged synchronously, would leave as much noise in the mean: below n where some count
+    more than others. `shares` (num_workers,) is how much of the progress is each worker's, and `computed` the part of
+    all steps in which gradients were computed, rather than skipped.
     """
 
     consensus_distance: float
@@ -104,7 +104,7 @@ class Replay(Carrying):
         seed: of the noise.
     """
 
-    def __init__(self, round_: Round, gap: Gap, *, seed: int = 0) -> None:
+    def __init__(self, round_: Round, gap: IterationGap, *, seed: int = 0) -> None:
         count = round_.num_workers
         super().__init__(round_, gap, np.zeros((count, COLUMNS + count)))
         self._rng = np.random.default_rng(seed)
@@ -140,8 +140,8 @@ class Replay(Carrying):
                 ((pushed @ on_node) ** 2).sum(),
             )
             squares[:, index] /= len(rows)
-        centred = np.arange(len(steps)) - (len(steps) - 1) / 2
-        gained = centred @ means[:, COLUMNS:] / max(float(centred @ centred), 1.0)  # the slope by each worker's push
+        centered = np.arange(len(steps)) - (len(steps) - 1) / 2
+        gained = centered @ means[:, COLUMNS:] / max(float(centered @ centered), 1.0)  # the slope by each worker's push
         progress = float(gained.sum())
         walked = float(((means[-1] - means[0])[:COLUMNS] ** 2).mean()) / max(len(steps) - 1, 1)
         noise, by_worker, by_node = squares.mean(axis=1).tolist()

@@ -23,15 +23,15 @@ def run_rounds(case: Case) -> Timeline:
         ScheduleError: the strategy has no fixed phases, or groups overlap.
     """
     schedule, num_rounds = case.schedule, case.num_rounds
-    stages = of_period(schedule, case.hardware, model_bytes=case.model_bytes, form=case.form)
+    stages = of_period(schedule, case.hardware, model_bytes=case.model_bytes, algorithm=case.algorithm)
     first = None
     if schedule.prologue:
-        first = of_prologue(schedule, case.hardware, model_bytes=case.model_bytes, form=case.form)
-    when, prologue = schedule.strategy.when, schedule.prologue
-    paces, exchange = case.paces(), case.exchange
+        first = of_prologue(schedule, case.hardware, model_bytes=case.model_bytes, algorithm=case.algorithm)
+    sync, prologue = schedule.strategy.sync, schedule.prologue
+    worker_steps, exchange = case.worker_steps(), case.exchange
     seconds = case.seconds() if exchange is None else case.seconds_of_steps()
     records = np.empty((5, num_rounds, schedule.num_workers))
-    rounds = Rounds(when, (schedule.num_workers,))
+    rounds = Rounds(sync, (schedule.num_workers,))
     meeting = None if exchange is None else TableRounds(rounds, exchange)
     waited = None if exchange is None else np.empty(records.shape[1:])
     operating = np.zeros(records.shape[1:]) if any(stage.segments or stage.turns for stage in stages) else None
@@ -44,22 +44,22 @@ def run_rounds(case: Case) -> Timeline:
             records[:, round_] = rounds.next(stage, seconds[round_])
         if operating is not None:
             operating[round_] = stage.duration()
-    behind = when.lag if when.delays_gradients else 0
+    behind = sync.lag if sync.delays_gradients else 0
     awaited = np.arange(num_rounds)
-    awaited[when.warm_up :] -= behind
-    awaited[when.warm_up : when.warm_up + behind] = -1
+    awaited[sync.warm_up :] -= behind
+    awaited[sync.warm_up : sync.warm_up + behind] = -1
     start, computed, begin, end, finish = records
     return Timeline(
-        paces,
+        worker_steps,
         start,
         computed,
         begin,
         end,
         finish,
-        overlap=schedule.strategy.overlap,
+        is_delayed=schedule.strategy.is_delayed,
         awaited=awaited,
         drained=rounds.drained(),
         operating=operating,
-        exchanging=None if exchange is None else np.full(records.shape[1:], exchange.seconds) * paces,
+        exchanging=None if exchange is None else np.full(records.shape[1:], exchange.seconds) * worker_steps,
         waited=waited,
     )

@@ -2,8 +2,8 @@
 
 A push and an answer carry a shard of the model. What goes at the same time shares the links (`network`), so the NIC of
 a single host is what all share; adding up takes no time. A synchronous server is one without staleness, whose answers
-come when a round is complete. With `overlap` it sums what a round began with, so the push leaves then; an asynchronous
-one pushes what the round before has brought.
+come when a round is complete. With `is_delayed` it sums what a round began with, so the push leaves then; an
+asynchronous one pushes what the round before has brought.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ShardsTiming(Recorder):
         self.machine, self.network = machine, network
         self._num_bytes, self._ages = num_bytes, ages
         self._pushes_first = pushes_first
-        self.pushes_late = machine.overlap and not pushes_first
+        self.pushes_late = machine.is_delayed and not pushes_first
         hosts, count = len(machine.hosts), machine.num_workers
         self._added = np.zeros((hosts, count), dtype=np.int64)
         """Everybody's rounds that are in each shard."""
@@ -104,7 +104,7 @@ class ShardsTiming(Recorder):
         computed = self._computes(step.before, step.event)
         if computed is not None:
             self._record(self.computed, computed, worker, step.work_end)
-        if self.machine.overlap or isinstance(step.event, Take):
+        if self.machine.is_delayed or isinstance(step.event, Take):
             ended = round_ - 1 if computed is None else computed
             self._record(self.finish, ended, worker, step.end)
             if self._ages is not None:
@@ -129,39 +129,39 @@ def run_servers(case: Case) -> Timeline:
 
     O(num_rounds · n · hosts) messages, each of O(n + messages on the links).
     """
-    schedule, strategy, paces = case.schedule, case.schedule.strategy, case.paces()
+    schedule, strategy, worker_steps = case.schedule, case.schedule.strategy, case.worker_steps()
     assert isinstance(strategy, Server), "the registry chose this function"
     size, seconds, count = case.size(), case.seconds(), schedule.num_workers
-    coding = Coding.of(strategy.how, case.hardware)
+    coding = Coding.of(strategy.transport, case.hardware)
     seconds += size * (coding.seconds.encode + coding.seconds.decode)
     shard = size * coding.wire / len(strategy.hosts)
     network = Network(schedule.cluster, case.hardware)
-    ages = None if strategy.synchronous or count > MAX_WORKERS else Ages(paces)
+    ages = None if strategy.synchronous or count > MAX_WORKERS else Ages(worker_steps)
     machine = shards_of(strategy, count, Plan(case.num_rounds))
-    pushes_first = strategy.synchronous and strategy.overlap
+    pushes_first = strategy.synchronous and strategy.is_delayed
     timing = ShardsTiming(machine, seconds, network, num_bytes=shard, pushes_first=pushes_first, ages=ages)
     VirtualMachine(machine, timing, seed=case.seed, keep_notes=False).run()
     if timing.pushes_late:
         timing.start[0] = timing.end[0] = timing.finish[0]  # nothing is under way yet
-    alone = _undisturbed(strategy, paces, Network(schedule.cluster, case.hardware), shard)
+    alone = _undisturbed(strategy, worker_steps, Network(schedule.cluster, case.hardware), shard)
     timing.begun = np.concatenate([np.zeros((1, count)), timing.finish[:-1]])
     timing.start = np.maximum(timing.start, timing.end - alone)
     return timing.timeline(
-        case, network.nic_bytes, ages, overlap=strategy.overlap, free_running=not strategy.synchronous
+        case, network.nic_bytes, ages, is_delayed=strategy.is_delayed, free_running=not strategy.synchronous
     )
 
 
 def _undisturbed(
-    strategy: Server, paces: npt.NDArray[np.int64], network: Network, shard: float
+    strategy: Server, worker_steps: npt.NDArray[np.int64], network: Network, shard: float
 ) -> npt.NDArray[np.float64]:
     """Seconds that each worker's exchange takes where nobody comes late, shape (n,): whatever is more is waiting.
 
     A synchronous one is everybody's at the same time, an asynchronous one is a worker's alone.
     """
-    workers = range(len(paces))
+    workers = range(len(worker_steps))
     if strategy.synchronous:
-        return np.full(len(paces), _exchange(strategy, list(workers), network, shard, 0.0))
-    result, now = np.zeros(len(paces)), 0.0
+        return np.full(len(worker_steps), _exchange(strategy, list(workers), network, shard, 0.0))
+    result, now = np.zeros(len(worker_steps)), 0.0
     for worker in workers:
         end = _exchange(strategy, [worker], network, shard, now)
         result[worker], now = end - now, end

@@ -13,20 +13,20 @@ from partreduce.schedulers.simulator.rounds import run_rounds
 from partreduce.schedulers.simulator.servers import run_servers
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.argument_types import check_arguments
-from partreduce.topo.errors import InputError, MissingFeatureError
+from partreduce.topo.errors import InputError, MissingDependencyError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.table_steps import exchange_of
-from partreduce.topo.timing.tables import Touched
+from partreduce.topo.timing.tables import RowAccess
 
 MAX_CELLS = 50_000_000
 PROTOCOLS = {
-    Generated.kind: run_groups,
+    DynamicGroups.kind: run_groups,
     Pairwise.kind: run_pairs,
     Server.kind: run_servers,
     "gap": run_gaps,
@@ -44,13 +44,13 @@ def simulate(
     num_rounds: int = 100,
     seed: int = 0,
     model_bytes: int | None = None,
-    form: Form | None = None,
-    touched: Mapping[str, Touched] | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
+    touched: Mapping[str, RowAccess] | None = None,
 ) -> Timeline:
     """Run a schedule in virtual time. Deterministic for a seed.
 
     O(num_rounds · n) for fixed phases. Other kinds run the protocol objects of the run-time: what `generated`,
-    `pairwise` and `server` send at the same time shares the links, and updates between neighbours stand in line on
+    `pairwise` and `server` send at the same time shares the links, and updates between neighbors stand in line on
     them. Tables that go their own way are exchanged in each step, in which all workers meet.
 
     Args:
@@ -60,13 +60,13 @@ def simulate(
         num_rounds: how many rounds every worker does.
         seed: of jitter, disturbances, and draws of partners.
         model_bytes: the size of what the strategy averages, unless the hardware states it.
-        form: how groups average; the schedule's own by default.
+        algorithm: how groups average; the schedule's own by default.
         touched: how much of each table that goes its own way a step touches.
 
     Raises:
         InputError: step times that do not fit the workers, no rounds, a timeline that would not fit memory, or a table
             of which `touched` says nothing.
-        MissingFeatureError: tables beside a server.
+        MissingDependencyError: tables beside a server.
         ScheduleError: groups overlap.
     """
     hardware = hardware or Hardware()
@@ -81,11 +81,11 @@ def simulate(
             f"at most {max(1, MAX_CELLS // count)} rounds fit"
         )
     run = PROTOCOLS.get(schedule.strategy.protocol, run_rounds)
-    form = form or schedule.strategy.how.form
+    algorithm = algorithm or schedule.strategy.transport.algorithm
     exchange = exchange_of(schedule, hardware, touched)
     if exchange is not None and run is not run_rounds:
-        raise MissingFeatureError(
+        raise MissingDependencyError(
             f"schedule {schedule.name!r}: virtual time knows no tables beside strategy {schedule.strategy.kind!r}; "
             "take allreduce"
         )
-    return run(Case(schedule.meetings, hardware, compute, num_rounds, seed, model_bytes, form, exchange))
+    return run(Case(schedule.meetings, hardware, compute, num_rounds, seed, model_bytes, algorithm, exchange))

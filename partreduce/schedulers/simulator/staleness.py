@@ -15,13 +15,13 @@ MAX_WORKERS = 1024
 class Ages:
     """The largest and the mean of many ages, in steps of a worker."""
 
-    def __init__(self, paces: npt.NDArray[np.int64]) -> None:
-        self.paces = paces
+    def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
+        self.worker_steps = worker_steps
         self._largest, self._total, self._count = 0.0, 0.0, 0
 
     def add(self, rounds: npt.NDArray[np.int64], worker: int) -> None:
         """By how many rounds of each worker (num_workers,) something is behind; the worker's own does not count."""
-        steps = rounds * self.paces
+        steps = rounds * self.worker_steps
         steps[worker] = 0
         self._largest = max(self._largest, float(steps.max(initial=0)))
         self._total += float(steps.sum())
@@ -51,9 +51,9 @@ class Hearsay:
     `known[w, v]` (num_workers, num_workers) is the number of rounds of v whose progress is in w's parameters.
     """
 
-    def __init__(self, paces: npt.NDArray[np.int64]) -> None:
-        self.ages = Ages(paces)
-        self.known = np.zeros((len(paces), len(paces)), dtype=np.int64)
+    def __init__(self, worker_steps: npt.NDArray[np.int64]) -> None:
+        self.ages = Ages(worker_steps)
+        self.known = np.zeros((len(worker_steps), len(worker_steps)), dtype=np.int64)
 
     def meet(self, members: Sequence[int], done: npt.NDArray[np.int64]) -> None:
         """Workers average when everybody has done so many rounds (num_workers,): each knows then what any one knew."""
@@ -71,15 +71,15 @@ class Told:
     the step's progress, else when it has reduced.
 
     Args:
-        paces: steps in a round of each worker, shape (num_workers,).
+        worker_steps: steps in a round of each worker, shape (num_workers,).
         targets: whom each worker sends to.
         staleness: updates so many steps old may still be averaged.
     """
 
-    def __init__(self, paces: npt.NDArray[np.int64], targets: Sequence[Sequence[int]], staleness: int) -> None:
-        self.ages = Ages(paces)
+    def __init__(self, worker_steps: npt.NDArray[np.int64], targets: Sequence[Sequence[int]], staleness: int) -> None:
+        self.ages = Ages(worker_steps)
         self._targets, self._staleness = targets, staleness
-        count = len(paces)
+        count = len(worker_steps)
         self._known = np.zeros((count, count), dtype=np.int64)
         self._sent: list[dict[int, npt.NDArray[np.int64]]] = [{} for _ in range(count)]
         """Of each worker, what its update of each step holds, while somebody may still average it."""

@@ -16,7 +16,7 @@ class Timeline:
 
     A worker computes from `compute_start` to `compute_end` and communicates from `communicate_start` to
     `communicate_end` (equal when it is in no group); what lies between is waiting. `finish` is the end of its round.
-    With `overlap` an operation runs beside computing. `free_running` says that workers do not go from round to round
+    With `is_delayed` an operation runs beside computing. `free_running` says that workers do not go from round to round
     together (groups on request, pairs): row r then holds every worker's own round r.
 
     Round r ends with the operation of row `awaited[r]`: its own, unless a pipeline of gradients awaits an older one, or
@@ -28,13 +28,13 @@ class Timeline:
     waited for others to come to that.
     """
 
-    paces: npt.NDArray[np.int64]
+    worker_steps: npt.NDArray[np.int64]
     compute_start: npt.NDArray[np.float64]
     compute_end: npt.NDArray[np.float64]
     communicate_start: npt.NDArray[np.float64]
     communicate_end: npt.NDArray[np.float64]
     finish: npt.NDArray[np.float64]
-    overlap: bool
+    is_delayed: bool
     free_running: bool = False
     awaited: npt.NDArray[np.int64] | None = None
     drained: npt.NDArray[np.float64] | None = None
@@ -46,7 +46,7 @@ class Timeline:
     @property
     def runs_beside(self) -> bool:
         """Whether operations run beside computing, rather than between one round's and the next."""
-        return self.overlap or self.operating is not None
+        return self.is_delayed or self.operating is not None
 
     @property
     def outlasts_rounds(self) -> bool:
@@ -70,17 +70,19 @@ class Timeline:
         return np.asarray(np.diff(self.finish.max(axis=1), prepend=0.0))
 
     def per_step(self, *, warm_up: int = 0) -> float:
-        """Mean seconds per step of the workers with the largest pace, after `warm_up` rounds.
+        """Mean seconds per step of the workers with the largest steps_per_round, after `warm_up` rounds.
 
         Of workers that run freely it is the mean over the steps of all: n divided by the steps per second of all.
         """
         if self.free_running:
-            begun = self.finish[warm_up - 1] if warm_up else np.zeros(len(self.paces))  # (num_workers,)
-            seconds = (self.finish[-1] - begun) / (self.num_rounds - warm_up) / self.paces  # a step of each worker
+            begun = self.finish[warm_up - 1] if warm_up else np.zeros(len(self.worker_steps))  # (num_workers,)
+            seconds = (
+                (self.finish[-1] - begun) / (self.num_rounds - warm_up) / self.worker_steps
+            )  # a step of each worker
             return float(len(seconds) / (1 / seconds).sum()) if seconds.all() else 0.0
         latest = self.finish.max(axis=1)
         start = latest[warm_up - 1] if warm_up else 0.0
-        return float((latest[-1] - start) / (self.num_rounds - warm_up) / self.paces.max())
+        return float((latest[-1] - start) / (self.num_rounds - warm_up) / self.worker_steps.max())
 
     def computing(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker computed, shape (num_workers,)."""
@@ -88,11 +90,11 @@ class Timeline:
 
     def _apart(self) -> npt.NDArray[np.float64]:
         """Seconds that rows of tables were exchanged, shape (num_workers,)."""
-        return np.zeros(len(self.paces)) if self.exchanging is None else np.asarray(self.exchanging.sum(axis=0))
+        return np.zeros(len(self.worker_steps)) if self.exchanging is None else np.asarray(self.exchanging.sum(axis=0))
 
     def _met(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker waited for others to exchange rows, shape (num_workers,)."""
-        return np.zeros(len(self.paces)) if self.waited is None else np.asarray(self.waited.sum(axis=0))
+        return np.zeros(len(self.worker_steps)) if self.waited is None else np.asarray(self.waited.sum(axis=0))
 
     def communicating(self) -> npt.NDArray[np.float64]:
         """Seconds that each worker's group operations took (under overlap partly behind its computing), and tables."""

@@ -10,7 +10,7 @@
 * `scoring`: thousands of periods at once, through the covariance that phases pass on;
 * `period_search` over one alphabet, which fills an `archive`: hints, `segments` between full averages put together, and
   `windows` of what is on the front built anew;
-* `candidates`: what is left as schedules with figures of `topo`, and the choice among them.
+* `candidates`: what is left as schedules with metrics of `topo`, and the choice among them.
 """
 
 from partreduce.schedulers.synthesis.front import search as search

@@ -18,7 +18,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import RulePhase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.static import GroupPhases, RulePhases, Static
+from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,7 +31,7 @@ class Alphabet:
     """A phases over one space.
 
     `matrices` (A, C, G, G), `costs` (A,) in seconds of one round, `crosses` (A,) whether a group crosses nodes.
-    `radices` is set for rules; `pace` is one number or one per worker.
+    `radices` is set for rules; `steps_per_round` is one number or one per worker.
     """
 
     cluster: Cluster
@@ -41,7 +41,7 @@ class Alphabet:
     costs: Floats
     crosses: npt.NDArray[np.bool_]
     radices: tuple[int, ...] | None = None
-    pace: int | tuple[int, ...] = 1
+    steps_per_round: int | tuple[int, ...] = 1
     # The maps once they are asked for; a changed alphabet begins without them.
     _maps: list[CovarianceMap] = field(init=False, repr=False, default_factory=list)
 
@@ -58,7 +58,7 @@ class Alphabet:
         """The schedule of the phases with the given indices."""
         phases = tuple(self.phases[index] for index in indices)
         chosen = GroupPhases(phases) if self.radices is None else RulePhases(self.radices, phases)  # type: ignore[arg-type]
-        return Schedule(name, self.cluster, Static(phases=chosen, pace=self.pace))
+        return Schedule(name, self.cluster, StaticGroups(phases=chosen, steps_per_round=self.steps_per_round))
 
     def take(self, indices: Iterable[int]) -> Alphabet:
         """The alphabet of the phases with the given indices only."""

@@ -1,4 +1,4 @@
-"""What the cluster's shape and speeds imply before any search: evenness, radices, paces, the crossing bound."""
+"""What the cluster's shape and speeds imply before any search: evenness, radices, steps per round, the crossing bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from partreduce.schedulers.synthesis.rule_alphabet import MAX_DIGITS, prime_radi
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.switches import above, regular_levels
 
-MAX_PACE = 8
+MAX_STEPS_PER_ROUND = 8
 SLOWER = 1.05
 """Workers that take less than so many times as long as the fastest are as fast."""
 
@@ -44,12 +44,12 @@ def _levels(cluster: Cluster) -> tuple[int, ...] | None:
 
 
 def has_equal_speeds(cluster: Cluster) -> bool:
-    """Whether no worker is slower than others, so that one pace suits all."""
+    """Whether no worker is slower than others, so that one steps_per_round suits all."""
     return cluster.hardware is None or all(factor == 1 for _, factor in cluster.hardware.slowdown)
 
 
-def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """Pace 1 for all, and paces in proportion to speed where speeds differ (the slowest worker keeps pace 1).
+def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
+    """steps_per_round 1 for all, and steps per round in proportion to speed where speeds differ (the slowest worker keeps steps_per_round 1).
 
     The fastest take at least two steps a round then: however little slower a worker is, its one step fits beside them.
     """
@@ -61,17 +61,20 @@ def derived_paces(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     factors = dict(hardware.slowdown)
     slow = [factors.get(worker, 1.0) for worker in range(cluster.num_workers)]
     slowest, fastest = max(slow), min(slow)
-    proportional = tuple(min(MAX_PACE, max(1, round(slowest / factor))) for factor in slow)
+    proportional = tuple(min(MAX_STEPS_PER_ROUND, max(1, round(slowest / factor))) for factor in slow)
     if proportional == same and slowest > SLOWER * fastest:
         proportional = tuple(1 + (factor <= SLOWER * fastest) for factor in slow)
     return (same,) if proportional == same else (same, proportional)
 
 
-def largest_pace(problem: Problem) -> int:
+def largest_steps_per_round(problem: Problem) -> int:
     """The most steps of a round that the search gives any worker."""
-    if problem.paces is None and has_equal_speeds(problem.cluster):  # without a table of all workers
+    if problem.worker_steps is None and has_equal_speeds(problem.cluster):  # without a table of all workers
         return 1
-    return max((max(pace) for pace in problem.paces or derived_paces(problem.cluster)), default=1)
+    return max(
+        (max(steps_per_round) for steps_per_round in problem.worker_steps or derived_worker_steps(problem.cluster)),
+        default=1,
+    )
 
 
 def crossing_bound(problem: Problem) -> float:
@@ -79,15 +82,15 @@ def crossing_bound(problem: Problem) -> float:
 
     In every period some group must cross nodes (or exist at all, on one node), and every cut of the nodes: the one with
     the slowest NIC from the others, and what stands below each switch from the rest. The cheapest group across a cut is
-    a pair, whatever the form of the all-reduce, and it must run once in `max_period` rounds of at most the largest pace
-    in steps.
+    a pair, whatever the form of the all-reduce, and it must run once in `max_period` rounds of at most the largest
+    steps_per_round in steps.
     """
     cluster = problem.cluster
     if cluster.num_nodes == 1:
         least = partition_cost(((0, 1),), problem)
     else:
         least = max(min(costs) for costs in _costs_across_cuts(problem))
-    return least / (problem.limits.max_period * largest_pace(problem))
+    return least / (problem.limits.max_period * largest_steps_per_round(problem))
 
 
 def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.errors import MissingDependencyError
 from partreduce.topo.extras import missing
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def new_model() -> cp_model.CpModel:
     """An empty model.
 
     Raises:
-        MissingFeatureError: OR-Tools is not installed, or cannot be loaded.
+        MissingDependencyError: OR-Tools is not installed, or cannot be loaded.
     """
     try:
         from ortools.sat.python import cp_model
@@ -32,7 +32,7 @@ def new_model() -> cp_model.CpModel:
         raise missing(["ortools"], "synthesis") from None
     except ImportError as error:
         # Other packages that bring the same solver libraries, such as cvxpy, can keep OR-Tools' own from loading.
-        raise MissingFeatureError(
+        raise MissingDependencyError(
             f"synthesis needs OR-Tools, which is installed but does not load ({error}); import ortools before other "
             "packages with solvers"
         ) from None

@@ -54,13 +54,15 @@ def partitions(items: tuple[int, ...]) -> Iterator[Groups]:
                 yield ((first, *members), *others)
 
 
-def explicit_space(num_workers: int, paces: npt.NDArray[np.int64]) -> Space:
+def explicit_space(num_workers: int, worker_steps: npt.NDArray[np.int64]) -> Space:
     """One class (C = 1, G = n): all workers, the mean projected out. A round adds pace_i steps of noise at worker i."""
-    centre = np.eye(num_workers) - 1.0 / num_workers  # (n, n)
-    instants = int(paces.max())
-    steps = np.arange(1, instants)[:, None] * paces // instants  # (instants − 1, n): steps made by each inner instant
+    center = np.eye(num_workers) - 1.0 / num_workers  # (n, n)
+    instants = int(worker_steps.max())
+    steps = (
+        np.arange(1, instants)[:, None] * worker_steps // instants
+    )  # (instants − 1, n): steps made by each inner instant
     inner = float(steps.sum()) * (1 - 1 / num_workers)
-    fresh = centre @ np.diag(paces.astype(np.float64)) @ centre
+    fresh = center @ np.diag(worker_steps.astype(np.float64)) @ center
     return Space(num_workers, np.ones(1), fresh[None], inner, instants)
 
 
@@ -68,7 +70,7 @@ def partition_cost(groups: Groups, problem: Problem) -> float:
     """Seconds of one phase."""
     phase = Phase.from_groups(problem.cluster.num_workers, groups)
     link_loads = loads.of_phase(
-        phase, problem.cluster, problem.hardware, model_bytes=problem.size, form=problem.form.value
+        phase, problem.cluster, problem.hardware, model_bytes=problem.size, algorithm=problem.algorithm.value
     )
     return float(link_loads.seconds().max(initial=0.0))
 
@@ -136,19 +138,19 @@ def hinted_groups(problem: Problem) -> Iterator[Groups]:
     """The phases of the problem's hints, of plain means only (the search's matrices are projections)."""
     for hint in problem.hints:
         for phase in group_rounds(hint) or ():
-            if phase.relax is None:
+            if phase.relaxation is None:
                 yield tuple(group.members for group in phase)
 
 
 def explicit_alphabet(
     problem: Problem,
-    pace: Sequence[int],
+    steps_per_round: Sequence[int],
     *,
     seed: int,
     expired: Callable[[], bool],
     clock: Clock | None = None,
 ) -> Alphabet:
-    """Explicit phases for the problem with one pace per worker, pruned; all partitions up to 8 workers."""
+    """Explicit phases for the problem with one steps_per_round per worker, pruned; all partitions up to 8 workers."""
     cluster, n = problem.cluster, problem.cluster.num_workers
     complete = n <= MAX_ALL_PARTITIONS
     everyone = tuple(range(n))
@@ -175,16 +177,16 @@ def explicit_alphabet(
     # What costs as much as the full average is pruned (see `Alphabet.prune`), here before anything is made of it.
     full = (rows == 0).all(axis=1)
     cheap = np.flatnonzero(full | (costs < costs[full].min(initial=np.inf)))
-    paces = np.array(pace, dtype=np.int64)
+    worker_steps = np.array(steps_per_round, dtype=np.int64)
     node_of = cluster.node_of()
     alphabet = Alphabet(
         cluster,
-        explicit_space(n, paces),
+        explicit_space(n, worker_steps),
         tuple(Phase.from_groups(n, kept[i]) for i in cheap.tolist()),
         matrices_of(rows[cheap])[:, None],
         costs[cheap],
         (node_of[rows[cheap]] != node_of).any(axis=1),
-        pace=tuple(int(p) for p in paces) if len(set(pace)) > 1 else int(paces[0]),
+        steps_per_round=tuple(int(p) for p in worker_steps) if len(set(steps_per_round)) > 1 else int(worker_steps[0]),
     )
     return alphabet.prune()
 

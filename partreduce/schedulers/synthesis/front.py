@@ -13,9 +13,9 @@ from partreduce.schedulers.synthesis.alphabet import Alphabet, Indices
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cluster_shape import (
     crossing_bound,
-    derived_paces,
+    derived_worker_steps,
     is_even,
-    largest_pace,
+    largest_steps_per_round,
     node_radices,
 )
 from partreduce.schedulers.synthesis.explicit_alphabet import (
@@ -54,8 +54,9 @@ def search(
 ) -> Front:
     """Search for the schedules of a cluster that trade communication against consensus distance best.
 
-    Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's pace chosen from
-    `problem.paces` or derived from the slowdowns. The time is kept (the last evaluation may overrun it a little).
+    Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's steps_per_round
+    chosen from `problem.worker_steps` or derived from the slowdowns. The time is kept (the last evaluation may overrun
+    it a little).
 
     Args:
         problem: cluster, objective and limits.
@@ -69,7 +70,7 @@ def search(
         The front. Its status is infeasible only with a named bound in `reason`, unknown where the time ran out first.
 
     Raises:
-        MissingFeatureError: OR-Tools is not installed.
+        MissingDependencyError: OR-Tools is not installed.
     """
     begun = clock.elapsed
     if reason := impossible(problem):
@@ -91,7 +92,7 @@ def search(
         tried.tell("searching")
         tried.refine(end)
         by_alphabet.append(_candidates(problem, tried))
-    # In turns, since those of other paces make shorter steps of as much communication.
+    # In turns, since those of other steps per round make shorter steps of as much communication.
     found = [one for turn in zip_longest(*by_alphabet) for one in turn if one is not None]
     best = preferred(problem, found)
     return Front(
@@ -122,7 +123,7 @@ def impossible(problem: Problem) -> str | None:
         who, pair = ("the nodes", "pair across nodes") if problem.cluster.num_nodes > 1 else ("the workers", "pair")
         return (
             f"max_communication: {limits.max_communication:.6g} s per step; {who} must meet at least once in "
-            f"{limits.max_period} rounds of {largest_pace(problem)} step(s), and one {pair} then costs "
+            f"{limits.max_period} rounds of {largest_steps_per_round(problem)} step(s), and one {pair} then costs "
             f"{least:.6g} s per step (crossing bound, for all schedules of such rounds); allow that, or a longer period"
         )
     return None
@@ -131,13 +132,13 @@ def impossible(problem: Problem) -> str | None:
 def alphabets_of(
     problem: Problem, seed: int, expired: Callable[[], bool], clock: Clock | None = None
 ) -> list[Alphabet]:
-    """Rules for even clusters, otherwise explicit phases, one alphabet per choice of paces; none for too many workers.
+    """Rules for even clusters, otherwise explicit phases, one alphabet per choice of steps per round; none for too many workers.
 
     Explicit phases come second on even clusters where a hint cannot be spelled in rules. The first alphabet is there
     however little time there is.
     """
     alphabets: list[Alphabet] = []
-    if is_even(problem.cluster) and problem.paces is None and holds_rules(problem.cluster):
+    if is_even(problem.cluster) and problem.worker_steps is None and holds_rules(problem.cluster):
         alphabets.append(rule_alphabet(problem, node_radices(problem.cluster)))
         if clock is not None:
             clock.charge(PER_RULE * len(alphabets[0]))
@@ -145,9 +146,9 @@ def alphabets_of(
             return alphabets
     if problem.cluster.num_workers > MAX_EXPLICIT_WORKERS:
         return alphabets
-    for pace in problem.paces or derived_paces(problem.cluster):
+    for steps_per_round in problem.worker_steps or derived_worker_steps(problem.cluster):
         if not alphabets or not expired():
-            alphabets.append(explicit_alphabet(problem, pace, seed=seed, expired=expired, clock=clock))
+            alphabets.append(explicit_alphabet(problem, steps_per_round, seed=seed, expired=expired, clock=clock))
     return alphabets
 
 
@@ -180,7 +181,7 @@ def _candidates(problem: Problem, tried: Search) -> list[Candidate]:
         if indices in result or (tried.allowed is not None and not tried.allowed(indices)):
             continue
         result[indices] = Candidate(
-            schedule=tried.alphabet.schedule(indices, f"synthesised-{len(indices)}-phases-{1e3 * entry.cost:.4g}ms"),
+            schedule=tried.alphabet.schedule(indices, f"synthesized-{len(indices)}-phases-{1e3 * entry.cost:.4g}ms"),
             communication_seconds_per_step=entry.cost,
             consensus_distance=entry.value,
         )

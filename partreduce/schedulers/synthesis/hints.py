@@ -18,7 +18,7 @@ from partreduce.topo.errors import PartreduceError
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block, RulePhase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Pace
+from partreduce.topo.strategies import StepsPerRound
 from partreduce.topo.timing.cost import communication
 
 Round = TypeVar("Round")
@@ -27,7 +27,7 @@ Round = TypeVar("Round")
 def budgets_of(problem: Problem) -> tuple[float, ...]:
     """What the hints communicate, in seconds per step, rising, each once."""
     costs = {
-        communication(hint, problem.hardware, model_bytes=problem.size, form=problem.form).per_step
+        communication(hint, problem.hardware, model_bytes=problem.size, algorithm=problem.algorithm).per_step
         for hint in problem.hints
     }
     return tuple(sorted(cost for cost in costs if cost > 0))
@@ -36,26 +36,26 @@ def budgets_of(problem: Problem) -> tuple[float, ...]:
 def rule_rounds(hint: Schedule, radices: Sequence[int]) -> tuple[RulePhase, ...] | None:
     """The rounds of a hint as rule phases over finer radices; None if they cannot be said in these digits."""
     strategy, rule = hint.strategy, hint.rule(by_node=True)
-    if rule is None or strategy.overlap:
+    if rule is None or strategy.is_delayed:
         return None
     digits = _refinement(rule.radices, radices)
     if digits is None:
         return None
     rounds = tuple(
-        tuple(Block(b.local, tuple(d for c in b.across for d in digits[c]), b.relax) for b in phase)
+        tuple(Block(b.local, tuple(d for c in b.across for d in digits[c]), b.relaxation) for b in phase)
         for phase in rule.phases
     )
-    return _spaced(rounds, strategy.pace, ())
+    return _spaced(rounds, strategy.steps_per_round, ())
 
 
 def group_rounds(hint: Schedule) -> tuple[Phase, ...] | None:
     """The rounds of a hint as explicit phases; None if it does not average groups."""
     strategy, size = hint.strategy, hint.num_workers
     silent = Phase.from_groups(size, ())
-    if not hint.is_phased or strategy.overlap:
+    if not hint.is_phased or strategy.is_delayed:
         return None
     try:
-        return _spaced(tuple(hint.phase(t) for t in range(hint.period)), strategy.pace, silent)
+        return _spaced(tuple(hint.phase(t) for t in range(hint.period)), strategy.steps_per_round, silent)
     except PartreduceError:
         return None
 
@@ -71,16 +71,16 @@ def indices_of(alphabet: Alphabet, hints: Iterable[Schedule]) -> Iterator[Indice
         yield None if spelled is None or None in spelled else tuple(index for index in spelled if index is not None)
 
 
-def _spaced(rounds: tuple[Round, ...], pace: Pace, silent: Round) -> tuple[Round, ...]:
-    """The same rounds at pace 1: what a common pace leaves out becomes silent phases. Other paces stay as they are."""
-    gap = (silent,) * (pace - 1) if isinstance(pace, int) else ()
+def _spaced(rounds: tuple[Round, ...], steps_per_round: StepsPerRound, silent: Round) -> tuple[Round, ...]:
+    """The same rounds at steps_per_round 1: what a common steps_per_round leaves out becomes silent phases. Other steps per round stay as they are."""
+    gap = (silent,) * (steps_per_round - 1) if isinstance(steps_per_round, int) else ()
     return tuple(phase for one in rounds for phase in (*gap, one))
 
 
 def _key(phase: RulePhase | Phase) -> Hashable:
     if isinstance(phase, Phase):
         return phase
-    named = ((frozenset(b.local), frozenset(b.across), b.relax) for b in phase)
+    named = ((frozenset(b.local), frozenset(b.across), b.relaxation) for b in phase)
     return frozenset(block for block in named if len(block[0]) > 1 or block[1])
 
 

@@ -80,7 +80,11 @@ class PartitionCosts:
             count, n = part.shape
             phase = Phase.from_labels((part + n * np.arange(count)[:, None]).ravel())
             link_loads = loads.of_phase(
-                phase, self.cluster, self.hardware, model_bytes=self.problem.size, form=self.problem.form.value
+                phase,
+                self.cluster,
+                self.hardware,
+                model_bytes=self.problem.size,
+                algorithm=self.problem.algorithm.value,
             )
             copy = phase.members[phase.offsets[:-1]] // n
             np.maximum.at(seconds, start + copy, link_loads.seconds())

@@ -1,4 +1,4 @@
-"""Schema: what is asked of the synthesiser, within which limits, and what it answers."""
+"""Schema: what is asked of the synthesizer, within which limits, and what it answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.cost import bytes_of
 
 
@@ -35,7 +35,7 @@ class Status(StrEnum):
 
 
 class Objective(StrEnum):
-    """What to minimise within the limits; the front is the same for all.
+    """What to minimize within the limits; the front is the same for all.
 
     The search looks for little consensus distance at every cost; what it finds is chosen from by any of them.
     """
@@ -162,18 +162,18 @@ def check_cluster(cluster: Cluster, model_bytes: int | None = None) -> Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """A cluster with its hardware, what to minimise, and the limits.
+    """A cluster with its hardware, what to minimize, and the limits.
 
-    `form` is how a group carries out its all-reduce (it decides the cost). `paces` lists pace vectors to try; None lets
-    the search derive them from the workers' slowdowns. `hints` are known schedules of the same cluster: the search
-    starts from them and looks hardest at what they communicate.
+    `algorithm` is how a group carries out its all-reduce (it decides the cost). `worker_steps` lists steps_per_round
+    vectors to try; None lets the search derive them from the workers' slowdowns. `hints` are known schedules of the
+    same cluster: the search starts from them and looks hardest at what they communicate.
     """
 
     cluster: Cluster
     objective: Objective = Objective.CONSENSUS_DISTANCE
     limits: Limits = field(default_factory=Limits)
-    form: Form = Form.RING
-    paces: tuple[tuple[int, ...], ...] | None = None
+    algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING
+    worker_steps: tuple[tuple[int, ...], ...] | None = None
     model_bytes: int | None = None
     hints: tuple[Schedule, ...] = ()
 
@@ -182,22 +182,23 @@ class Problem:
 
         Raises:
             InputError: one worker, no hardware, no model size, a group limit outside 2 to n, an objective that is not
-                searched for, a hint for another cluster, or paces of the wrong length.
+                searched for, a hint for another cluster, or steps per round of the wrong length.
         """
         check_cluster(self.cluster, self.model_bytes)
         self.limits.check(self.cluster)
         if self.objective not in SEARCHED:
             raise InputError(
-                f"objective: is {self.objective}; the search minimises {', '.join(sorted(SEARCHED))} "
+                f"objective: is {self.objective}; the search minimizes {', '.join(sorted(SEARCHED))} "
                 "(the planner picks by the others)"
             )
         for hint in self.hints:
             if not np.array_equal(hint.cluster.node_sizes(), self.cluster.node_sizes()):
                 raise InputError(f"hints: {hint.name} is for the cluster {hint.cluster}, not for {self.cluster}")
-        for pace in self.paces or ():
-            if len(pace) != self.cluster.num_workers or min(pace) < 1:
+        for steps_per_round in self.worker_steps or ():
+            if len(steps_per_round) != self.cluster.num_workers or min(steps_per_round) < 1:
                 raise InputError(
-                    f"paces: {pace} is not 1 number of steps >= 1 for each of {self.cluster.num_workers} workers"
+                    f"steps_per_round: {steps_per_round} is not 1 number of steps >= 1 for each of "
+                    f"{self.cluster.num_workers} workers"
                 )
 
     @property
@@ -234,9 +235,9 @@ class Candidate:
 class Front:
     """The candidates in the order in which they are worth measuring, and what is known of the problem.
 
-    The best comes first; each beginning of the others is spread over the front of each choice of paces. `best` is the
-    candidate that the objective prefers within the limits (None when there is none), `reason` one line about an
-    infeasible or unknown answer with the nearest possible thing.
+    The best comes first; each beginning of the others is spread over the front of each choice of steps per round.
+    `best` is the candidate that the objective prefers within the limits (None when there is none), `reason` one line
+    about an infeasible or unknown answer with the nearest possible thing.
     """
 
     candidates: tuple[Candidate, ...]

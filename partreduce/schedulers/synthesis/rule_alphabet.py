@@ -106,8 +106,8 @@ def rule_space(workers_per_node: int, radices: Sequence[int]) -> Space:
     num_workers = workers_per_node * prod(radices)
     multiplicity = np.array([prod(radices[d] - 1 for d in c) for c in sets], dtype=np.float64)
     eye = np.eye(workers_per_node)
-    centre = eye - 1.0 / workers_per_node  # the mean lives in the class of the empty set alone
-    fresh = np.stack([centre if not c else eye for c in sets])
+    center = eye - 1.0 / workers_per_node  # the mean lives in the class of the empty set alone
+    fresh = np.stack([center if not c else eye for c in sets])
     return Space(num_workers, multiplicity, fresh)
 
 
@@ -117,10 +117,10 @@ def phase_matrices(phase: RulePhase, workers_per_node: int, num_digits: int) -> 
     result = np.broadcast_to(np.eye(workers_per_node), (len(sets), workers_per_node, workers_per_node)).copy()
     for block in phase:
         index = np.ix_(block.local, block.local)
-        relax = float(block.relax)
+        relaxation = float(block.relaxation)
         for c, digits in enumerate(sets):
             mean = 0.0 if set(digits) & set(block.across) else 1.0 / len(block.local)
-            result[c][index] = (1 - relax) * np.eye(len(block.local)) + relax * mean
+            result[c][index] = (1 - relaxation) * np.eye(len(block.local)) + relaxation * mean
     result[0] -= 1.0 / workers_per_node
     return result
 
@@ -128,7 +128,7 @@ def phase_matrices(phase: RulePhase, workers_per_node: int, num_digits: int) -> 
 def rule_cost(phase: RulePhase, radices: Sequence[int], problem: Problem) -> float:
     """Seconds of one phase."""
     link_loads = loads.of_rule(
-        phase, radices, problem.cluster, problem.hardware, model_bytes=problem.size, form=problem.form.value
+        phase, radices, problem.cluster, problem.hardware, model_bytes=problem.size, algorithm=problem.algorithm.value
     )
     return float(link_loads.seconds().max(initial=0.0))
 
@@ -137,7 +137,7 @@ def hinted_phases(problem: Problem, radices: Sequence[int]) -> Iterator[RulePhas
     """The phases of the problem's hints that can be said in these radices, of plain means only, in canonical order."""
     for hint in problem.hints:
         for phase in rule_rounds(hint, radices) or ():
-            if all(block.relax == 1 for block in phase):
+            if all(block.relaxation == 1 for block in phase):
                 kept = [b for b in phase if len(b.local) > 1 or b.across]
                 yield tuple(sorted(kept, key=lambda block: block.local))
 

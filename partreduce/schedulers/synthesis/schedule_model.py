@@ -30,7 +30,7 @@ from partreduce.schedulers.synthesis.partitions import Groups, PartitionCosts, l
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 
 if TYPE_CHECKING:
     from ortools.sat.python import cp_model
@@ -167,7 +167,7 @@ class ScheduleModel:
                 window = [x[(start + k) % num_phases] for k in range(gap + 1)]
                 model.add_bool_or(phase[g] for phase in window for g, over in enumerate(self.crosses) if over)
         self._break_symmetry(model, x[0], spans)
-        model.minimize(self._figure(model, x))
+        model.minimize(self._metric(model, x))
         for phase, known in zip(x, hint, strict=False):
             chosen = set(known)
             for one, group in zip(phase, self.groups, strict=True):
@@ -191,7 +191,7 @@ class ScheduleModel:
     def _across(self, cut: frozenset[int]) -> list[int]:
         return [g for g, group in enumerate(self.groups) if 0 < len(cut.intersection(group)) < len(group)]
 
-    def _figure(self, model: cp_model.CpModel, x: Sequence[Sequence[cp_model.IntVar]]) -> cp_model.LinearExprT:
+    def _metric(self, model: cp_model.CpModel, x: Sequence[Sequence[cp_model.IntVar]]) -> cp_model.LinearExprT:
         """What two phases leave of the noise, times S² and a weight; pairs that meet again later decide between equals.
 
         What older noise leaves depends on these.
@@ -275,7 +275,7 @@ def decided_schedules(problem: Problem, clock: Clock, until: float, *, seed: int
 def schedule_of(problem: Problem, phases: Sequence[Groups]) -> Schedule:
     """The schedule that repeats these phases."""
     chosen = tuple(Phase.from_groups(problem.cluster.num_workers, groups) for groups in phases)
-    return Schedule(f"decided-{len(phases)}-phases", problem.cluster, Static(phases=GroupPhases(chosen)))
+    return Schedule(f"decided-{len(phases)}-phases", problem.cluster, StaticGroups(phases=GroupPhases(chosen)))
 
 
 def by_digits(num_workers: int, base: int, num_phases: int) -> tuple[Groups, ...]:

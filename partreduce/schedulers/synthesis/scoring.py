@@ -7,7 +7,7 @@ the mean,
     Σ ← P Σ Pᵀ + Q,   and how much they add to the figure,   ⟨U, Σ⟩ + u,
 
 a `CovarianceMap`, and such maps compose associatively. So the rest of a period is composed once, and every replacement
-of one phase costs one more composition and one periodic Lyapunov equation. `topo.figures` computes the same figures
+of one phase costs one more composition and one periodic Lyapunov equation. `topo.metrics` computes the same metrics
 schedule by schedule; a test compares the two.
 
 Shapes: C classes of size G; `...` are leading axes (candidates, phases), which broadcast. ⟨·, ·⟩ and tr are taken on
@@ -44,7 +44,7 @@ class Space:
 
     `multiplicity` (C,), how often each class stands in the space of all n workers; `fresh` (C, G, G), the covariance
     that one round of steps adds off the mean; `inner`, the sum over the instants inside a round of its trace;
-    `instants`, the largest pace. `clock`, if given, is charged for all work below.
+    `instants`, the largest steps_per_round. `clock`, if given, is charged for all work below.
     """
 
     num_workers: int

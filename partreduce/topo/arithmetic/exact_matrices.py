@@ -106,11 +106,11 @@ class ExactMatrix:
         A group is (members, t, whether its mean survives); without its mean the rows are only multiplied by 1 − t, as
         on a character that the group's digits meet. O(columns) for each member.
         """
-        listed = [(list(members), relax, survives) for members, relax, survives in groups]
-        factor = lcm(1, *(relax.denominator * len(members) for members, relax, _ in listed))
+        listed = [(list(members), relaxation, survives) for members, relaxation, survives in groups]
+        factor = lcm(1, *(relaxation.denominator * len(members) for members, relaxation, _ in listed))
         numerators = self.numerators * factor
-        for members, relax, survives in listed:
-            part = int(relax / len(members) * factor)
+        for members, relaxation, survives in listed:
+            part = int(relaxation / len(members) * factor)
             before = self.numerators[members]
             after = (factor - part * len(members)) * before
             numerators[members] = after + part * before.sum(axis=0) if survives else after
@@ -118,7 +118,7 @@ class ExactMatrix:
         return result.reduced() if result.denominator.bit_length() > LONG else result
 
     def drawn(self, edges: Iterable[tuple[int, int, Fraction]]) -> ExactMatrix:
-        """W·self, where row `target` moves by `weight` towards row `source` for each (source, target, weight)."""
+        """W·self, where row `target` moves by `weight` toward row `source` for each (source, target, weight)."""
         listed = list(edges)
         factor = lcm(1, *(weight.denominator for _, _, weight in listed))
         numerators = self.numerators * factor

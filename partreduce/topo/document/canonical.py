@@ -1,9 +1,9 @@
 """The canonical form of a schedule and its SHA-256: what workers compare at start-up and what a certificate names.
 
 Canonical means: UTF-8 JSON with sorted keys, no spaces and no `certificate`; members that equal their default are
-absent; groups are ordered by their first member and ranks ascend; blocks, local ranks and digits ascend; a pace that
-is the same for all workers is one number; fractions are in lowest terms. So neither the order of groups in a file nor
-its layout matters, and a member that a later version adds with a default changes no old hash.
+absent; groups are ordered by their first member and ranks ascend; blocks, local ranks and digits ascend; a
+steps_per_round that is the same for all workers is one number; fractions are in lowest terms. So neither the order of
+groups in a file nor its layout matters, and a member that a later version adds with a default changes no old hash.
 
 The failure plan is part of the hash: survivors that hold different ones would average in different groups.
 """
@@ -26,11 +26,11 @@ def canonical_bytes(schedule: Schedule) -> bytes:
     document = encodable(schedule)
     document.pop("certificate", None)
     strategy = KINDS[schedule.strategy.kind].canonical(document["strategy"])
-    pace = strategy.get("pace")
-    if isinstance(pace, list) and len(set(pace)) == 1:
-        strategy = strategy | {"pace": pace[0]}
-        if pace[0] == 1:
-            del strategy["pace"]
+    steps_per_round = strategy.get("steps_per_round")
+    if isinstance(steps_per_round, list) and len(set(steps_per_round)) == 1:
+        strategy = strategy | {"steps_per_round": steps_per_round[0]}
+        if steps_per_round[0] == 1:
+            del strategy["steps_per_round"]
     document["strategy"] = strategy
     return _text(document).encode()
 

@@ -15,7 +15,7 @@ from partreduce.topo.document.schedule import check_header
 from partreduce.topo.document.shape import ListedShape, RegularShape, dump_shape, shape_value
 from partreduce.topo.document.writer import pretty, write_file
 from partreduce.topo.document.yaml_reader import MAX_YAML_BYTES, parse_yaml
-from partreduce.topo.errors import DocumentError, FileProblem, InputError, of_type
+from partreduce.topo.errors import DocumentError, FileError, InputError, of_type
 from partreduce.topo.place import shown_path
 
 FORMAT = "partreduce.cluster"
@@ -46,7 +46,7 @@ def load_cluster(text_or_path: str | os.PathLike[str]) -> Cluster:
     brace.
 
     Raises:
-        FileProblem: the file is absent or cannot be read.
+        FileError: the file is absent or cannot be read.
         DocumentError: a file that breaks the format.
         InputError: a text that is no shorthand either.
     """
@@ -105,7 +105,7 @@ def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
     """Write a cluster file, atomically: YAML for .yaml, .yml and standard output (`-`), JSON for .json.
 
     Raises:
-        FileProblem: the file cannot be written, or has none of these endings.
+        FileError: the file cannot be written, or has none of these endings.
     """
     text = os.fsdecode(os.fspath(path))
     document = dump_cluster(cluster)
@@ -117,4 +117,4 @@ def write_cluster(path: str | os.PathLike[str], cluster: Cluster) -> None:
         body = yaml.safe_dump(document, sort_keys=False, default_flow_style=None, width=120)
         write_file(path, body.encode())
     else:
-        raise FileProblem(f"{shown_path(path)}: cannot be written: a cluster file ends in {', '.join(_SUFFIXES)}")
+        raise FileError(f"{shown_path(path)}: cannot be written: a cluster file ends in {', '.join(_SUFFIXES)}")

@@ -15,7 +15,7 @@ from partreduce.topo.fraction import dump_fraction, parse_fraction
 from partreduce.topo.phase import ONE, Phase
 from partreduce.topo.place import child
 
-_KEYS = {("group",), ("group", "relax"), ("relax", "group")}
+_KEYS = {("group",), ("group", "relaxation"), ("relaxation", "group")}
 
 
 def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
@@ -31,7 +31,7 @@ def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
     if not set(map(type, chain.from_iterable(groups))) <= {int}:
         return False
     try:
-        for raw in {(type(item["relax"]), item["relax"]) for item in phase if "relax" in item}:
+        for raw in {(type(item["relaxation"]), item["relaxation"]) for item in phase if "relaxation" in item}:
             parse_fraction(raw[1])
     except (TypeError, ValueError):
         return False
@@ -39,7 +39,7 @@ def is_clean(phase: object) -> TypeGuard[list[dict[str, Any]]]:
 
 
 def phase_of(phase: list[dict[str, Any]], num_workers: int, place: str) -> Phase:
-    """The Phase of a checked list of groups in any order. O(size log size), vectorised.
+    """The Phase of a checked list of groups in any order. O(size log size), vectorized.
 
     Raises:
         DocumentError: a rank out of range or twice in one group. Groups that overlap are allowed here.
@@ -61,16 +61,16 @@ def phase_of(phase: list[dict[str, Any]], num_workers: int, place: str) -> Phase
     if len(twice):
         inside = f"{child(place, int(owner[twice[0]]))}.group"
         raise DocumentError(inside, f"worker {int(flat[twice[0]])} stands twice in it; keep it once")
-    return _ordered(num_workers, flat, sizes, _relax_of(phase))
+    return _ordered(num_workers, flat, sizes, _relaxation_of(phase))
 
 
-def _relax_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
+def _relaxation_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
     if set(map(len, phase)) <= {1}:
         return None
     known: dict[int | str, Fraction] = {}
     factors = []
     for item in phase:
-        raw = item.get("relax", 1)
+        raw = item.get("relaxation", 1)
         if raw not in known:
             known[raw] = raw if isinstance(raw, Fraction) else parse_fraction(raw)
         factors.append(known[raw])
@@ -78,7 +78,7 @@ def _relax_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
 
 
 def _ordered(
-    num_workers: int, flat: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], relax: tuple[Fraction, ...] | None
+    num_workers: int, flat: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], relaxation: tuple[Fraction, ...] | None
 ) -> Phase:
     """Put groups (each ascending) into canonical order: by members, then by relax."""
     starts = np.cumsum(sizes) - sizes
@@ -87,32 +87,32 @@ def _ordered(
     ties = np.diff(firsts[order]) == 0
     if ties.any():  # overlapping groups: where first members are equal, the order needs whole groups
         tied = np.flatnonzero(np.append(ties, False) | np.append(False, ties))
-        ends, factors = starts + sizes, relax or (ONE,) * len(sizes)
+        ends, factors = starts + sizes, relaxation or (ONE,) * len(sizes)
         by_members = sorted(order[tied].tolist(), key=lambda g: (flat[starts[g] : ends[g]].tolist(), factors[g]))
         order[tied] = by_members
     if np.any(np.diff(order) < 0):
         sizes, starts = sizes[order], starts[order]
         ends = np.cumsum(sizes)
         flat = flat[np.arange(len(flat)) - np.repeat(ends - sizes, sizes) + np.repeat(starts, sizes)]
-        relax = relax and tuple(relax[index] for index in order.tolist())
-    return Phase.from_arrays(num_workers, flat.astype(np.int32), sizes, relax)
+        relaxation = relaxation and tuple(relaxation[index] for index in order.tolist())
+    return Phase.from_arrays(num_workers, flat.astype(np.int32), sizes, relaxation)
 
 
 def plain_phase(phase: Phase) -> list[dict[str, Any]]:
-    """The groups as a document holds them; `relax` is left out where it is 1."""
+    """The groups as a document holds them; `relaxation` is left out where it is 1."""
     groups = _lists(phase)
-    if phase.relax is None:
+    if phase.relaxation is None:
         return [{"group": group} for group in groups]
     return [
-        {"group": group} if factor == 1 else {"group": group, "relax": dump_fraction(factor)}
-        for group, factor in zip(groups, phase.relax, strict=True)
+        {"group": group} if factor == 1 else {"group": group, "relaxation": dump_fraction(factor)}
+        for group, factor in zip(groups, phase.relaxation, strict=True)
     ]
 
 
 def phase_text(phase: Phase, *, spaced: bool) -> str:
     """The JSON text of `plain_phase`. Plain groups are written at the speed of C code."""
     separators = (", ", ": ") if spaced else (",", ":")
-    if phase.relax is not None or not len(phase):
+    if phase.relaxation is not None or not len(phase):
         return json.dumps(plain_phase(phase), sort_keys=True, separators=separators)
     lists = json.dumps(_lists(phase), separators=separators)[1:-1]
     comma, key = separators[0], json.dumps("group") + separators[1]

@@ -26,14 +26,14 @@ class BlockModel(Model):
 
     local: Annotated[Listed[Index], Field(min_length=1)]
     across: Listed[Index]
-    relax: Exact = ONE
+    relaxation: Exact = ONE
 
 
 class GroupModel(Model):
     """Two or more workers that average together."""
 
     group: Annotated[Listed[Index], Field(min_length=2)]
-    relax: Exact = ONE
+    relaxation: Exact = ONE
 
 
 def _quickly(phase: object, naming_check: ValidatorFunctionWrapHandler) -> list[dict[str, Any]]:
@@ -71,17 +71,17 @@ def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases
     if "node_radices" in raw:
         rules = validate(RuleMembers, part_of(raw, "node_radices", "phases"), place)
         blocks = (
-            tuple(Block(tuple(block.local), tuple(block.across), block.relax) for block in phase)
+            tuple(Block(tuple(block.local), tuple(block.across), block.relaxation) for block in phase)
             for phase in rules.phases
         )
         return RulePhases(tuple(rules.node_radices), tuple(blocks))
-    _refuse_blocks_without_radices(raw, place)
+    _check_blocks_without_radices(raw, place)
     checked: list[Any] = validate(GroupMembers, part_of(raw, "phases"), place).phases
     where = child(place, "phases")
     return GroupPhases(tuple(phase_of(phase, cluster.num_workers, child(where, t)) for t, phase in enumerate(checked)))
 
 
-def _refuse_blocks_without_radices(raw: dict[str, Any], place: str) -> None:
+def _check_blocks_without_radices(raw: dict[str, Any], place: str) -> None:
     phases = raw.get("phases")
     first = phases[0] if isinstance(phases, list) and phases else None
     if isinstance(first, list) and first and isinstance(first[0], dict) and "local" in first[0]:
@@ -107,7 +107,7 @@ def dump_phases(phases: RulePhases | GroupPhases) -> dict[str, Any]:
 
 def _dump_block(block: Block) -> dict[str, Any]:
     result: dict[str, Any] = {"local": list(block.local), "across": list(block.across)}
-    return result if block.relax == 1 else result | {"relax": dump_fraction(block.relax)}
+    return result if block.relaxation == 1 else result | {"relaxation": dump_fraction(block.relaxation)}
 
 
 def canonical_phases(dumped: dict[str, Any]) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def canonical_phases(dumped: dict[str, Any]) -> dict[str, Any]:
     phases = [
         sorted(
             (block | {"local": sorted(block["local"]), "across": sorted(block["across"])} for block in phase),
-            key=lambda block: (block["local"], block["across"], str(block.get("relax", 1))),
+            key=lambda block: (block["local"], block["across"], str(block.get("relaxation", 1))),
         )
         for phase in dumped["phases"]
     ]

@@ -25,7 +25,7 @@ def load_pilot(path: str | os.PathLike[str]) -> Pilot:
     """Read a pilot file strictly.
 
     Raises:
-        FileProblem: the file is absent or cannot be read.
+        FileError: the file is absent or cannot be read.
         DocumentError: a file that breaks the format.
     """
     raw = read_json(path)
@@ -76,6 +76,6 @@ def write_pilot(path: str | os.PathLike[str], pilot: Pilot) -> None:
     """Write a pilot file, atomically, with a line for each key, price and probe.
 
     Raises:
-        FileProblem: the file cannot be written.
+        FileError: the file cannot be written.
     """
     write_file(path, pretty(dump_pilot(pilot)).encode())

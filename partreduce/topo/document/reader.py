@@ -20,7 +20,7 @@ from typing import NoReturn
 import numpy as np
 
 from partreduce.topo.document.descriptors import descriptor_to_read, read_descriptor
-from partreduce.topo.errors import DocumentError, FileProblem
+from partreduce.topo.errors import DocumentError, FileError
 from partreduce.topo.place import child, shown, shown_path
 
 MAX_BYTES = 16 * 2**20
@@ -40,7 +40,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
     `-` is standard input; it and `/dev/fd/N` may also be pipes.
 
     Raises:
-        FileProblem: the file is absent or cannot be read.
+        FileError: the file is absent or cannot be read.
         DocumentError: not a regular file, or over the limit.
     """
     source = shown_path(path)
@@ -51,7 +51,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
         # O_NONBLOCK: opening a FIFO that nobody writes to would otherwise wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        raise FileProblem(f"{source}: cannot be opened: {getattr(error, 'strerror', None) or error}") from None
+        raise FileError(f"{source}: cannot be opened: {getattr(error, 'strerror', None) or error}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
@@ -61,7 +61,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> byte
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(max_bytes + 1)
     except OSError as error:
-        raise FileProblem(f"{source}: cannot be read: {error.strerror or error}") from None
+        raise FileError(f"{source}: cannot be read: {error.strerror or error}") from None
     finally:
         os.close(descriptor)
     if len(data) > max_bytes:
@@ -73,7 +73,7 @@ def _read_connected(descriptor: int, max_bytes: int, source: str) -> bytes:
     try:
         data = read_descriptor(descriptor, max_bytes + 1)
     except OSError as error:
-        raise FileProblem(f"{source}: cannot be read: {error.strerror or error}") from None
+        raise FileError(f"{source}: cannot be read: {error.strerror or error}") from None
     if len(data) > max_bytes:
         _too_large(len(data), max_bytes, source)
     return data
@@ -104,7 +104,7 @@ def read_json(path: str | os.PathLike[str], max_bytes: int = MAX_BYTES) -> objec
     """Read one JSON file strictly.
 
     Raises:
-        FileProblem: the file is absent or cannot be read.
+        FileError: the file is absent or cannot be read.
         DocumentError: anything that strict JSON does not allow, with its place.
     """
     return parse_json(read_bytes(path, max_bytes), max_bytes=max_bytes, source=shown_path(path))
@@ -181,7 +181,7 @@ def line_column(data: bytes, offset: int) -> str:
 
 
 def check_depth(data: bytes, *, source: str = "") -> None:
-    """Refuse nesting deeper than 32 before any recursive parser sees it. One vectorised pass that knows strings.
+    """Refuse nesting deeper than 32 before any recursive parser sees it. One vectorized pass that knows strings.
 
     Raises:
         DocumentError: with line:column of the first bracket that is too deep.

@@ -18,7 +18,7 @@ from partreduce.topo.place import child
 from partreduce.topo.round import Round
 
 Edge = Annotated[Listed[Index], Field(min_length=2, max_length=2)]
-Weights = Annotated[
+EdgeWeighting = Annotated[
     Annotated[Exact, Tag("one")] | Annotated[Listed[Exact], Tag("list")],
     Discriminator(lambda value: "list" if isinstance(value, list) else "one"),
 ]
@@ -28,7 +28,7 @@ class RoundModel(Model):
     """Weighted edges `[source, target]`; a worker's weight on itself is what the others leave."""
 
     edges: Listed[Edge]
-    weights: Weights
+    weights: EdgeWeighting
 
 
 class RoundsMember(Model):
@@ -53,7 +53,7 @@ def load_rounds(raw: dict[str, Any], cluster: Cluster, place: str) -> tuple[Roun
 
 
 def _round(model: RoundModel, num_workers: int, place: str) -> Round:
-    """The value of one round. O(edges log edges), vectorised."""
+    """The value of one round. O(edges log edges), vectorized."""
     edges = np.array(model.edges, dtype=np.int64).reshape(-1, 2)
     sources, targets = edges[:, 0], edges[:, 1]
     weights = model.weights

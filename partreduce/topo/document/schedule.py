@@ -46,7 +46,7 @@ def load_schedule(path: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -
         max_bytes: the size above which the file is refused unread; raise it for explicit files of a million workers.
 
     Raises:
-        FileProblem: the file is absent or cannot be read.
+        FileError: the file is absent or cannot be read.
         DocumentError: a file that breaks the format; one line with the file, the place and the rule. Overlapping
             groups and schedules that never reach consensus do load: `verify` refutes them.
     """

@@ -17,10 +17,10 @@ from partreduce.topo.document.cluster import ListedClusterModel, RegularClusterM
 from partreduce.topo.document.pilot import FORMAT as PILOT_FORMAT
 from partreduce.topo.document.pilot import VERSION as PILOT_VERSION
 from partreduce.topo.document.schedule import ScheduleEnvelope
-from partreduce.topo.document.strategies import KINDS, Kind, when_schema
+from partreduce.topo.document.strategies import KINDS, Kind, sync_schema
 from partreduce.topo.document.writer import write_file
 from partreduce.topo.pilot import Pilot
-from partreduce.topo.strategies.axes import When
+from partreduce.topo.strategies.axes import Sync
 
 FOLDER = Path(__file__).resolve().parents[3] / "schemas"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -29,8 +29,8 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 def schedule_schema() -> dict[str, Any]:
     """The JSON Schema of schedule files."""
     schema = ScheduleEnvelope.model_json_schema()
-    forms = [form for kind in KINDS.values() for form in _strategy_schemas(kind, schema["$defs"])]
-    schema["properties"]["strategy"] = {"anyOf": forms}
+    algorithms = [algorithm for kind in KINDS.values() for algorithm in _strategy_schemas(kind, schema["$defs"])]
+    schema["properties"]["strategy"] = {"anyOf": algorithms}
     return _finished(schema, "partreduce schedule, version 1", ScheduleEnvelope.__doc__)
 
 
@@ -38,23 +38,23 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
     """The objects of one kind: its value's fields, with the members that documents hold in another shape."""
     own = adapter(kind.value).json_schema()
     definitions |= own.pop("$defs", {})
-    for when in get_args(When):  # documents hold these as `when_schema` says
-        definitions.pop(when.__name__, None)
-    when = when_schema()
-    for form in when["anyOf"]:
-        for member in form.get("properties", {}).values():
+    for sync in get_args(Sync):  # documents hold these as `sync_schema` says
+        definitions.pop(sync.__name__, None)
+    sync = sync_schema()
+    for algorithm in sync["anyOf"]:
+        for member in algorithm.get("properties", {}).values():
             definitions |= member.pop("$defs", {})
     own.pop("title", None)
     own["description"] = kind.value.__doc__ and " ".join(kind.value.__doc__.split("\n\n")[0].split())
-    own["properties"] = {"kind": {"const": kind.value.kind}, **own["properties"], "when": when}
+    own["properties"] = {"kind": {"const": kind.value.kind}, **own["properties"], "sync": sync}
     own["required"] = ["kind", *(name for name in own.get("required", ()) if name != kind.bulk)]
     own["properties"].pop(kind.bulk, None)
     if not kind.models:
         return [own]
-    forms = []
+    algorithms = []
     for model in kind.models:
         part = _part(model, definitions)
-        forms.append(
+        algorithms.append(
             own
             | {
                 "properties": own["properties"] | part["properties"],
@@ -62,7 +62,7 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
                 "description": part["description"],
             }
         )
-    return forms
+    return algorithms
 
 
 def _part(model: type[BaseModel], definitions: dict[str, Any]) -> dict[str, Any]:

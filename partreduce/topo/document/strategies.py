@@ -1,7 +1,7 @@
 """Strategies to and from documents: pydantic validates straight onto the frozen values; this is the registry of kinds.
 
 What a document holds in another shape than the value is spelled out in its `Kind`: the phases of `static`, the rounds
-of `neighbor` (both read array by array) and the *when* axis. Everything else is described once, on the value itself.
+of `neighbor` (both read array by array) and the *sync* axis. Everything else is described once, on the value itself.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_roun
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.place import child, shown
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import LOCKSTEP, Late, Merge, Pipeline, When
+from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedAveraging, DelayedMerge, Pipeline, Sync
 from partreduce.topo.strategies.base import Strategy
-from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.strategies.generated import Generated
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.static import StaticGroups
 
 Raw = dict[str, Any]
 """A parsed JSON object."""
@@ -67,10 +67,18 @@ def _ascending_sides(dumped: Raw) -> Raw:
 KINDS: dict[str, Kind] = {
     kind.value.kind: kind
     for kind in (
-        Kind(Static, "phases", ("node_radices", "phases"), load_phases, dump_phases, STATIC_MODELS, canonical_phases),
+        Kind(
+            StaticGroups,
+            "phases",
+            ("node_radices", "phases"),
+            load_phases,
+            dump_phases,
+            STATIC_MODELS,
+            canonical_phases,
+        ),
         Kind(AllReduce),
-        Kind(Neighbor, "rounds", ("rounds",), load_rounds, dump_rounds, GRAPH_MODELS),
-        Kind(Generated),
+        Kind(NeighborAveraging, "rounds", ("rounds",), load_rounds, dump_rounds, GRAPH_MODELS),
+        Kind(DynamicGroups),
         Kind(Pairwise, canonical=_ascending_sides),
         Kind(Server),
     )
@@ -90,8 +98,8 @@ def load_strategy(raw: Raw, cluster: Cluster, place: str) -> Strategy:
         if key not in known:
             raise DocumentError(place, unknown(key, known))
     members = {key: as_tuples(value) for key, value in raw.items() if key != "kind" and key not in kind.keys}
-    if "when" in raw:
-        members["when"] = _load_when(raw["when"], child(place, "when"))
+    if "sync" in raw:
+        members["sync"] = _load_sync(raw["sync"], child(place, "sync"))
     if kind.load is not None:
         members[kind.bulk] = kind.load(raw, cluster, place)
     with located(raw, place):
@@ -119,33 +127,35 @@ def dump_strategy(strategy: Strategy) -> Raw:
         if part.name == kind.bulk and kind.dump is not None:
             result |= kind.dump(value)
         elif part.default is MISSING or value != part.default:
-            result[part.name] = _dump_when(value) if part.name == "when" else _plain(value)
+            result[part.name] = _dump_sync(value) if part.name == "sync" else _plain(value)
     return result
 
 
-WAITS: dict[str, type[Merge | Pipeline | Gap | Quorum]] = {
-    value.word: value for value in (Merge, Pipeline, Gap, Quorum)
+WAITS: dict[str, type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]] = {
+    value.word: value for value in (DelayedMerge, Pipeline, IterationGap, PartialAllReduce)
 }
-"""Values of the *when* axis that have members, which documents hold as `{word: {members}}`."""
+"""Values of the *sync* axis that have members, which documents hold as `{word: {members}}`."""
 
 
-def _load_when(raw: object, place: str) -> When:
-    """`"lockstep"`, or an object of one member such as `{"late": 1}` or `{"pipeline": {}}`."""
-    if raw == "lockstep":
-        return LOCKSTEP
-    if isinstance(raw, dict) and list(raw) == ["late"]:
-        if type(raw["late"]) is not int or raw["late"] != 1:
-            raise DocumentError(child(place, "late"), f"is {shown(raw['late'])}; an averaging is late by 1 round")
-        return Late()
+def _load_sync(raw: object, place: str) -> Sync:
+    """`"synchronous"`, or an object of one member such as `{"delay": 1}` or `{"pipeline": {}}`."""
+    if raw == "synchronous":
+        return SYNCHRONOUS
+    if isinstance(raw, dict) and list(raw) == ["delay"]:
+        if type(raw["delay"]) is not int or raw["delay"] != 1:
+            raise DocumentError(child(place, "delay"), f"is {shown(raw['delay'])}; an averaging is late by 1 round")
+        return DelayedAveraging()
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
         return _load_members(wait, raw[wait.word], child(place, wait.word))
-    known = '"lockstep", {"late": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"gap": {}} or '
-    known += '{"quorum": {"quorum": "solo"}}'
+    known = '"synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": {}} or '
+    known += '{"partial": {"quorum": "solo"}}'
     raise DocumentError(place, f"is {shown(raw)}; it must be {known}")
 
 
-def _load_members(value: type[Merge | Pipeline | Gap | Quorum], raw: object, place: str) -> When:
-    if value is Quorum and isinstance(raw, dict):
+def _load_members(
+    value: type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce], raw: object, place: str
+) -> Sync:
+    if value is PartialAllReduce and isinstance(raw, dict):
         _check_quorum(raw.get("quorum", 2), child(place, "quorum"))
     return read_value(value, raw, place)
 
@@ -157,26 +167,26 @@ def _check_quorum(raw: object, place: str) -> None:
         raise DocumentError(place, f"is {shown(raw)}; it must be {words}, or a number of workers")
 
 
-def _dump_when(when: When) -> object:
-    if when.word in WAITS:
-        return {when.word: _plain(when)}
-    return {"late": when.rounds} if isinstance(when, Late) else "lockstep"
+def _dump_sync(sync: Sync) -> object:
+    if sync.word in WAITS:
+        return {sync.word: _plain(sync)}
+    return {"delay": sync.rounds} if isinstance(sync, DelayedAveraging) else "synchronous"
 
 
-def when_schema() -> dict[str, Any]:
-    """How documents hold the *when* axis, as a JSON Schema."""
+def sync_schema() -> dict[str, Any]:
+    """How documents hold the *sync* axis, as a JSON Schema."""
     return {
         "anyOf": [
-            {"const": "lockstep"},
-            _one_member("late", {"const": 1, "type": "integer"}),
+            {"const": "synchronous"},
+            _one_member("delay", {"const": 1, "type": "integer"}),
             *(_one_member(word, _described(value)) for word, value in WAITS.items()),
         ],
-        "default": "lockstep",
+        "default": "synchronous",
         "description": "How long a round waits for its averaging, and how late that may come.",
     }
 
 
-def _described(value: type[Merge | Pipeline | Gap | Quorum]) -> dict[str, Any]:
+def _described(value: type[DelayedMerge | Pipeline | IterationGap | PartialAllReduce]) -> dict[str, Any]:
     """The JSON Schema of a value, with the first paragraph of its docstring."""
     schema = adapter(value).json_schema(ref_template="#/$defs/{model}")
     schema.pop("title", None)

@@ -16,7 +16,7 @@ from partreduce.topo.document.descriptors import STDOUT, descriptor_to_write, wr
 from partreduce.topo.document.groups import phase_text
 from partreduce.topo.document.reader import parse_json
 from partreduce.topo.document.schedule import encodable, schedule_of
-from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from partreduce.topo.errors import DocumentError, FileError, ScheduleError
 from partreduce.topo.phase import Phase
 from partreduce.topo.place import shown_path
 from partreduce.topo.schedule import Schedule
@@ -30,7 +30,7 @@ def write_schedule(path: str | os.PathLike[str], schedule: Schedule) -> None:
     """Write a schedule file, atomically: readers see the old file or the new one, never a part.
 
     Raises:
-        FileProblem: the file cannot be written; what stood there before still stands.
+        FileError: the file cannot be written; what stood there before still stands.
         ScheduleError: the schedule cannot be expressed in the format (a name of several lines, a fraction of more
             digits than the format holds, a certificate with integers beyond ±2**53).
     """
@@ -85,7 +85,7 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
     is written to directly, and so are `-` (standard output) and `/dev/fd/N`.
 
     Raises:
-        FileProblem: the file cannot be written; what stood there before still stands.
+        FileError: the file cannot be written; what stood there before still stands.
         BrokenPipeError: whoever read standard output has gone.
     """
     connected = descriptor_to_write(path)
@@ -106,11 +106,11 @@ def write_file(path: str | os.PathLike[str], data: bytes) -> None:
         raise _unwritten(shown, getattr(error, "strerror", None) or error) from None
 
 
-def refuse_without_place(path: str | os.PathLike[str]) -> None:
+def check_without_place(path: str | os.PathLike[str]) -> None:
     """Refuse a file to write whose folder is not there, or which is a folder, before there is anything to write.
 
     Raises:
-        FileProblem: it is so.
+        FileError: it is so.
     """
     if descriptor_to_write(path) is None:
         target = Path(os.path.realpath(path))
@@ -120,8 +120,8 @@ def refuse_without_place(path: str | os.PathLike[str]) -> None:
             raise _unwritten(shown_path(path), f"there is no folder {target.parent}; make it first")
 
 
-def _unwritten(shown: str, reason: object) -> FileProblem:
-    return FileProblem(f"{shown}: cannot be written: {reason}")
+def _unwritten(shown: str, reason: object) -> FileError:
+    return FileError(f"{shown}: cannot be written: {reason}")
 
 
 def _replace(target: Path, data: bytes) -> None:

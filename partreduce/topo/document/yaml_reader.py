@@ -37,7 +37,7 @@ def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = ""
     text = decode(data, max_bytes=max_bytes, source=source)
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        _refuse_events(yaml.parse(text, Loader=loader), source)
+        _check_events(yaml.parse(text, Loader=loader), source)
         return _Reader(source).value(yaml.compose(text, Loader=loader), "")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -54,13 +54,13 @@ def parse_yaml(data: bytes, *, max_bytes: int = MAX_YAML_BYTES, source: str = ""
         raise DocumentError("document", f"is not YAML: {problem}; remove the character", source) from None
 
 
-def _refuse_events(events: Iterator[yaml.Event], source: str) -> None:
+def _check_events(events: Iterator[yaml.Event], source: str) -> None:
     import yaml
 
     depth = documents = 0
     for event in events:
         problem = ""
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "outer_params", None):
             problem = "uses an anchor or an alias; write the value out"
         elif tag := getattr(event, "tag", None):
             problem = f"uses the tag {shown(tag)}; remove it"
@@ -87,7 +87,7 @@ class _Reader:
         self.source = source
 
     def value(self, node: yaml.Node | None, place: str) -> object:
-        """The value of a node. Depth is bounded by `_refuse_events`."""
+        """The value of a node. Depth is bounded by `_check_events`."""
         import yaml
 
         if isinstance(node, yaml.MappingNode):

@@ -33,7 +33,7 @@ def grid(rows: int, columns: int) -> Graph:
 
 
 def torus(rows: int, columns: int) -> Graph:
-    """The grid closed in both directions: worker r·columns + c hears from its 4 neighbours; rows, columns ≥ 3.
+    """The grid closed in both directions: worker r·columns + c hears from its 4 neighbors; rows, columns ≥ 3.
 
     With weights 1/5 the slem gap is 1 − max |1 + 2cos(2πi/rows) + 2cos(2πj/columns)|/5 over (i, j) ≠ (0, 0).
     """

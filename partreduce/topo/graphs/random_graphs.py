@@ -16,7 +16,7 @@ def random_regular(num_workers: int, degree: int, seed: int) -> Graph:
 
     Random pairing of stubs; pairs that are loops or repetitions swap an end with random other pairs until none is
     left. More than half full graphs are drawn as complements.
-    Source: Bollobás, A probabilistic proof of an asymptotic formula for the number of labelled regular graphs, 1980.
+    Source: Bollobás, A probabilistic proof of an asymptotic formula for the number of labeled regular graphs, 1980.
 
     Raises:
         ScheduleError: no connected graph was found (degree 1, or 2 with bad luck).

@@ -25,11 +25,11 @@ def weigh(graph: Graph, method: str = "metropolis") -> Round:
     Raises:
         ScheduleError: an unknown method, or a graph that the method cannot weigh.
     """
-    refuse_unknown(method)
+    check_unknown(method)
     return METHODS[method](graph)
 
 
-def refuse_unknown(method: str) -> None:
+def check_unknown(method: str) -> None:
     """Refuse a name that no method has."""
     if method not in METHODS:
         raise ScheduleError(f"weights: {method!r} is not one of {', '.join(METHODS)}")
@@ -59,7 +59,7 @@ def metropolis(graph: Graph) -> Round:
 
 
 def uniform(graph: Graph) -> Round:
-    """Every worker averages itself and its neighbours: 1/(1 + number of workers heard from) (D-PSGD, Hop).
+    """Every worker averages itself and its neighbors: 1/(1 + number of workers heard from) (D-PSGD, Hop).
 
     Doubly stochastic on regular graphs only.
     Source: Lian et al., Can decentralized algorithms outperform centralized algorithms?, NeurIPS 2017.

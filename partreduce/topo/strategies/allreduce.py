@@ -1,4 +1,4 @@
-"""Strategy `allreduce`: everybody averages with everybody (DDP for pace 1, local SGD for pace H > 1)."""
+"""Strategy `allreduce`: everybody averages with everybody (DDP for steps_per_round 1, local SGD for steps_per_round H > 1)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,41 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block, RuleView
-from partreduce.topo.strategies.axes import Form, Late, Lockstep, Merge, Pipeline, Sending, When
-from partreduce.topo.strategies.base import Phased
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.axes import (
+    AllReduceAlgorithm,
+    DelayedAveraging,
+    DelayedMerge,
+    GradientBuckets,
+    Pipeline,
+    Sync,
+    Synchronous,
+)
+from partreduce.topo.strategies.base import HasGroups
+from partreduce.topo.strategies.partial import PartialAllReduce
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AllReduce(Phased):
+class AllReduce(HasGroups):
     """Average over all workers once per round.
 
-    With pace 1, in lockstep, in a pipeline or by a quorum, *gradients* are averaged before the step, which in lockstep
-    equals DDP for every optimizer; otherwise, and for outer steps, *parameters* are averaged after the last step of
-    each round.
+    With steps_per_round 1, synchronously, in a pipeline or by a quorum, *gradients* are averaged before the step, which
+    synchronously equals DDP for every optimizer; otherwise, and for outer steps, *parameters* are averaged after the
+    last step of each round.
     """
 
     kind: ClassVar[str] = "allreduce"
-    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Merge, Pipeline, Quorum)
-    forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
+    sync_types: ClassVar[tuple[type[Sync], ...]] = (
+        Synchronous,
+        DelayedAveraging,
+        DelayedMerge,
+        Pipeline,
+        PartialAllReduce,
+    )
+    algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 
     def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
         """A quorum does; else gradients may be rounded, and of parameters what all added since they were equal."""
-        if isinstance(self.when, Quorum):
+        if isinstance(self.sync, PartialAllReduce):
             return "a quorum's sums are sent as they are; leave it out"
         return ""
 
@@ -38,24 +52,25 @@ class AllReduce(Phased):
         """With a late averaging, whose rounds overlap."""
         return (
             ""
-            if isinstance(self.when, Lockstep | Merge)
-            else f"when.{self.when.word} is for whole models; leave it out"
+            if isinstance(self.sync, Synchronous | DelayedMerge)
+            else f"sync.{self.sync.word} is for whole models; leave it out"
         )
 
     def check_kind(self, cluster: Cluster) -> None:
         """Refuse a quorum that the cluster does not have, or that should start before a gradient is whole."""
-        if not isinstance(self.when, Quorum):
+        if not isinstance(self.sync, PartialAllReduce):
             return
-        self.when.check_workers(cluster.num_workers)
-        if self.how.sending is Sending.LAYERS:
+        self.sync.check_workers(cluster.num_workers)
+        if self.transport.gradient_buckets is GradientBuckets.PER_LAYER:
             raise ScheduleError(
-                "how.sending: is layers; what a quorum sums is added to the send buffer when it is whole; leave it out"
+                "transport.gradient_buckets: is layers; what a quorum sums is added to the send buffer when it is "
+                "whole; leave it out"
             )
 
     @property
     def averages_gradients(self) -> bool:
         """Whether gradients are averaged rather than parameters."""
-        is_plain = self.what.outer.is_plain and not isinstance(self.when, Merge)
+        is_plain = self.payload.outer.is_plain and not isinstance(self.sync, DelayedMerge)
         return self.steps_once and not self.mixes_late and is_plain
 
     @property
@@ -74,24 +89,24 @@ class AllReduce(Phased):
         return Phase.from_groups(cluster.num_workers, [self.group_of(0, index, cluster)])
 
     def group_of(self, worker: int, index: int, cluster: Cluster) -> Group:  # noqa: ARG002 - all groups are one
-        return Group(tuple(range(cluster.num_workers)), self._relax)
+        return Group(tuple(range(cluster.num_workers)), self._relaxation)
 
     @property
-    def _relax(self) -> Fraction:
-        """What of the way to the others' model a worker goes: off the mean lateness inside a round makes no difference.
+    def _relaxation(self) -> Fraction:
+        """What of the way to the others' model a worker goes: off the mean delay inside a round makes no difference.
 
         What x keeps of the steps since it was sent, it keeps of its difference to the others, too.
         """
-        return 1 - self.when.kept
+        return 1 - self.sync.kept
 
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
         """One block: across workers that each count as a node or, with `by_node`, across equal nodes of the cluster."""
         if not by_node:
-            return RuleView((cluster.num_workers,), ((Block((0,), (0,), self._relax),),), 1)
+            return RuleView((cluster.num_workers,), ((Block((0,), (0,), self._relaxation),),), 1)
         if cluster.workers_per_node is None:
             return None
         radices = (cluster.num_nodes,) if cluster.num_nodes > 1 else ()
-        everyone = Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices))), self._relax)
+        everyone = Block(tuple(range(cluster.workers_per_node)), tuple(range(len(radices))), self._relaxation)
         return RuleView(radices, ((everyone,),), cluster.workers_per_node)
 
     def num_distinct_phases(self, cluster: Cluster) -> int:  # noqa: ARG002 - the same for all clusters

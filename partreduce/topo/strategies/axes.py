@@ -11,16 +11,16 @@ from typing import ClassVar
 
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed, Count, Exact, Rounds, take_numbers
-from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.strategies.waiting import Waiting
 
 
 @dataclass(frozen=True, slots=True)
-class Lockstep(Waiting):
+class Synchronous(Waiting):
     """A round waits for its averaging: x_{k+1} = W_k (x_k + u_k)."""
 
-    word: ClassVar[str] = "lockstep"
+    word: ClassVar[str] = "synchronous"
 
     @property
     def in_words(self) -> str:
@@ -28,29 +28,29 @@ class Lockstep(Waiting):
 
 
 @dataclass(frozen=True, slots=True)
-class Late(Waiting):
+class DelayedAveraging(Waiting):
     """The averaging of a round's first parameters runs while the round computes: x_{k+1} = W_k x_k + u_k(x_k)."""
 
-    word: ClassVar[str] = "late"
+    word: ClassVar[str] = "delay"
 
     rounds: int = 1
 
     @property
     def in_words(self) -> str:
-        return self.word
+        return "late"
 
     @property
     def lag(self) -> int:
         return self.rounds
 
     def check(self) -> None:
-        """Refuse another lateness than one round."""
+        """Refuse another delay than one round."""
         if self.rounds != 1:
-            raise ScheduleError(f"when.late: is {self.rounds}; an averaging is late by 1 round")
+            raise ScheduleError(f"sync.delay: is {self.rounds}; an averaging is late by 1 round")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Merge(Closed, Waiting):
+class DelayedMerge(Closed, Waiting):
     """Averages what workers had `steps` steps before a round's end, while they go on, and merges it at the end.
 
     x <- alpha * own + (1 - alpha) * global, where own is the model at the end and global what became of the average
@@ -58,7 +58,7 @@ class Merge(Closed, Waiting):
     """
 
     word: ClassVar[str] = "merge"
-    place: ClassVar[str] = "when.merge."
+    place: ClassVar[str] = "sync.merge."
     called: ClassVar[str] = "merging inside a round"
 
     steps: Rounds = 0
@@ -85,14 +85,14 @@ class Merge(Closed, Waiting):
         return self.alpha
 
     def check(self) -> None:
-        """Refuse what is lockstep, or no merging."""
+        """Refuse what is synchronous, or no merging."""
         if not 0 <= self.alpha < 1:
-            raise ScheduleError(f"when.merge.alpha: is {self.alpha}; a worker keeps at least 0 and less than all")
+            raise ScheduleError(f"sync.merge.alpha: is {self.alpha}; a worker keeps at least 0 and less than all")
         if not self.steps and not self.alpha:
-            raise ScheduleError("when.merge: has steps 0 and alpha 0, which is lockstep; leave it out")
+            raise ScheduleError("sync.merge: has steps 0 and alpha 0, which is synchronous; leave it out")
 
 
-class Drain(Choice):
+class DrainPolicy(Choice):
     """What becomes of the gradients that are still on their way when a pipeline ends."""
 
     APPLY = "apply"
@@ -102,7 +102,7 @@ class Drain(Choice):
     """They are thrown away, as in the published algorithm."""
 
 
-class GradientTotal(Choice):
+class GradientReduction(Choice):
     """What a step applies of all workers' gradients."""
 
     MEAN = "mean"
@@ -115,25 +115,25 @@ class Pipeline(Closed, Waiting):
     """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, whose sum ran while later steps computed.
 
     w[t] = w[t-1] - U(g[t-K]) with K = `width`, g the mean (or sum) of all workers' gradients and g[t] = 0 for t <= 0,
-    where g[t] was taken at w[t] (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are in lockstep.
+    where g[t] was taken at w[t] (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are synchronously.
 
     A width beyond 2 hides nothing more, since a worker computes one step and sends one gradient at a time: the step
     takes max(computing, communicating) for each K >= 2, while every gradient gets older. So a run and its proof warn.
     """
 
     word: ClassVar[str] = "pipeline"
-    place: ClassVar[str] = "when.pipeline."
+    place: ClassVar[str] = "sync.pipeline."
     called: ClassVar[str] = "pipeline of gradients"
     delays_gradients: ClassVar[bool] = True
 
     width: Count = 2
     warm_up: Rounds = 0
-    drain: Drain = Drain.APPLY
-    total: GradientTotal = GradientTotal.MEAN
+    drain: DrainPolicy = DrainPolicy.APPLY
+    total: GradientReduction = GradientReduction.MEAN
 
     @property
     def in_words(self) -> str:
-        """What differs from lockstep, in a few words."""
+        """What differs from synchronous, in a few words."""
         return self.word if self.lag == 1 else f"{self.word} {self.lag} late"
 
     @property
@@ -144,7 +144,7 @@ class Pipeline(Closed, Waiting):
     def check(self) -> None:
         if self.width < 2:
             raise ScheduleError(
-                f"when.pipeline.width: is {self.width}; a pipeline is 2 wide, and a width of 1 is lockstep"
+                f"sync.pipeline.width: is {self.width}; a pipeline is 2 wide, and a width of 1 is synchronous"
             )
 
 
@@ -154,12 +154,12 @@ WIDER = (
 )
 """The paper's argument against more than two iterations side by side."""
 
-LOCKSTEP = Lockstep()
-When = Lockstep | Late | Merge | Pipeline | Gap | Quorum
+SYNCHRONOUS = Synchronous()
+Sync = Synchronous | DelayedAveraging | DelayedMerge | Pipeline | IterationGap | PartialAllReduce
 """How long a round waits, and how old what it gets may be."""
 
 
-class Form(Choice):
+class AllReduceAlgorithm(Choice):
     """How a group carries out its all-reduce (costs: `topo.timing.cost`)."""
 
     RING = "ring"
@@ -173,13 +173,13 @@ class Codec(Choice):
     FLOAT16 = "float16"
     BFLOAT16 = "bfloat16"
     INT8 = "int8"
-    """Whole numbers of -127..127 times a scale for each block of neighbouring numbers."""
+    """Whole numbers of -127..127 times a scale for each block of neighboring numbers."""
     INT4 = "int4"
     """The same of -7..7, two in a byte."""
 
     @property
     def has_blocks(self) -> bool:
-        """Whether neighbouring numbers share a scale."""
+        """Whether neighboring numbers share a scale."""
         return self in {Codec.INT8, Codec.INT4}
 
     @property
@@ -196,32 +196,32 @@ class CodecScope(Choice):
     """Only what crosses from one node to another; inside a node numbers keep their precision."""
 
 
-class Sending(Choice):
+class GradientBuckets(Choice):
     """When a gradient is sent."""
 
-    WHOLE = "whole"
+    SINGLE = "single"
     """In one piece, after backward."""
 
-    LAYERS = "layers"
+    PER_LAYER = "per_layer"
     """Layer by layer, while backward goes on: hidden behind it, at the price of a latency for each layer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How(Closed):
+class Transport(Closed):
     """How the payload of a sum travels.
 
     `block` numbers share one scale of the codecs int8 and int4. With `error_feedback` what rounding took from what a
     worker gave to a sum of all is added to what it gives to the next.
     """
 
-    place: ClassVar[str] = "how."
+    place: ClassVar[str] = "transport."
 
-    form: Form = Form.RING
+    algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING
     codec: Codec = Codec.NONE
     where: CodecScope = CodecScope.ALL
     block: Count = 256
     error_feedback: bool = False
-    sending: Sending = Sending.WHOLE
+    gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
     def check(self) -> None:
         """Refuse settings of a codec that is not there.
@@ -229,21 +229,23 @@ class How(Closed):
         Raises:
             ScheduleError: the place, the value and the rule.
         """
-        default = How()
+        default = Transport()
         if not self.codec.has_blocks:
             for name in ("block", "error_feedback"):
                 if getattr(self, name) != getattr(default, name):
                     value = getattr(self, name)
                     raise ScheduleError(
-                        f"how.{name}: is {str(value).lower()}; only the codecs int8 and int4 have it (the codec is "
+                        f"transport.{name}: is {str(value).lower()}; only the codecs int8 and int4 have it (the "
+                        "codec is "
                         f"{self.codec})"
                     )
         if self.where is not CodecScope.ALL and self.codec is Codec.NONE:
-            raise ScheduleError(f"how.where: is {self.where}; there is no codec whose place it could say")
-        if self.where is CodecScope.ACROSS_NODES and self.form is not Form.HIERARCHICAL:
+            raise ScheduleError(f"transport.where: is {self.where}; there is no codec whose place it could say")
+        if self.where is CodecScope.ACROSS_NODES and self.algorithm is not AllReduceAlgorithm.HIERARCHICAL:
             raise ScheduleError(
-                f"how.where: is {self.where}; form {self.form} has no stage of its own across nodes, hierarchical has"
+                f"transport.where: is {self.where}; form {self.algorithm} has no stage of its own across nodes, "
+                "hierarchical has"
             )
 
 
-RING = How()
+RING = Transport()

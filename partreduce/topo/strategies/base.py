@@ -16,39 +16,50 @@ from partreduce.topo.fields import Choice, Closed, Count
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.round import MixingStep, Round
 from partreduce.topo.rule import RuleView
-from partreduce.topo.strategies.axes import LOCKSTEP, RING, Codec, Form, How, Late, Lockstep, Merge, Sending, When
-from partreduce.topo.strategies.routes import ALIKE, Routes
+from partreduce.topo.strategies.axes import (
+    RING,
+    SYNCHRONOUS,
+    AllReduceAlgorithm,
+    Codec,
+    DelayedAveraging,
+    DelayedMerge,
+    GradientBuckets,
+    Sync,
+    Synchronous,
+    Transport,
+)
+from partreduce.topo.strategies.payload import PLAIN_PAYLOAD, Payload
 
-Pace = Count | tuple[Count, ...]
+StepsPerRound = Count | tuple[Count, ...]
 """Steps per round: one number for all, or one per worker."""
 
 
 class Averaging(Choice):
-    """How a group weighs its members' progress when their paces differ."""
+    """How a group weighs its members' progress when their steps per round differ."""
 
     MEAN = "mean"
-    """The plain mean of the members' parameters: favours the data of workers that took more steps."""
+    """The plain mean of the members' parameters: favors the data of workers that took more steps."""
 
-    STEP_NORMALISED = "step-normalised"
-    """Each member's progress of the round is first divided by its pace and multiplied by the mean pace."""
+    STEP_NORMALIZED = "step-normalized"
+    """Each member's progress of the round is first divided by its steps_per_round and multiplied by the mean steps_per_round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy(Closed, ABC):
-    """How workers synchronise. Frozen; its fields are the members of its JSON object, beside `kind`."""
+    """How workers synchronize. Frozen; its fields are the members of its JSON object, beside `kind`."""
 
     kind: ClassVar[str]
-    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late)
-    """The values of the *when* axis that this kind goes with."""
-    forms: ClassVar[tuple[Form, ...]] = (Form.RING,)
+    sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous, DelayedAveraging)
+    """The values of the *sync* axis that this kind goes with."""
+    algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING,)
     """The forms of a sum that this kind goes with."""
     is_on_request: ClassVar[bool] = False
     """Whether its workers have no common rounds, but ask for each averaging, by a protocol of the kind's own."""
 
-    pace: Pace = 1
-    when: When = LOCKSTEP
-    what: Routes = ALIKE
-    how: How = RING
+    steps_per_round: StepsPerRound = 1
+    sync: Sync = SYNCHRONOUS
+    payload: Payload = PLAIN_PAYLOAD
+    transport: Transport = RING
     averaging: Averaging = Averaging.MEAN
 
     def check(self, cluster: Cluster) -> None:
@@ -57,63 +68,71 @@ class Strategy(Closed, ABC):
         Raises:
             ScheduleError: the place, the value and the rule.
         """
-        self._check_pace(cluster)
-        if not isinstance(self.when, self.whens):
-            raise ScheduleError(f"when: strategy {self.kind!r} has no {self.when.called}; leave it out")
-        self.when.check()
-        self.what.check(cluster.num_workers)
-        if not self.what.outer.is_plain:
+        self._check_steps_per_round(cluster)
+        if not isinstance(self.sync, self.sync_types):
+            raise ScheduleError(f"sync: strategy {self.kind!r} has no {self.sync.called}; leave it out")
+        self.sync.check()
+        self.payload.check(cluster.num_workers)
+        if not self.payload.outer.is_plain:
             self._check_outer(cluster)
         if self.takes_turns:
             self._check_turns()
-        if self.when.delays_gradients and not self.averages_gradients:
+        if self.sync.delays_gradients and not self.averages_gradients:
             raise ScheduleError(
-                f"when.{self.when.word}: goes with pace 1, where gradients are averaged; pace is {self.pace}"
+                f"sync.{self.sync.word}: goes with steps_per_round 1, where gradients are averaged; steps_per_round "
+                f"is {self.steps_per_round}"
             )
-        if self.how.form not in self.forms:
-            known = " or ".join(self.forms)
-            raise ScheduleError(f"how.form: is {self.how.form}; strategy {self.kind!r} travels as {known}")
-        self._check_how(cluster)
-        self._check_what()
+        if self.transport.algorithm not in self.algorithms:
+            known = " or ".join(self.algorithms)
+            raise ScheduleError(
+                f"transport.algorithm: is {self.transport.algorithm}; strategy {self.kind!r} travels as {known}"
+            )
+        self._check_transport(cluster)
+        self._check_payload()
         self.check_kind(cluster)
 
-    def _check_how(self, cluster: Cluster) -> None:
-        self.how.check()
-        if self.how.sending is Sending.LAYERS and not self.sends_layers:
+    def _check_transport(self, cluster: Cluster) -> None:
+        self.transport.check()
+        if self.transport.gradient_buckets is GradientBuckets.PER_LAYER and not self.sends_layers:
             raise ScheduleError(
-                f"how.sending: is {self.how.sending}; gradients of allreduce at pace 1 can go layer by layer, while "
+                f"transport.gradient_buckets: is {self.transport.gradient_buckets}; gradients of allreduce at "
+                "steps_per_round 1 can go layer by layer, while "
                 "parameters are there all at once"
             )
-        if self.how.codec is not Codec.NONE and (reason := self.refuses_codec(cluster)):
-            raise ScheduleError(f"how.codec: is {self.how.codec}; {reason}")
+        if self.transport.codec is not Codec.NONE and (reason := self.refuses_codec(cluster)):
+            raise ScheduleError(f"transport.codec: is {self.transport.codec}; {reason}")
         repeats_sums = self.averages_gradients or (self.averages_everyone and not self.mixes_late)
-        if self.how.error_feedback and not repeats_sums:
+        if self.transport.error_feedback and not repeats_sums:
             raise ScheduleError(
-                "how.error_feedback: is true; only where every round is of all workers, and none is late, each sum has "
+                "transport.error_feedback: is true; only where every round is of all workers, and none is late, each "
+                "sum has "
                 "a next one of the same numbers, to which what rounding took can be added; leave it out"
             )
 
-    def _check_what(self) -> None:
-        if self.what and (reason := self.refuses_tables()):
-            raise ScheduleError(f"what.tables: a table's rows are exchanged in every step, in lockstep, and {reason}")
-        if not self.what.average_dense and not (self.averages_gradients and isinstance(self.when, Lockstep)):
+    def _check_payload(self) -> None:
+        if self.payload and (reason := self.refuses_tables()):
             raise ScheduleError(
-                "what.average_dense: is false; only gradients that meet over all workers in each step, in lockstep, "
-                "can be summed (a pipeline has when.pipeline.total for it), and parameters are averaged; leave it out"
+                f"payload.tables: a table's rows are exchanged in every step, synchronously, and {reason}"
+            )
+        if not self.payload.average_dense and not (self.averages_gradients and isinstance(self.sync, Synchronous)):
+            raise ScheduleError(
+                "payload.average_dense: is false; only gradients that meet over all workers in each step, "
+                "synchronously, "
+                "can be summed (a pipeline has sync.pipeline.total for it), and parameters are averaged; leave it out"
             )
 
     def _check_outer(self, cluster: Cluster) -> None:
-        if not isinstance(self.when, Lockstep | Merge):
+        if not isinstance(self.sync, Synchronous | DelayedMerge):
             raise ScheduleError(
-                f"what.outer: takes what workers moved until all meet, and when.{self.when.word} brings it later; "
+                f"payload.outer: takes what workers moved until all meet, and sync.{self.sync.word} brings it later; "
                 "leave one of the two out"
             )
-        if self.what.outer.has_own_anchors:
-            if reason := self.refuses_own_anchors():
-                raise ScheduleError(f"what.outer.anchor: is own; {reason}")
+        if self.payload.outer.has_own_outer_params:
+            if reason := self.refuses_own_outer_params():
+                raise ScheduleError(f"payload.outer.outer_params: is own; {reason}")
         elif not self.has_round_of_all(cluster):
             raise ScheduleError(
-                "what.outer: acts where all workers meet, so that they go on from one model, and strategy "
+                "payload.outer: acts where all workers meet, so that they go on from one model, and strategy "
                 f"{self.kind!r} has no such round here; take allreduce, or static with a phase of one group of all"
             )
 
@@ -124,29 +143,32 @@ class Strategy(Closed, ABC):
         outer momentum b a round without gradients maps (e, b) linearly; by Jury's criterion its spectral radius is
         below 1 if and only if alpha * lr < (1 + alpha) * (1 + momentum), with Nesterov's alpha * lr * (1 + 2 momentum).
         """
-        when, count = self.when, self.what.num_fragments
+        sync, count = self.sync, self.payload.num_fragments
         if count > 1 and (reason := self.refuses_fragments()):
-            raise ScheduleError(f"what.fragments: are {count}; {reason}")
-        if isinstance(when, Merge) and not isinstance(self.pace, int):
-            raise ScheduleError("when.merge: goes with one pace for all workers; give pace as a number")
-        if self.averaging is not Averaging.MEAN:
-            place = "what.fragments" if count > 1 else "when.merge"
-            raise ScheduleError(f"{place}: goes with plain means; leave averaging out")
-        least = self.pace if isinstance(self.pace, int) else min(self.pace)
-        if count > least:
-            raise ScheduleError(f"what.fragments: are {count}, and each has its turn in a round of {least} steps")
-        if when.late_steps >= least:
+            raise ScheduleError(f"payload.fragments: are {count}; {reason}")
+        if isinstance(sync, DelayedMerge) and not isinstance(self.steps_per_round, int):
             raise ScheduleError(
-                f"when.merge.steps: is {when.late_steps}; what is averaged every {least} steps is merged before "
+                "sync.merge: goes with one steps_per_round for all workers; give steps_per_round as a number"
+            )
+        if self.averaging is not Averaging.MEAN:
+            place = "payload.fragments" if count > 1 else "sync.merge"
+            raise ScheduleError(f"{place}: goes with plain means; leave averaging out")
+        least = self.steps_per_round if isinstance(self.steps_per_round, int) else min(self.steps_per_round)
+        if count > least:
+            raise ScheduleError(f"payload.fragments: are {count}, and each has its turn in a round of {least} steps")
+        if sync.late_steps >= least:
+            raise ScheduleError(
+                f"sync.merge.steps: is {sync.late_steps}; what is averaged every {least} steps is merged before "
                 "it is sent again; take fewer"
             )
-        if isinstance(when, Merge):
-            factor = self.what.outer.momentum
-            pull = when.alpha * self.what.outer.lr * (1 + 2 * factor * self.what.outer.nesterov)
-            if pull >= (1 + when.alpha) * (1 + factor):
-                most = (1 + when.alpha) * (1 + factor) / (pull / self.what.outer.lr)
+        if isinstance(sync, DelayedMerge):
+            factor = self.payload.outer.momentum
+            pull = sync.alpha * self.payload.outer.lr * (1 + 2 * factor * self.payload.outer.nesterov)
+            if pull >= (1 + sync.alpha) * (1 + factor):
+                most = (1 + sync.alpha) * (1 + factor) / (pull / self.payload.outer.lr)
                 raise ScheduleError(
-                    f"what.outer.lr: is {self.what.outer.lr}; with alpha {when.alpha} and this momentum anchors and "
+                    f"payload.outer.lr: is {self.payload.outer.lr}; with alpha {sync.alpha} and this momentum "
+                    "anchors and "
                     f"models go apart from a rate of {most} on; take a smaller one"
                 )
 
@@ -154,17 +176,17 @@ class Strategy(Closed, ABC):
         """Why parts of the model may not take turns; empty where they may."""
         return f"strategy {self.kind!r} averages whole models; take allreduce or static, or leave them out"
 
-    def refuses_own_anchors(self) -> str:
+    def refuses_own_outer_params(self) -> str:
         """Why groups may not make outer steps from anchors that differ; empty where they may."""
         return f"workers of strategy {self.kind!r} have no groups that are fixed, or all have one anchor; take static"
 
     def refuses_tables(self) -> str:
         """Why no table may go a way of its own; empty where all workers take the same steps together."""
         if self.protocol:
-            waiting = f"with when.{self.when.word}" if self.when.protocol else f"of strategy {self.kind!r}"
-            return f"workers {waiting} have no common steps; take allreduce, static or neighbor, in lockstep"
-        if not isinstance(self.pace, int) and len(set(self.pace)) > 1:
-            return "workers of unequal pace have no common steps; give one pace for all"
+            waiting = f"with sync.{self.sync.word}" if self.sync.protocol else f"of strategy {self.kind!r}"
+            return f"workers {waiting} have no common steps; take allreduce, static or neighbor, synchronously"
+        if not isinstance(self.steps_per_round, int) and len(set(self.steps_per_round)) > 1:
+            return "workers of unequal steps_per_round have no common steps; give one steps_per_round for all"
         return ""
 
     def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups
@@ -178,41 +200,42 @@ class Strategy(Closed, ABC):
     def check_kind(self, cluster: Cluster) -> None:
         """The part of `check` that belongs to one kind."""
 
-    def _check_pace(self, cluster: Cluster) -> None:
-        if not isinstance(self.pace, int) and len(self.pace) != cluster.num_workers:
+    def _check_steps_per_round(self, cluster: Cluster) -> None:
+        if not isinstance(self.steps_per_round, int) and len(self.steps_per_round) != cluster.num_workers:
             raise ScheduleError(
-                f"pace: has {len(self.pace)} entries; give 1 number or 1 for each of {cluster.num_workers} workers"
+                f"steps_per_round: has {len(self.steps_per_round)} entries; give 1 number or 1 for each of "
+                f"{cluster.num_workers} workers"
             )
 
     @property
     def steps_once(self) -> bool:
         """Whether a round is one step of every worker; a list of ones says so, too, and has the same hash."""
-        return self.pace == 1 if isinstance(self.pace, int) else set(self.pace) == {1}
+        return self.steps_per_round == 1 if isinstance(self.steps_per_round, int) else set(self.steps_per_round) == {1}
 
     @property
-    def overlap(self) -> bool:
+    def is_delayed(self) -> bool:
         """Whether averaging runs while a round computes."""
-        return self.when.lag > 0
+        return self.sync.lag > 0
 
     @property
     def takes_turns(self) -> bool:
         """Whether rounds have operations in the middle: of fragments, or of whole models that are merged later."""
-        return self.what.num_fragments > 1 or isinstance(self.when, Merge)
+        return self.payload.num_fragments > 1 or isinstance(self.sync, DelayedMerge)
 
     @property
     def lacks_newest(self) -> bool:
         """Whether what is averaged in a round, of any fragment, lacks steps that the round has when it ends."""
-        return self.what.num_fragments > 1 or self.when.late_steps > 0
+        return self.payload.num_fragments > 1 or self.sync.late_steps > 0
 
     @property
     def mixes_late(self) -> bool:
         """Whether what is averaged are parameters of before: x_{k+1} = W_k x_k + u_k, which changes every figure."""
-        return self.overlap and not self.when.delays_gradients
+        return self.is_delayed and not self.sync.delays_gradients
 
     @property
     def protocol(self) -> str:
         """By which protocol workers agree as it comes; empty where rounds are fixed and nobody has to ask."""
-        return self.kind if self.is_on_request else self.when.protocol
+        return self.kind if self.is_on_request else self.sync.protocol
 
     @property
     def averages_gradients(self) -> bool:
@@ -250,8 +273,8 @@ class Strategy(Closed, ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mixing(Strategy):
-    """A strategy whose rounds are fixed, one after the other: it has mixing matrices, figures and a period."""
+class HasMixingMatrix(Strategy):
+    """A strategy whose rounds are fixed, one after the other: it has mixing matrices, metrics and a period."""
 
     @property
     @abstractmethod
@@ -277,7 +300,7 @@ class Mixing(Strategy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Phased(Mixing):
+class HasGroups(HasMixingMatrix):
     """A strategy whose rounds are phases: disjoint groups that every worker can compute for itself."""
 
     @abstractmethod
@@ -296,8 +319,8 @@ class Phased(Mixing):
     def rule(self, cluster: Cluster, *, by_node: bool = False) -> RuleView | None:
         """The same phases as rules, None for explicit groups.
 
-        With `by_node` the rule's nodes are the cluster's own, as paces and links need it; otherwise a strategy that
-        does not look at nodes may count every worker as one, which keeps proofs small.
+        With `by_node` the rule's nodes are the cluster's own, as steps per round and links need it; otherwise a
+        strategy that does not look at nodes may count every worker as one, which keeps proofs small.
         """
 
     def steps(self, cluster: Cluster) -> tuple[Phase, ...]:

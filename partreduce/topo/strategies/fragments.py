@@ -22,12 +22,12 @@ def number_of(fragments: Fragments) -> int:
     return fragments if isinstance(fragments, int) else len(fragments)
 
 
-def round_ends(num_fragments: int, pace: int) -> tuple[int, ...]:
-    """After which of every `pace` steps the round of each fragment ends: floor((p + 1) * pace / P), the last with all.
+def round_ends(num_fragments: int, steps_per_round: int) -> tuple[int, ...]:
+    """After which of every `steps_per_round` steps the round of each fragment ends: floor((p + 1) * steps_per_round / P), the last with all.
 
-    With P <= pace they ascend, and at least pace div P steps lie between two of them.
+    With P <= steps_per_round they ascend, and at least steps_per_round div P steps lie between two of them.
     """
-    return tuple((number + 1) * pace // num_fragments for number in range(num_fragments))
+    return tuple((number + 1) * steps_per_round // num_fragments for number in range(num_fragments))
 
 
 class Move(NamedTuple):
@@ -38,15 +38,15 @@ class Move(NamedTuple):
     merges: bool
 
 
-def moves(num_fragments: int, pace: int, late: int) -> tuple[Move, ...]:
-    """What a round does to its fragments, in the one order of all workers; each is merged `late` < `pace` steps late.
+def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ...]:
+    """What a round does to its fragments, in the one order of all workers; each is merged `late` < `steps_per_round` steps late.
 
     A fragment may be sent in the round before the one that merges it; the first round has nothing to merge then. So up
-    to ceil(late * P / pace) are in flight at once: a merge makes room before the next is sent.
+    to ceil(late * P / steps_per_round) are in flight at once: a merge makes room before the next is sent.
     """
-    ends = round_ends(num_fragments, pace)
+    ends = round_ends(num_fragments, steps_per_round)
     merges = [Move(end, number, merges=True) for number, end in enumerate(ends)]
-    sends = [Move((end - late - 1) % pace + 1, number, merges=False) for number, end in enumerate(ends)]
+    sends = [Move((end - late - 1) % steps_per_round + 1, number, merges=False) for number, end in enumerate(ends)]
     return tuple(sorted(sends + merges, key=lambda move: (move.taken, move.merges is (late == 0))))
 
 
@@ -58,20 +58,20 @@ def check_fragments(fragments: Fragments) -> None:
     """
     if isinstance(fragments, int):
         if fragments < 1:
-            raise ScheduleError(f"what.fragments: is {fragments}; a model has at least 1")
+            raise ScheduleError(f"payload.fragments: is {fragments}; a model has at least 1")
         return
     if len(fragments) < 2:
-        raise ScheduleError(f"what.fragments: has {len(fragments)} entries; leave it out, or give at least 2")
+        raise ScheduleError(f"payload.fragments: has {len(fragments)} entries; leave it out, or give at least 2")
     seen: dict[str, int] = {}
     for place, patterns in enumerate(fragments):
         if not patterns:
             raise ScheduleError(
-                f"what.fragments[{place}]: is empty; give the names of its parameters, such as 'head.*'"
+                f"payload.fragments[{place}]: is empty; give the names of its parameters, such as 'head.*'"
             )
         for pattern in patterns:
             if pattern in seen:
                 raise ScheduleError(
-                    f"what.fragments[{place}]: has {pattern!r}, as fragment {seen[pattern]} has; "
+                    f"payload.fragments[{place}]: has {pattern!r}, as fragment {seen[pattern]} has; "
                     "a parameter is in one fragment"
                 )
             seen[pattern] = place
@@ -100,14 +100,14 @@ def assign(fragments: Fragments, parameters: Sequence[tuple[tuple[str, ...], int
             said = " and ".join(f"{number} ({pattern!r})" for number, pattern in found.items())
             said = f"fragments {said}" if found else "no fragment"
             raise InputError(
-                f"model: parameter {names[0]!r} is in {said}; what.fragments of the schedule has each "
+                f"model: parameter {names[0]!r} is in {said}; payload.fragments of the schedule has each "
                 "parameter in exactly one"
             )
         result += found
     for number, patterns in enumerate(fragments):
         if number not in result:
             raise InputError(
-                f"model: has no parameter for what.fragments[{number}] of the schedule ({', '.join(patterns)}); "
+                f"model: has no parameter for payload.fragments[{number}] of the schedule ({', '.join(patterns)}); "
                 "leave that fragment out"
             )
     return result
@@ -118,7 +118,7 @@ def _cut(count: int, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[
     if len(layers) < count:
         raise InputError(
             f"model: has {len(layers)} layers with parameters, fewer than the {count} fragments of the schedule; "
-            "take fewer, or give what.fragments as lists of names"
+            "take fewer, or give payload.fragments as lists of names"
         )
     sizes = [sum(size for _, size in layer) for layer in layers]
     low, high = max(sizes), sum(sizes)
@@ -129,7 +129,7 @@ def _cut(count: int, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[
 
 
 def _parts(sizes: Sequence[int], room: int, least: int) -> list[int]:
-    """Number neighbours alike as long as they fit into `room`, and as long as `least` numbers can still be used."""
+    """Number neighbors alike as long as they fit into `room`, and as long as `least` numbers can still be used."""
     numbers, number, filled = [], 0, 0
     for place, size in enumerate(sizes):
         is_full = filled + size > room

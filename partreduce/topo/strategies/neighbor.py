@@ -10,21 +10,21 @@ import numpy as np
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.round import Round
-from partreduce.topo.strategies.axes import Late, Lockstep, When
-from partreduce.topo.strategies.base import Mixing
-from partreduce.topo.strategies.gap import Gap, Weights
+from partreduce.topo.strategies.axes import DelayedAveraging, Sync, Synchronous
+from partreduce.topo.strategies.base import HasMixingMatrix
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Neighbor(Mixing):
+class NeighborAveraging(HasMixingMatrix):
     """Rounds of weighted averaging that repeat for ever; one round is a fixed graph.
 
-    Lockstep is Hop's serial order (its Figure 2), x ← W(x + u); late by one round its parallel order, x ← Wx + u(x).
-    With a `gap` workers go on by themselves over one fixed graph, in which neighbours can drift apart so far only.
+    Synchronous is Hop's serial order (its Figure 2), x ← W(x + u); late by one round its parallel order, x ← Wx + u(x).
+    With a `gap` workers go on by themselves over one fixed graph, in which neighbors can drift apart so far only.
     """
 
     kind: ClassVar[str] = "neighbor"
-    whens: ClassVar[tuple[type[When], ...]] = (Lockstep, Late, Gap)
+    sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous, DelayedAveraging, IterationGap)
     rounds: tuple[Round, ...]
 
     def check_kind(self, cluster: Cluster) -> None:
@@ -40,42 +40,45 @@ class Neighbor(Mixing):
                 raise ScheduleError(
                     f"rounds[{t}]: is for {graph.num_workers} workers, the cluster has {cluster.num_workers}"
                 )
-        if isinstance(self.when, Gap):
-            self._check_gap(self.when)
+        if isinstance(self.sync, IterationGap):
+            self._check_gap(self.sync)
 
-    def _check_gap(self, gap: Gap) -> None:
+    def _check_gap(self, gap: IterationGap) -> None:
         if len(self.rounds) > 1:
             raise ScheduleError(f"rounds: has {len(self.rounds)}; a gap is kept over the edges of 1 fixed graph")
-        if not isinstance(self.pace, int):
+        if not isinstance(self.steps_per_round, int):
             raise ScheduleError(
-                "pace: has one number for each worker; with when.gap give one, a faster worker runs ahead"
+                "steps_per_round: has one number for each worker; with sync.iteration_gap give one, a faster worker "
+                "runs ahead"
             )
         graph = self.rounds[0]
-        gap.check_neighbours(np.bincount(graph.targets, minlength=graph.num_workers).tolist())
-        if gap.takes_all and gap.weights is Weights.UNIFORM and (edge := _uneven(graph)) is not None:
+        gap.check_neighbors(np.bincount(graph.targets, minlength=graph.num_workers).tolist())
+        if gap.takes_all and gap.weights is EdgeWeighting.UNIFORM and (edge := _uneven(graph)) is not None:
             raise ScheduleError(
-                f"when.gap.weights: is uniform, but edge {edge[0]}→{edge[1]} of rounds[0] has another weight; every "
+                f"sync.iteration_gap.weights: is uniform, but edge {edge[0]}→{edge[1]} of rounds[0] has another "
+                "weight; every "
                 "update of every round is taken, so give the graph uniform weights"
             )
         if gap.max_ig == 0:
-            raise ScheduleError("when.gap.max_ig: is 0; without a token nobody ever enters step 1")
+            raise ScheduleError("sync.iteration_gap.max_ig: is 0; without a token nobody ever enters step 1")
         if gap.max_ig is not None:
             return
         if gap.has_backup:
             raise ScheduleError(
-                "when.gap.backup: without token queues a worker that others do without falls behind without limit, and "
+                "sync.iteration_gap.backup: without token queues a worker that others do without falls behind "
+                "without limit, and "
                 "no queue is long enough; give max_ig as well"
             )
         if (edge := _one_way(graph)) is not None:
             raise ScheduleError(
                 f"rounds[0]: no path leads back along edge {edge[0]}→{edge[1]}, so worker {edge[0]} runs ahead without "
-                "limit and no queue is long enough; give when.gap.max_ig, or a graph with a way back"
+                "limit and no queue is long enough; give sync.iteration_gap.max_ig, or a graph with a way back"
             )
 
     @property
     def goes_on_without(self) -> bool:
-        """Where a gap is kept: neighbours for as long as backup, staleness and tokens let them, others for longer."""
-        return isinstance(self.when, Gap)
+        """Where a gap is kept: neighbors for as long as backup, staleness and tokens let them, others for longer."""
+        return isinstance(self.sync, IterationGap)
 
     @property
     def period(self) -> int:

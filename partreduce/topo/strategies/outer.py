@@ -1,4 +1,4 @@
-"""DiLoCo's value of the *what* axis: an outer optimizer takes what all workers moved on average as its gradient.
+"""DiLoCo's value of the *payload* axis: an outer optimizer takes what all workers moved on average as its gradient.
 
 Source: Douillard et al., DiLoCo: distributed low-communication training of language models, 2023 (arXiv 2311.08105),
 Algorithm 1.
@@ -21,18 +21,18 @@ class OuterOptimizer(Choice):
     """torch.optim.SGD, without weight decay and dampening."""
 
 
-class Anchor(Choice):
+class OuterParams(Choice):
     """From which model a worker's outer step goes on."""
 
-    COMMON = "common"
+    SHARED = "shared"
     """One that all have in common: rounds of all workers make outer steps, groups of fewer average as without them."""
 
-    OWN = "own"
+    PER_WORKER = "per_worker"
     """Every worker's own, of its last round: every group makes outer steps of its mean (NoLoCo, arXiv 2506.10911)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outer(Closed):
+class OuterStep(Closed):
     """What a round of all workers makes of their mean m, from the model a with which all began (the anchor).
 
     With the movement d = m - a and the momentum b, which begins as 0: b <- momentum * b + d, then
@@ -40,16 +40,16 @@ class Outer(Closed):
     Plain averaging is lr 1 and momentum 0, for then a becomes m. With anchors of their own the members of a group take
     its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta = gamma = lr.
 
-    Numbers may be given as Python writes them: `Outer(lr=0.7)` is 7/10.
+    Numbers may be given as Python writes them: `OuterStep(lr=0.7)` is 7/10.
     """
 
-    place: ClassVar[str] = "what.outer."
+    place: ClassVar[str] = "payload.outer."
 
     optimizer: OuterOptimizer = OuterOptimizer.SGD
     lr: Exact = Fraction(1)
     momentum: Exact = Fraction(0)
     nesterov: bool = False
-    anchor: Anchor = Anchor.COMMON
+    outer_params: OuterParams = OuterParams.SHARED
 
     def __post_init__(self) -> None:
         """Take numbers as they are written, and refuse those that no outer optimizer has.
@@ -66,9 +66,9 @@ class Outer(Closed):
         return self.lr == 1 and self.momentum == 0
 
     @property
-    def has_own_anchors(self) -> bool:
+    def has_own_outer_params(self) -> bool:
         """Whether anchors differ between workers, so that what a round does depends on more than their models."""
-        return self.anchor is Anchor.OWN
+        return self.outer_params is OuterParams.PER_WORKER
 
     @property
     def in_words(self) -> str:
@@ -76,7 +76,7 @@ class Outer(Closed):
         if self.is_plain:
             return ""
         momentum = f", {'Nesterov ' if self.nesterov else ''}momentum {float(self.momentum):g}" if self.momentum else ""
-        own = ", own anchors" if self.has_own_anchors else ""
+        own = ", own anchors" if self.has_own_outer_params else ""
         return f"outer {str(self.optimizer).upper()} {float(self.lr):g}{momentum}{own}"
 
     def check(self) -> None:
@@ -86,14 +86,16 @@ class Outer(Closed):
             ScheduleError: the place, the value and the rule.
         """
         if self.lr <= 0:
-            raise ScheduleError(f"what.outer.lr: is {self.lr}; a learning rate is above 0")
+            raise ScheduleError(f"payload.outer.lr: is {self.lr}; a learning rate is above 0")
         if not 0 <= self.momentum < 1:
-            raise ScheduleError(f"what.outer.momentum: is {self.momentum}; a momentum is at least 0 and below 1")
-        if self.has_own_anchors and self.is_plain:
-            raise ScheduleError("what.outer.anchor: is own; plain averaging goes on from no anchor, leave it out")
+            raise ScheduleError(f"payload.outer.momentum: is {self.momentum}; a momentum is at least 0 and below 1")
+        if self.has_own_outer_params and self.is_plain:
+            raise ScheduleError(
+                "payload.outer.outer_params: is own; plain averaging goes on from no anchor, leave it out"
+            )
         if self.nesterov and not self.momentum:
-            raise ScheduleError("what.outer.nesterov: is true; there is no momentum that it could look ahead with")
+            raise ScheduleError("payload.outer.nesterov: is true; there is no momentum that it could look ahead with")
 
 
-PLAIN = Outer()
+PLAIN = OuterStep()
 """The mean is the next model."""

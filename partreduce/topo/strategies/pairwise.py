@@ -13,7 +13,7 @@ from partreduce.topo.strategies.base import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pairwise(Strategy):
-    """After each round an active worker picks a random passive neighbour and both take the mean of the two models.
+    """After each round an active worker picks a random passive neighbor and both take the mean of the two models.
 
     `active` lists the ranks that start exchanges; all others answer. `edges` limits who may meet whom (None: every
     active worker with every passive one). The graph is bipartite by construction, which is what makes the exchange

@@ -38,7 +38,7 @@ class Server(Strategy):
         """A synchronous server's workers have common steps, though they ask for what a round gives."""
         if self.synchronous and self.steps_once:
             return ""
-        return "workers of a server have common steps only where it is synchronous, with pace 1"
+        return "workers of a server have common steps only where it is synchronous, with steps_per_round 1"
 
     def refuses_codec(self, cluster: Cluster) -> str:
         """Averaged gradients may be rounded; answers of an asynchronous server are parameters."""

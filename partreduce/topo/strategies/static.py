@@ -12,8 +12,8 @@ from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Bulk, Rounds
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import RulePhase, RuleView, check_rule
-from partreduce.topo.strategies.axes import Form, Lockstep
-from partreduce.topo.strategies.base import Phased
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Synchronous
+from partreduce.topo.strategies.base import HasGroups
 
 MAX_EXPLICIT_WORKERS = 2**24
 """Explicit groups cost memory and time per worker and phase; a small file must not ask for more than a machine has."""
@@ -62,7 +62,7 @@ class RulePhases(Bulk):
 
     def are_plain(self) -> bool:
         """Whether no block has a relax factor. O(blocks)."""
-        return all(block.relax == 1 for phase in self.phases for block in phase)
+        return all(block.relaxation == 1 for phase in self.phases for block in phase)
 
     def num_distinct(self) -> int:
         """Distinct partitions; phases without groups do not count."""
@@ -124,7 +124,7 @@ class GroupPhases(Bulk):
 
     def are_plain(self) -> bool:
         """Whether no group has a relax factor. O(groups)."""
-        return all(relax == 1 for phase in self.phases for relax in phase.relax or ())
+        return all(relaxation == 1 for phase in self.phases for relaxation in phase.relaxation or ())
 
     def num_distinct(self) -> int:
         """Distinct partitions; phases without groups do not count."""
@@ -132,14 +132,14 @@ class GroupPhases(Bulk):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Static(Phased):
+class StaticGroups(HasGroups):
     """Phases that repeat for ever, written as rules or as explicit groups.
 
     The first `prologue` rounds average over all workers before the period starts.
     """
 
     kind: ClassVar[str] = "static"
-    forms: ClassVar[tuple[Form, ...]] = (Form.RING, Form.HIERARCHICAL)
+    algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 
     phases: RulePhases | GroupPhases
     prologue: Rounds = 0
@@ -158,14 +158,14 @@ class Static(Phased):
 
     def refuses_fragments(self) -> str:
         """With what comes late, whose rounds overlap, and with anchors of each worker's own, whose proof has none."""
-        if self.what.outer.has_own_anchors:
+        if self.payload.outer.has_own_outer_params:
             return "outer steps from anchors of each worker's own are for whole models; leave one of the two out"
-        return "" if isinstance(self.when, Lockstep) else f"when.{self.when.word} is for whole models; leave it out"
+        return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"
 
-    def refuses_own_anchors(self) -> str:
+    def refuses_own_outer_params(self) -> str:
         """Plain means of whole models are what the proof is about."""
-        if self.how.codec.rounds:
-            return f"codec {self.how.codec} measures from one that all share; leave one of the two out"
+        if self.transport.codec.rounds:
+            return f"codec {self.transport.codec} measures from one that all share; leave one of the two out"
         if not self.phases.are_plain():
             return "a group has a relax factor, whose part the outer rate has here; leave relax out"
         return ""

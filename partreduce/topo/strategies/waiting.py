@@ -1,4 +1,4 @@
-"""What every value of the *when* axis answers; what it does not answer otherwise is as in lockstep."""
+"""What every value of the *sync* axis answers; what it does not answer otherwise is as synchronously."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class Waiting(ABC):
-    """How long a round waits for its averaging, and how old what it gets may be; lockstep unless a value says more."""
+    """How long a round waits for its averaging, and how old what it gets may be; synchronous unless a value says more."""
 
     __slots__ = ()
 
@@ -24,7 +24,7 @@ class Waiting(ABC):
     @property
     @abstractmethod
     def in_words(self) -> str:
-        """What differs from lockstep, in a few words."""
+        """What differs from synchronous, in a few words."""
 
     @property
     def lag(self) -> int:
@@ -43,7 +43,7 @@ class Waiting(ABC):
 
     @property
     def warm_up(self) -> int:
-        """First rounds that are in lockstep nevertheless."""
+        """First rounds that are synchronously nevertheless."""
         return 0
 
     @property
@@ -51,7 +51,7 @@ class Waiting(ABC):
         """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""
         return True
 
-    def check(self) -> None:  # noqa: B027 - nothing can be wrong with lockstep
+    def check(self) -> None:  # noqa: B027 - nothing can be wrong with synchronous
         """Refuse settings that do not go with one another.
 
         Raises:

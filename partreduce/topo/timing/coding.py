@@ -1,7 +1,7 @@
 """What a codec makes of a sum: fewer bytes on the wire, another way to add them up, and seconds of its own.
 
 Around a ring 16 bits are added up by the backend's own all-reduce and halve every byte of it. 8 bits cannot be added up
-in 8 bits, so a sum is quantise → all_to_all → exact sum → quantise → all_gather (`topo.timing.traffic`): a byte for
+in 8 bits, so a sum is quantize → all_to_all → exact sum → quantize → all_gather (`topo.timing.traffic`): a byte for
 each number and 4 bytes of scale for each block. Stages inside and across nodes do the same with 16 bits.
 """
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from partreduce.topo.codec_numbers import NUMBER_BYTES, SCALE_BYTES
 from partreduce.topo.hardware import CodecSeconds, Hardware
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Sending
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Transport
 from partreduce.topo.strategies.base import Strategy
 from partreduce.topo.strategies.fragments import Move, moves
 
@@ -48,16 +48,16 @@ class Coding:
     seconds: CodecSeconds = FREE
 
     @classmethod
-    def of(cls, how: How, hardware: Hardware) -> Coding:
+    def of(cls, transport: Transport, hardware: Hardware) -> Coding:
         """What the hardware makes of a codec; where no link takes time for bytes, coding them takes none either."""
-        if how.codec is Codec.NONE:
+        if transport.codec is Codec.NONE:
             return PLAIN
-        scales = SCALE_BYTES / how.block if how.codec.has_blocks else 0.0
-        stated = dict(hardware.codec).get(how.codec.value, SECONDS[how.codec])
+        scales = SCALE_BYTES / transport.block if transport.codec.has_blocks else 0.0
+        stated = dict(hardware.codec).get(transport.codec.value, SECONDS[transport.codec])
         return cls(
-            wire=(NUMBER_BYTES[how.codec.value] + scales) / 4,
-            exchanged=how.codec.has_blocks,
-            across_only=how.where is CodecScope.ACROSS_NODES,
+            wire=(NUMBER_BYTES[transport.codec.value] + scales) / 4,
+            exchanged=transport.codec.has_blocks,
+            across_only=transport.where is CodecScope.ACROSS_NODES,
             seconds=FREE if hardware.is_free_of_bytes() else stated,
         )
 
@@ -71,33 +71,33 @@ class Travel:
     """How a sum travels: its form, its coding, and the shares of the payload that are sent one after the other.
 
     Segment j of L is ready when the share `ready[j]` of a step's computing is done. With `turns` each is sent and
-    merged where these shares of a round's computing are done (one for each worker where paces differ), and computing
-    waits for it where it is merged.
+    merged where these shares of a round's computing are done (one for each worker where steps per round differ), and
+    computing waits for it where it is merged.
     """
 
-    form: Form
+    algorithm: AllReduceAlgorithm
     coding: Coding = PLAIN
     shares: tuple[float, ...] = (1.0,)
     ready: tuple[float, ...] = (1.0,)
     turns: tuple[tuple[float | npt.NDArray[np.float64], Move], ...] = ()
 
     @classmethod
-    def of_strategy(cls, strategy: Strategy, hardware: Hardware, form: Form | None = None) -> Travel:
+    def of_strategy(cls, strategy: Strategy, hardware: Hardware, algorithm: AllReduceAlgorithm | None = None) -> Travel:
         """As `of`; fragments that take turns, or a model that is merged late, share the payload evenly."""
-        travel, count = cls.of(strategy.how, hardware, form), strategy.what.num_fragments
+        travel, count = cls.of(strategy.transport, hardware, algorithm), strategy.payload.num_fragments
         if not strategy.lacks_newest:
             return travel
-        pace, late = strategy.pace, strategy.when.late_steps
+        steps_per_round, late = strategy.steps_per_round, strategy.sync.late_steps
         turns: tuple[tuple[float | npt.NDArray[np.float64], Move], ...]
-        if isinstance(pace, int):
-            turns = tuple((move.taken / pace, move) for move in moves(count, pace, late))
+        if isinstance(steps_per_round, int):
+            turns = tuple((move.taken / steps_per_round, move) for move in moves(count, steps_per_round, late))
         else:  # where nothing is late, so that all workers have one order
-            of_workers = zip(*(moves(count, own, late) for own in pace), strict=True)
-            turns = tuple((np.array([move.taken for move in same]) / pace, same[0]) for same in of_workers)
+            of_workers = zip(*(moves(count, own, late) for own in steps_per_round), strict=True)
+            turns = tuple((np.array([move.taken for move in same]) / steps_per_round, same[0]) for same in of_workers)
         return replace(travel, shares=(1 / count,) * count, turns=turns)
 
     @classmethod
-    def of(cls, how: How, hardware: Hardware, form: Form | None = None) -> Travel:
+    def of(cls, transport: Transport, hardware: Hardware, algorithm: AllReduceAlgorithm | None = None) -> Travel:
         """As a schedule says, in its own form unless another is asked for.
 
         Segments become ready at equal distances during backward, the last share of a step's computing; those without
@@ -106,11 +106,11 @@ class Travel:
         Raises:
             ScheduleError: only what crosses nodes is coded, and that other form has no stage across nodes.
         """
-        chosen = how.form if form is None else form
-        if how.where is CodecScope.ACROSS_NODES and chosen is not how.form:
-            type(how)(form=chosen, codec=how.codec, where=how.where).check()
-        coding = Coding.of(how, hardware)
-        if how.sending is Sending.WHOLE:
+        chosen = transport.algorithm if algorithm is None else algorithm
+        if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:
+            type(transport)(algorithm=chosen, codec=transport.codec, where=transport.where).check()
+        coding = Coding.of(transport, hardware)
+        if transport.gradient_buckets is GradientBuckets.SINGLE:
             return cls(chosen, coding)
         sizes = hardware.layers if isinstance(hardware.layers, tuple) else (1,) * (hardware.layers or LAYERS)
         count, whole = len(sizes), sum(sizes)

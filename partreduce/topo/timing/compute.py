@@ -5,7 +5,7 @@ The published disturbances, as values of `ComputeTimes.disturbance`:
 * `RandomSlowdown(6, 1/n)`: each worker's step takes 6 times as long with probability 1/n (Hop, ASPLOS'19, section 7).
 * `RandomDelay(workers, seconds)`: so many random workers are held up by a fixed time in every step (eager-SGD,
   PPoPP'20: one of 8 by 200, 300 or 400 ms; four of 64 by 300 or 460 ms).
-* `ShiftingDelay(low, high)`: every worker is held up, evenly between low and high, and who gets which delay moves by
+* `RotatingDelay(low, high)`: every worker is held up, evenly between low and high, and who gets which delay moves by
   one worker from step to step (eager-SGD's severe skew: 8 workers, 50 to 400 ms).
 """
 
@@ -28,7 +28,7 @@ MOST_DRAWN = 2**16
 """Step times that are drawn at once: many in a call of NumPy, and few megabytes."""
 
 
-class Disturbance(Protocol):
+class StragglerModel(Protocol):
     """Changes the seconds of one step of all workers."""
 
     def disturb(self, seconds: npt.NDArray[np.float64], step: int, rng: np.random.Generator) -> npt.NDArray[np.float64]:
@@ -86,7 +86,7 @@ class RandomDelay:
 
 
 @dataclass(frozen=True, slots=True)
-class ShiftingDelay:
+class RotatingDelay:
     """Worker i of n is held up by low + (high − low)·((i + step) mod n)/(n − 1)."""
 
     low: Seconds
@@ -124,7 +124,7 @@ class ComputeTimes:
     base: Seconds = 0.0
     slowdown: tuple[tuple[int, float], ...] = ()
     jitter: Variation = 0.0
-    disturbance: Disturbance | None = None
+    disturbance: StragglerModel | None = None
     trace: npt.NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
@@ -178,12 +178,14 @@ class ComputeTimes:
         return seconds if self.disturbance is None else self.disturbance.disturb(seconds, step, rng)
 
     def rounds(
-        self, paces: npt.NDArray[np.int64], num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
+        self, worker_steps: npt.NDArray[np.int64], num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
     ) -> Iterator[npt.NDArray[np.float64]]:
-        """Seconds that each worker computes in each round of `paces` steps, a round (num_samples, num_workers)."""
-        longest, num_workers = int(paces.max()), len(paces)
+        """Seconds that each worker computes in each round of `worker_steps` steps, a round (num_samples, num_workers)."""
+        longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
-            yield from [np.broadcast_to(self.fixed(num_workers) * paces, (num_samples, num_workers))] * num_rounds
+            yield from [
+                np.broadcast_to(self.fixed(num_workers) * worker_steps, (num_samples, num_workers))
+            ] * num_rounds
             return
         at_once = max(1, MOST_DRAWN // (longest * num_samples * num_workers))
         for first in range(0, num_rounds, at_once):
@@ -192,7 +194,7 @@ class ComputeTimes:
             by_round = steps.reshape(count, longest, num_samples, num_workers)
             total = np.zeros((count, num_samples, num_workers))
             for index in range(longest):
-                total += np.where(index < paces, by_round[:, index], 0.0)
+                total += np.where(index < worker_steps, by_round[:, index], 0.0)
             yield from total
 
     def _steps(self, first: int, shape: tuple[int, int, int], rng: np.random.Generator) -> npt.NDArray[np.float64]:

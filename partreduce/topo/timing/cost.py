@@ -44,7 +44,7 @@ from partreduce.topo.hardware import Hardware
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing import links, loads
 from partreduce.topo.timing.coding import PLAIN, Coding, Travel
 
@@ -53,9 +53,9 @@ from partreduce.topo.timing.coding import PLAIN, Coding, Travel
 class Communication:
     """What a schedule's communication costs, without any waiting for slow workers.
 
-    `phases` holds the seconds of each phase; `per_round` their mean; `per_step` that mean divided by the largest pace.
-    `nic_bytes_per_step` is what leaves the busiest node through its NICs, averaged over steps; `peak_nic_bytes` is the
-    most that what one step sends lets leave it.
+    `phases` holds the seconds of each phase; `per_round` their mean; `per_step` that mean divided by the largest
+    steps_per_round. `nic_bytes_per_step` is what leaves the busiest node through its NICs, averaged over steps;
+    `peak_nic_bytes` is the most that what one step sends lets leave it.
     """
 
     phases: tuple[float, ...]
@@ -66,7 +66,11 @@ class Communication:
 
 
 def communication(
-    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form | None = None
+    schedule: Schedule,
+    hardware: Hardware,
+    *,
+    model_bytes: int | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
 ) -> Communication:
     """The communication cost of one period, the prologue left out. O(blocks) for rules, O(n·period) otherwise.
 
@@ -77,9 +81,9 @@ def communication(
         InputError: the model's size is neither given nor part of the hardware.
         ScheduleError: the strategy has no fixed phases, or its codec does not go with the form.
     """
-    size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, form)
-    pace = schedule.strategy.pace
-    steps = pace if isinstance(pace, int) else max(pace)
+    size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
+    steps_per_round = schedule.strategy.steps_per_round
+    steps = steps_per_round if isinstance(steps_per_round, int) else max(steps_per_round)
     seconds, sent, peaks = [], [], []
     for index in range(schedule.period):
         listed = phase_loads(schedule, index, hardware, model_bytes=size, travel=travel)
@@ -97,19 +101,19 @@ def group_seconds(
     hardware: Hardware,
     *,
     model_bytes: int | None = None,
-    form: Form = Form.RING,
+    algorithm: AllReduceAlgorithm = AllReduceAlgorithm.RING,
     coding: Coding = PLAIN,
 ) -> npt.NDArray[np.float64]:
-    """Seconds of each group of an explicit phase when all start together, shape (number of groups,). Vectorised."""
+    """Seconds of each group of an explicit phase when all start together, shape (number of groups,). Vectorized."""
     return loads.of_phase(
-        phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), form=form.value, coding=coding
+        phase, cluster, hardware, model_bytes=bytes_of(hardware, model_bytes), algorithm=algorithm.value, coding=coding
     ).seconds()
 
 
 def round_seconds(
     edges: Round, cluster: Cluster, hardware: Hardware, *, model_bytes: int | None = None
 ) -> npt.NDArray[np.float64]:
-    """Seconds until each worker has received from all its in-neighbours, shape (num_workers,).
+    """Seconds until each worker has received from all its in-neighbors, shape (num_workers,).
 
     Every edge carries the whole model. A NIC works in both directions at once and serves its messages in turn, so a
     worker is done when the sending NICs of its sources and its own node's receiving NIC are. Uplinks do as NICs do.
@@ -155,12 +159,12 @@ def phase_loads(
     @cache
     def of(share: float) -> loads.Loads:
         part = share * model_bytes if share != 1.0 else model_bytes
-        form, coding = travel.form.value, travel.coding
+        algorithm, coding = travel.algorithm.value, travel.coding
         if rule is None:
             phase = schedule.phase(index)
-            return loads.of_phase(phase, cluster, hardware, model_bytes=part, form=form, coding=coding)
+            return loads.of_phase(phase, cluster, hardware, model_bytes=part, algorithm=algorithm, coding=coding)
         return loads.of_rule(
-            rule.phases[index], rule.radices, cluster, hardware, model_bytes=part, form=form, coding=coding
+            rule.phases[index], rule.radices, cluster, hardware, model_bytes=part, algorithm=algorithm, coding=coding
         )
 
     return [of(share) for share in travel.shares]

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.errors import UnknownError
+from partreduce.topo.errors import UndecidedError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form, When
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync
 from partreduce.topo.switches import regular_levels
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.compute import ComputeTimes
@@ -37,9 +37,9 @@ TOLERANCE = 1e-10
 class CycleTime:
     """The steady speed of a schedule with fixed step times.
 
-    `per_round` is the largest seconds per round of any worker, `per_step` that divided by the largest pace, `workers`
-    the seconds per round of each worker (one entry per local rank where all nodes are alike). `critical` are workers
-    on the slowest cycle: speed one of them up, or the links of their groups, to become faster.
+    `per_round` is the largest seconds per round of any worker, `per_step` that divided by the largest steps_per_round,
+    `workers` the seconds per round of each worker (one entry per local rank where all nodes are alike). `critical` are
+    workers on the slowest cycle: speed one of them up, or the links of their groups, to become faster.
     """
 
     per_round: float
@@ -54,7 +54,7 @@ def cycle_time(
     compute: ComputeTimes | None = None,
     *,
     model_bytes: int | None = None,
-    form: Form | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
 ) -> CycleTime:
     """The exact steady-state seconds per round and per step. O(n · period) for each of a few policy iterations.
 
@@ -66,27 +66,27 @@ def cycle_time(
         hardware: links and, unless `compute` is given, speeds.
         compute: fixed step times; jitter and disturbances are ignored (see `topo.timing.sampling` for those).
         model_bytes: the model's size, unless the hardware states it.
-        form: how groups average; the schedule's own by default.
+        algorithm: how groups average; the schedule's own by default.
 
     Raises:
         ScheduleError: the strategy has no fixed phases.
-        UnknownError: the policy iteration did not settle (it has a generous limit).
+        UndecidedError: the policy iteration did not settle (it has a generous limit).
     """
     times = ComputeTimes.of(hardware) if compute is None else compute
-    return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, form=form).cycle()
+    return TimedPeriod.of(schedule, hardware, times, model_bytes=model_bytes, algorithm=algorithm).cycle()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TimedPeriod:
-    """The stages of one period, to be timed at any common pace and lateness, without costing them again.
+    """The stages of one period, to be timed at any common steps_per_round and delay, without costing them again.
 
-    `steps` and `paces` (workers,) hold the seconds of one step and the steps of a round.
+    `steps` and `worker_steps` (workers,) hold the seconds of one step and the steps of a round.
     """
 
     stages: list[Stage]
     steps: npt.NDArray[np.float64]
-    paces: npt.NDArray[np.int64]
-    when: When
+    worker_steps: npt.NDArray[np.int64]
+    sync: Sync
 
     @classmethod
     def of(
@@ -96,35 +96,44 @@ class TimedPeriod:
         times: ComputeTimes,
         *,
         model_bytes: int | None = None,
-        form: Form | None = None,
+        algorithm: AllReduceAlgorithm | None = None,
     ) -> TimedPeriod:
         """See `cycle_time` for arguments and refusals."""
         times.check(schedule.num_workers)
-        pace, when = schedule.strategy.pace, schedule.strategy.when
+        steps_per_round, sync = schedule.strategy.steps_per_round, schedule.strategy.sync
         if not _nodes_are_alike(schedule, hardware, times):
-            stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
-            return cls(stages, times.fixed(schedule.num_workers), schedule.paces(), when)
+            stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
+            return cls(stages, times.fixed(schedule.num_workers), schedule.worker_steps(), sync)
         count = schedule.cluster.workers_per_node or 0
-        paces = np.full(count, pace if isinstance(pace, int) else pace[0])
-        return cls(_one_node(schedule, hardware, model_bytes, form), np.full(count, times.base), paces, when)
+        worker_steps = np.full(count, steps_per_round if isinstance(steps_per_round, int) else steps_per_round[0])
+        return cls(
+            _one_node(schedule, hardware, model_bytes, algorithm), np.full(count, times.base), worker_steps, sync
+        )
 
-    def cycle(self, *, pace: int | None = None, when: When | None = None) -> CycleTime:
-        """The steady speed; with another pace for all workers, or another lateness, where asked for.
+    def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
+        """The steady speed; with another steps_per_round for all workers, or another delay, where asked for.
 
         Raises:
-            UnknownError: the policy iteration did not settle.
+            UndecidedError: the policy iteration did not settle.
         """
-        paces = self.paces if pace is None else np.full_like(self.paces, pace)
-        means, critical = _howard(self.stages, self.steps * paces, self.when if when is None else when)
+        worker_steps = (
+            self.worker_steps if steps_per_round is None else np.full_like(self.worker_steps, steps_per_round)
+        )
+        means, critical = _howard(self.stages, self.steps * worker_steps, self.sync if sync is None else sync)
         workers = means / len(self.stages)
         slowest = float(workers.max())
-        return CycleTime(slowest, slowest / int(paces.max()), workers, critical)
+        return CycleTime(slowest, slowest / int(worker_steps.max()), workers, critical)
 
 
 def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes) -> bool:
     """Whether some renumbering of the nodes leads from any node to any other and changes neither links nor groups."""
     num_nodes, rule = schedule.cluster.num_nodes, schedule.rule(by_node=True)
-    if hardware.node_nic or hardware.node_inside or times.slowdown or not isinstance(schedule.strategy.pace, int):
+    if (
+        hardware.node_nic
+        or hardware.node_inside
+        or times.slowdown
+        or not isinstance(schedule.strategy.steps_per_round, int)
+    ):
         return False
     levels = regular_levels(hardware.shared_switches(num_nodes), num_nodes)
     if levels is None or rule is None:
@@ -135,12 +144,14 @@ def _nodes_are_alike(schedule: Schedule, hardware: Hardware, times: ComputeTimes
     return set(accumulate(levels, mul)) <= set(accumulate(rule.radices, mul, initial=1))
 
 
-def _one_node(schedule: Schedule, hardware: Hardware, model_bytes: int | None, form: Form | None) -> list[Stage]:
+def _one_node(
+    schedule: Schedule, hardware: Hardware, model_bytes: int | None, algorithm: AllReduceAlgorithm | None
+) -> list[Stage]:
     """Stages over the local ranks of one node: by symmetry the members of a block on all nodes arrive together."""
     rule = schedule.rule(by_node=True)
     assert rule is not None, "nodes that are all alike have a rule"
     size, sent = rule.workers_per_node, size_or_one(hardware, model_bytes)
-    travel = Travel.of_strategy(schedule.strategy, hardware, form)
+    travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     stages = []
     for index, phase in enumerate(rule.phases):
         every = segment_seconds(phase_loads(schedule, index, hardware, model_bytes=sent, travel=travel))
@@ -192,18 +203,18 @@ class _Potential(NamedTuple):
 
 
 def _howard(
-    stages: list[Stage], compute: npt.NDArray[np.float64], when: When
+    stages: list[Stage], compute: npt.NDArray[np.float64], sync: Sync
 ) -> tuple[npt.NDArray[np.float64], tuple[int, ...]]:
     """Largest cycle mean per period that reaches each worker, and the workers of one cycle that attains the largest.
 
     A state is a worker that begins a round or one of the operations that it has under way, each with the states of all
     workers behind the former's: in a pipeline the newest first, K−1 of them; of fragments in turn the oldest first.
     """
-    count = len(compute) * (1 + (when.lag if when.delays_gradients else stages[0].carried))
+    count = len(compute) * (1 + (sync.lag if sync.delays_gradients else stages[0].carried))
     means, values = np.full(count, -np.inf), np.zeros(count)
     origin, weight = np.arange(count), np.zeros(count)
     for _ in range(MAX_ITERATIONS):
-        new_origin, new_weight, better = _improve(stages, compute, means, values, when)
+        new_origin, new_weight, better = _improve(stages, compute, means, values, sync)
         if not better.any():
             means = means[: len(compute)]
             cycle = {state % len(compute) for state in _cycle_of(origin, int(means.argmax()))}
@@ -211,7 +222,7 @@ def _howard(
         # Whoever gains nothing stays with its choice: ties that change hands can go round in circles.
         origin, weight = np.where(better, new_origin, origin), np.where(better, new_weight, weight)
         means, values = _evaluate(origin, weight)
-    raise UnknownError(f"cycle time: policy iteration did not settle within {MAX_ITERATIONS} iterations")
+    raise UndecidedError(f"cycle time: policy iteration did not settle within {MAX_ITERATIONS} iterations")
 
 
 def _improve(
@@ -219,7 +230,7 @@ def _improve(
     compute: npt.NDArray[np.float64],
     means: npt.NDArray[np.float64],
     values: npt.NDArray[np.float64],
-    when: When,
+    sync: Sync,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
     """One period forward, each cell waiting for its largest source by (mean, value).
 
@@ -230,7 +241,7 @@ def _improve(
     blocks = np.split(np.arange(len(means)), len(means) // len(compute))
     states = [_Ways(block, np.zeros(len(compute))) for block in blocks]
     for stage in stages:
-        states = _forward(stage, compute, states, potential, when)
+        states = _forward(stage, compute, states, potential, sync)
     origin, weight = states[0] if len(states) == 1 else map(np.concatenate, zip(*states, strict=True))
     if not np.isfinite(means).all():
         return origin, weight, np.ones(len(means), dtype=bool)
@@ -242,7 +253,7 @@ def _improve(
 
 
 def _forward(
-    stage: Stage, compute: npt.NDArray[np.float64], states: list[_Ways], potential: _Potential, when: When
+    stage: Stage, compute: npt.NDArray[np.float64], states: list[_Ways], potential: _Potential, sync: Sync
 ) -> list[_Ways]:
     """One round (the equations stand in `topo.timing.rounds`)."""
     now, *under_way = states
@@ -262,9 +273,9 @@ def _forward(
         newest = _Ways(under_way[0].origin, under_way[0].weight + stage.duration())
         sent = potential.later(_Ways(sent.origin, sent.weight + stage.after()), newest)
         return [potential.later(computed, under_way[-1]), potential.ready(stage, sent), *under_way[:-1]]
-    begin = potential.ready(stage, now if when.lag else sent)
-    end = _Ways(begin.origin, begin.weight + (stage.duration() if when.lag else stage.after()))
-    return [potential.later(computed, end) if when.lag else end]
+    begin = potential.ready(stage, now if sync.lag else sent)
+    end = _Ways(begin.origin, begin.weight + (stage.duration() if sync.lag else stage.after()))
+    return [potential.later(computed, end) if sync.lag else end]
 
 
 def _levels(means: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

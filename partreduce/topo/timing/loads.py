@@ -100,11 +100,11 @@ class Loads:
 
 
 def of_phase(
-    phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, form: str, coding: Coding = PLAIN
+    phase: Phase, cluster: Cluster, hardware: Hardware, *, model_bytes: float, algorithm: str, coding: Coding = PLAIN
 ) -> Loads:
-    """The loads of the sums of explicit groups. O(size of the phase), vectorised."""
+    """The loads of the sums of explicit groups. O(size of the phase), vectorized."""
     shape, pairs = shape_of(phase, cluster)
-    traffic, links = of_sum(shape, form, coding), Links.of(cluster, hardware)
+    traffic, links = of_sum(shape, algorithm, coding), Links.of(cluster, hardware)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
 
 
@@ -198,12 +198,12 @@ def of_rule(
     hardware: Hardware,
     *,
     model_bytes: float,
-    form: str,
+    algorithm: str,
     coding: Coding = PLAIN,
 ) -> Loads:
     """The loads of a rule phase at as few nodes as show every cost. O(blocks · nodes with links of their own).
 
-    Under switches no two nodes are sure to be alike, so all are shown then: O(blocks · num_nodes), vectorised.
+    Under switches no two nodes are sure to be alike, so all are shown then: O(blocks · num_nodes), vectorized.
 
     Every node is crossed by exactly one group of each block, so nodes with equal links are alike. Shown are the nodes
     with links of their own, and stand-ins for ordinary nodes: as many as the most groups of one block that have both
@@ -213,9 +213,9 @@ def of_rule(
         check_node(node, cluster.num_nodes)
     if hardware.shared_switches(cluster.num_nodes):
         shape, pairs, links = *_everywhere(phase, radices, cluster), Links.of(cluster, hardware)
-        traffic = of_sum(shape, form, coding)
+        traffic = of_sum(shape, algorithm, coding)
         return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
-    return _shown(phase, tuple(radices), cluster, hardware, model_bytes=model_bytes, form=form, coding=coding)
+    return _shown(phase, tuple(radices), cluster, hardware, model_bytes=model_bytes, algorithm=algorithm, coding=coding)
 
 
 @lru_cache(maxsize=KEPT)
@@ -226,11 +226,11 @@ def _shown(
     hardware: Hardware,
     *,
     model_bytes: float,
-    form: str,
+    algorithm: str,
     coding: Coding,
 ) -> Loads:
     shape, pairs, links = _with_stand_ins(phase, radices, cluster, hardware)
-    traffic = of_sum(shape, form, coding)
+    traffic = of_sum(shape, algorithm, coding)
     return _assemble(shape, pairs, links, traffic, num_nics=hardware.num_nics, model_bytes=model_bytes)
 
 

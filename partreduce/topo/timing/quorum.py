@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 from partreduce.topo.timing.compute import ComputeTimes
 
 SAMPLED = 256
@@ -51,7 +51,7 @@ def sampled(times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int 
 
 
 def balance(
-    seconds: npt.NDArray[np.float64], setting: Quorum, *, word: float = 0.0, sum_seconds: float = 0.0
+    seconds: npt.NDArray[np.float64], setting: PartialAllReduce, *, word: float = 0.0, sum_seconds: float = 0.0
 ) -> ManyRounds:
     """Rounds of workers that come independently of one another. O(samples · n); under majority O(n² log samples).
 

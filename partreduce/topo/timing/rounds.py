@@ -1,9 +1,9 @@
-"""All workers from round to round in max-plus arithmetic, in lockstep, late, or in a pipeline of gradients.
+"""All workers from round to round in max-plus arithmetic, synchronously, late, or in a pipeline of gradients.
 
 Write s[t] for when a worker begins to compute round t, c[t] for how long it does, e[t] for the end of its group's
 operation of that round, and let `max` be over the group.
 
-    lockstep   e[t] = max(s[t] + c[t]) + d[t]                             s[t+1] = e[t]
+    synchronous   e[t] = max(s[t] + c[t]) + d[t]                             s[t+1] = e[t]
     late       e[t] = max(s[t]) + d[t]                                    s[t+1] = max(s[t] + c[t], e[t])
     pipeline   e[t] = max(s[t] + c[t], e[t−1]) + d[t]                     s[t+1] = max(s[t] + c[t], e[t−K+1])
     merge      e[t] = max(s[t] + w·c[t]) + d[t]                           s[t+1] = max(s[t] + c[t], e[t])
@@ -14,10 +14,10 @@ which the operation of a pipeline belongs to the round before; they differ in th
 in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to wait for.
 Merged late, an operation begins where the share w of a round is computed. Fragments that take turns are so many
 operations, begun and awaited where their moves are (`topo.strategies.fragments`), perhaps a round later.
-Warm-up rounds of a pipeline are in lockstep and leave nothing under way.
+Warm-up rounds of a pipeline are synchronously and leave nothing under way.
 
 Operations of one worker run one after the other, in order. One that is sent layer by layer begins as soon as a segment
-is there (`Stage.before`), so that in lockstep too it is partly hidden behind the computing.
+is there (`Stage.before`), so that synchronously too it is partly hidden behind the computing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.strategies.axes import When
+from partreduce.topo.strategies.axes import Sync
 from partreduce.topo.timing.stages import Stage
 
 Floats = npt.NDArray[np.float64]
@@ -50,8 +50,8 @@ class Rounds:
     With `skip_warm_up` the first round is the first one behind a pipeline's warm-up.
     """
 
-    def __init__(self, when: When, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
-        self.when, self.count = when, when.warm_up if skip_warm_up else 0
+    def __init__(self, sync: Sync, shape: tuple[int, ...], *, skip_warm_up: bool = False) -> None:
+        self.sync, self.count = sync, sync.warm_up if skip_warm_up else 0
         self.now: Floats = np.zeros(shape)
         self._last_end: Floats = np.zeros(shape)
         self._under_way: deque[Floats] = deque()
@@ -62,8 +62,8 @@ class Rounds:
         if stage.turns:
             return self._in_turns(stage, compute)
         start, computed = self.now, self.now + compute
-        if not self.when.delays_gradients or self.count < self.when.warm_up:
-            late = self.when.lag > 0 and not self.when.delays_gradients
+        if not self.sync.delays_gradients or self.count < self.sync.warm_up:
+            late = self.sync.lag > 0 and not self.sync.delays_gradients
             if late or stage.segments is None:
                 begin = stage.ready(start if late else computed)
                 end = begin + stage.duration()
@@ -78,7 +78,7 @@ class Rounds:
             end = np.maximum(stage.ready(start + stage.before(compute)) + stage.after(), busy)
             self._last_end = end
             self._under_way.append(end)
-            late_enough = len(self._under_way) > self.when.lag
+            late_enough = len(self._under_way) > self.sync.lag
             self.now = np.maximum(computed, self._under_way.popleft()) if late_enough else computed
         self.count += 1
         return Moments(start, computed, begin, end, self.now)

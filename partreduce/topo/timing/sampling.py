@@ -12,7 +12,7 @@ from partreduce.topo.document.reader import read_bytes
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.rounds import Rounds
 from partreduce.topo.timing.stages import of_period
@@ -22,10 +22,10 @@ MAX_TRACE_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds per round and per step (of the largest pace) of a schedule, estimated from independent runs.
+    """Seconds per round and per step (of the largest steps_per_round) of a schedule, estimated from independent runs.
 
-    `error` is the standard error of `per_step` over the runs; `compute` the mean seconds per step that the largest-pace
-    workers spend computing, so `per_step − compute` is communication and waiting.
+    `error` is the standard error of `per_step` over the runs; `compute` the mean seconds per step that the
+    largest-steps_per_round workers spend computing, so `per_step − compute` is communication and waiting.
     """
 
     per_round: float
@@ -42,7 +42,7 @@ def sample(
     compute: ComputeTimes,
     *,
     model_bytes: int | None = None,
-    form: Form | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
     num_rounds: int = 200,
     num_samples: int = 32,
     seed: int = 0,
@@ -51,7 +51,7 @@ def sample(
 
     Warm-up and the rounds that count are rounded up to whole periods: phases cost differently, and a part of a period
     would weigh some of them more. A schedule's own first rounds, prologue and warm-up, are left out.
-    O(num_samples · num_rounds · n), vectorised over runs and workers.
+    O(num_samples · num_rounds · n), vectorized over runs and workers.
 
     Raises:
         InputError: too few rounds or samples, or compute times that do not fit.
@@ -59,28 +59,28 @@ def sample(
     if num_rounds < 4 or num_samples < 2:
         raise InputError(f"sampling: {num_rounds} rounds of {num_samples} runs; at least 4 rounds of 2 runs are needed")
     compute.check(schedule.num_workers)
-    stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
-    paces = schedule.paces()
+    stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
+    worker_steps = schedule.worker_steps()
     rng = np.random.default_rng(seed)
-    rounds = Rounds(schedule.strategy.when, (num_samples, schedule.num_workers), skip_warm_up=True)
+    rounds = Rounds(schedule.strategy.sync, (num_samples, schedule.num_workers), skip_warm_up=True)
     period = len(stages)
     warm_up = -(-(num_rounds // 4) // period) * period
     counted = -(-(num_rounds - num_rounds // 4) // period) * period
     at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
-    drawn = compute.rounds(paces, warm_up + counted, rng, num_samples=num_samples)
+    drawn = compute.rounds(worker_steps, warm_up + counted, rng, num_samples=num_samples)
     for round_, seconds in enumerate(drawn):
         if round_ == warm_up:
             at_warm_up, worked = rounds.now, np.zeros_like(rounds.now)
         worked += seconds
         rounds.next(stages[round_ % period], seconds)
-    pace = int(paces.max())
-    each = (rounds.now.max(axis=1) - at_warm_up.max(axis=1)) / counted / pace
-    fastest = paces == pace
+    steps_per_round = int(worker_steps.max())
+    each = (rounds.now.max(axis=1) - at_warm_up.max(axis=1)) / counted / steps_per_round
+    fastest = worker_steps == steps_per_round
     return Sample(
-        float(each.mean()) * pace,
+        float(each.mean()) * steps_per_round,
         float(each.mean()),
         float(each.std(ddof=1) / np.sqrt(num_samples)),
-        float(worked[:, fastest].mean()) / counted / pace,
+        float(worked[:, fastest].mean()) / counted / steps_per_round,
         num_samples,
         counted,
     )
@@ -90,7 +90,7 @@ def read_trace(path: Path) -> npt.NDArray[np.float64]:
     """Recorded seconds per step from a CSV file: one row per step, one column per worker, no header.
 
     Raises:
-        FileProblem: the file cannot be read.
+        FileError: the file cannot be read.
         InputError: it is not such a table.
     """
     try:

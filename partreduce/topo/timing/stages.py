@@ -11,7 +11,7 @@ import numpy.typing as npt
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import Travel
 from partreduce.topo.timing.cost import bytes_of, round_seconds
@@ -54,7 +54,7 @@ class Stage:
     """One round. Cell c waits for the workers `sources[offsets[c]:offsets[c+1]]` and then takes `seconds[c]`.
 
     `cell_of` (num_workers,) is the cell that a worker takes part in, −1 for none. The cells are the groups of a phase,
-    or one for each worker and its in-neighbours. With `segments` an operation begins while its round computes; with
+    or one for each worker and its in-neighbors. With `segments` an operation begins while its round computes; with
     `turns` it is several, each of which computing goes on beside, if need be into the next round.
     """
 
@@ -116,26 +116,34 @@ class Stage:
 
 
 def of_period(
-    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form | None = None
+    schedule: Schedule,
+    hardware: Hardware,
+    *,
+    model_bytes: int | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
 ) -> list[Stage]:
     """The stages of one period. O(size of its phases), expanded.
 
-    A hardware without any link figures costs nothing, so the model's size may be left out then.
+    A hardware without any link metrics costs nothing, so the model's size may be left out then.
 
     Raises:
         InputError: the model's size is needed and missing.
         ScheduleError: the strategy has no fixed phases.
     """
-    travel = Travel.of_strategy(schedule.strategy, hardware, form)
+    travel = Travel.of_strategy(schedule.strategy, hardware, algorithm)
     return [_stage(schedule, index, hardware, model_bytes, travel) for index in range(schedule.period)]
 
 
 def of_prologue(
-    schedule: Schedule, hardware: Hardware, *, model_bytes: int | None = None, form: Form | None = None
+    schedule: Schedule,
+    hardware: Hardware,
+    *,
+    model_bytes: int | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
 ) -> Stage:
     """The stage of a prologue round: everybody with everybody."""
     everybody = Schedule("prologue", schedule.cluster, AllReduce())
-    return _stage(everybody, 0, hardware, model_bytes, Travel.of(schedule.strategy.how, hardware, form))
+    return _stage(everybody, 0, hardware, model_bytes, Travel.of(schedule.strategy.transport, hardware, algorithm))
 
 
 def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int | None, travel: Travel) -> Stage:
@@ -152,7 +160,12 @@ def _stage(schedule: Schedule, index: int, hardware: Hardware, model_bytes: int 
     phase = schedule.phase(index)
     found = {
         share: loads.of_phase(
-            phase, schedule.cluster, hardware, model_bytes=size * share, form=travel.form.value, coding=travel.coding
+            phase,
+            schedule.cluster,
+            hardware,
+            model_bytes=size * share,
+            algorithm=travel.algorithm.value,
+            coding=travel.coding,
         ).seconds()
         for share in set(travel.shares)
     }

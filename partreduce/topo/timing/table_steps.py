@@ -18,11 +18,11 @@ import numpy.typing as npt
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.rounds import Moments, Rounds
 from partreduce.topo.timing.stages import Stage, of_period
-from partreduce.topo.timing.tables import Exchange, Touched, exchanges
+from partreduce.topo.timing.tables import Exchange, RowAccess, exchanges
 
 Floats = npt.NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class TableRounds:
     exchange: Exchange
 
     def next(self, stage: Stage, steps: Floats) -> Met:
-        """One round, with seconds of computing of each of its steps, shape (pace, num_workers)."""
+        """One round, with seconds of computing of each of its steps, shape (steps_per_round, num_workers)."""
         before = self.rounds.now
         self.rounds.now = np.full_like(before, before.max())
         longest = steps.max(axis=1)
@@ -52,7 +52,7 @@ class TableRounds:
         return Met(moments._replace(start=before), waited)
 
 
-def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, Touched] | None) -> Exchange | None:
+def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, RowAccess] | None) -> Exchange | None:
     """What the tables of a schedule take in each step; None where it has none that go their own way.
 
     Nothing where links take no time for bytes and nobody says how much is touched.
@@ -69,7 +69,7 @@ def exchange_of(schedule: Schedule, hardware: Hardware, touched: Mapping[str, To
     return exchanges(schedule.routes, dict(touched or {}), schedule.cluster, hardware)
 
 
-def check_names(schedule: Schedule, touched: Mapping[str, Touched] | None) -> None:
+def check_names(schedule: Schedule, touched: Mapping[str, RowAccess] | None) -> None:
     """Refuse tables that the schedule does not have."""
     for name in touched or {}:
         if schedule.route_of(name) is None:
@@ -84,20 +84,20 @@ def steady_seconds(
     exchange: Exchange,
     *,
     model_bytes: int | None = None,
-    form: Form | None = None,
+    algorithm: AllReduceAlgorithm | None = None,
 ) -> float:
     """Exact seconds of a step where every worker computes at a fixed speed. O(n · period).
 
     All workers begin a round together, so every period takes the same, a pipeline's as soon as it is full.
     """
-    stages = of_period(schedule, hardware, model_bytes=model_bytes, form=form)
-    when, pace = schedule.strategy.when, schedule.largest_pace
-    rounds = TableRounds(Rounds(when, (schedule.num_workers,), skip_warm_up=True), exchange)
-    steps = np.tile(compute.fixed(schedule.num_workers), (pace, 1))
-    first = len(stages) * 4 * (1 + when.lag)
+    stages = of_period(schedule, hardware, model_bytes=model_bytes, algorithm=algorithm)
+    sync, steps_per_round = schedule.strategy.sync, schedule.largest_steps_per_round
+    rounds = TableRounds(Rounds(sync, (schedule.num_workers,), skip_warm_up=True), exchange)
+    steps = np.tile(compute.fixed(schedule.num_workers), (steps_per_round, 1))
+    first = len(stages) * 4 * (1 + sync.lag)
     begun = 0.0
     for round_ in range(2 * first):
         if round_ == first:
             begun = float(rounds.rounds.now.max())
         rounds.next(stages[round_ % len(stages)], steps)
-    return (float(rounds.rounds.now.max()) - begun) / first / pace
+    return (float(rounds.rounds.now.max()) - begun) / first / steps_per_round

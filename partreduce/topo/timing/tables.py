@@ -1,6 +1,6 @@
 """The α–β cost of tables' exchanges in a step, by the ways that they go, from how many of their rows a step touches.
 
-A worker touches u rows, the workers of a node u_node together, all workers u_all (`Touched`, as shares of the table).
+A worker touches u rows, the workers of a node u_node together, all workers u_all (`RowAccess`, as shares of the table).
 A row has b bytes, and 4 for its number, by which it is asked for. n workers, N nodes, k on each. With a codec b is that
 of the row's code, but for gradients inside nodes, which are added there as they are; and to code takes time.
 
@@ -39,8 +39,8 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.fields import check_ranges
 from partreduce.topo.hardware import Hardware, Share
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies.axes import How
-from partreduce.topo.strategies.routes import Route, Routes, TableWay
+from partreduce.topo.strategies.axes import Transport
+from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import Coding
 
@@ -55,7 +55,7 @@ ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Touched:
+class RowAccess:
     """Shares of a table's rows that a step touches, as means over steps: α of a worker, of a node, of all together."""
 
     worker: Share
@@ -77,7 +77,7 @@ class Touched:
             )
 
     @classmethod
-    def independent(cls, worker: float, cluster: Cluster) -> Touched:
+    def independent(cls, worker: float, cluster: Cluster) -> RowAccess:
         """Where only a worker's share is known: as if everybody drew its rows by itself, all alike.
 
         Words are not alike: frequent ones are touched by all, so real workers share more, and touch less together.
@@ -112,8 +112,8 @@ class Exchange:
 
 
 def exchange(
-    route: Route,
-    touched: Touched,
+    route: TablePlacement,
+    touched: RowAccess,
     cluster: Cluster,
     hardware: Hardware,
     *,
@@ -125,7 +125,7 @@ def exchange(
 
     `beside_gathered` says whether another table is gathered, so that all workers talk to all.
     """
-    if route.way is TableWay.DENSE:
+    if route.way is Placement.DENSE:
         return Exchange()
     exact = route.columns * element_bytes
     row = row_bytes(route.codec.value, route.columns, element_bytes=element_bytes)
@@ -134,7 +134,7 @@ def exchange(
     own, together = touched.worker * route.rows, touched.node * route.rows
     wanted = np.full(cluster.num_nodes, together) if aggregates else sizes * own  # rows of each node
     held, hosts = _held(route, cluster)
-    gathers = beside_gathered or route.way is TableWay.GATHER
+    gathers = beside_gathered or route.way is Placement.GATHER
     others = cluster.num_nodes - 1 if aggregates and in_pairs(cluster, gathers=gathers) else cluster.num_workers - 1
 
     def across(each: int) -> float:
@@ -148,9 +148,9 @@ def exchange(
     meetings = (("step", latency + local), ("gradients", latency + 2 * local))
     inside = within(exact + NUMBER_BYTES) - local
     brought = together / float(sizes.max()) if aggregates else own  # rows of which a worker codes the gradients
-    coding = Coding.of(How(codec=route.codec), hardware).seconds
+    coding = Coding.of(Transport(codec=route.codec), hardware).seconds
     encode, decode = coding.encode * 4 * route.columns, coding.decode * 4 * route.columns  # seconds per row
-    if route.way is TableWay.GATHER:
+    if route.way is Placement.GATHER:
         # All messages of a ring are as long as the longest, of which each worker hands on all but one.
         longest = together / float(sizes.min()) if aggregates else own
         rows = cluster.num_nodes * together if aggregates else cluster.num_workers * own
@@ -173,8 +173,8 @@ def exchange(
 
 
 def exchanges(
-    routes: Routes,
-    touched: dict[str, Touched],
+    routes: Payload,
+    touched: dict[str, RowAccess],
     cluster: Cluster,
     hardware: Hardware,
     *,
@@ -185,7 +185,7 @@ def exchanges(
     Raises:
         InputError: a table of which it is not said how much is touched.
     """
-    total, gathers = Exchange(), any(route.way is TableWay.GATHER for route in routes.apart)
+    total, gathers = Exchange(), any(route.way is Placement.GATHER for route in routes.apart)
     for route in routes.apart:
         if route.parameter not in touched:
             raise InputError(
@@ -224,7 +224,7 @@ def _ring(num_bytes: float, cluster: Cluster, hardware: Hardware) -> float:
     """An all_gather in which all workers together bring so many bytes."""
     everyone = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
     # A ring all-reduce of b bytes is two all_gathers of b, one after the other.
-    both = loads.of_phase(everyone, cluster, hardware, model_bytes=num_bytes, form="ring")
+    both = loads.of_phase(everyone, cluster, hardware, model_bytes=num_bytes, algorithm="ring")
     return float(both.seconds().max()) / 2
 
 
@@ -243,7 +243,7 @@ def _inside_nodes(num_bytes: float, cluster: Cluster, hardware: Hardware) -> flo
     return float(loads.of_exchange(phase, cluster, hardware, num_bytes=num_bytes).seconds().max(initial=0.0))
 
 
-def _held(route: Route, cluster: Cluster) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+def _held(route: TablePlacement, cluster: Cluster) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """The share of a sharded table's parts on each node, and how many workers there have some, shape (num_nodes,)."""
     hosts = np.array(route.hosts or range(cluster.num_workers))
     node_of, parts = cluster.node_of(), route.partitions or len(hosts)

@@ -13,7 +13,7 @@ pieces of 1/k of the payload.
     8 bits, hierarchical                    2w(m−1)/m                             2(l−1) + 2(m−1)   2w(l−1)/l, or
                                                                                                     (1+w)(l−1)/l
 
-16 bits send half of what the form sends. 8 bits are quantised, exchanged by an all_to_all, added up, quantised again
+16 bits send half of what the form sends. 8 bits are quantized, exchanged by an all_to_all, added up, quantized again
 and gathered around a ring, with w bytes on the wire for each byte of float32. In the hierarchical form that happens to
 16 bits as well, among the m nodes to each of the l shards, and before that inside a node unless only what crosses nodes
 is coded. What is handed out inside a node at the end has crossed nodes and is coded in any case. Groups to which the
@@ -65,9 +65,9 @@ class Shape:
         """The most workers that a group has on one node, at least 1; shape (groups,)."""
         return np.maximum(self.most, 1.0)
 
-    def is_split(self, form: str) -> Flags:
+    def is_split(self, algorithm: str) -> Flags:
         """Which groups have stages of their own inside nodes and across them, shape (groups,)."""
-        split: Flags = self.crosses & (self.inside > 1) & (self.most == self.least) & (form == "hierarchical")
+        split: Flags = self.crosses & (self.inside > 1) & (self.most == self.least) & (algorithm == "hierarchical")
         return split
 
 
@@ -102,9 +102,9 @@ class Traffic:
         return self.ring[group] + self.exchanged[group] * here * (parts - here) / parts
 
 
-def of_sum(shape: Shape, form: str, coding: Coding = PLAIN) -> Traffic:
+def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
     """The traffic of a sum over each group, in this form and coding. O(groups)."""
-    k, m, few, split = shape.members, shape.num_nodes.astype(float), shape.inside, shape.is_split(form)
+    k, m, few, split = shape.members, shape.num_nodes.astype(float), shape.inside, shape.is_split(algorithm)
     none, hops = np.zeros(len(k)), 2 * (k - 1)
     whole = hops / k
     across = np.where(split, 2 * (m - 1) / m, whole)

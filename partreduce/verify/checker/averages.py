@@ -19,7 +19,7 @@ class Average(NamedTuple):
 
     members: Sequence[int]
     across: Sequence[int]
-    relax: Fraction
+    relaxation: Fraction
 
 
 class Edge(NamedTuple):

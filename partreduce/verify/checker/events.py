@@ -10,14 +10,14 @@ are the definition of docs/gaps.md, and what the program is assumed to obey:
 | send v | every v | enter v | 1 | 0 |
 | reduce v | every v | send v | 0 | 0 |
 | enter v | every v | reduce v | 0 | 0 |
-| reduce v | every v | send u, all in-neighbours u | staleness | backup of v |
+| reduce v | every v | send u, all in-neighbors u | staleness | backup of v |
 | send u (NOTIFY-ACK) | every edge (u, v) | reduce v | 1 | 0 |
 | enter u (token queues) | every edge (u, v) | enter v | max_ig ≥ 1 | 0 |
 
 A worker that *skips* d rounds enters all of them at once. Count their updates as sent and their reduces as done at that
-instant: it took d tokens of each out-neighbour, and it has what the last of these reduces needs, updates of round k + d
+instant: it took d tokens of each out-neighbor, and it has what the last of these reduces needs, updates of round k + d
 − 1 less `staleness` or newer; whoever sent one of those counts as having sent all before. So the counts obey the needs
-above, and the theorems below hold. A skip passes no out-neighbour: each update that it leaves out is of a round that
+above, and the theorems below hold. A skip passes no out-neighbor: each update that it leaves out is of a round that
 all who could reduce it have left. Whoever waits therefore waits for an event that has not happened.
 
 **Nobody waits for ever.** Needs without tokens lead from a send to a reduce to an enter, and never back. Of the events
@@ -55,7 +55,7 @@ class Need(NamedTuple):
 
 
 class EventGraph:
-    """The needs of workers with such in-neighbours; `uses[y]` are the numbers of those that event y is a source of."""
+    """The needs of workers with such in-neighbors; `uses[y]` are the numbers of those that event y is a source of."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ MAX_FAILURES = 4
 MAX_LISTED = 2**24
 """Workers up to which survivors list their groups."""
 
-Loss = tuple[int, ...]
+Failure = tuple[int, ...]
 """The lost workers, ascending."""
 
 
@@ -35,6 +35,6 @@ def read_failure_plan(raw: dict[str, Any], num_workers: int) -> FailurePlan:
     require(is_static or rule == "all_reduce", "failure_plan.rule", "is all_reduce for strategy allreduce")
     has_rule = rule != "reapply_rule" or "node_radices" in strategy
     require(has_rule, "failure_plan.rule", "reapply_rule goes with node_radices")
-    is_listed = is_static or isinstance(strategy.get("pace"), list)
+    is_listed = is_static or isinstance(strategy.get("steps_per_round"), list)
     require(not is_listed or num_workers <= MAX_LISTED, "failure_plan", f"is for at most {MAX_LISTED} workers")
     return FailurePlan(rule, failures)

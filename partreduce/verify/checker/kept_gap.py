@@ -1,6 +1,6 @@
-"""Reading `when.gap`: neighbours that go on by themselves, and how far apart they may be (Hop's settings).
+"""Reading `sync.iteration_gap`: neighbors that go on by themselves, and how far apart they may be (Hop's settings).
 
-Without staleness, backup workers and skips every reduce takes the update of its own step of every in-neighbour. Then
+Without staleness, backup workers and skips every reduce takes the update of its own step of every in-neighbor. Then
 round after round is the recursion with the file's weights, whoever is ahead, and claims about matrices hold. With them
 what a reduce takes is decided while the job runs: there is no matrix, and only the claims on Hop's events are read.
 """
@@ -27,12 +27,12 @@ DEFAULTS: dict[str, object] = {
     "notify_ack": False,
     "skip": None,
     "weights": "graph",
-    "order": "serial",
+    "update_order": "adapt_then_combine",
 }
 CHOICES: dict[str, tuple[object, ...]] = {
     "notify_ack": (False, True),
     "weights": ("graph", "uniform", "iteration"),
-    "order": ("serial", "parallel"),
+    "update_order": ("adapt_then_combine", "dpsgd"),
 }
 
 
@@ -45,7 +45,7 @@ class KeptGap(NamedTuple):
     notify_ack: bool
     skip: tuple[int, int, int] | None
     weights: str
-    order: str
+    update_order: str
 
     @property
     def has_backup(self) -> bool:
@@ -54,7 +54,7 @@ class KeptGap(NamedTuple):
 
     @property
     def takes_all(self) -> bool:
-        """Whether every reduce takes the update of its own step of every in-neighbour."""
+        """Whether every reduce takes the update of its own step of every in-neighbor."""
         return not self.staleness and not self.has_backup  # a skip goes with either
 
     def backups(self, num_workers: int) -> list[int]:
@@ -84,7 +84,7 @@ def read_gap(raw: object, place: str) -> KeptGap:
         value["notify_ack"] is True,
         skip,
         str(value["weights"]),
-        str(value["order"]),
+        str(value["update_order"]),
     )
     is_lossless = gap.takes_all or not gap.notify_ack
     require(is_lossless, place, "notify_ack goes with neither staleness, nor backup workers, nor skips")
@@ -119,18 +119,18 @@ def event_graph(gap: KeptGap, num_workers: int, edges: Sequence[tuple[int, int, 
 def require_fit(gap: KeptGap, num_workers: int, edges: Sequence[tuple[int, int, Fraction]]) -> None:
     """Refuse a graph that a setting does not fit.
 
-    As many backup workers as in-neighbours at most. Where all updates count the same and all are taken, the file's
-    weights must say so: claims speak about them. And no worker may get ahead of an out-neighbour without limit, for no
+    As many backup workers as in-neighbors at most. Where all updates count the same and all are taken, the file's
+    weights must say so: claims speak about them. And no worker may get ahead of an out-neighbor without limit, for no
     queue would be long enough: token queues see to that, or a way back over every edge.
 
     Raises:
         Refusal: the first thing that does not fit.
     """
-    place = "strategy.when.gap"
+    place = "strategy.sync.iteration_gap"
     require(num_workers <= MAX_WORKERS, place, f"over {MAX_WORKERS} workers")
     backups, number = gap.backups(num_workers), Counter(target for target, _, _ in edges)
     fits = len(backups) == num_workers and all(spare <= number[v] for v, spare in enumerate(backups))
-    require(fits, f"{place}.backup", "1 number, or 1 a worker, and none above its in-neighbours")
+    require(fits, f"{place}.backup", "1 number, or 1 a worker, and none above its in-neighbors")
     is_uniform = all(weight * (number[target] + 1) == 1 for target, _, weight in edges)
     is_told = gap.weights == "graph" or not gap.takes_all or is_uniform
     require(is_told, f"{place}.weights", "is uniform; the weights of the round are others")

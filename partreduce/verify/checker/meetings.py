@@ -60,7 +60,7 @@ def reached_sets(schedule: Schedule, start: int, work: Work) -> Iterator[list[in
     work.spend(n * (n // 8 + 40))  # before the first list is made
     arrived = [1 << worker for worker in range(n)]
     meetings: list[list[tuple[list[int], list[int]]]] = [
-        [(list(members), list(members)) for members, _, relax in phase if relax] for phase in schedule.phases
+        [(list(members), list(members)) for members, _, relaxation in phase if relaxation] for phase in schedule.phases
     ]
     for edges in schedule.rounds:
         sources: dict[int, list[int]] = {}
@@ -98,7 +98,7 @@ def _of_rule(schedule: Schedule, start: int, work: Work) -> int | None:
     size, period = schedule.width, schedule.period
     work.spend(size * size * 10)
     phases = [
-        [(members, sum(1 << digit for digit in across)) for members, across, relax in phase if relax]
+        [(members, sum(1 << digit for digit in across)) for members, across, relaxation in phase if relaxation]
         for phase in schedule.phases
     ]
     full = (1 << len(schedule.radices)) - 1

@@ -50,7 +50,7 @@ def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[C
     """
     varying = frozenset(digits)
     groups = (block for block in phase if len(block.members) > 1 or block.across)
-    return [(members, not varying.isdisjoint(across), relax) for members, across, relax in groups]
+    return [(members, not varying.isdisjoint(across), relaxation) for members, across, relaxation in groups]
 
 
 def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) -> list[list[int]]:
@@ -103,7 +103,7 @@ def distance_from_mean(
 
 def growth_bits(schedule: Schedule, t: int) -> int:
     """By at most how many bits `after_phase` lengthens the integers, with the factor that makes them integers."""
-    factors = [relax for _, _, relax in schedule.phases[t]] if schedule.phases else []
+    factors = [relaxation for _, _, relaxation in schedule.phases[t]] if schedule.phases else []
     weights = [edge.weight for edge in schedule.rounds[t]] if schedule.rounds else []
     sizes = {len(members) for members, _, _ in schedule.phases[t]} if schedule.phases else set()
     common = lcm(*sizes) * lcm(*{number.denominator for number in (*factors, *weights)})
@@ -120,11 +120,11 @@ def after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: Integer
 
 def _after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage]) -> tuple[IntegerMatrix, int]:
     """W · rows, times a factor, for a phase of groups, and the factor: it makes all entries integers."""
-    factor = lcm(*(relax.denominator * len(members) for members, _, relax in phase))
+    factor = lcm(*(relaxation.denominator * len(members) for members, _, relaxation in phase))
     result = [[factor * entry for entry in row] for row in rows]
-    for members, vanishes, relax in phase:
-        keep = int(factor * (1 - relax))
-        share = int(factor * relax / len(members))
+    for members, vanishes, relaxation in phase:
+        keep = int(factor * (1 - relaxation))
+        share = int(factor * relaxation / len(members))
         columns = zip(*(rows[member] for member in members), strict=True)
         mean = [0 if vanishes else share * sum(column) for column in columns]
         for member in members:

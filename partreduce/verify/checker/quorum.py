@@ -1,4 +1,4 @@
-"""Reading `when.quorum`: rounds that start when enough workers have come, and what late gradients count for.
+"""Reading `sync.partial`: rounds that start when enough workers have come, and what late gradients count for.
 
 Which gradients a round sums is decided while the job runs. So there is no matrix and no phase to speak about, and only
 the claims on rounds that a quorum starts are read (`facts/quorum.py`).
@@ -19,7 +19,7 @@ DEFAULTS: dict[str, object] = {
     "missed": "each",
     "staleness": 4,
     "grace": 0,
-    "synchronise_every": 0,
+    "synchronize_every": 0,
     "seed": 0,
 }
 CHOICES: dict[str, tuple[object, ...]] = {
@@ -32,12 +32,12 @@ class StartedRounds(NamedTuple):
     """A setting as read: how many workers start a round (1: one of them), and what bounds how late gradients are.
 
     `capacity` is how many results may wait for a worker, 0 where the newest replaces the one before it; then models are
-    averaged every `synchronised` rounds, 0 for never. `missed` is what becomes of results that a worker is late for.
+    averaged every `synchronized` rounds, 0 for never. `missed` is what becomes of results that a worker is late for.
     """
 
     needed: int
     capacity: int
-    synchronised: int
+    synchronized: int
     missed: str
 
 
@@ -51,7 +51,7 @@ def read_quorum(raw: object, place: str, num_workers: int) -> StartedRounds:
         as_integer(quorum, f"{place}.quorum", 2, num_workers)
     for name, choices in CHOICES.items():
         as_choice(members.get(name, DEFAULTS[name]), f"{place}.{name}", choices)
-    for name, least, high in (("staleness", 1, LIMIT), ("grace", 0, LIMIT), ("synchronise_every", 0, LIMIT)):
+    for name, least, high in (("staleness", 1, LIMIT), ("grace", 0, LIMIT), ("synchronize_every", 0, LIMIT)):
         as_integer(members.get(name, DEFAULTS[name]), f"{place}.{name}", least, high)
     as_integer(members.get("seed", 0), f"{place}.seed", 0, 2**53)
     for name, default in DEFAULTS.items():
@@ -60,11 +60,11 @@ def read_quorum(raw: object, place: str, num_workers: int) -> StartedRounds:
     value: dict[str, Any] = DEFAULTS | members
     latest = value["missed"] == "latest"
     require("staleness" not in members or not latest, place, "staleness goes with missed each")
-    require("synchronise_every" not in members or latest, place, "synchronise_every goes with missed latest")
+    require("synchronize_every" not in members or latest, place, "synchronize_every goes with missed latest")
     require("seed" not in members or quorum == "majority", place, "seed goes with the quorum majority")
     return StartedRounds(
         1 if isinstance(quorum, str) else quorum,
         0 if latest else value["staleness"],
-        value["synchronise_every"],
+        value["synchronize_every"],
         value["missed"],
     )

@@ -20,26 +20,26 @@ from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
 from .averages import PLAIN, Average, Edge
-from .axes import When, read_how, read_when
+from .axes import Sync, read_sync, read_transport
 from .events import EventGraph
 from .failure_plans import FailurePlan, read_failure_plan
 from .kept_gap import KeptGap, event_graph, require_fit
 from .quorum import StartedRounds
 from .refusal import require
 from .strict_json import as_choice, as_integer, as_integers, as_list, as_number, as_object, as_text, shortest
-from .tables import Tables, read_what
+from .tables import Tables, read_payload
 
 LIMIT = 2**31
-"""No rank, number of workers, radix or pace reaches this."""
+"""No rank, number of workers, radix or steps_per_round reaches this."""
 
 MAX_COMMON_BITS = 2**14
 """The common denominator of the factors or weights of one phase may have so many bits."""
 
 DEFAULTS: dict[str, object] = {
-    "pace": 1,
+    "steps_per_round": 1,
     "averaging": "mean",
-    "when": "lockstep",
-    "how": {},
+    "sync": "synchronous",
+    "transport": {},
     "prologue": 0,
 }
 
@@ -48,7 +48,7 @@ Numbers = dict[str, Any]
 """What is stated of a schedule, by the names of its numbers."""
 
 Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "own anchors"]
-"""In lockstep, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
+"""Synchronously, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
 steps of groups, whose rounds are no matrices."""
 
 
@@ -56,19 +56,19 @@ steps of groups, whose rounds are no matrices."""
 class Options:
     """What a schedule of any kind may say.
 
-    `paces` holds one number, or one a worker. Where it `averages_gradients` these come late in a `pipeline` (empty in
-    lockstep); elsewhere parameters are averaged, a round late where `is_late`. `gap` is what workers keep that go on by
-    themselves, None in rounds. `tables` go their own way in each step. With `late_steps` a round averages what workers
-    had so many steps before its end, where they keep the share `kept` of their own.
+    `worker_steps` holds one number, or one a worker. Where it `averages_gradients` these come late in a `pipeline`
+    (empty in synchronous); elsewhere parameters are averaged, a round late where `is_late`. `gap` is what workers keep
+    that go on by themselves, None in rounds. `tables` go their own way in each step. With `late_steps` a round averages
+    what workers had so many steps before its end, where they keep the share `kept` of their own.
     """
 
     prologue: int
-    paces: list[int]
+    worker_steps: list[int]
     is_late: bool
     averages_gradients: bool
     pipeline: dict[str, Any]
-    is_step_normalised: bool
-    how: dict[str, Any]
+    is_step_normalized: bool
+    transport: dict[str, Any]
     gap: KeptGap | None
     quorum: StartedRounds | None
     tables: Tables
@@ -78,7 +78,7 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule(Options):
-    """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbours).
+    """A schedule in the form `rule`, `groups` (explicit groups) or `graph` (weighted neighbors).
 
     The first two have `phases` and the third has `rounds`; the other list is empty. Both are where a `quorum` starts
     rounds, since what these sum is decided as the job runs. `radices` are those of a rule. `workers_per_node` is
@@ -109,7 +109,7 @@ class Schedule(Options):
         if self.quorum is not None:
             return "rounds by quorum"
         if self.gap is None:
-            return "own anchors" if self.tables.outer.has_own_anchors else "rounds"
+            return "own anchors" if self.tables.outer.has_own_outer_params else "rounds"
         return "gap" if self.gap.takes_all else "lossy gap"
 
     @cached_property
@@ -138,7 +138,7 @@ class Schedule(Options):
         """The relax of every phase that is one average over all workers."""
         shape = (self.width, len(self.radices))
         listed = ((t, average) for t, phase in enumerate(self.phases) for average in phase)
-        return {t: relax for t, (members, across, relax) in listed if (len(members), len(across)) == shape}
+        return {t: relaxation for t, (members, across, relaxation) in listed if (len(members), len(across)) == shape}
 
     def on_nodes(self, average: Average | None) -> tuple[int, int]:
         """(members on each node, nodes) of an average; (members, 0) where nodes have unequal numbers.
@@ -175,11 +175,18 @@ class Schedule(Options):
         result = []
         for phase in self.phases:
             # Plain groups are collected apart, because hashing a million fractions would take most of the time.
-            plain = {(len(members), tuple(across)) for members, across, relax in phase if relax is PLAIN}
+            plain = {(len(members), tuple(across)) for members, across, relaxation in phase if relaxation is PLAIN}
             shapes = {(size, across, PLAIN) for size, across in plain}
-            shapes |= {(len(members), tuple(across), relax) for members, across, relax in phase if relax is not PLAIN}
-            sizes = {(size * prod(self.radices[digit] for digit in across), relax) for size, across, relax in shapes}
-            result.append({(size, relax) for size, relax in sizes if size > 1})
+            shapes |= {
+                (len(members), tuple(across), relaxation)
+                for members, across, relaxation in phase
+                if relaxation is not PLAIN
+            }
+            sizes = {
+                (size * prod(self.radices[digit] for digit in across), relaxation)
+                for size, across, relaxation in shapes
+            }
+            result.append({(size, relaxation) for size, relaxation in sizes if size > 1})
         return result
 
 
@@ -228,18 +235,26 @@ def read_schedule(document: object) -> Schedule:
         **{"workers_per_node": cluster.workers_per_node, **parts},
     )
     if schedule.gap is not None:
-        is_fixed = len(schedule.rounds) == len(schedule.paces) == 1
-        require(is_fixed, "strategy.when.gap", "goes with 1 weighted graph, and 1 pace for all")
+        is_fixed = len(schedule.rounds) == len(schedule.worker_steps) == 1
+        require(is_fixed, "strategy.sync.iteration_gap", "goes with 1 weighted graph, and 1 steps_per_round for all")
         require_fit(schedule.gap, schedule.num_workers, schedule.rounds[0])
     outer = schedule.tables.outer
-    may_meet = outer.has_own_anchors or bool(schedule.averages_of_all)  # graphs have no such round
+    may_meet = outer.has_own_outer_params or bool(schedule.averages_of_all)  # graphs have no such round
     may_step = outer.is_plain or (may_meet and not schedule.is_late)  # a pipeline and a quorum sum gradients
-    require(may_step, "strategy.what.outer", "acts where a round of the period averages over all workers, in lockstep")
-    is_static = raw["strategy"]["kind"] == "static" and schedule.how["codec"] == "none"
-    may_be_own = is_static and all(average.relax == 1 for phase in schedule.phases for average in phase)
-    require(may_be_own or not outer.has_own_anchors, "strategy.what.outer.anchor", "own goes with plain fixed groups")
-    may_round = schedule.how["codec"] == "none" or schedule.averages_of_all
-    require(may_round, "strategy.how.codec", "parameters are rounded where a round of the period averages over all")
+    require(
+        may_step, "strategy.payload.outer", "acts where a round of the period averages over all workers, synchronously"
+    )
+    is_static = raw["strategy"]["kind"] == "static" and schedule.transport["codec"] == "none"
+    may_be_own = is_static and all(average.relaxation == 1 for phase in schedule.phases for average in phase)
+    require(
+        may_be_own or not outer.has_own_outer_params,
+        "strategy.payload.outer.outer_params",
+        "own goes with plain fixed groups",
+    )
+    may_round = schedule.transport["codec"] == "none" or schedule.averages_of_all
+    require(
+        may_round, "strategy.transport.codec", "parameters are rounded where a round of the period averages over all"
+    )
     return schedule
 
 
@@ -265,7 +280,7 @@ def _read_cluster(raw: dict[str, Any]) -> _Cluster:
 
 def _read_strategy(raw: dict[str, Any], cluster: _Cluster) -> dict[str, Any]:
     """Form, radices, and phases or rounds."""
-    options = ("pace", "averaging", "when", "what", "how")
+    options = ("steps_per_round", "averaging", "sync", "payload", "transport")
     kind = raw.get("kind")
     as_choice(kind, "strategy.kind", ("static", "neighbor", "allreduce"))
     if kind == "allreduce":
@@ -301,21 +316,24 @@ def _read_phases(
 def _read_failure_plan(
     raw: dict[str, Any], cluster: _Cluster, options: Options, phases: list[list[Average]]
 ) -> FailurePlan:
-    """What survivors run: of groups that average models, whole or in turns, in lockstep, or gradients, also late.
+    """What survivors run: of groups that average models, whole or in turns, synchronously, or gradients, also late.
 
     Where the schedule has a round of all, as a codec and outer steps need it, survivors have one of all survivors,
     whatever the rule.
     """
     is_late = (
-        options.quorum or options.late_steps or options.kept or (options.is_late and options.how["codec"] != "none")
+        options.quorum
+        or options.late_steps
+        or options.kept
+        or (options.is_late and options.transport["codec"] != "none")
     )
     tables = options.tables
-    is_whole = not tables.listed and not tables.outer.has_own_anchors
+    is_whole = not tables.listed and not tables.outer.has_own_outer_params
     is_covered = raw["strategy"]["kind"] != "neighbor" and not is_late and is_whole
     require(
         is_covered,
         "failure_plan",
-        "is for static and allreduce in lockstep, a pipeline or late by a round, without tables, from one anchor",
+        "is for static and allreduce synchronously, a pipeline or late by a round, without tables, from one anchor",
     )
     plan = read_failure_plan(raw, cluster.num_workers)
     for t, phase in enumerate(phases if plan.rule != "all_reduce" else ()):
@@ -335,42 +353,47 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> Options:
     """Check the members that every kind may have, and leave out what equals its default.
 
     Most claims speak about the groups of a round, and members meet by round number (docs/certificates.md says for each
-    claim why); the head of each that uses pace, averaging, lateness or codec says how. Other values of `when` and
-    `how` are refused, since for them nobody has said so.
+    claim why); the head of each that uses steps_per_round, averaging, delay or codec says how. Other values of `sync`
+    and `transport` are refused, since for them nobody has said so.
     """
-    pace = raw.get("pace", 1)
-    paces = as_integers(pace if isinstance(pace, list) else [pace], "strategy.pace", 1, LIMIT)
-    needed = cluster.num_workers if isinstance(pace, list) else 1
-    require(len(paces) == needed, "strategy.pace", "needs 1 number, or 1 a worker")
-    raw["pace"] = paces if len(set(paces)) > 1 else paces[0]
-    as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalised"))
-    when = read_when(raw, cluster.num_workers)
-    is_late, pipeline, gap, quorum, late_steps, kept = when
-    tables = read_what(raw, cluster.num_workers)
+    steps_per_round = raw.get("steps_per_round", 1)
+    worker_steps = as_integers(
+        steps_per_round if isinstance(steps_per_round, list) else [steps_per_round],
+        "strategy.steps_per_round",
+        1,
+        LIMIT,
+    )
+    needed = cluster.num_workers if isinstance(steps_per_round, list) else 1
+    require(len(worker_steps) == needed, "strategy.steps_per_round", "needs 1 number, or 1 a worker")
+    raw["steps_per_round"] = worker_steps if len(set(worker_steps)) > 1 else worker_steps[0]
+    as_choice(raw.get("averaging", "mean"), "strategy.averaging", ("mean", "step-normalized"))
+    sync = read_sync(raw, cluster.num_workers)
+    is_late, pipeline, gap, quorum, late_steps, kept = sync
+    tables = read_payload(raw, cluster.num_workers)
     is_plain = tables.outer.is_plain and not kept
-    averages_gradients = raw["kind"] == "allreduce" and set(paces) == {1} and not is_late and is_plain
+    averages_gradients = raw["kind"] == "allreduce" and set(worker_steps) == {1} and not is_late and is_plain
     if tables.num_fragments > 1 or late_steps or kept:
-        _require_turns(raw, paces, when, tables)
+        _require_turns(raw, worker_steps, sync, tables)
     fits = averages_gradients or not (pipeline or quorum)
-    require(fits, "strategy.when", "a pipeline and a quorum go with allreduce at pace 1")
+    require(fits, "strategy.sync", "a pipeline and a quorum go with allreduce at steps_per_round 1")
     repeats_sums = raw["kind"] == "allreduce" and not is_late
-    how = read_how(raw, averages_gradients=averages_gradients, repeats_sums=repeats_sums)
-    is_whole = how["codec"] == "none" and how["sending"] == "whole"
-    require(quorum is None or is_whole, "strategy.how", "what a quorum sums goes as it is, when it is whole")
-    has_common_steps = gap is None and quorum is None and len(set(paces)) == 1
-    require(has_common_steps or not tables.listed, "strategy.what", "tables are exchanged in steps that all share")
+    transport = read_transport(raw, averages_gradients=averages_gradients, repeats_sums=repeats_sums)
+    is_whole = transport["codec"] == "none" and transport["gradient_buckets"] == "single"
+    require(quorum is None or is_whole, "strategy.transport", "what a quorum sums goes as it is, when it is whole")
+    has_common_steps = gap is None and quorum is None and len(set(worker_steps)) == 1
+    require(has_common_steps or not tables.listed, "strategy.payload", "tables are exchanged in steps that all share")
     prologue = as_integer(raw.get("prologue", 0), "strategy.prologue", 0, 2**53)
     for name, default in DEFAULTS.items():
         if raw.get(name) == default:
             del raw[name]
     return Options(
         prologue=prologue,
-        paces=paces,
+        worker_steps=worker_steps,
         is_late=is_late,
         averages_gradients=averages_gradients,
         pipeline=pipeline,
-        is_step_normalised=raw.get("averaging", "mean") != "mean",
-        how=how,
+        is_step_normalized=raw.get("averaging", "mean") != "mean",
+        transport=transport,
         gap=gap,
         quorum=quorum,
         tables=tables,
@@ -379,7 +402,7 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> Options:
     )
 
 
-def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Tables) -> None:
+def _require_turns(raw: dict[str, Any], worker_steps: list[int], sync: Sync, tables: Tables) -> None:
     """Every fragment has a turn in each round, merged before it is sent again; and anchors stay with the workers' mean.
 
     With e = mean - anchor and the outer momentum b, r the rate, μ the momentum's factor and α what workers keep, a
@@ -388,28 +411,28 @@ def _require_turns(raw: dict[str, Any], paces: list[int], when: When, tables: Ta
     radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r
     > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
     """
-    is_merged = when.steps or when.kept
-    is_of_groups = raw["kind"] == "static" and not (is_merged or tables.outer.has_own_anchors)
+    is_merged = sync.steps or sync.kept
+    is_of_groups = raw["kind"] == "static" and not (is_merged or tables.outer.has_own_outer_params)
     is_known = raw["kind"] == "allreduce" or is_of_groups
-    is_timed = len(paces) == 1 or not is_merged
+    is_timed = len(worker_steps) == 1 or not is_merged
     is_alike = is_known and is_timed and raw.get("averaging", "mean") == "mean"
-    is_plain = is_alike and not when.is_late  # a pipeline and a quorum go with pace 1, which has no turns
-    place = "strategy.what.fragments" if tables.num_fragments > 1 else "strategy.when.merge"
-    rule = "goes with allreduce or groups, plain means and, merged late, 1 pace for all, without other lateness"
+    is_plain = is_alike and not sync.is_late  # a pipeline and a quorum go with steps_per_round 1, which has no turns
+    place = "strategy.payload.fragments" if tables.num_fragments > 1 else "strategy.sync.merge"
+    rule = "goes with allreduce or groups, plain means and, merged late, 1 steps_per_round for all, without other delay"
     require(is_plain, place, rule)
-    require(tables.num_fragments <= min(paces), place, "every fragment has a turn in each round")
-    require(when.steps < paces[0], "strategy.when.merge.steps", "merged before it is sent again")
+    require(tables.num_fragments <= min(worker_steps), place, "every fragment has a turn in each round")
+    require(sync.steps < worker_steps[0], "strategy.sync.merge.steps", "merged before it is sent again")
     _, momentum, nesterov, _ = tables.outer
-    pull = when.kept * tables.outer.lr * (1 + 2 * momentum * nesterov)
-    is_stable = pull < (1 + when.kept) * (1 + momentum)
-    require(is_stable, "strategy.what.outer.lr", "anchors and models go apart")
+    pull = sync.kept * tables.outer.lr * (1 + 2 * momentum * nesterov)
+    is_stable = pull < (1 + sync.kept) * (1 + momentum)
+    require(is_stable, "strategy.payload.outer.lr", "anchors and models go apart")
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:
     """One explicit phase. Files hold millions of groups, so everything is asked of all of them at once, in C."""
     listed = as_list(raw, place)
     require(set(map(type, listed)) <= {dict}, place, "must be a list of objects")
-    keys = {("group",), ("group", "relax"), ("relax", "group")}
+    keys = {("group",), ("group", "relaxation"), ("relaxation", "group")}
     require(set(map(tuple, listed)) <= keys, place, "the object of a group holds group and perhaps relax")
     groups = list(map(itemgetter("group"), listed))
     has_pairs = set(map(type, groups)) <= {list} and min(map(len, groups), default=2) >= 2
@@ -419,7 +442,7 @@ def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:
     for group in groups:
         group.sort()
     listed.sort(key=itemgetter("group"))
-    factors = [_read_relax(item, place) if len(item) > 1 else PLAIN for item in listed]
+    factors = [_read_relaxation(item, place) if len(item) > 1 else PLAIN for item in listed]
     _require_common_denominator(factors, place)
     return list(map(Average._make, zip(map(itemgetter("group"), listed), repeat(()), factors, strict=False)))
 
@@ -430,26 +453,26 @@ def _read_blocks(raw: object, num_local_ranks: int, num_digits: int, place: str)
     averages: list[Average] = []
     for number, block in enumerate(blocks):
         at = f"{place}[{number}]"
-        as_object(block, at, ("local", "across"), ("relax",))
+        as_object(block, at, ("local", "across"), ("relaxation",))
         for name, high in (("local", num_local_ranks), ("across", num_digits)):
             numbers = as_integers(block[name], f"{at}.{name}", 0, high)
             require(len(set(numbers)) == len(numbers), at, f"{name} names one twice")
             numbers.sort()
         require(block["local"], at, "a block names at least 1 local rank")
-        averages.append(Average(block["local"], block["across"], _read_relax(block, f"{at}.relax")))
-    order = sorted(range(len(blocks)), key=lambda k: (*averages[k][:2], str(averages[k].relax)))
+        averages.append(Average(block["local"], block["across"], _read_relaxation(block, f"{at}.relaxation")))
+    order = sorted(range(len(blocks)), key=lambda k: (*averages[k][:2], str(averages[k].relaxation)))
     blocks[:] = [blocks[k] for k in order]
-    _require_common_denominator([average.relax for average in averages], place)
+    _require_common_denominator([average.relaxation for average in averages], place)
     return [averages[k] for k in order]
 
 
-def _read_relax(item: dict[str, Any], place: str) -> Fraction:
+def _read_relaxation(item: dict[str, Any], place: str) -> Fraction:
     """The factor of a group or block, put into canonical form where it stands."""
-    relax = as_number(item.pop("relax", 1), place)
-    if relax == 1:
+    relaxation = as_number(item.pop("relaxation", 1), place)
+    if relaxation == 1:
         return PLAIN
-    item["relax"] = shortest(relax)
-    return relax
+    item["relaxation"] = shortest(relaxation)
+    return relaxation
 
 
 def _read_edges(raw: object, num_workers: int, place: str) -> list[Edge]:

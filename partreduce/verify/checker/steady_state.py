@@ -1,10 +1,10 @@
 """What workers add between two averagings, how far that keeps them apart: the ground of consensus distance.
 
-**The model.** A round of worker i has `pace` steps. With P the largest pace a round has P equal instants: at instant
-s < P worker i has made ⌊s·pace/P⌋ of its steps and nothing is averaged yet; at instant P it has made all, and W acts.
-Late averages come in before the steps of their round instead: x ← W·x + (steps), and otherwise x ← W·(x + steps). With
-step-normalised averages what is averaged of the steps is multiplied by (mean pace of the group)/pace before. A figure
-is the mean over all instants of a period of ‖x − mean‖²/n, in the steady state.
+**The model.** A round of worker i has `steps_per_round` steps. With P the largest steps_per_round a round has P equal
+instants: at instant s < P worker i has made ⌊s·steps_per_round/P⌋ of its steps and nothing is averaged yet; at instant
+P it has made all, and W acts. Late averages come in before the steps of their round instead: x ← W·x + (steps), and
+otherwise x ← W·(x + steps). With step-normalized averages what is averaged of the steps is multiplied by (mean steps_per_round of the
+group)/steps_per_round before. A figure is the mean over all instants of a period of ‖x − mean‖²/n, in the steady state.
 
 **Classes.** As in `period.py` a rule is a G × G matrix on each class of characters. Steps of unit variance, independent
 for each worker, have unit variance on every character, and what is the same on a whole node is the vector of ones
@@ -46,23 +46,23 @@ MAX_MATRIX_BITS = 2**30
 
 
 class Steps(NamedTuple):
-    """What the places (workers, or local ranks of a rule) do between averages; P = `instants` is the largest pace.
+    """What the places (workers, or local ranks of a rule) do between averages; P = `instants` is the largest steps_per_round.
 
-    Round t averages the variance `noise[t]`: the paces, or with step-normalised averages pace·f², where f is the mean
-    pace of the place's group divided by its own.
+    Round t averages the variance `noise[t]`: the steps per round, or with step-normalized averages steps_per_round·f²,
+    where f is the mean steps_per_round of the place's group divided by its own.
     """
 
-    paces: list[int]
+    worker_steps: list[int]
     instants: int
     noise: list[list[Fraction]]
 
     def made(self, s: int) -> list[int]:
         """The steps that every place has made at instant s of a round."""
-        return [s * pace // self.instants for pace in self.paces]
+        return [s * steps_per_round // self.instants for steps_per_round in self.worker_steps]
 
 
 def with_places(schedule: Schedule, place: str) -> Schedule:
-    """The schedule itself, or for a rule with paces that differ between nodes the same one with its groups listed.
+    """The schedule itself, or for a rule with steps per round that differ between nodes the same one with its groups listed.
 
     The places of the first are the local ranks of any node, those of the other the workers.
 
@@ -71,10 +71,10 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
     """
     width = schedule.width
     require(width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
-    paces = schedule.paces
-    if all(paces[at : at + width] == paces[:width] for at in range(0, len(paces), width)):
+    worker_steps = schedule.worker_steps
+    if all(worker_steps[at : at + width] == worker_steps[:width] for at in range(0, len(worker_steps), width)):
         return schedule
-    require(schedule.num_workers <= MAX_ROWS, place, f"over {MAX_ROWS} workers of different pace")
+    require(schedule.num_workers <= MAX_ROWS, place, f"over {MAX_ROWS} workers of different steps_per_round")
     nodes = list(product(*map(range, schedule.radices)))  # the digits of every node, counted up like an odometer
     phases = []
     for phase in schedule.phases:
@@ -84,20 +84,20 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
             for node, digits in enumerate(nodes):
                 kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
                 members.setdefault(kept, []).extend(node * width + rank for rank in block.members)
-            groups += [Average(group, (), block.relax) for group in members.values()]
+            groups += [Average(group, (), block.relaxation) for group in members.values()]
         phases.append(groups)
     return replace(schedule, form="groups", radices=[], phases=phases)
 
 
 def read_steps(schedule: Schedule, work: Work) -> Steps:
-    """The steps of a schedule for which these figures are checked: no phase lengthens, and all is small.
+    """The steps of a schedule for which these metrics are checked: no phase lengthens, and all is small.
 
     Raises:
         Refusal: it is another schedule.
     """
     for sizes in schedule.group_sizes():
-        is_tame = all(0 <= relax <= 2 for _, relax in sizes)
-        confirm(is_tame, work.place, "relax", "0 <= relax <= 2 in every group")
+        is_tame = all(0 <= relaxation <= 2 for _, relaxation in sizes)
+        confirm(is_tame, work.place, "relaxation", "0 <= relax <= 2 in every group")
     for t, edges in enumerate(schedule.rounds):
         weights = weights_of_round(edges)
         confirm(weights is not None, f"schedule: round {t}", "a column", "columns that sum to 1")
@@ -106,28 +106,31 @@ def read_steps(schedule: Schedule, work: Work) -> Steps:
     width = schedule.width
     longest = 2 * max(growth_bits(schedule, t) for t in range(schedule.period))  # W acts from both sides
     require(width * width * longest <= MAX_MATRIX_BITS, work.place, "factors with too long denominators for this check")
-    paces = schedule.paces * width if len(schedule.paces) == 1 else schedule.paces[:width]
-    instants = max(paces)
+    worker_steps = schedule.worker_steps * width if len(schedule.worker_steps) == 1 else schedule.worker_steps[:width]
+    instants = max(worker_steps)
     work.spend(200 * (instants + schedule.period) * width)
-    means = [_means(schedule, t, paces) for t in range(schedule.period)]
-    noise = [[mean * mean / pace for mean, pace in zip(row, paces, strict=True)] for row in means]
-    return Steps(paces, instants, noise)
+    means = [_means(schedule, t, worker_steps) for t in range(schedule.period)]
+    noise = [
+        [mean * mean / steps_per_round for mean, steps_per_round in zip(row, worker_steps, strict=True)]
+        for row in means
+    ]
+    return Steps(worker_steps, instants, noise)
 
 
-def _means(schedule: Schedule, t: int, paces: Sequence[int]) -> list[Fraction]:
-    """What each place pushes in round t: its pace, or with step-normalised averages the mean pace of its group.
+def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Fraction]:
+    """What each place pushes in round t: its steps_per_round, or with step-normalized averages the mean steps_per_round of its group.
 
     A place that skips is its own group. Weighted graphs have no groups: whoever has an edge in the round pushes the
-    mean pace of all workers.
+    mean steps_per_round of all workers.
     """
-    means = list(map(Fraction, paces))
-    if schedule.is_step_normalised and schedule.rounds:
-        everybody = Fraction(sum(paces), len(paces))
+    means = list(map(Fraction, worker_steps))
+    if schedule.is_step_normalized and schedule.rounds:
+        everybody = Fraction(sum(worker_steps), len(worker_steps))
         for target, source, _ in schedule.rounds[t]:
             means[target] = means[source] = everybody
-    elif schedule.is_step_normalised:
+    elif schedule.is_step_normalized:
         for members, _, _ in schedule.phases[t]:
-            mean = Fraction(sum(paces[member] for member in members), len(members))
+            mean = Fraction(sum(worker_steps[member] for member in members), len(members))
             for member in members:
                 means[member] = mean
     return means

@@ -1,4 +1,4 @@
-"""Reading `what`: tables of which a step touches few rows, and which therefore go their own way; who owns their rows.
+"""Reading `payload`: tables of which a step touches few rows, and which therefore go their own way; who owns their rows.
 
 Way `sharded`: row r of a table lies in part r mod `partitions`, and part p on the worker `hosts[p mod len(hosts)]`; all
 workers are hosts where none is named, and there are as many parts as hosts where no number is. Every worker holds a
@@ -22,7 +22,7 @@ LIMIT = 2**31
 """No number of rows, columns or parts reaches this."""
 
 DEFAULTS: dict[str, object] = {"tables": [], "local_aggregation": True, "average": True, "average_dense": True}
-OUTER: dict[str, object] = {"optimizer": "sgd", "lr": 1, "momentum": 0, "nesterov": False, "anchor": "common"}
+OUTER: dict[str, object] = {"optimizer": "sgd", "lr": 1, "momentum": 0, "nesterov": False, "outer_params": "shared"}
 TABLE: dict[str, object] = {"way": "sharded", "gradient": "dense", "hosts": [], "partitions": None, "codec": "none"}
 ELEMENT = {"none": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 """Bytes of a number as it travels."""
@@ -53,13 +53,13 @@ class Table(NamedTuple):
         return each * _numbers(self.partitions, place, len(self.hosts)) + _numbers(left, place, len(self.hosts))
 
 
-class Outer(NamedTuple):
+class OuterStep(NamedTuple):
     """An outer step: with lr 1 and no momentum the mean itself is the next model."""
 
     lr: Fraction
     momentum: Fraction
     nesterov: bool
-    has_own_anchors: bool
+    has_own_outer_params: bool
 
     @property
     def is_plain(self) -> bool:
@@ -72,7 +72,7 @@ class Tables(NamedTuple):
 
     listed: list[Table]
     is_local: bool
-    outer: Outer
+    outer: OuterStep
     num_fragments: int
 
     def by(self, way: str) -> list[Table]:
@@ -85,10 +85,10 @@ def _numbers(below: int, place: int, modulus: int) -> int:
     return max(0, (below - place + modulus - 1) // modulus)
 
 
-def read_what(strategy: dict[str, Any], num_workers: int) -> Tables:
+def read_payload(strategy: dict[str, Any], num_workers: int) -> Tables:
     """A closed object; members that equal their default are left out of it, in place."""
-    place = "strategy.what"
-    members = as_object(strategy.setdefault("what", {}), place, (), (*DEFAULTS, "outer", "fragments"))
+    place = "strategy.payload"
+    members = as_object(strategy.setdefault("payload", {}), place, (), (*DEFAULTS, "outer", "fragments"))
     num_fragments = _read_fragments(members, f"{place}.fragments")
     outer = _read_outer(members, f"{place}.outer")
     is_local = members.get("local_aggregation", True)
@@ -102,17 +102,17 @@ def read_what(strategy: dict[str, Any], num_workers: int) -> Tables:
     _drop_defaults(members, DEFAULTS)
     require(listed or set(members) <= {"outer", "fragments"}, place, "settings are for tables, and there is none")
     if not members:
-        del strategy["what"]
+        del strategy["payload"]
     return Tables(listed, bool(is_local), outer, num_fragments)
 
 
-def _read_fragments(what: dict[str, Any], place: str) -> int:
+def _read_fragments(payload: dict[str, Any], place: str) -> int:
     """How many; one is left out, in place."""
-    if not isinstance(what.get("fragments", 1), list):
-        count = as_integer(what.get("fragments", 1), place, 1, LIMIT)
-        _drop_defaults(what, {"fragments": 1})
+    if not isinstance(payload.get("fragments", 1), list):
+        count = as_integer(payload.get("fragments", 1), place, 1, LIMIT)
+        _drop_defaults(payload, {"fragments": 1})
         return count
-    listed = [as_list(patterns, place) for patterns in what["fragments"]]
+    listed = [as_list(patterns, place) for patterns in payload["fragments"]]
     require(len(listed) > 1 and all(listed), place, "has 2 or more, each with a pattern")
     patterns = [as_text(pattern, place) for patterns in listed for pattern in patterns]
     require(all(0 < len(pattern) <= 1000 for pattern in patterns), place, "a pattern has 1 to 1000 characters")
@@ -120,23 +120,23 @@ def _read_fragments(what: dict[str, Any], place: str) -> int:
     return len(listed)
 
 
-def _read_outer(what: dict[str, Any], place: str) -> Outer:
+def _read_outer(payload: dict[str, Any], place: str) -> OuterStep:
     """A closed object; what equals its default is left out, in place."""
-    members = as_object(what.get("outer", {}), place, (), OUTER)
+    members = as_object(payload.get("outer", {}), place, (), OUTER)
     as_choice(members.get("optimizer", "sgd"), f"{place}.optimizer", ("sgd",))
-    nesterov, anchor = members.get("nesterov", False), members.get("anchor", "common")
+    nesterov, outer_params = members.get("nesterov", False), members.get("outer_params", "shared")
     as_choice(nesterov, f"{place}.nesterov", (False, True))
-    as_choice(anchor, f"{place}.anchor", ("common", "own"))
+    as_choice(outer_params, f"{place}.anchor", ("shared", "per_worker"))
     numbers = {name: as_number(members.get(name, OUTER[name]), f"{place}.{name}") for name in ("lr", "momentum")}
     require(numbers["lr"] > 0, f"{place}.lr", "above 0")
     require(0 <= numbers["momentum"] < 1, f"{place}.momentum", "at least 0 and below 1")
-    outer = Outer(**numbers, nesterov=bool(nesterov), has_own_anchors=anchor == "own")
+    outer = OuterStep(**numbers, nesterov=bool(nesterov), has_own_outer_params=outer_params == "per_worker")
     require(outer.momentum > 0 or not nesterov, f"{place}.nesterov", "goes with a momentum")
-    require(not (outer.is_plain and outer.has_own_anchors), f"{place}.anchor", "plain averaging goes on from none")
+    require(not (outer.is_plain and outer.has_own_outer_params), f"{place}.anchor", "plain averaging goes on from none")
     members |= {name: shortest(numbers[name]) for name in numbers}
     _drop_defaults(members, OUTER)
     if not members:
-        what.pop("outer", None)
+        payload.pop("outer", None)
     return outer
 
 

@@ -75,9 +75,9 @@ def test_the_reference_of_outer_steps_is_nesterovs():
 
 def test_the_reference_of_a_late_merge_takes_what_was_sent_a_step_before():
     """Movements are 2/4; the worker whose row it is keeps half of its 3, the others half of their 0."""
-    anchor = 0.7 * (0.5 + 0.9 * 0.5)
+    outer_params = 0.7 * (0.5 + 0.9 * 0.5)
     late = KINDS["outer merged late"].states(3)[3]
-    assert np.allclose(late[:, 2], [anchor / 2, anchor / 2, (3 + anchor) / 2, anchor / 2])
+    assert np.allclose(late[:, 2], [outer_params / 2, outer_params / 2, (3 + outer_params) / 2, outer_params / 2])
 
 
 def test_the_reference_of_fragments_and_of_pairs_has_turns_and_anchors_of_their_own():
@@ -96,23 +96,23 @@ def test_a_healthy_run_passes(judged, name):
     assert judged(verdicts.judge_values, healthy(name), kind=name) == []
 
 
-def spoil(diaries, how):
+def spoil(diaries, transport):
     """Change one record of worker 2 as a fault of the run-time would."""
     entry = diaries[2][4]
     assert (entry[0], entry[2]) == ("leaves", 1)
     rows = entry[3]
     one = next(row for row in range(WORKERS) if rows[row][0])  # on a ring not every worker is in every other by then
-    if how == "a partial sum":
+    if transport == "a partial sum":
         rows[one] = [rows[one][0] / 2, rows[one][1]]
-    elif how == "weights that do not sum to 1":
+    elif transport == "weights that do not sum to 1":
         rows[WORKERS] = [0.75, 0.75]
-    elif how == "a member that did not enter":
+    elif transport == "a member that did not enter":
         rows[one] = [0.0, 0.0]
-    elif how == "a member that entered twice":
+    elif transport == "a member that entered twice":
         rows[1] = [2 * value + 0.5 for value in rows[1]]
-    elif how == "not a number":
+    elif transport == "not a number":
         rows[0] = [float("nan"), float("nan")]
-    elif how == "no average at all":
+    elif transport == "no average at all":
         entry[3] = diaries[2][3][3]
 
 
@@ -122,11 +122,11 @@ HOWS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("transport", HOWS)
 @pytest.mark.parametrize("name", WITH_REFERENCE)
-def test_a_wrong_average_is_seen(judged, name, how):
+def test_a_wrong_average_is_seen(judged, name, transport):
     diaries = healthy(name)
-    spoil(diaries, how)
+    spoil(diaries, transport)
     assert any(
         text.startswith("wrong: worker 2 leaves step 1") for text in judged(verdicts.judge_values, diaries, name)
     )
@@ -138,7 +138,7 @@ def test_a_failed_worker_holds_what_it_had_with_or_without_its_own_step(judged):
     own = np.eye(WORKERS)[0]
 
     def verdict(values):
-        failed = [*diaries[0], line("failed", 9.0, 2, values, "PeerLostError")]
+        failed = [*diaries[0], line("failed", 9.0, 2, values, "PeerFailedError")]
         return judged(verdicts.judge_values, [failed, *diaries[1:]])
 
     assert verdict(had) == verdict(had + own) == []
@@ -159,9 +159,9 @@ def test_members_of_a_granted_group_must_hold_its_mean_or_what_they_had(judged):
         return lines
 
     for values in ([0.5, 0, 0, 0.5], [1, 0, 0, 0]):
-        assert judged(verdicts.judge_values, diaries(values), "generated") == []
+        assert judged(verdicts.judge_values, diaries(values), "dynamic_groups") == []
     for values in ([0.5, 0, 0, 0.25], [0.5, 0.5, 0, 0], [0.25, 0, 0, 0.25]):
-        assert judged(verdicts.judge_values, diaries(values), "generated"), values
+        assert judged(verdicts.judge_values, diaries(values), "dynamic_groups"), values
 
 
 def test_an_asynchronous_server_applies_whole_pushes_once(judged):

@@ -1,4 +1,4 @@
-"""The lab measures what it says: a real cell over shaped links, its figures by hand, and its predictions."""
+"""The lab measures what it says: a real cell over shaped links, its metrics by hand, and its predictions."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from benchmarks import compact
 from benchmarks.lab import rehearse as rehearse_module
 from benchmarks.lab.campaign import Campaign, Experiment
 from benchmarks.lab.contestants import contestants
-from benchmarks.lab.job import Job
+from benchmarks.lab.job import PlanRequest
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import why_not
 from benchmarks.lab.predict import Point, predicted
@@ -38,10 +38,10 @@ def measured(step_ms, curve=(), nic=1.0):
 
 
 def test_nodes_may_hold_different_numbers_of_workers():
-    job = Job(num_nodes=3, workers_per_node=4, sizes=(4, 2, 2))
+    job = PlanRequest(num_nodes=3, workers_per_node=4, sizes=(4, 2, 2))
     assert (job.num_workers, [job.first_of(node) for node in range(3)]) == (8, [0, 4, 6])
-    assert Job.of_line(job.to_line()) == job
-    assert Job(num_nodes=2, workers_per_node=3).workers_of_nodes == (3, 3)
+    assert PlanRequest.of_line(job.to_line()) == job
+    assert PlanRequest(num_nodes=2, workers_per_node=3).workers_of_nodes == (3, 3)
     assert str(Experiment(settings=(), shape=(3, 4), sizes=job.sizes).cluster) == "4,2,2"
 
 
@@ -73,8 +73,8 @@ def test_paced_contestants_let_the_slow_worker_take_one_step_to_five():
     listed = {c.name: c for c in contestants(lambda *_: None)}
     paced = listed["paced node-then-all 3"]
     assert paced.make(FOUR, PLAIN) is None
-    paces = paced.make(FOUR, SLOW).paces().tolist()
-    assert paces == [5] * 6 + [1] + [5] * 9
+    worker_steps = paced.make(FOUR, SLOW).worker_steps().tolist()
+    assert worker_steps == [5] * 6 + [1] + [5] * 9
 
 
 def test_every_contestant_has_a_schedule_that_is_proved_or_a_kind_without_phases():

@@ -12,7 +12,7 @@ from benchmarks.lab.rehearse import advance_of, by_schedule
 from benchmarks.lab.setting import settings
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.strategies.axes import How
+from partreduce.topo.strategies.axes import Transport
 
 CLUSTER = Cluster.parse("2x2")
 
@@ -82,10 +82,10 @@ def test_every_contestant_by_outer_steps_can_be_rehearsed():
 
 
 @pytest.mark.parametrize("form", ["ring", "hierarchical"])
-def test_what_a_codec_takes_is_made_good_by_the_next_sums(form):
+def test_what_a_codec_takes_is_made_good_by_the_next_sums(algorithm):
     """Movements of all sizes in four bits: each mean is within the blocks' steps, and the mean of many is exact."""
-    how = How(form=form, codec="int4", error_feedback=True)
-    coded = Coded(how, CLUSTER)
+    transport = Transport(algorithm=algorithm, codec="int4", error_feedback=True)
+    coded = Coded(transport, CLUSTER)
     given = torch.from_numpy(np.random.default_rng(0).standard_normal((4, 600))).float()
     means = torch.stack([coded.mean(given) for _ in range(40)])
     step = given.abs().max() / 7

@@ -32,7 +32,7 @@ class Cell:
             made = PlainOptimizer(self.kind, self.table, self.rank, inner, model, number=len(self.made))
         else:
             made = by(inner, model, self.kind.schedule, timeout=WAIT, world=self.world)
-            if self.kind.free == "generated":
+            if self.kind.free == "dynamic_groups":
                 self._record(made)
         self.made.append(made)
         return made

@@ -25,8 +25,8 @@ EARLY = [name for name, kind in KINDS.items() if kind.early]
 WHOLE = [name for name in GRADIENTS if name not in EARLY]
 QUORUMS = [name for name, kind in KINDS.items() if kind.quorum]
 PIPELINES = [name for name, kind in KINDS.items() if kind.lag]
-APART = [name for name, kind in KINDS.items() if not kind.gradients and (kind.pace == 1 or kind.turns > 1)]
-"""Whose workers hold models of their own after four steps; at pace 2 all have just met, and fragments never all do."""
+APART = [name for name, kind in KINDS.items() if not kind.gradients and (kind.steps_per_round == 1 or kind.turns > 1)]
+"""Whose workers hold models of their own after four steps; at steps_per_round 2 all have just met, and fragments never all do."""
 _building = threading.Lock()
 
 
@@ -401,7 +401,7 @@ def teacher(cell):
     "several optimizers",
     "two models that are trained in turn, as in a GAN",
     generated=(
-        ["generated"],
+        ["dynamic_groups"],
         Outcome("refused", "hands out groups for one optimizer", "its groups would mix the two"),
     ),
 )
@@ -421,7 +421,7 @@ def several(cell):
     "each wrapped, with the whole model",
     all=(KINDS, Outcome("refused", "another DistributedOptimizer was made of it", "give each its part of the model")),
     generated=(
-        ["generated"],
+        ["dynamic_groups"],
         Outcome("refused", "hands out groups for one optimizer", "give each its part of the model"),
     ),
 )

@@ -10,24 +10,24 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
-    Division,
-    Generated,
+    DelayedAveraging,
+    DelayedMerge,
+    DynamicGroups,
+    GradientBuckets,
     GroupPhases,
-    How,
-    Late,
-    Merge,
-    Neighbor,
-    Outer,
+    GroupSplit,
+    NeighborAveraging,
+    OuterStep,
     Pairwise,
+    Payload,
     Pipeline,
     Round,
-    Routes,
-    Sending,
     Server,
-    Static,
+    StaticGroups,
+    Transport,
 )
-from partreduce.topo.strategies.gap import Gap, Order
-from partreduce.topo.strategies.quorum import Quorum, QuorumStart
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
+from partreduce.topo.strategies.partial import PartialAllReduce, QuorumStart
 
 N = 3
 MEAN = [[1 / 3] * 3] * 3
@@ -35,11 +35,11 @@ MEAN = [[1 / 3] * 3] * 3
 
 @dataclass(frozen=True)
 class Kind:
-    """A schedule, and the same by hand: mixing matrices by round for lockstep kinds, none where workers run freely."""
+    """A schedule, and the same by hand: mixing matrices by round for synchronous kinds, none where workers run freely."""
 
     strategy: object
     matrices: tuple = (MEAN,)
-    pace: int = 1
+    steps_per_round: int = 1
     gradients: bool = False
     late: bool = False
     lag: int = 0
@@ -72,38 +72,46 @@ RING_EDGES = [(i, (i + 1) % N, Fraction(1, 4)) for i in range(N)]
 
 
 def gap(order):
-    """Without backup, staleness and skips a reduce takes what it takes in lockstep, whoever is ahead."""
-    return Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Gap(max_ig=2, order=order))
+    """Without backup, staleness and skips a reduce takes what it takes synchronously, whoever is ahead."""
+    return NeighborAveraging(rounds=(Round.from_edges(N, RING_EDGES),), sync=IterationGap(max_ig=2, update_order=order))
 
 
-PATIENT = Quorum(quorum=QuorumStart.SOLO, grace=60_000_000)
+PATIENT = PartialAllReduce(quorum=QuorumStart.SOLO, grace=60_000_000)
 """Every round waits for a gradient of each worker that has one, so that what it sums is determined."""
 
 DILOCO = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-OUTER = Routes(outer=Outer(**DILOCO))
+OUTER = Payload(outer=OuterStep(**DILOCO))
 
 PHASES = GroupPhases(tuple(Phase.from_groups(N, [group]) for group in ([0, 1], [1, 2], range(N))))
 KINDS = {
     "allreduce": Kind(AllReduce(), gradients=True),
-    "allreduce, pipeline": Kind(AllReduce(when=Pipeline()), gradients=True, lag=1),
-    "allreduce, quorum": Kind(AllReduce(when=PATIENT), gradients=True, quorum=True),
-    "allreduce, layers": Kind(AllReduce(how=How(sending=Sending.LAYERS)), gradients=True, early=True),
-    "allreduce, pace 2": Kind(AllReduce(pace=2), pace=2),
-    "allreduce, late": Kind(AllReduce(when=Late()), late=True),
-    "allreduce, outer": Kind(AllReduce(pace=2, what=OUTER), pace=2, outer=DILOCO),
+    "allreduce, pipeline": Kind(AllReduce(sync=Pipeline()), gradients=True, lag=1),
+    "allreduce, quorum": Kind(AllReduce(sync=PATIENT), gradients=True, quorum=True),
+    "allreduce, layers": Kind(
+        AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)), gradients=True, early=True
+    ),
+    "allreduce, steps_per_round 2": Kind(AllReduce(steps_per_round=2), steps_per_round=2),
+    "allreduce, late": Kind(AllReduce(sync=DelayedAveraging()), late=True),
+    "allreduce, outer": Kind(AllReduce(steps_per_round=2, payload=OUTER), steps_per_round=2, outer=DILOCO),
     "allreduce, fragments": Kind(
-        AllReduce(pace=4, when=Merge(steps=1, alpha="1/2"), what=Routes(outer=Outer(**DILOCO), fragments=2)),
-        pace=4,
+        AllReduce(
+            steps_per_round=4,
+            sync=DelayedMerge(steps=1, alpha="1/2"),
+            payload=Payload(outer=OuterStep(**DILOCO), fragments=2),
+        ),
+        steps_per_round=4,
         outer=DILOCO,
         turns=2,
     ),
-    "static": Kind(Static(phases=PHASES), (FIRST_TWO, LAST_TWO, MEAN)),
-    "static, outer": Kind(Static(phases=PHASES, what=OUTER), (FIRST_TWO, LAST_TWO, MEAN), outer=DILOCO),
-    "neighbor": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
-    "neighbor, late": Kind(Neighbor(rounds=(Round.from_edges(N, RING_EDGES),), when=Late()), (RING,), late=True),
-    "neighbor, gap": Kind(gap(Order.SERIAL), (RING,)),
-    "neighbor, gap, parallel": Kind(gap(Order.PARALLEL), (RING,), late=True),
-    "generated": Kind(Generated(group_size=N, division=Division.GLOBAL), free="generated"),
+    "static": Kind(StaticGroups(phases=PHASES), (FIRST_TWO, LAST_TWO, MEAN)),
+    "static, outer": Kind(StaticGroups(phases=PHASES, payload=OUTER), (FIRST_TWO, LAST_TWO, MEAN), outer=DILOCO),
+    "neighbor": Kind(NeighborAveraging(rounds=(Round.from_edges(N, RING_EDGES),)), (RING,)),
+    "neighbor, late": Kind(
+        NeighborAveraging(rounds=(Round.from_edges(N, RING_EDGES),), sync=DelayedAveraging()), (RING,), late=True
+    ),
+    "neighbor, gap": Kind(gap(UpdateOrder.ADAPT_THEN_COMBINE), (RING,)),
+    "neighbor, gap, parallel": Kind(gap(UpdateOrder.DPSGD), (RING,), late=True),
+    "dynamic_groups": Kind(DynamicGroups(group_size=N, division=GroupSplit.GLOBAL), free="dynamic_groups"),
     "server": Kind(Server(hosts=(0, 2)), gradients=True),
     "server, asynchronous": Kind(Server(hosts=(0,), synchronous=False), free="server"),
     "pairwise": Kind(Pairwise(active=(1, 2)), free="pairwise"),

@@ -66,7 +66,7 @@ class PlainOptimizer:
         places = [place for place, (_, size) in zip(assign(kind.turns, named), named, strict=True) for _ in range(size)]
         self.fragments = [torch.tensor(places) == number for number in range(kind.turns)]
         """Which numbers of the model each holds."""
-        self.anchor = self.outer = None
+        self.outer_params = self.outer = None
         """The model of the last outer step as a parameter, and the optimizer that makes the next one of it; of each
         fragment."""
         self.sent = None
@@ -107,16 +107,16 @@ class PlainOptimizer:
                 means.append(sum(present) / N if present else None)
             self.late.append(means)
             zeros = [torch.zeros_like(p) for p in self.parameters]
-            self.hand_over(self.late.pop(0) if len(self.late) > self.kind.lag else zeros)
+            self.register_stateful(self.late.pop(0) if len(self.late) > self.kind.lag else zeros)
             self.averaged = True
 
-    def hand_over(self, gradients):
+    def register_stateful(self, gradients):
         for p, gradient in zip(self.parameters, gradients, strict=True):
             p.grad = gradient
 
     def apply_what_is_late(self):
         for gradients in self.late:
-            self.hand_over(gradients)
+            self.register_stateful(gradients)
             self.inner.step()
         self.late = []
 
@@ -141,7 +141,7 @@ class PlainOptimizer:
         self.steps += 1
         if self.kind.turns > 1:
             self.take_turns()
-        elif self.steps % self.kind.pace == 0 and not self.kind.gradients:
+        elif self.steps % self.kind.steps_per_round == 0 and not self.kind.gradients:
             self.end_round()
 
     def scaler_step(self, scaler):
@@ -155,9 +155,9 @@ class PlainOptimizer:
 
     def serve(self, steps):
         """Data ended: the model stays in the averages, or follows the others' gradients."""
-        steps = -(-steps // self.kind.pace) * self.kind.pace  # to the end of its round
+        steps = -(-steps // self.kind.steps_per_round) * self.kind.steps_per_round  # to the end of its round
         while self.steps < steps and self.kind.free not in ("server", "pairwise"):
-            if self.kind.free == "generated":
+            if self.kind.free == "dynamic_groups":
                 self.follow(at_end=False)  # it leaves the generator before it looks whether there is another round
             if self.kind.gradients:
                 self.skip()
@@ -180,7 +180,9 @@ class PlainOptimizer:
 
     def state_dict(self):
         late = [[None if g is None else g.clone() for g in gradients] for gradients in self.late]
-        outer = self.outer and copy.deepcopy(([anchor.detach() for anchor in self.anchor], self.sent, self.outer))
+        outer = self.outer and copy.deepcopy(
+            ([outer_params.detach() for outer_params in self.outer_params], self.sent, self.outer)
+        )
         outer = outer and (*outer[:2], [one.state_dict() for one in outer[2]])
         return {"inner": self.inner.state_dict(), "steps": self.steps, "late": late, "outer": outer}
 
@@ -190,29 +192,29 @@ class PlainOptimizer:
         self.steps, self.start, self.late = state["steps"], None, list(state["late"])
         self.outer = self.sent = None
         if state["outer"]:
-            anchors, self.sent, momenta = copy.deepcopy(state["outer"])
-            self.take_anchors(anchors)
+            outer_params, self.sent, momenta = copy.deepcopy(state["outer"])
+            self.take_outer_params(outer_params)
             for one, its in zip(self.outer, momenta, strict=True):
                 one.load_state_dict(its)
 
     # What a kind does
 
-    def take_anchors(self, vectors):
-        self.anchor = [torch.nn.Parameter(vector) for vector in vectors]
-        self.outer = [torch.optim.SGD([anchor], **self.kind.outer) for anchor in self.anchor]
+    def take_outer_params(self, vectors):
+        self.outer_params = [torch.nn.Parameter(vector) for vector in vectors]
+        self.outer = [torch.optim.SGD([outer_params], **self.kind.outer) for outer_params in self.outer_params]
 
     def outer_step(self, mean, number=0):
         """DiLoCo's: the gradient is what the workers moved on average, backwards."""
-        anchor = self.anchor[number]
-        anchor.grad = anchor.detach() - mean
+        outer_params = self.outer_params[number]
+        outer_params.grad = outer_params.detach() - mean
         self.outer[number].step()
-        return anchor.detach().clone()
+        return outer_params.detach().clone()
 
     def take_turns(self):
         """Streaming DiLoCo: a step after it was sent each half of the model is half of its own and half the anchor."""
-        place = (self.steps - 1) % self.kind.pace + 1
+        place = (self.steps - 1) % self.kind.steps_per_round + 1
         for number, mask in enumerate(self.fragments):
-            end = self.kind.pace * (number + 1) // self.kind.turns
+            end = self.kind.steps_per_round * (number + 1) // self.kind.turns
             if place == end - 1:
                 self.sent = sum(self.table.exchange(self.rank, self.get()[mask])) / N
             if place == end and self.sent is not None:
@@ -222,7 +224,7 @@ class PlainOptimizer:
 
     def begin(self):
         if self.kind.outer and self.outer is None:
-            self.take_anchors([self.get()[mask] for mask in self.fragments])
+            self.take_outer_params([self.get()[mask] for mask in self.fragments])
         if self.start is None:
             self.start = self.get()
             if self.kind.free == "pairwise" or (self.kind.free == "server" and self.rank == HOST):
@@ -240,10 +242,12 @@ class PlainOptimizer:
                 models[self.rank] = models[HOST] = (models[self.rank] + models[HOST]) / 2
             self.put(models[self.rank])
             self.start = self.get()
-        elif self.kind.free == "generated":
+        elif self.kind.free == "dynamic_groups":
             self.follow(at_end=True)
         else:
-            weights = self.kind.matrices[(self.steps // self.kind.pace - 1) % len(self.kind.matrices)][self.rank]
+            weights = self.kind.matrices[(self.steps // self.kind.steps_per_round - 1) % len(self.kind.matrices)][
+                self.rank
+            ]
             now = self.get()
             sent = self.table.exchange(self.rank, self.start if self.kind.late else now)
             mixed = sum(weight * vector for weight, vector in zip(weights, sent, strict=True))
@@ -261,7 +265,7 @@ class PlainOptimizer:
 
     def settle(self):
         """The newest model, with what was learned since."""
-        if self.kind.free == "generated":
+        if self.kind.free == "dynamic_groups":
             self.follow(at_end=False)
         elif self.kind.free and self.start is not None:
             newest = self.models[HOST if self.kind.free == "server" else self.rank]

@@ -12,16 +12,25 @@ import pytest
 import partreduce.verify.prove
 from partreduce.__main__ import main
 from partreduce.commands.cluster_options import assumed
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Generated, Late, Lockstep, Neighbor, Pairwise, Round, Server
-from partreduce.topo.strategies.axes import Codec, How, Pipeline
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    DynamicGroups,
+    NeighborAveraging,
+    Pairwise,
+    Round,
+    Server,
+    Synchronous,
+)
+from partreduce.topo.strategies.axes import Codec, Pipeline, Transport
+from partreduce.topo.strategies.partial import PartialAllReduce
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,7 +41,7 @@ OURS = ("design", "verify", "show", "simulate", "measure", "import", "run", "rep
 @pytest.fixture
 def figure_10(tmp_path):
     path = tmp_path / "figure10.json"
-    assert main(["design", "4x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    assert main(["design", "4x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
     return path
 
 
@@ -149,12 +158,12 @@ def test_design_writes_what_verify_proves(capsys, figure_10, tmp_path):
     assert document["verdict"] == "proved"
     assert {c["status"] for c in document["claims"]} == {"proved", "fact", "follows from the rules"}
     assert {"conflict-free", "consensus", "deadlock-free"} <= {c["claim"] for c in document["claims"]}
-    figures = document["figures"]
-    assert (figures["period"], figures["num_workers"], figures["num_distinct_phases"]) == (4, 16, 3)
-    assert figures["contraction"] == pytest.approx(3**0.5 / 2)
-    assert figures["consensus_distance"] == pytest.approx(8 / 7)
-    assert set(figures["drift"]) == {"worker", "node"}
-    assert figures["hop_gap"] is None, "groups are no graph"
+    metrics = document["metrics"]
+    assert (metrics["period"], metrics["num_workers"], metrics["num_distinct_phases"]) == (4, 16, 3)
+    assert metrics["contraction"] == pytest.approx(3**0.5 / 2)
+    assert metrics["consensus_distance"] == pytest.approx(8 / 7)
+    assert set(metrics["drift"]) == {"worker", "node"}
+    assert metrics["hop_gap"] is None, "groups are no graph"
     checker = [sys.executable, "-I", str(ROOT / "verify" / "checker"), str(certificate), str(figure_10)]
     assert subprocess.run(checker, capture_output=True, check=False).returncode == 0
 
@@ -171,8 +180,10 @@ def test_a_conflict_is_refuted_with_its_witness(capsys, conflict):
 
 def test_design_plans_for_losses_of_an_entry_and_of_a_file_alike(capsys, figure_10, tmp_path):
     planned, again, certificate = (tmp_path / name for name in ("planned.json", "again.json", "c.json"))
-    assert main(["design", "4x4", "--using", "prague-figure-10", "--survive", "1", "-o", str(planned)]) == 0
-    found = answer(capsys, "design", "4x4", "--using", str(figure_10), "--survive", "1", "-o", str(again), "--json")
+    assert main(["design", "4x4", "--build", "prague-figure-10", "--tolerate-failures", "1", "-o", str(planned)]) == 0
+    found = answer(
+        capsys, "design", "4x4", "--build", str(figure_10), "--tolerate-failures", "1", "-o", str(again), "--json"
+    )
     assert found["failure_plan"]["failures"] == 1
     assert again.read_bytes() == planned.read_bytes()
     claims = {claim["claim"]: claim for claim in answer(capsys, "verify", str(planned), "--json")["claims"]}
@@ -186,17 +197,17 @@ def test_design_plans_for_losses_of_an_entry_and_of_a_file_alike(capsys, figure_
         check=True,
     )
     assert "survives: proved\n" in checked.stdout
-    assert main(["design", "2x4", "--using", str(figure_10), "--survive", "1"]) == 65
+    assert main(["design", "2x4", "--build", str(figure_10), "--tolerate-failures", "1"]) == 65
     assert "is for 4x4, and CLUSTER is 2x4" in capsys.readouterr().err
 
 
 def test_design_prints_the_document_when_no_file_is_named(capsys, figure_10):
-    assert answer(capsys, "design", "4x4", "--using", "prague-figure-10") == json.loads(figure_10.read_text())
+    assert answer(capsys, "design", "4x4", "--build", "prague-figure-10") == json.loads(figure_10.read_text())
 
 
 def test_design_as_json_names_the_file_and_its_hash(capsys, tmp_path):
     path = tmp_path / "s.json"
-    arguments = ("design", "2x4", "--using", "node-then-all(node_rounds=3)", "-o", path, "--json")
+    arguments = ("design", "2x4", "--build", "node-then-all(node_rounds=3)", "-o", path, "--json")
     facts = answer(capsys, *arguments)
     assert facts["output"] == str(path)
     assert (facts["num_workers"], facts["period"]) == (8, 4)
@@ -205,11 +216,11 @@ def test_design_as_json_names_the_file_and_its_hash(capsys, tmp_path):
 
 def test_verify_of_a_million_workers(capsys, tmp_path):
     path = tmp_path / "big.json"
-    assert main(["design", "250000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    assert main(["design", "250000x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
     document = answer(capsys, "verify", path, "--json")
     assert document["verdict"] == "proved"
-    assert document["figures"]["num_workers"] == 1_000_000
-    assert document["figures"]["contraction"] == pytest.approx(3**0.5 / 2)
+    assert document["metrics"]["num_workers"] == 1_000_000
+    assert document["metrics"]["contraction"] == pytest.approx(3**0.5 / 2)
 
 
 @pytest.mark.parametrize("ending", ["png", "svg", "html", "pdf"])
@@ -235,7 +246,7 @@ def test_show_in_the_terminal_has_a_row_for_each_worker(capsys, figure_10):
 
 def test_show_as_json_says_what_it_leaves_out(capsys, tmp_path):
     path = tmp_path / "big.json"
-    assert main(["design", "1000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    assert main(["design", "1000x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
     document = answer(capsys, "show", path, "--json")
     assert document["note"] == "Shown: 32 of 4000 workers (nodes 0-3, 500-503 of 1000)"
     assert document["groups"][1][2] == document["groups"][17][2], "opposite nodes are shown together"
@@ -252,7 +263,7 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
     from fractions import Fraction
 
     edges = Round.from_edges(5, [(i, (i + 1) % 5, Fraction(1, 2)) for i in range(5)])
-    write_schedule(path, Schedule(document["name"], Cluster.regular(1, 5), Neighbor(rounds=(edges,))))
+    write_schedule(path, Schedule(document["name"], Cluster.regular(1, 5), NeighborAveraging(rounds=(edges,))))
     assert main(["show", str(path), "-o", str(tmp_path / "ring.png")]) == 0
     assert main(["show", str(path)]) == 0
     assert "4: 1/2" in capsys.readouterr().out
@@ -260,16 +271,18 @@ def test_show_draws_rounds_of_a_graph(capsys, tmp_path):
 
 def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(capsys, tmp_path):
     path = tmp_path / "quorum.json"
-    assert main(["design", "4", "--using", "allreduce", "-o", str(path)]) == 0
+    assert main(["design", "4", "--build", "allreduce", "-o", str(path)]) == 0
     everybody = load_schedule(path)
-    write_schedule(path, replace(everybody, strategy=replace(everybody.strategy, when=Quorum(quorum="majority"))))
+    write_schedule(
+        path, replace(everybody, strategy=replace(everybody.strategy, sync=PartialAllReduce(quorum="majority")))
+    )
     none = "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
     capsys.readouterr()
     assert answer(capsys, "show", path, "--json")["note"].startswith(f"Period 1, majority up to 4 late: {none}")
     for ending in ("png", "html"):
         assert main(["show", str(path), "-o", str(tmp_path / f"picture.{ending}")]) == 0
     assert main(["verify", str(path)]) == 0
-    assert f"No figures: {none}; " in " ".join(capsys.readouterr().out.split())
+    assert f"No metrics: {none}; " in " ".join(capsys.readouterr().out.split())
 
 
 def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
@@ -283,8 +296,8 @@ def test_simulate_agrees_with_the_steady_state(capsys, figure_10):
     assert sum(shares) == pytest.approx(1.0)
 
 
-def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_lateness_costs(capsys, tmp_path):
-    strategy = {"kind": "allreduce", "when": {"pipeline": {"width": 3}}}
+def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_delay_costs(capsys, tmp_path):
+    strategy = {"kind": "allreduce", "sync": {"pipeline": {"width": 3}}}
     document = {"format": "partreduce.schedule", "version": 1, "name": "pipe", "strategy": strategy,
                 "cluster": {"num_nodes": 2, "workers_per_node": 2}}  # fmt: skip
     path = tmp_path / "pipe.json"
@@ -294,12 +307,12 @@ def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_laten
     said = " ".join(capsys.readouterr().out.split())
     assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
     proof = answer(capsys, "verify", path, "--json")
-    assert proof["figures"]["pipeline"] == costs
+    assert proof["metrics"]["pipeline"] == costs
     assert next(claim for claim in proof["claims"] if claim["claim"] == "lag")["witness"]["width"] == 3
     assert answer(capsys, "simulate", path, "--json")["pipeline"] == costs
     assert main(["simulate", str(path)]) == 0
     assert "Its gradients are 2 late" in capsys.readouterr().out
-    strategy["when"] = {"pipeline": {}}
+    strategy["sync"] = {"pipeline": {}}
     path.write_text(json.dumps(document))
     assert main(["verify", str(path)]) == 0
     assert "was asked for" not in capsys.readouterr().out
@@ -310,13 +323,13 @@ def test_pipelines_and_codecs_are_timed_and_said(capsys, tmp_path):
     cluster = tmp_path / "cluster.yaml"
     cluster.write_text("num_nodes: 4\nworkers_per_node: 1\nhardware: {nic: {bandwidth: 1MB/s}, codec: {int8: {}}}\n")
     paths = []
-    for name, when, how in (
-        ("plain", Lockstep(), How()),
-        ("pipe", Pipeline(), How()),
-        ("small", Pipeline(), How(codec=Codec.INT8)),
+    for name, sync, transport in (
+        ("plain", Synchronous(), Transport()),
+        ("pipe", Pipeline(), Transport()),
+        ("small", Pipeline(), Transport(codec=Codec.INT8)),
     ):
         paths.append(tmp_path / f"{name}.json")
-        write_schedule(paths[-1], Schedule(name, Cluster.regular(4, 1), AllReduce(when=when, how=how)))
+        write_schedule(paths[-1], Schedule(name, Cluster.regular(4, 1), AllReduce(sync=sync, transport=transport)))
     options = ("--cluster", cluster, "--model-bytes", "1MB", "--set", "compute=1s", "--json")
     rows = answer(capsys, "simulate", *paths, *options)["schedules"]
     assert [row["seconds_per_step"] for row in rows] == pytest.approx([2.5, 1.5, 1.0])
@@ -327,7 +340,7 @@ def test_pipelines_and_codecs_are_timed_and_said(capsys, tmp_path):
     found = answer(capsys, "simulate", paths[1], *options, "--rounds", "40", "-o", trace)
     assert found["seconds_per_step"] == pytest.approx(1.5)
     assert found["makespan_seconds"] == pytest.approx(1 + 40 * 1.5)
-    assert (found["when"], found["nic_bytes_per_step"]) == ("pipeline", pytest.approx(1.5e6))
+    assert (found["sync"], found["nic_bytes_per_step"]) == ("pipeline", pytest.approx(1.5e6))
     assert found["share_communicating"] <= 1
     spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     for track in {event["tid"] for event in spans}:
@@ -348,7 +361,7 @@ def test_simulate_writes_pictures_and_traces(capsys, figure_10, tmp_path):
 
 def test_several_schedules_side_by_side_reproduce_the_worked_example(capsys, figure_10, tmp_path):
     every_4 = tmp_path / "every4.json"
-    assert main(["design", "4x4", "--using", "allreduce(every=4)", "-o", str(every_4)]) == 0
+    assert main(["design", "4x4", "--build", "allreduce(every=4)", "-o", str(every_4)]) == 0
     document = answer(capsys, "simulate", figure_10, every_4, "--model-bytes", "552MB", "--json")
     first, second = document["schedules"]
     assert first["communication_seconds_per_step"] == pytest.approx(0.1104)
@@ -361,7 +374,7 @@ def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_pre
     network, paths = ["--set", "nic=100MB/s", "--model-bytes", "50MB"], []
     for name in ("allreduce", "allreduce(every=4)", "diloco"):
         paths.append(tmp_path / f"{len(paths)}.json")
-        assert main(["design", "2x2", "--using", name, "-o", str(paths[-1])]) == 0
+        assert main(["design", "2x2", "--build", name, "-o", str(paths[-1])]) == 0
     capsys.readouterr()
     picture = tmp_path / "several.png"
     rows = answer(capsys, "simulate", *paths, *network, "-o", picture, "--json")["schedules"]
@@ -369,7 +382,7 @@ def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_pre
     assert rows[1]["seconds_to_a_loss"] == pytest.approx(rows[1]["steps_ratio"] * rows[1]["seconds_per_step"])
     assert picture.read_bytes().startswith(b"\x89PNG")
     hardware = Hardware(nic=Link.of_bandwidth(1e8), model_bytes=50_000_000, compute=0.05)
-    option = measure(load_schedule(paths[1]), Job(cluster=Cluster.regular(2, 2, hardware=hardware)))
+    option = measure(load_schedule(paths[1]), PlanRequest(cluster=Cluster.regular(2, 2, hardware=hardware)))
     assert rows[1]["steps_ratio"] == pytest.approx(option.steps_ratio)
     assert "several.json: ends in '.json'; pictures" in refusal(
         capsys, "simulate", *paths, "-o", tmp_path / "several.json", code=65
@@ -410,7 +423,7 @@ def test_design_lists_and_explains_the_catalogue(capsys):
     fitting = answer(capsys, "design", "3,3,2", "--list", "--json")["entries"]
     assert all(bool(e.get("why_not")) != e["fits"] for e in fitting)
     assert [e["name"] for e in fitting if e["fits"]].count("allreduce") == 1
-    one = answer(capsys, "design", "--list", "--using", "prague-figure-10", "--json")
+    one = answer(capsys, "design", "--list", "--build", "prague-figure-10", "--json")
     assert "Prague" in one["source"]
     assert main(["design", "--list"]) == 0
 
@@ -425,17 +438,17 @@ def test_schema_is_what_the_loader_uses(capsys):
     ("arguments", "code", "words"),
     [
         (["bogus"], 2, "No such command"),
-        (["design", "4by4", "--using", "allreduce"], 65, "4x4"),
+        (["design", "4by4", "--build", "allreduce"], 65, "4x4"),
         (
-            ["design", "4x4", "--using", "allreduce", "--model", "m.py:build"],
+            ["design", "4x4", "--build", "allreduce", "--model", "m.py:build"],
             2,
             "--model: tells the planner what to weigh",
         ),
-        (["design", "4x4", "--using", "alreduce"], 65, "did you mean"),
-        (["design", "4x4", "--using", "allreduce(evry=2)"], 65, "did you mean every"),
-        (["design", "4x4", "--using", "allreduce(every)"], 65, "KEY=VALUE"),
-        (["design", "4x4", "--using", "allreduce(every=2, every=3)"], 65, "every is given twice"),
-        (["design", "4x4", "--using", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),
+        (["design", "4x4", "--build", "alreduce"], 65, "did you mean"),
+        (["design", "4x4", "--build", "allreduce(evry=2)"], 65, "did you mean every"),
+        (["design", "4x4", "--build", "allreduce(every)"], 65, "KEY=VALUE"),
+        (["design", "4x4", "--build", "allreduce(every=2, every=3)"], 65, "every is given twice"),
+        (["design", "4x4", "--build", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),
         (["design", "4x4", "-o", "/nowhere/x.json"], 74, "no folder /nowhere"),
         (["design", "4x4", "--plot", "front.gif"], 65, "front.gif"),
         (["design", "2x4", "--set", "slow=8:5"], 65, "slow 8: worker 8 is out of range; workers are 0..7"),
@@ -444,9 +457,9 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["verify", "/nowhere/x.json"], 74, "/nowhere/x.json"),
         (["verify", "x.json", "--max-bytes", "lots"], 65, "lots"),
         (["schema", "graph"], 2, "schedule, cluster"),
-        (["design", "--list", "--using", "nothing-like-it"], 65, "partreduce design --list"),
-        (["design", "--list", "--when", "late"], 2, "--when: says nothing to --list"),
-        (["design", "--using", "allreduce"], 2, "CLUSTER: is missing"),
+        (["design", "--list", "--build", "nothing-like-it"], 65, "partreduce design --list"),
+        (["design", "--list", "--sync", "late"], 2, "--sync: says nothing to --list"),
+        (["design", "--build", "allreduce"], 2, "CLUSTER: is missing"),
         (["design", "4x4", "--max", "groups=4"], 65, "did you mean group"),
         (["design", "4x4", "--max", "group=1"], 65, "--max group: '1' is not a whole number >= 2"),
         (["design", "4x4", "--max", "period=513"], 65, "--max period: '513' is more than 512 phases"),
@@ -461,16 +474,16 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["run", "train.py"], 2, "--workers"),
         (["run", "train.py", "--workers", "2"], 2, "write it before the script"),
         (["measure", "/nowhere/job.py:job", "--workers", "2"], 74, "/nowhere/job.py: cannot be read"),
-        (["design", "4x4", "--when", "jit"], 2, "'jit' is not one of any, lockstep, late, pipeline, gap, quorum"),
+        (["design", "4x4", "--sync", "jit"], 2, "'jit' is not one of any, synchronous, late, pipeline, gap, quorum"),
         (
-            ["design", "4x4", "--when", "gap", "--survive", "1"],
+            ["design", "4x4", "--sync", "iteration_gap", "--tolerate-failures", "1"],
             65,
-            "when: is gap; no such schedule goes on after a loss yet",
+            "sync: is gap; no such schedule goes on after a loss yet",
         ),
         (["design", "4x4", "--set", "touched=x:1%"], 2, "--set: touched needs --model FILE.py:NAME"),
         (["verify", "--max-bytes", "0", "s.json"], 65, "--max-bytes: '0' has no unit"),
         (["show", "--max-bytes", "1e99TB", "s.json"], 65, "--max-bytes: '1e99TB' is more than 9 PB"),
-        (["design", "", "--using", "allreduce"], 74, "a file with an empty name"),
+        (["design", "", "--build", "allreduce"], 74, "a file with an empty name"),
         (["run", "--workers", "2", "/nowhere/train.py"], 65, "is not a file"),
     ],
 )
@@ -494,7 +507,7 @@ def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words
         (["--set", "compute=1e99s"], 65, "hardware.compute: is 1e+99; it must be <= 1e+09"),
         (["--set", "nic=1e-99B/s"], 65, "link.seconds_per_byte: is 1e+99; it must be <= 1e+09"),
         (["--cluster", "3x3"], 65, "schedule is for 4x4"),
-        (["--form", "star"], 2, "ring, hierarchical"),
+        (["--algorithm", "star"], 2, "ring, hierarchical"),
         (["--rounds", "0"], 2, "--rounds"),
         (["--trace", "/nowhere/t.csv"], 74, "/nowhere/t.csv"),
         (["-o", "picture.gif"], 65, "picture.gif"),
@@ -537,8 +550,8 @@ def test_a_reader_that_leaves_is_no_error(figure_10, options):
 
 def test_strategies_without_fixed_phases_are_refused_in_one_line(capsys, tmp_path):
     path = tmp_path / "no-phases.json"
-    write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
-    assert "'generated'" in refusal(capsys, "show", path, code=65)
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), DynamicGroups()))
+    assert "'dynamic_groups'" in refusal(capsys, "show", path, code=65)
 
 
 def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_path):
@@ -552,7 +565,7 @@ def test_a_synchronous_server_is_simulated_without_a_steady_step(capsys, tmp_pat
 def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(capsys, tmp_path):
     path, network, found = tmp_path / "diloco.json", ["--set", "nic=1GB/s", "--model-bytes", "100MB"], {}
     for fragments in (1, 4):
-        answer(capsys, "design", "4x2", "--using", f"diloco(fragments={fragments})", "-o", path, "--json")
+        answer(capsys, "design", "4x2", "--build", f"diloco(fragments={fragments})", "-o", path, "--json")
         found[fragments] = answer(capsys, "simulate", path, *network, "--json")
     assert found[4]["nic_bytes_per_step"] == pytest.approx(found[1]["nic_bytes_per_step"])
     assert found[4]["peak_nic_bytes"] == pytest.approx(found[1]["peak_nic_bytes"] / 4)
@@ -560,18 +573,18 @@ def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(c
     assert "43.75 MB in the step that sends most" in capsys.readouterr().out
     exactly = {"of_worker": 43_750_000, "of_node": 43_750_000, "in_flight": 25_000_000}
     assert found[4]["sent_bytes"] == exactly
-    assert answer(capsys, "verify", path, "--json", "--model-bytes", "100MB")["figures"]["sent_bytes"] == exactly
+    assert answer(capsys, "verify", path, "--json", "--model-bytes", "100MB")["metrics"]["sent_bytes"] == exactly
     assert main(["verify", str(path), "--model-bytes", "100MB"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "in one step no more than 43.75 MB leave a worker and 43.75 MB a node, and no more than 25 MB of a" in said
 
 
 def test_bytes_of_a_round_are_said_where_rounds_are_fixed(capsys, tmp_path):
-    path = tmp_path / "paces.json"
-    write_schedule(path, Schedule("p", Cluster.regular(2, 2), AllReduce(pace=(1, 2, 1, 1))))
+    path = tmp_path / "steps per round.json"
+    write_schedule(path, Schedule("p", Cluster.regular(2, 2), AllReduce(steps_per_round=(1, 2, 1, 1))))
     assert main(["verify", str(path), "--model-bytes", "1MB"]) == 0
     assert "a fact: in one round no more than 1.5 MB leave a worker" in " ".join(capsys.readouterr().out.split())
-    write_schedule(path, Schedule("g", Cluster.regular(2, 4), Generated()))
+    write_schedule(path, Schedule("g", Cluster.regular(2, 4), DynamicGroups()))
     assert "a fact of fixed rounds only" in refusal(capsys, "verify", path, "--model-bytes", "1MB", code=65)
 
 
@@ -579,23 +592,23 @@ def test_bytes_of_a_round_are_said_where_rounds_are_fixed(capsys, tmp_path):
     ("entry", "words"),
     [
         ("diloco(fragments=40)", "each has its turn in a round of 30 steps"),
-        ("diloco(late=30)", "when.merge.steps: is 30"),
+        ("diloco(late=30)", "sync.merge.steps: is 30"),
         ("regions-diloco(regions=3)", "4 nodes are not 3 regions of as many"),
     ],
 )
 def test_outer_steps_that_cannot_be_are_refused_in_one_line(capsys, entry, words):
-    assert main(["design", "4x2", "--using", entry]) == 65
+    assert main(["design", "4x2", "--build", entry]) == 65
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
 
 
-def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_figures(capsys, tmp_path):
+def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_metrics(capsys, tmp_path):
     path, other = tmp_path / "noloco.json", ROOT / "examples" / "two-level.json"
-    assert answer(capsys, "design", "4x4", "--using", "noloco(every=20)", "-o", path, "--json")["period"] == 8
+    assert answer(capsys, "design", "4x4", "--build", "noloco(every=20)", "-o", path, "--json")["period"] == 8
     said = answer(capsys, "verify", path, "--json", "--model-bytes", "1MB")
     assert said["verdict"] == "proved"
-    assert said["figures"]["sent_bytes"] == {"of_worker": 1_000_000, "of_node": 4_000_000, "in_flight": 1_000_000}
+    assert said["metrics"]["sent_bytes"] == {"of_worker": 1_000_000, "of_node": 4_000_000, "in_flight": 1_000_000}
     assert main(["verify", str(path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "anchors come to agree, by a factor of at most 0.3159 every 160 steps (8 rounds)" in shown
@@ -605,19 +618,19 @@ def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_fig
     assert main(["simulate", str(path), "--rounds", "2"]) == 0
     assert "outer SGD 0.7, momentum 0.5, own anchors" in capsys.readouterr().out
     assert "radius of a period is 5.94" in refusal(
-        capsys, "design", "2x2", "--using", "noloco(lr=1.95,momentum=0.9)", code=65
+        capsys, "design", "2x2", "--build", "noloco(lr=1.95,momentum=0.9)", code=65
     )
 
 
 def test_regions_are_those_of_the_switches(capsys, tmp_path):
     path = tmp_path / "regions.json"
     cluster = ROOT / "examples" / "two-regions.yaml"
-    answer(capsys, "design", cluster, "--using", "regions-diloco(every=3)", "-o", path, "--json")
+    answer(capsys, "design", cluster, "--build", "regions-diloco(every=3)", "-o", path, "--json")
     phases = json.loads(path.read_text())["strategy"]["phases"]
     assert [block["across"] for phase in phases for block in phase] == [[1], [1], [0, 1]]
 
 
-@pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])
+@pytest.mark.parametrize("kind", [DynamicGroups(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])
 def test_simulate_shows_kinds_without_fixed_phases_beside_the_others(capsys, figure_10, tmp_path, kind):
     path = tmp_path / "no-phases.json"
     write_schedule(path, Schedule("g", Cluster.regular(4, 4), kind))
@@ -631,7 +644,9 @@ def test_simulate_shows_kinds_without_fixed_phases_beside_the_others(capsys, fig
     assert free["largest_age_steps"] >= 0
 
 
-@pytest.mark.parametrize("kind", [Generated(), Pairwise(active=(0, 1, 2, 3)), Pairwise(active=(0, 1), when=Late())])
+@pytest.mark.parametrize(
+    "kind", [DynamicGroups(), Pairwise(active=(0, 1, 2, 3)), Pairwise(active=(0, 1), sync=DelayedAveraging())]
+)
 def test_simulate_runs_the_protocol_of_schedules_without_phases(capsys, tmp_path, kind):
     path = tmp_path / "protocol.json"
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), kind))
@@ -648,7 +663,7 @@ def test_simulate_runs_the_protocol_of_schedules_without_phases(capsys, tmp_path
 
 def test_a_timeline_that_would_not_fit_memory_is_refused_with_what_fits(capsys, tmp_path):
     path = tmp_path / "big.json"
-    assert main(["design", "250000x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    assert main(["design", "250000x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
     assert "at most 50 rounds fit" in refusal(capsys, "simulate", path, code=65)
 
 

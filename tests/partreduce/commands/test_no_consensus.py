@@ -1,4 +1,4 @@
-"""What `verify`, `design` and `partreduce.prove` say where consensus is not guaranteed, and how the commands end."""
+"""What `verify`, `design` and `partreduce.verify` say where consensus is not guaranteed, and how the commands end."""
 
 from __future__ import annotations
 
@@ -16,30 +16,32 @@ from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import METHODS
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Neighbor, Round
-from partreduce.topo.strategies.gap import Gap, Weights
-from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.strategies import NeighborAveraging, Round
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
+from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 
 PARTED = "may never hear of one another"
 
 
-def kept(gap: Gap) -> Schedule:
-    return Schedule("kept", Cluster.regular(16, 1), Neighbor(rounds=(METHODS["metropolis"](ring_based(16)),), when=gap))
+def kept(gap: IterationGap) -> Schedule:
+    return Schedule(
+        "kept", Cluster.regular(16, 1), NeighborAveraging(rounds=(METHODS["metropolis"](ring_based(16)),), sync=gap)
+    )
 
 
 def backup() -> Schedule:
-    return kept(Gap(max_ig=4, backup=1))
+    return kept(IterationGap(max_ig=4, backup=1))
 
 
 def groups() -> Schedule:
     phases = GroupPhases((Phase.from_groups(5, [(0, 1), (2, 3, 4)]),))
-    return Schedule("apart", Cluster.regular(5, 1), Static(phases=phases))
+    return Schedule("apart", Cluster.regular(5, 1), StaticGroups(phases=phases))
 
 
 def graph() -> Schedule:
     half = Fraction(1, 2)
     edges = [(0, 1, half), (1, 0, half), (2, 3, half), (3, 2, half)]
-    return Schedule("two rings", Cluster.regular(4, 1), Neighbor(rounds=(Round.from_edges(4, edges),)))
+    return Schedule("two rings", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, edges),)))
 
 
 def first_lines(said: str) -> str:
@@ -92,7 +94,7 @@ def test_each_set_of_a_gap_can_do_without_the_other():
 def test_what_is_refuted_and_not_needed_is_not_called_nothing(tmp_path, capsys):
     """Under staleness the mean is not preserved, and all agree."""
     path = tmp_path / "s.json"
-    write_schedule(path, kept(Gap(max_ig=4, staleness=5, weights=Weights.ITERATION)))
+    write_schedule(path, kept(IterationGap(max_ig=4, staleness=5, weights=EdgeWeighting.ITERATION)))
     assert main(["verify", str(path)]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "mean-preserved refuted" in said
@@ -107,7 +109,9 @@ def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
     path = tmp_path / "s.json"
     half = Fraction(3, 4)
     edges = [(0, 1, half), (1, 0, Fraction(1, 4)), (2, 3, half), (3, 2, half)]
-    write_schedule(path, Schedule("lost", Cluster.regular(4, 1), Neighbor(rounds=(Round.from_edges(4, edges),))))
+    write_schedule(
+        path, Schedule("lost", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, edges),)))
+    )
     assert main(["verify", str(path), "--allow-no-consensus"]) == 1
     assert "doubly-stochastic" in capsys.readouterr().out
 
@@ -115,8 +119,8 @@ def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
 def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     path = tmp_path / "s.json"
     links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
-    asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--when", "gap", "--effort", "3", "--time-limit", "1h"]
-    asked += ["--take", "clustered gap: backup 1, parallel"]
+    asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "gap", "--effort", "3", "--time-limit", "1h"]
+    asked += ["--select", "clustered gap: backup 1, parallel"]
     assert main([*asked, "-o", str(path)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("Planning")

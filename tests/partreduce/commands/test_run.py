@@ -22,7 +22,7 @@ sys.exit(int(sys.argv[-1]) if os.environ["RANK"] == "2" else 0)
 def test_run_takes_the_shape_from_the_schedule_and_passes_arguments_and_exit_code_on(tmp_path):
     script, schedule = tmp_path / "script.py", tmp_path / "s.json"
     script.write_text(SCRIPT)
-    assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    assert main(["design", "2x2", "--build", "allreduce", "-o", str(schedule)]) == 0
     command = ["partreduce", "run", "--schedule", str(schedule), str(script), "--debug", "7"]
     done = WARM.run(*command)
     assert done.returncode == 7
@@ -48,7 +48,7 @@ def test_threads_that_openmp_would_not_understand_are_left_aside(monkeypatch, st
 
 def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):
     schedule = tmp_path / "s.json"
-    assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    assert main(["design", "2x2", "--build", "allreduce", "-o", str(schedule)]) == 0
     assert main(["run", "--schedule", str(schedule), "--workers", "3", "train.py"]) == 65
     assert "is for 4 workers" in capsys.readouterr().err
 
@@ -78,7 +78,7 @@ def test_the_exit_code_is_that_of_the_cause_whoever_of_those_that_miss_it_ends_f
     script = tmp_path / "script.py"
     script.write_text(
         "import os, time, partreduce\nrank = int(os.environ['RANK'])\ntime.sleep(0.4 * rank)\n"
-        f"if rank == 1: {cause}\nraise partreduce.errors.PeerLostError('worker 1 is missing')\n"
+        f"if rank == 1: {cause}\nraise partreduce.errors.PeerFailedError('worker 1 is missing')\n"
     )
     done = WARM.run("partreduce", "run", "--workers", "3", str(script))
     assert done.returncode == code
@@ -132,10 +132,10 @@ def test_a_script_that_trains_without_the_schedule_it_was_started_with_is_told_i
         f"{wraps if uses else ''}model(torch.ones(2)).sum().backward()\noptimizer.step()\n"
         f"{'optimizer.finish()' if uses else ''}\nsys.exit(0)\n"
     )
-    assert main(["design", "1x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    assert main(["design", "1x2", "--build", "allreduce", "-o", str(schedule)]) == 0
     done = WARM.run("partreduce", "run", "--schedule", str(schedule), str(script))
     assert done.returncode == 0
     told = [line for line in done.stderr.splitlines() if "ended without a DistributedOptimizer" in line]
     assert len(told) == (0 if uses else 1)
-    assert ("partreduce.shard(data)" in done.stderr) is not uses
+    assert ("partreduce.shard_dataset(data)" in done.stderr) is not uses
     assert (wraps.strip().replace("'", '"') in done.stderr) is not uses

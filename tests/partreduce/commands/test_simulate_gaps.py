@@ -10,15 +10,15 @@ from partreduce.commands.simulate import command
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
-from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
 
 
 @pytest.fixture
 def file(tmp_path):
     built = build("ring-based", Cluster.regular(2, 4))
-    gap = Gap(max_ig=4, backup=1, skip=Skip(limit=3))
+    gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=3))
     path = tmp_path / "gap.json"
-    path.write_text(json.dumps(dump_schedule(replace(built, strategy=replace(built.strategy, when=gap)))))
+    path.write_text(json.dumps(dump_schedule(replace(built, strategy=replace(built.strategy, sync=gap)))))
     return path
 
 

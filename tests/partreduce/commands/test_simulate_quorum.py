@@ -9,12 +9,12 @@ from partreduce.commands.simulate import command
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Quorum
+from partreduce.topo.strategies import AllReduce, PartialAllReduce
 
 
 @pytest.fixture
 def file(tmp_path):
-    schedule = Schedule("half", Cluster.regular(2, 4), AllReduce(when=Quorum(quorum=4, staleness=8)))
+    schedule = Schedule("half", Cluster.regular(2, 4), AllReduce(sync=PartialAllReduce(quorum=4, staleness=8)))
     path = tmp_path / "quorum.json"
     path.write_text(json.dumps(dump_schedule(schedule)))
     return path

@@ -19,7 +19,7 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import RefutedError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Static
+from partreduce.topo.strategies import GroupPhases, StaticGroups
 from partreduce.verify.prove import prove
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does
 def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together() -> None:
     cluster = Cluster.regular(2, 2)
     apart, pairs = (
-        Schedule("drawn", cluster, Static(phases=GroupPhases(tuple(Phase.from_groups(4, one) for one in phases))))
+        Schedule("drawn", cluster, StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(4, one) for one in phases))))
         for phases in ([[(0, 1)], [(0, 2)]], [[(0, 1), (2, 3)], [(0, 2), (1, 3)]])
     )
     assert in_plain_words(apart, prove(apart)) == "No conflict, no deadlock."

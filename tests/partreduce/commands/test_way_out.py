@@ -81,7 +81,7 @@ def test_a_mistake_ends_before_any_work_in_one_line_with_a_way_out(folder, capsy
 
 def test_schedules_of_two_shapes_are_not_compared_and_the_line_says_what_can_be(capsys):
     for shape in ("2x2", "4x4"):
-        assert main(["design", shape, "--using", "allreduce", "-o", f"{shape}.json"]) == 0
+        assert main(["design", shape, "--build", "allreduce", "-o", f"{shape}.json"]) == 0
     capsys.readouterr()
     assert main(["simulate", "2x2.json", "4x4.json"]) == 65
     (line,) = capsys.readouterr().err.splitlines()
@@ -143,25 +143,29 @@ def weighed_once():
 )
 @pytest.mark.usefixtures("weighed_once")
 def test_every_kind_of_row_in_the_table_of_design_can_be_written_by_its_name(folder, capsys, name):
-    assert main([*SLOW, "--take", name, "-o", "taken.json"]) == 0
+    assert main([*SLOW, "--select", name, "-o", "taken.json"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert f"Taken: {name}" in said
-    paces = load_schedule("taken.json").paces()
-    assert ("write the training loop as `for batch in optimizer.batches(loader)`" in said) == (len(set(paces)) > 1)
+    worker_steps = load_schedule("taken.json").worker_steps()
+    assert ("write the training loop as `for batch in optimizer.batches(loader)`" in said) == (
+        len(set(worker_steps)) > 1
+    )
     assert ("worker 5 takes 1, so that nobody waits" in said) == name.startswith("paced ")
     assert main(["verify", "taken.json"]) in {0, 3}, "nothing is refuted"
 
 
 @pytest.mark.usefixtures("weighed_once")
 def test_a_name_that_no_row_has_is_told_with_the_nearest_one(capsys):
-    assert main([*SLOW, "--take", "server: synchronus"]) == 65
+    assert main([*SLOW, "--select", "server: synchronus"]) == 65
     (line,) = capsys.readouterr().err.splitlines()
-    assert "--take 'server: synchronus': no schedule of this name was weighed; did you mean server: synchronous" in line
+    assert (
+        "--select 'server: synchronus': no schedule of this name was weighed; did you mean server: synchronous" in line
+    )
 
 
 @pytest.mark.usefixtures("weighed_once")
 def test_design_says_who_is_never_heard_and_which_answers_it_does_not_weigh(capsys):
-    assert main([*SLOW, "--take", "exponential gap: skip 3, backup beside the slow, serial"]) == 0
+    assert main([*SLOW, "--select", "exponential gap: skip 3, backup beside the slow, serial"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "worker 5 is never heard: this is training with 7 workers, which a cluster without it could do as well" in said
@@ -170,7 +174,7 @@ def test_design_says_who_is_never_heard_and_which_answers_it_does_not_weigh(caps
 
 
 def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(folder, capsys):
-    assert main(["design", "2x4", "--using", "node-then-all", "-o", "static.json"]) == 0
+    assert main(["design", "2x4", "--build", "node-then-all", "-o", "static.json"]) == 0
     assert main(["verify", "static.json"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "strategy static: proved No conflict, no deadlock, all workers hold the same model every 4 steps." in said

@@ -43,7 +43,7 @@ WAYS = [
         ["design 4x4 --list", "design 3,3,2 --list", "design cluster.yaml --list"],
     ),
     ("design 4,4x --list", "write NODESxWORKERS such as 4x4", ["design 4x4 --list", "design 3,3,2 --list"]),
-    ("design 1x1 --using allreduce", "the smallest cluster has 2 workers", ["design 1x2 --using allreduce"]),
+    ("design 1x1 --build allreduce", "the smallest cluster has 2 workers", ["design 1x2 --build allreduce"]),
     ("design anchor.yaml --list", "write the value out", ["design once.yaml --list"]),
     ("design twice.yaml --list", "keep one of them", ["design once.yaml --list"]),
     (
@@ -63,9 +63,9 @@ WAYS = [
     ),
     # options that exclude one another
     (
-        f"design 4x4 --using allreduce {QUICK}",
+        f"design 4x4 --build allreduce {QUICK}",
         "leave one of them out",
-        ["design 4x4 --using allreduce", f"design 2x2 {QUICK}"],
+        ["design 4x4 --build allreduce", f"design 2x2 {QUICK}"],
     ),
     (
         "design 4x4 --list --max group=4",
@@ -99,71 +99,71 @@ WAYS = [
         [f"design 2x2 --model-bytes 5MB --max communication=1s --max period=4 {QUICK}"],
     ),
     (
-        f"design 2x2 --model-bytes 5MB --max queues=1B --when gap {QUICK}",
+        f"design 2x2 --model-bytes 5MB --max queues=1B --sync iteration_gap {QUICK}",
         "raise it",
-        [f"design 2x2 --model-bytes 5MB --max queues=400MB --when gap {QUICK}"],
+        [f"design 2x2 --model-bytes 5MB --max queues=400MB --sync iteration_gap {QUICK}"],
     ),
     (
-        "design 2x2 --survive 3 --using allreduce",
+        "design 2x2 --tolerate-failures 3 --build allreduce",
         "plan for the loss of 1 to 2",
-        ["design 2x2 --survive 1 --using allreduce", "design 2x2 --survive 2 --using allreduce"],
+        ["design 2x2 --tolerate-failures 1 --build allreduce", "design 2x2 --tolerate-failures 2 --build allreduce"],
     ),
     # the catalogue
-    ("design 4x4 --using all-reduce", "did you mean allreduce?", ["design 4x4 --using allreduce"]),
-    ("design 1x4 --using local-sgd(evry=2)", "did you mean every?", ["design 1x4 --using local-sgd(every=2)"]),
-    ("design 1x2 --using ring", "use allreduce for 2", ["design 1x2 --using allreduce"]),
-    ("design 4x1 --using node-then-all", "use allreduce(every=4)", ["design 4x1 --using allreduce(every=4)"]),
-    ("design 4x1 --using pairs-pairs-all", "use allreduce(every=3)", ["design 4x1 --using allreduce(every=3)"]),
-    ("design 1x4 --using regions-diloco", "use diloco(every=30)", ["design 1x4 --using diloco(every=30)"]),
-    ("design 4x1 --using regions-diloco(regions=4)", "use diloco(every=30)", ["design 4x1 --using diloco(every=30)"]),
+    ("design 4x4 --build all-reduce", "did you mean allreduce?", ["design 4x4 --build allreduce"]),
+    ("design 1x4 --build local-sgd(evry=2)", "did you mean every?", ["design 1x4 --build local-sgd(every=2)"]),
+    ("design 1x2 --build ring", "use allreduce for 2", ["design 1x2 --build allreduce"]),
+    ("design 4x1 --build node-then-all", "use allreduce(every=4)", ["design 4x1 --build allreduce(every=4)"]),
+    ("design 4x1 --build pairs-pairs-all", "use allreduce(every=3)", ["design 4x1 --build allreduce(every=3)"]),
+    ("design 1x4 --build regions-diloco", "use diloco(every=30)", ["design 1x4 --build diloco(every=30)"]),
+    ("design 4x1 --build regions-diloco(regions=4)", "use diloco(every=30)", ["design 4x1 --build diloco(every=30)"]),
     (
-        "design 4x2 --using regions-diloco(regions=3)",
+        "design 4x2 --build regions-diloco(regions=3)",
         "give a divisor of the nodes, 2 or more",
-        ["design 4x2 --using regions-diloco(regions=2)"],
+        ["design 4x2 --build regions-diloco(regions=2)"],
     ),
-    ("design 4x1 --using hierarchy(levels=3x2)", "such as 2x2", ["design 4x1 --using hierarchy(levels=2x2)"]),
-    ("design 4x2 --using node-digits(radices=3x2)", "such as 2,2", ["design 4x2 --using node-digits(radices=2x2)"]),
-    ("design 1x4 --using node-digits", "use allreduce", ["design 1x4 --using allreduce"]),
-    ("design 1x4 --using hop-figure-21", "use ring-based for other sizes", ["design 1x4 --using ring-based"]),
+    ("design 4x1 --build hierarchy(levels=3x2)", "such as 2x2", ["design 4x1 --build hierarchy(levels=2x2)"]),
+    ("design 4x2 --build node-digits(radices=3x2)", "such as 2,2", ["design 4x2 --build node-digits(radices=2x2)"]),
+    ("design 1x4 --build node-digits", "use allreduce", ["design 1x4 --build allreduce"]),
+    ("design 1x4 --build hop-figure-21", "use ring-based for other sizes", ["design 1x4 --build ring-based"]),
     (
-        "design 1x6 --using hypercube",
+        "design 1x6 --build hypercube",
         "the nearest are 4 or 8",
-        ["design 1x4 --using hypercube", "design 1x8 --using hypercube"],
+        ["design 1x4 --build hypercube", "design 1x8 --build hypercube"],
     ),
-    ("design 1x6 --using de-bruijn(base=2)", "use base=6", ["design 1x6 --using de-bruijn(base=6)"]),
+    ("design 1x6 --build de-bruijn(base=2)", "use base=6", ["design 1x6 --build de-bruijn(base=6)"]),
     (
-        "design 1x5 --using random-regular(degree=3)",
+        "design 1x5 --build random-regular(degree=3)",
         "use an even degree such as 4",
-        ["design 1x5 --using random-regular(degree=4)"],
+        ["design 1x5 --build random-regular(degree=4)"],
     ),
     (
-        "design 1x6 --using hyper-cuboid(max_group=2)",
+        "design 1x6 --build hyper-cuboid(max_group=2)",
         "use max_group=3, or base-k-plus-1",
-        ["design 1x6 --using hyper-cuboid(max_group=3)", "design 1x6 --using base-k-plus-1"],
+        ["design 1x6 --build hyper-cuboid(max_group=3)", "design 1x6 --build base-k-plus-1"],
     ),
     (
-        "design 1x6 --using hyper-cuboid(factors=2x4)",
+        "design 1x6 --build hyper-cuboid(factors=2x4)",
         "use factors ≥ 2 such as 6",
-        ["design 1x6 --using hyper-cuboid(factors=6)"],
+        ["design 1x6 --build hyper-cuboid(factors=6)"],
     ),
-    ("design 1x7 --using torus(shape=2x3)", "use ring", ["design 1x7 --using ring"]),
+    ("design 1x7 --build torus(shape=2x3)", "use ring", ["design 1x7 --build ring"]),
     # files to read and to write
     (
-        "design cluster.yaml --using allreduce -o cluster.yaml",
+        "design cluster.yaml --build allreduce -o cluster.yaml",
         "name another one to write",
-        ["design cluster.yaml --using allreduce -o other.json"],
+        ["design cluster.yaml --build allreduce -o other.json"],
     ),
     (
-        "design 2x2 --using allreduce -o made/x.json",
+        "design 2x2 --build allreduce -o made/x.json",
         "make it first",
-        ["mkdir made", "design 2x2 --using allreduce -o made/x.json"],
+        ["mkdir made", "design 2x2 --build allreduce -o made/x.json"],
     ),
     (
         "verify cluster.yaml",
         "partreduce design cluster.yaml -o schedule.json makes a schedule",
         [f"design cluster.yaml -o schedule.json {QUICK}", "verify schedule.json"],
     ),
-    ("verify empty.json", "write it again", ["design 2x2 --using allreduce -o empty.json", "verify empty.json"]),
+    ("verify empty.json", "write it again", ["design 2x2 --build allreduce -o empty.json", "verify empty.json"]),
     ("verify s.json --max-bytes 10B", "raise the limit if you trust the file", ["verify s.json --max-bytes 1MB"]),
     (
         "verify s.json --cluster 2x2",
@@ -190,7 +190,7 @@ WAYS = [
         "name a cluster of that shape, or design a schedule for this one",
         [
             "simulate s.json --cluster 2x2",
-            "design 4x4 --using allreduce -o s44.json",
+            "design 4x4 --build allreduce -o s44.json",
             "simulate s44.json --cluster 4x4",
         ],
     ),
@@ -217,7 +217,11 @@ WAYS = [
         ["run --schedule two.json train.py"],
     ),
     ("run --workers 2 nothing.py", "name a Python script", ["run --workers 2 train.py"]),
-    ("run --workers 2 --replan train.py", "let them by --survive K", ["run --workers 2 --replan --survive 1 train.py"]),
+    (
+        "run --workers 2 --replan train.py",
+        "let them by --tolerate-failures K",
+        ["run --workers 2 --replan --tolerate-failures 1 train.py"],
+    ),
 ]
 
 
@@ -233,7 +237,7 @@ def made(tmp_path_factory):
         ("ring.json", "2x2", "ring"),
         ("two.json", "1x2", "allreduce"),
     ):
-        assert main(["design", cluster, "--using", using, "-o", str(folder / name)]) == 0
+        assert main(["design", cluster, "--build", using, "-o", str(folder / name)]) == 0
     return folder
 
 
@@ -263,7 +267,7 @@ def test_doing_what_the_message_says_works(folder, capfd, wrong, says, right):
 
 def test_a_quorum_is_recommended_where_the_best_plain_alternative_has_none(capfd):
     """Once an internal error: the alternative was weighed among what may be recommended, and was not there."""
-    assert main(["design", "4x4", "--when", "quorum"]) == 0
+    assert main(["design", "4x4", "--sync", "quorum"]) == 0
     assert "quorum" in capfd.readouterr().out
 
 

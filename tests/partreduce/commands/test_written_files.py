@@ -10,7 +10,7 @@ import partreduce
 from partreduce.__main__ import main
 from partreduce.topo.document import writer
 from partreduce.topo.document.writer import write_file
-from partreduce.topo.errors import FileProblem
+from partreduce.topo.errors import FileError
 
 ROOT = Path(partreduce.__file__).parent.parent
 PLACES = ("partreduce", "runtime/profile", "verify", "topo", "schedulers")
@@ -62,7 +62,7 @@ def test_no_other_place_writes_files():
 )
 def test_what_stood_there_stands_until_the_new_file_is_whole(arguments, tmp_path, monkeypatch):
     schedule = tmp_path / "schedule.json"
-    assert main(["design", "2x2", "--using", "prague-figure-10", "-o", str(schedule)]) == 0
+    assert main(["design", "2x2", "--build", "prague-figure-10", "-o", str(schedule)]) == 0
     target = tmp_path / arguments[-1]
     target.write_text("old")
     seen = []
@@ -85,7 +85,7 @@ def test_a_descriptor_is_written_as_it_is():
     os.close(writing)
     assert os.read(reading, 10) == b"text"
     os.close(reading)
-    with pytest.raises(FileProblem, match="/dev/fd/987: cannot be written"):
+    with pytest.raises(FileError, match="/dev/fd/987: cannot be written"):
         write_file("/dev/fd/987", b"text")
 
 
@@ -94,7 +94,7 @@ def test_a_descriptor_is_written_as_it_is():
     [
         (["verify", "in.json", "--certificate", "in.json"], "--certificate"),
         (["simulate", "in.json", "-o", "./in.json"], "--output"),
-        (["design", "in.yaml", "--using", "ring", "-o", "in.yaml"], "--output"),
+        (["design", "in.yaml", "--build", "ring", "-o", "in.yaml"], "--output"),
         (["simulate", "in.json", "in.json", "-o", "link.png"], "--output"),
     ],
 )

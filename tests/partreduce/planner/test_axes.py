@@ -1,4 +1,4 @@
-"""Form, lateness and steps of a round with every candidate: the best of them, and what stays true of it."""
+"""Form, delay and steps of a round with every candidate: the best of them, and what stays true of it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Job, Limits, Objective, plan
+from partreduce import Data, Limits, Objective, PlanRequest, plan
 from partreduce.__main__ import main
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
+from partreduce.planner.delay import Delay
 from partreduce.planner.gain import decisive_time
-from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.preference import preference
 from partreduce.planner.travel import timed
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 if TYPE_CHECKING:
     pass
@@ -30,8 +30,10 @@ HARDWARE = Hardware(**LINKS, model_bytes=552_000_000, compute=0.05)
 SLOW = replace(HARDWARE, slowdown=((1, 1.7), (4, 1.2)), node_nic=((0, Link.of_bandwidth(2e9)),))
 
 
-def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options)
+def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
+    return PlanRequest(
+        cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options
+    )
 
 
 @pytest.mark.parametrize("hardware", [HARDWARE, SLOW, replace(HARDWARE, num_nics=4, model_bytes=100_000_000)])
@@ -39,11 +41,11 @@ def job(cluster: str = "4x4", hardware: Hardware = HARDWARE, **options: object) 
 def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name: str, hardware: Hardware) -> None:
     schedule = registry.build(name, Cluster.parse("4x4"))
     everything = [
-        measure(timed(schedule, late.when, pace), job(hardware=hardware), form=form)
-        for late in Lateness
-        for pace in range(1, 25)
-        for form in (Form.RING, Form.HIERARCHICAL)
-        if late.suits(replace(schedule.strategy, pace=pace))
+        measure(timed(schedule, late.sync, steps_per_round), job(hardware=hardware), algorithm=algorithm)
+        for late in Delay
+        for steps_per_round in range(1, 25)
+        for algorithm in (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
+        if late.suits(replace(schedule.strategy, steps_per_round=steps_per_round))
     ]
     for objective in (Objective.BALANCED, Objective.COMMUNICATION, Objective.WAITING):
         axes = Axes.of(schedule, job(hardware=hardware, objective=objective))
@@ -55,9 +57,9 @@ def test_the_best_setting_is_the_best_of_all_of_them_measured_one_by_one(name: s
 def test_every_option_is_what_its_file_says() -> None:
     asked = job("2x2", replace(SLOW, slowdown=((1, 2.0),)), data=Data.PER_NODE)
     for option in competitors(asked):
-        again = measure(option.schedule, asked, form=option.schedule.strategy.how.form)
-        assert option.form is option.schedule.strategy.how.form
-        assert option.late is option.schedule.strategy.overlap
+        again = measure(option.schedule, asked, algorithm=option.schedule.strategy.transport.algorithm)
+        assert option.algorithm is option.schedule.strategy.transport.algorithm
+        assert option.late is option.schedule.strategy.is_delayed
         for one, other in ((option.costs, again.costs), (option, again)):
             for field in ("communication", "step_seconds", "steps_ratio"):
                 assert getattr(one, field) == pytest.approx(getattr(other, field), abs=1e-12), option.name
@@ -67,9 +69,9 @@ def test_every_option_is_what_its_file_says() -> None:
 
 
 def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
-    rings = competitors(job(form=Form.RING, when=Lateness.LOCKSTEP), until=0.0)
-    assert {(option.form, option.late) for option in rings} == {(Form.RING, False)}
-    asked = job(when=Lateness.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000))
+    rings = competitors(job(algorithm=AllReduceAlgorithm.RING, sync=Delay.SYNCHRONOUS), until=0.0)
+    assert {(option.algorithm, option.late) for option in rings} == {(AllReduceAlgorithm.RING, False)}
+    asked = job(sync=Delay.LATE, hardware=replace(HARDWARE, model_bytes=100_000_000))
     late = plan(replace(asked, effort=0.3))
     assert late.recommendation.late
     assert "allreduce" in {option.name for option in late.baselines}, "what torch does, though it is not late"
@@ -78,9 +80,9 @@ def test_restrictions_hold_for_every_candidate_and_baselines_stay() -> None:
 def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
     asked = job(hardware=replace(HARDWARE, model_bytes=100_000_000))
     found = plan(asked)
-    late = next(o for o in found.options if o.is_plain and o.late and o.pace == 1)
+    late = next(o for o in found.options if o.is_plain and o.late and o.steps_per_round == 1)
     assert late.step_seconds == pytest.approx(0.05)
-    usual = next(o for o in found.options if o.is_plain and not o.late and o.pace == 1)
+    usual = next(o for o in found.options if o.is_plain and not o.late and o.steps_per_round == 1)
     assert late.time < usual.time, "at the predicted price"
     assert decisive_time(found.recommendation, asked) <= min(usual.time, decisive_time(late, asked))
 
@@ -88,17 +90,17 @@ def test_late_all_reduce_hides_the_default_jobs_communication() -> None:
 def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:
     asked = job(objective=Objective.CONSENSUS_DISTANCE, limits=Limits(max_communication=0.03))
     best = [o for o in competitors(asked, until=0.0) if o.is_plain and o.costs.keep(asked.limits)]
-    assert min(o.pace for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
+    assert min(o.steps_per_round for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
 
 
-def test_command_line_says_which_forms_and_which_lateness_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_says_which_forms_and_which_delay_may_be(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["design", "2x2", "--effort", "0.3", "--json"]
-    assert main([*asked, "--form", "ring", "--when", "lockstep"]) == 0
+    assert main([*asked, "--algorithm", "ring", "--sync", "synchronous"]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert {(row["form"], row["when"]) for row in answer["front"]} == {("ring", "lockstep")}
+    assert {(row["algorithm"], row["sync"]) for row in answer["front"]} == {("ring", "synchronous")}
     assert set(answer["gain"]) == {"alternative", "gain", "low", "high", "distinguishable"}
     assert answer["gain"]["alternative"] in {row["name"] for row in answer["baselines"]}
-    assert main([*asked, "--when", "late"]) == 0
-    assert json.loads(capsys.readouterr().out)["recommendation"]["when"] == "late"
-    assert main([*asked, "--when", "early"]) == 2
-    assert "any, lockstep, late" in capsys.readouterr().err
+    assert main([*asked, "--sync", "delay"]) == 0
+    assert json.loads(capsys.readouterr().out)["recommendation"]["sync"] == "delay"
+    assert main([*asked, "--sync", "early"]) == 2
+    assert "any, synchronous, late" in capsys.readouterr().err

@@ -19,8 +19,8 @@ from partreduce.planner.calibration import (
     steps_ratio_between,
 )
 from partreduce.planner.competitors import competitors
-from partreduce.planner.job import Data, Job
-from partreduce.planner.lateness import Lateness
+from partreduce.planner.delay import Delay
+from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import reasons, recommend
 from partreduce.planner.steps_model import FITTED
@@ -28,8 +28,8 @@ from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference, ring_pairs
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.figures import consensus_distance, contraction, late_distance
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.metrics import consensus_distance, contraction, late_distance
 from partreduce.topo.pilot import Pilot, Price, Prices, Probe
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def simulated(
 
 
 @pytest.mark.parametrize("steps_ratio", [0.8, 1.0, 1.05, 1.5, 4.0])
-def test_a_stretched_curve_is_recognised(steps_ratio: float) -> None:
+def test_a_stretched_curve_is_recognized(steps_ratio: float) -> None:
     rng, schedule = np.random.default_rng(1), reference(CLUSTER)
     base = curve(schedule, 0, 1.0, rng, 0.0).losses
     assert steps_ratio_between(curve(schedule, 0, steps_ratio, rng, 0.0).losses, base) == pytest.approx(
@@ -128,7 +128,7 @@ def test_what_it_costs_to_average_parameters_at_all_is_found_and_is_no_price_of_
     assert model.steps_ratio(0.0, 0.0, gradients=True) == 1
 
 
-def test_lateness_that_costs_in_long_rounds_only_is_not_priced_in_short_ones() -> None:
+def test_delay_that_costs_in_long_rounds_only_is_not_priced_in_short_ones() -> None:
     """As under momentum: at one step a round it costs nothing."""
     pilot = simulated(0.02, 0.0, later=0.1)
     model = steps_model(pilot)
@@ -154,10 +154,10 @@ def test_the_price_of_drift_is_found_where_data_differ() -> None:
     assert pilot.prices.drift.value == pytest.approx(0.4, rel=0.15)
     model = steps_model(pilot)
     unseen = ring_pairs(CLUSTER, 2, late=True)
-    figures = float(consensus_distance(unseen)), drift_that_counts(unseen, "per-worker")
+    metrics = float(consensus_distance(unseen)), drift_that_counts(unseen, "per-worker")
     apart = late_distance(unseen)
-    truth = 1 + 0.02 * figures[0] + 0.4 * figures[1] ** FITTED.p + 0.1 * apart
-    assert model.steps_ratio(*figures, late=apart) == pytest.approx(truth, rel=0.1)
+    truth = 1 + 0.02 * metrics[0] + 0.4 * metrics[1] ** FITTED.p + 0.1 * apart
+    assert model.steps_ratio(*metrics, late=apart) == pytest.approx(truth, rel=0.1)
 
 
 def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
@@ -172,7 +172,7 @@ def diverging(hard: Callable[[Schedule], bool]) -> Pilot:
 
 
 def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on() -> None:
-    late = diverging(lambda schedule: schedule.strategy.overlap and schedule.strategy.pace == 8)
+    late = diverging(lambda schedule: schedule.strategy.is_delayed and schedule.strategy.steps_per_round == 8)
     assert [probe.schedule for probe in late.unstable] == ["allreduce-every-8-late"]
     assert all(probe.schedule != "allreduce-every-8-late" for probe in late.probes)
     assert late.prices.consensus_distance.value == pytest.approx(0.03, rel=0.3)
@@ -183,22 +183,22 @@ def test_an_unstable_probe_removes_its_class_and_the_pilot_goes_on() -> None:
     assert math.isfinite(model.steps_ratio(1.0, 0.0, late=1.0)), "who asks for it gets it"
 
 
-def test_a_pilot_that_bears_no_lateness_at_all_keeps_the_shipped_price_of_it() -> None:
-    pilot = diverging(lambda schedule: schedule.strategy.overlap)
+def test_a_pilot_that_bears_no_delay_at_all_keeps_the_shipped_price_of_it() -> None:
+    pilot = diverging(lambda schedule: schedule.strategy.is_delayed)
     assert len(pilot.unstable) == 3
     assert pilot.prices.late == Price(FITTED.late, 0.0, max(task.late for task in FITTED.tasks))
     assert math.isinf(steps_model(pilot).late_more(1.0))
 
 
 def test_beyond_an_unstable_round_nothing_is_recommended() -> None:
-    pilot = diverging(lambda schedule: schedule.strategy.pace == 16)
+    pilot = diverging(lambda schedule: schedule.strategy.steps_per_round == 16)
     model = steps_model(pilot)
     assert model.steps_ratio(pilot.max_consensus_distance * 1.01, 0.0) == math.inf
     assert math.isfinite(model.steps_ratio(pilot.max_consensus_distance, 0.0))
 
 
 def test_what_no_price_explains_shows_in_the_error() -> None:
-    """One probe costs half as much again as its figures say: left out of the fit it is missed by a third."""
+    """One probe costs half as much again as its metrics say: left out of the fit it is missed by a third."""
     rows = [
         Probe(
             schedule=str(d), consensus_distance=d, drift=0.0, late=late, steps_ratios=(1 + 0.05 * d + 0.1 * late,) * 2
@@ -275,8 +275,10 @@ PRICED = Pilot(
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(1e9), model_bytes=100_000_000, compute=0.05)
 
 
-def job(**options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse("2x4"), hardware=HARDWARE), effort=0.5, time_limit=3600.0, **options)  # type: ignore[arg-type]
+def job(**options: object) -> PlanRequest:
+    return PlanRequest(
+        cluster=replace(Cluster.parse("2x4"), hardware=HARDWARE), effort=0.5, time_limit=3600.0, **options
+    )  # type: ignore[arg-type]
 
 
 def test_the_model_of_a_pilot_has_its_prices_and_the_larger_of_its_two_errors() -> None:
@@ -303,7 +305,7 @@ def test_design_plans_with_the_prices_of_a_pilot_and_says_so() -> None:
     for option in planned.options:
         spread = option.consensus_distance.value
         if spread is not None:
-            late = option.late_distance or float(option.lateness is Lateness.PIPELINE)  # a pilot's price of either
+            late = option.late_distance or float(option.delay is Delay.PIPELINE)  # a pilot's price of either
             assert option.steps_ratio == pytest.approx(model.steps_ratio(spread, 0.0, late=late))
     document = planned.to_json()
     assert document["pilot"]["prices"]["consensus_distance"] == {"value": 0.5, "low": 0.4, "high": 0.6}
@@ -319,7 +321,7 @@ def test_where_parameters_may_come_late_for_nothing_gradients_may_not() -> None:
     assert model.steps_ratio(1.0, 0.0, late=1.0) == model.steps_ratio(1.0, 0.0)
     assert model.delayed(2) == FITTED.delay
     assert model.delay_more == FITTED.delay_more
-    assert steps_model(PRICED).delayed(2) == 2.0, "no less than the lateness of parameters"
+    assert steps_model(PRICED).delayed(2) == 2.0, "no less than the delay of parameters"
 
 
 def test_a_pilot_that_says_nothing_about_the_job_is_refused() -> None:

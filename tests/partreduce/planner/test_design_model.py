@@ -9,18 +9,18 @@ from typer.testing import CliRunner
 
 from partreduce.commands import build_app
 from partreduce.planner.hybrid import plan_hybrid
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.model_tables import ModelFacts, measure_touched, read_model, tables_of
 from partreduce.planner.table_prices import Table
 from partreduce.runtime.sharding.uses import OtherUses
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.errors import FileError, InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Route, Routes, TableWay
-from partreduce.topo.timing.tables import Touched
+from partreduce.topo.strategies import AllReduce, Payload, Placement, TablePlacement
+from partreduce.topo.timing.tables import RowAccess
 from partreduce.user_function import function_of
 from partreduce.verify import prove
 from partreduce.verify.base import Status
@@ -110,8 +110,8 @@ def test_tables_sizes_and_touched_rows_are_those_of_the_model(place):
     # Workers touch 7, 8 and their number, which is 7 or 8 for none of workers 0..3 and for worker 3 of the second step.
     each, node, everyone = (3 * 4 + 3 * 3 + 2) / 8, (4 * 2 + 4 + 3) / 4, (6 + 5) / 2
     assert shares(words.touched) == pytest.approx([rows / 20_000 for rows in (each, node, everyone)])
-    assert words.ways == (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED)
-    assert tables["shared.weight"].ways == (TableWay.DENSE,)
+    assert words.ways == (Placement.DENSE, Placement.GATHER, Placement.SHARDED)
+    assert tables["shared.weight"].ways == (Placement.DENSE,)
     assert "is used by 'decoder.weight' (Linear), too" in tables["shared.weight"].because
 
 
@@ -127,12 +127,12 @@ def test_measuring_ends_by_itself_and_leaves_the_model_as_it_was(place):
 
 def test_without_batches_tables_stay_dense_unless_it_is_said_what_is_touched(place):
     tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER).tables}
-    assert tables["words.weight"].ways == (TableWay.DENSE,)
+    assert tables["words.weight"].ways == (Placement.DENSE,)
     assert tables["words.weight"].because.startswith("nobody said how many of its rows a step touches")
-    said = {"words.weight": Touched(0.01, 0.02, 0.04)}
+    said = {"words.weight": RowAccess(0.01, 0.02, 0.04)}
     tables = {table.parameter: table for table in read_model(place + "alone", CLUSTER, touched=said).tables}
     assert tables["words.weight"].touched == said["words.weight"]
-    assert TableWay.SHARDED in tables["words.weight"].ways
+    assert Placement.SHARDED in tables["words.weight"].ways
 
 
 @pytest.mark.parametrize(
@@ -158,19 +158,19 @@ def test_what_cannot_be_read_is_said_in_one_line(place, name, words):
 
 
 def test_files_and_tables_that_are_not_there_are_refused(place, tmp_path):
-    with pytest.raises(FileProblem, match="there is no such file"):
+    with pytest.raises(FileError, match="there is no such file"):
         read_model(f"{tmp_path / 'other.py'}:build", CLUSTER)
     with pytest.raises(InputError, match=r"names 'word', which no embedding of the model has; known: words\.weight"):
-        read_model(place + "alone", CLUSTER, touched={"word": Touched(0.1, 0.1, 0.1)})
+        read_model(place + "alone", CLUSTER, touched={"word": RowAccess(0.1, 0.1, 0.1)})
 
 
 def test_embeddings_under_one_name_are_one_table():
     model = torch.nn.ModuleDict({"a": torch.nn.Embedding(5, 3), "b": torch.nn.Embedding(5, 3)})
     model["b"].weight = model["a"].weight
-    tables, dense = tables_of(model, {"a.weight": Touched(0.1, 0.1, 0.1)})
+    tables, dense = tables_of(model, {"a.weight": RowAccess(0.1, 0.1, 0.1)})
     assert [table.parameter for table in tables] == ["a.weight"]
     assert dense == 0
-    assert tables[0].ways == (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED)
+    assert tables[0].ways == (Placement.DENSE, Placement.GATHER, Placement.SHARDED)
 
 
 def facts(*tables, dense_bytes=10**6):
@@ -178,25 +178,25 @@ def facts(*tables, dense_bytes=10**6):
 
 
 def table(name, rows, worker):
-    return Table(parameter=name, rows=rows, columns=64, touched=Touched(worker, worker, worker))
+    return Table(parameter=name, rows=rows, columns=64, touched=RowAccess(worker, worker, worker))
 
 
 def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_bytes_that_are_left():
-    job = Job(cluster=Cluster.regular(2, 2, hardware=SLOW), effort=0.2, time_limit=3600.0)
+    job = PlanRequest(cluster=Cluster.regular(2, 2, hardware=SLOW), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01), table("all", 1000, 1.0)))
     ways = {route.parameter: route.way for route in found.schedule.routes.tables}
-    assert ways == {"words": TableWay.SHARDED, "all": TableWay.DENSE}
+    assert ways == {"words": Placement.SHARDED, "all": Placement.DENSE}
     assert found.job.hardware.model_bytes == 10**6 + 1000 * 64 * 4 == found.chosen.dense_bytes
     assert found.proof.verdict == "proved"
     assert found.step_seconds > found.planned.recommendation.step_seconds
     assert set(found.to_json()["tables"]["costs"]["words"]) == {"dense", "gather", "sharded"}
     with pytest.raises(InputError, match="a gap leaves workers without common steps"):
-        plan_hybrid(Job(cluster=job.cluster, gap=True), facts(table("words", 50_000, 0.01)))
+        plan_hybrid(PlanRequest(cluster=job.cluster, gap=True), facts(table("words", 50_000, 0.01)))
 
 
-def test_slow_workers_keep_a_common_pace_beside_tables():
+def test_slow_workers_keep_a_common_steps_per_round_beside_tables():
     slow = Hardware(inside=SLOW.inside, nic=SLOW.nic, model_bytes=1, compute=0.05, slowdown=((1, 5.0),))
-    job = Job(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=3600.0)
+    job = PlanRequest(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01)))
     assert not found.schedule.strategy.refuses_tables()
     assert found.schedule.routes.apart
@@ -208,7 +208,7 @@ def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(pl
     done = CliRunner().invoke(build_app(), [*words, "-o", str(output), "--json"])
     assert done.exit_code == 0, done.output
     schedule, planned = load_schedule(output), json.loads(done.stdout)
-    assert schedule.route_of("words.weight").way is TableWay.SHARDED
+    assert schedule.route_of("words.weight").way is Placement.SHARDED
     assert "consensus" in confirm(schedule)
     assert prove(schedule)["one-owner"].status is Status.FACT
     tables = planned["tables"]
@@ -217,9 +217,9 @@ def test_the_command_writes_a_schedule_with_ways_and_a_certificate_that_holds(pl
 
 
 def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_path):
-    words = Route(parameter="words", rows=50_000, columns=64)
-    for name, what in (("plain", Routes()), ("hybrid", Routes(tables=(words,)))):
-        write_schedule(tmp_path / f"{name}.json", Schedule(name, CLUSTER, AllReduce(what=what)))
+    words = TablePlacement(parameter="words", rows=50_000, columns=64)
+    for name, payload in (("plain", Payload()), ("hybrid", Payload(tables=(words,)))):
+        write_schedule(tmp_path / f"{name}.json", Schedule(name, CLUSTER, AllReduce(payload=payload)))
     files = [str(tmp_path / "plain.json"), str(tmp_path / "hybrid.json")]
     asked = ["simulate", *files, "--model-bytes", "1MB", "--set", "nic=25MB/s", "--json"]
     done = CliRunner().invoke(build_app(), [*asked, "--set", "touched=words:1%:2%:4%"])
@@ -233,11 +233,14 @@ def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_p
 
 def test_rows_that_max_norm_shortens_lie_once_and_whole_tensor_optimizers_keep_tables_whole():
     model = torch.nn.Sequential(torch.nn.Embedding(8, 2, max_norm=1.0), torch.nn.Embedding(8, 2))
-    touched = {name: Touched(1.0, 1.0, 1.0) for name in ("0.weight", "1.weight")}
+    touched = {name: RowAccess(1.0, 1.0, 1.0) for name in ("0.weight", "1.weight")}
     (shortened, plain), _ = tables_of(model, touched)
-    assert (shortened.ways, plain.ways) == ((TableWay.SHARDED,), (TableWay.DENSE, TableWay.GATHER, TableWay.SHARDED))
+    assert (shortened.ways, plain.ways) == (
+        (Placement.SHARDED,),
+        (Placement.DENSE, Placement.GATHER, Placement.SHARDED),
+    )
     (shortened, plain), _ = tables_of(model, touched, torch.optim.Adafactor(model.parameters()))
-    assert (shortened.ways, plain.ways) == ((TableWay.DENSE,), (TableWay.DENSE, TableWay.GATHER))
+    assert (shortened.ways, plain.ways) == ((Placement.DENSE,), (Placement.DENSE, Placement.GATHER))
     assert plain.because.startswith("Adafactor looks at whole tensors")
 
 
@@ -254,10 +257,10 @@ def test_a_weight_that_forward_uses_otherwise_than_by_lookups_stays_dense():
     model = Tied()
     with OtherUses(model) as uses, torch.no_grad():
         model(torch.tensor([1, 7]))
-    touched = {name: Touched(0.1, 0.1, 0.1) for name in ("words.weight", "tags.weight")}
+    touched = {name: RowAccess(0.1, 0.1, 0.1) for name in ("words.weight", "tags.weight")}
     (words, tags), _ = tables_of(model, touched, other_uses=uses.found)
     assert (words.ways, words.because) == (
-        (TableWay.DENSE,),
+        (Placement.DENSE,),
         "forward() hands its weight to linear, too, which needs all rows",
     )
     assert len(tags.ways) == 3

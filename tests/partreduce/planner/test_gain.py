@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Job, Objective, plan
+from partreduce import Data, Objective, PlanRequest, plan
 from partreduce.planner.competitors import competitors
+from partreduce.planner.delay import Delay
 from partreduce.planner.front import baselines, front
 from partreduce.planner.gain import (
     TIE,
@@ -27,42 +28,41 @@ from partreduce.planner.gain import (
     unbeaten,
 )
 from partreduce.planner.job import MOST_DRIFT
-from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.planner.recommend import cautions, reasons, recommend
 from partreduce.planner.steps_model import LOST_RATIO, NEVER, Optimizer, Prices
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures.base import Figure
-from partreduce.topo.figures.base import Kind as FigureKind
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.metrics.base import Kind as MetricKind
+from partreduce.topo.metrics.base import Metric
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import LOCKSTEP, Codec, Form, Late
-from partreduce.topo.strategies.static import RulePhases, Static
+from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm, Codec, DelayedAveraging
+from partreduce.topo.strategies.static import RulePhases, StaticGroups
 
 if TYPE_CHECKING:
-    from partreduce.types import Option
+    from partreduce.types import CandidateSchedule
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
-JOB = Job(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), effort=1.0)
+JOB = PlanRequest(cluster=replace(Cluster.parse("4x4"), hardware=HARDWARE), effort=1.0)
 
 
 @pytest.fixture(scope="module")
-def options() -> list[Option]:
+def options() -> list[CandidateSchedule]:
     return competitors(JOB, until=0.0)
 
 
 @pytest.fixture(scope="module")
-def bearing(options: list[Option]) -> list[Option]:
+def bearing(options: list[CandidateSchedule]) -> list[CandidateSchedule]:
     """The same where no calibrated task was lost."""
     return [replace(option, model=replace(option.model, lost=NEVER)) for option in options]
 
 
-def named(options: list[Option], name: str) -> Option:
+def named(options: list[CandidateSchedule], name: str) -> CandidateSchedule:
     return next(option for option in options if option.name == name)
 
 
-def test_the_interval_holds_both_predictions_errors(options: list[Option]) -> None:
+def test_the_interval_holds_both_predictions_errors(options: list[CandidateSchedule]) -> None:
     figure_10, every_step = named(options, "prague-figure-10"), named(options, "allreduce")
     against = gain(figure_10, every_step, Data.SHUFFLED)
     assert against.ratio == pytest.approx(every_step.time / figure_10.time)
@@ -89,23 +89,23 @@ def test_under_adam_nothing_that_drifts_on_sorted_data_is_recommended_without_a_
     assert 0 < recommend(weighed, momentum).drift.value <= MOST_DRIFT[Optimizer.MOMENTUM]
 
 
-def test_nothing_is_gained_over_itself(options: list[Option]) -> None:
+def test_nothing_is_gained_over_itself(options: list[CandidateSchedule]) -> None:
     same = gain(options[0], options[0], Data.SHUFFLED)
     assert (same.ratio, same.low, same.high) == (1.0, 1.0, 1.0)
     assert not same.is_certain
 
 
-def in_lockstep(options: list[Option]) -> list[Option]:
+def synchronous(options: list[CandidateSchedule]) -> list[CandidateSchedule]:
     return [option for option in options if not option.late]
 
 
-def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(bearing: list[Option]) -> None:
+def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(bearing: list[CandidateSchedule]) -> None:
     options = bearing
-    plain = best_plain(in_lockstep(options), JOB)
+    plain = best_plain(synchronous(options), JOB)
     assert plain is not None
-    known = [option for option in in_lockstep(options) if option.is_plain]
+    known = [option for option in synchronous(options) if option.is_plain]
 
-    def made(name: str, faster: float) -> Option:
+    def made(name: str, faster: float) -> CandidateSchedule:
         """As faster in every case as its steps are, and communicating more, so that neither is better in everything."""
         return replace(
             named(options, name),
@@ -126,17 +126,17 @@ def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(be
     assert least_time([*known, far, further], JOB) is further
 
 
-def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing: list[Option]) -> None:
+def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing: list[CandidateSchedule]) -> None:
     options = bearing
-    late = min((option for option in options if option.lateness is Lateness.LATE), key=lambda option: option.time)
-    calm = min(in_lockstep(options), key=lambda option: option.time)
+    late = min((option for option in options if option.delay is Delay.LATE), key=lambda option: option.time)
+    calm = min(synchronous(options), key=lambda option: option.time)
     assert late.time < calm.time * (1 - TIE), "at the predicted price"
     assert decisive_time(late, JOB) == late.time_at_worst > calm.time
     assert decisive_time(calm, JOB) == calm.time
     assert least_time([late, calm], JOB) is calm
     said = " ".join(reasons(calm, [late, calm], JOB))
     assert f"{late.name} is predicted to be {calm.time / late.time:.2f} times as fast as it, but comes late" in said
-    assert "--when late takes it at its predicted price" in said
+    assert "--sync delay takes it at its predicted price" in said
     other = replace(calm, schedule=late.schedule, step_seconds=1.01 * late.time / calm.steps_ratio)
     said = " ".join(reasons(other, [late, other], JOB))
     assert "1.01 times as fast as it, but if coming late costs as much as it may on other tasks, it would take" in said
@@ -151,15 +151,17 @@ def test_what_is_late_has_to_be_fastest_at_a_pessimistic_price_too(bearing: list
     assert least_time([late, slower], JOB) is late, "it wins where even that is faster"
 
 
-def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_steps(options: list[Option]) -> None:
+def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_steps(
+    options: list[CandidateSchedule],
+) -> None:
     asked = replace(JOB, optimizer=Optimizer.MOMENTUM)
-    priced = [replace(one, model=asked.steps_model) for one in in_lockstep(options)]
+    priced = [replace(one, model=asked.steps_model) for one in synchronous(options)]
     calm = named(priced, "allreduce(every=4) hierarchical")
     rare = replace(named(priced, "allreduce(every=24) hierarchical"), steps_ratio=calm.steps_ratio)
-    assert rare.may_be_lost
-    assert not calm.may_be_lost
+    assert rare.may_fail
+    assert not calm.may_fail
 
-    def faster(times: float) -> Option:
+    def faster(times: float) -> CandidateSchedule:
         return replace(rare, step_seconds=calm.step_seconds / times)
 
     assert least_time([calm, faster(0.99 * LOST_RATIO)], asked) is calm
@@ -167,8 +169,8 @@ def test_what_a_calibrated_task_was_lost_under_has_to_win_at_five_times_its_step
     said = " ".join(reasons(calm, [calm, faster(2.0)], asked))
     assert "under momentum one of five networks, at its best rate, did not reach its loss with averages as rare" in said
     assert recommend([calm, faster(1.5)], replace(asked, fastest=True)).name == rare.name
-    assert not replace(rare, surprise=0.0).may_be_lost, "it ran on the job itself"
-    assert not replace(rare, model=replace(JOB, optimizer=Optimizer.ADAM).steps_model).may_be_lost
+    assert not replace(rare, surprise=0.0).may_fail, "it ran on the job itself"
+    assert not replace(rare, model=replace(JOB, optimizer=Optimizer.ADAM).steps_model).may_fail
 
 
 def test_rare_averages_are_as_rare_when_they_come_late() -> None:
@@ -176,13 +178,13 @@ def test_rare_averages_are_as_rare_when_they_come_late() -> None:
     asked = replace(JOB, cluster=replace(Cluster.parse("3x1"), hardware=HARDWARE))
     rests = RulePhases((3,), ((),) * 16 + ((Block((0,), (0,)),),))
     at_once, late = (
-        measure(Schedule("rare", asked.cluster, Static(phases=rests, pace=3, when=when)), asked)
-        for when in (LOCKSTEP, Late())
+        measure(Schedule("rare", asked.cluster, StaticGroups(phases=rests, steps_per_round=3, sync=sync)), asked)
+        for sync in (SYNCHRONOUS, DelayedAveraging())
     )
     assert late.late_distance < late.model.lost.late
-    assert late.distance_in_lockstep == pytest.approx(at_once.distance_in_lockstep)
-    assert at_once.may_be_lost
-    assert late.may_be_lost
+    assert late.distance_in_synchronous == pytest.approx(at_once.distance_in_synchronous)
+    assert at_once.may_fail
+    assert late.may_fail
     said = " ".join(cautions(late, asked))
     assert "with averages as rare; --max consensus-distance=1.9 leaves them out" in said
 
@@ -192,19 +194,19 @@ def test_the_best_of_what_bore_every_task_is_weighed_beside_what_did_not() -> No
     place = replace(Cluster.parse("8x1"), hardware=thin)
     asked = replace(JOB, cluster=place, optimizer=Optimizer.MOMENTUM)
     weighed = competitors(asked, until=0.0)
-    assert min(weighed, key=lambda one: one.time).may_be_lost
+    assert min(weighed, key=lambda one: one.time).may_fail
     chosen = recommend(weighed, asked)
-    assert not chosen.may_be_lost
-    plain = [one for one in in_lockstep(weighed) if one.is_plain and not one.may_be_lost]
-    assert max(one.pace for one in plain) == 6, "every 7 steps a convolution was lost"
+    assert not chosen.may_fail
+    plain = [one for one in synchronous(weighed) if one.is_plain and not one.may_fail]
+    assert max(one.steps_per_round for one in plain) == 6, "every 7 steps a convolution was lost"
 
 
-def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options: list[Option]) -> None:
+def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options: list[CandidateSchedule]) -> None:
     plain = named(options, "node-then-all(node_rounds=15) hierarchical")
-    how = replace(plain.how, codec=Codec.INT8)
-    schedule = replace(plain.schedule, strategy=replace(plain.schedule.strategy, how=how))
+    transport = replace(plain.transport, codec=Codec.INT8)
+    schedule = replace(plain.schedule, strategy=replace(plain.schedule.strategy, transport=transport))
 
-    def coded(part: float) -> Option:
+    def coded(part: float) -> CandidateSchedule:
         return replace(plain, name="coded", schedule=schedule, step_seconds=part * plain.step_seconds)
 
     assert least_time([plain, coded(0.91)], JOB) is plain
@@ -215,17 +217,17 @@ def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options:
     assert "that has to save more than 10%" in said
 
 
-def test_lateness_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing: list[Option]) -> None:
+def test_delay_is_taken_at_its_predicted_price_where_it_is_asked_for(bearing: list[CandidateSchedule]) -> None:
     options = bearing
-    late = min((option for option in options if option.lateness is Lateness.LATE), key=lambda option: option.time)
-    asked = replace(JOB, when=Lateness.LATE)
+    late = min((option for option in options if option.delay is Delay.LATE), key=lambda option: option.time)
+    asked = replace(JOB, sync=Delay.LATE)
     assert decisive_time(late, asked) == late.time < decisive_time(late, JOB)
     assert decisive_time(late, replace(JOB, fastest=True)) == late.time
-    assert decisive_time(late, replace(JOB, when=Lateness.PIPELINE)) == late.time_at_worst
-    assert recommend(options, asked).lateness is Lateness.LATE
+    assert decisive_time(late, replace(JOB, sync=Delay.PIPELINE)) == late.time_at_worst
+    assert recommend(options, asked).delay is Delay.LATE
 
 
-def test_a_pilot_says_what_lateness_costs_at_the_most(options: list[Option]) -> None:
+def test_a_pilot_says_what_delay_costs_at_the_most(options: list[CandidateSchedule]) -> None:
     late = named(options, "allreduce late hierarchical")
     tasks = (Prices(late=0.08), Prices(late=0.12))
     measured = replace(
@@ -234,19 +236,19 @@ def test_a_pilot_says_what_lateness_costs_at_the_most(options: list[Option]) -> 
     assert measured.time_at_worst == pytest.approx(late.step_seconds * (1.13 + 0.02 * 2.5))
 
 
-def test_an_older_gradient_costs_more_where_it_costs_most(options: list[Option]) -> None:
-    pipeline = next(option for option in options if option.lateness is Lateness.PIPELINE)
+def test_an_older_gradient_costs_more_where_it_costs_most(options: list[CandidateSchedule]) -> None:
+    pipeline = next(option for option in options if option.delay is Delay.PIPELINE)
     assert pipeline.time_at_worst == pytest.approx(pipeline.step_seconds * 2.1, rel=0.01)
     flat = replace(JOB, curvature=0.2).steps_model
     known = replace(pipeline, model=flat, steps_ratio=1 + flat.delayed(2, 0.2))
     assert known.time_at_worst < 1.02 * known.time, "a small curvature leaves little to fear"
 
 
-def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(options: list[Option]) -> None:
+def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(options: list[CandidateSchedule]) -> None:
     """What averages in each step would have the least regret on the dearest task, by far at the price of all others."""
     asked = replace(JOB, optimizer=Optimizer.SGD)
     plain = named(options, "allreduce")
-    spread = Figure(3.0, FigureKind.ESTIMATE)
+    spread = Metric(3.0, MetricKind.ESTIMATE)
     rare = replace(named(options, "prague-figure-10"), step_seconds=0.5, consensus_distance=spread)
     rare = replace(rare, steps_ratio=asked.steps_model.steps_ratio(3.0, 0.0), communication=0.01)
     for longer, chosen in ((1 + 0.9 * WORTH, "allreduce"), (1 + 1.1 * WORTH, "prague-figure-10")):
@@ -255,7 +257,7 @@ def test_less_regret_is_bought_with_no_more_than_a_part_of_the_least_time(option
         assert least_time([rare, every], asked).name == chosen
 
 
-def test_more_kinds_never_make_the_decisive_time_longer(options: list[Option]) -> None:
+def test_more_kinds_never_make_the_decisive_time_longer(options: list[CandidateSchedule]) -> None:
     """Whatever is added to the options, the recommendation's time at its price is no longer, but for less regret."""
     kinds = sorted({option.schedule.strategy.kind for option in options} | {"late"})
     for kind in kinds:
@@ -268,9 +270,9 @@ def test_on_trained_jobs_what_comes_late_never_cost_more_than_five_per_cent_of_t
     rows = json.loads((Path(__file__).parents[3] / "benchmarks/results/regret.json").read_text())["rows"]
     assert len(rows) >= 14
     for row in rows:
-        chosen, without = (fmean(row["seconds"][row[words]]) for words in ("recommended", "lockstep"))
+        chosen, without = (fmean(row["seconds"][row[words]]) for words in ("recommended", "synchronous"))
         assert chosen <= 1.05 * without, row["number"]
-    assert any(row["recommended"] != row["lockstep"] for row in rows), "nothing late was taken"
+    assert any(row["recommended"] != row["synchronous"] for row in rows), "nothing late was taken"
 
 
 def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late() -> None:
@@ -280,7 +282,7 @@ def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late() -> None:
     )
     for slowdown in ((), ((0, 5.0),)):
         place = replace(JOB.cluster, hardware=replace(thin, slowdown=slowdown))
-        asked = replace(JOB, cluster=place, form=Form.HIERARCHICAL)
+        asked = replace(JOB, cluster=place, algorithm=AllReduceAlgorithm.HIERARCHICAL)
         known = competitors(asked, until=0.0)
         chosen = recommend(known, asked)
         assert not chosen.late
@@ -288,7 +290,7 @@ def test_sixteen_workers_on_thin_links_average_in_nodes_and_not_late() -> None:
         assert chosen.time <= min(option.time for option in known if not option.late) * (1 + TIE)
 
 
-def test_the_recommendation_is_never_beaten_in_everything(options: list[Option]) -> None:
+def test_the_recommendation_is_never_beaten_in_everything(options: list[CandidateSchedule]) -> None:
     plain = best_plain(options, JOB)
     equal = replace(plain, communication=plain.communication * (1 + 1e-12))
     assert unbeaten([equal, plain]) == [equal, plain], "rounding beats nobody"
@@ -301,7 +303,7 @@ def test_the_recommendation_is_never_beaten_in_everything(options: list[Option])
 
 
 def test_the_text_says_why_the_fastest_is_not_taken() -> None:
-    asked = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), when=Lateness.LOCKSTEP)
+    asked = replace(JOB, cluster=replace(Cluster.parse("3,3,2"), hardware=HARDWARE), sync=Delay.SYNCHRONOUS)
     options = [replace(one, model=replace(one.model, lost=NEVER)) for one in competitors(asked, until=0.0)]
     fastest = min(options, key=lambda option: option.time)
     plain = best_plain(options, asked)
@@ -323,7 +325,7 @@ def test_the_text_says_why_the_fastest_is_not_taken() -> None:
     assert str(guessed) == f"{measured.low:.2f} to {measured.high:.2f} times"
 
 
-def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options: list[Option]) -> None:
+def test_simple_is_all_reduce_then_few_phases_then_a_short_period(options: list[CandidateSchedule]) -> None:
     names = ["allreduce(every=4) hierarchical", "node-digits hierarchical", "pairs-pairs-all hierarchical"]
     ordered = [simplicity(named(options, name)) for name in [*names, "prague-figure-10"]]
     assert ordered == sorted(ordered)
@@ -337,39 +339,39 @@ def test_all_baselines_are_kept_beside_the_front_also_where_they_are_beaten(clus
     kept = {id(option) for option in answer.front}
     names = {option.name for option in answer.baselines}
     assert "allreduce" in names
-    assert {option.name for option in answer.baselines if not option.late and option.pace != 1}
+    assert {option.name for option in answer.baselines if not option.late and option.steps_per_round != 1}
     assert {option.name for option in answer.baselines if option.late}
     if cluster == "4x4":
         assert "prague-figure-10" in names
         assert any(id(option) not in kept for option in answer.baselines), "Figure 10 is beaten in everything"
 
 
-def test_baselines_are_the_best_of_their_kind(options: list[Option]) -> None:
+def test_baselines_are_the_best_of_their_kind(options: list[CandidateSchedule]) -> None:
     kept = baselines(options)
     plain = [option for option in options if option.is_plain]
     for kind in (
-        [o for o in plain if o.pace == 1],
+        [o for o in plain if o.steps_per_round == 1],
         [o for o in plain if not o.late],
         [o for o in plain if o.late],
-        [o for o in plain if o.pace == 1 and not o.late and o.form is Form.RING],
+        [o for o in plain if o.steps_per_round == 1 and not o.late and o.algorithm is AllReduceAlgorithm.RING],
     ):
         assert min(option.time for option in kind) in {option.time for option in kept}
     assert len({id(option) for option in kept}) == len(kept)
     assert len(front(options)) > len(kept)
 
 
-def test_figures_that_are_asked_for_are_told_apart_up_to_rounding_only() -> None:
+def test_metrics_that_are_asked_for_are_told_apart_up_to_rounding_only() -> None:
     asked = replace(JOB, objective=Objective.DRIFT)
     options = competitors(asked, until=0.0)
     chosen = recommend(options, asked)
     assert float(chosen.drift) == 0
     assert chosen.is_plain
-    assert chosen.form is Form.HIERARCHICAL, "of equal drift the one that communicates less"
+    assert chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL, "of equal drift the one that communicates less"
 
 
 def test_the_text_says_that_the_fastest_would_be_most_wrong_on_the_task_that_suits_it_least() -> None:
     place = replace(JOB.cluster, hardware=replace(HARDWARE, nic=Link.of_bandwidth(8e9)))
-    asked = replace(JOB, cluster=place, optimizer=Optimizer.ADAM, when=Lateness.LOCKSTEP)
+    asked = replace(JOB, cluster=place, optimizer=Optimizer.ADAM, sync=Delay.SYNCHRONOUS)
     options = competitors(asked, until=0.0)
     chosen, fastest = recommend(options, asked), min(options, key=lambda option: option.time)
     assert fastest.time < chosen.time * (1 - TIE), "at the prices that fit all tasks best"

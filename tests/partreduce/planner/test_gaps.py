@@ -1,4 +1,4 @@
-"""Neighbours that keep a gap, as options: which settings answer which slowdown, what they cost, and what is said."""
+"""Neighbors that keep a gap, as options: which settings answer which slowdown, what they cost, and what is said."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Job, load_schedule, plan
+from partreduce import Data, PlanRequest, load_schedule, plan
 from partreduce.__main__ import main
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE, simplicity
@@ -22,63 +22,69 @@ from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, UnknownError
-from partreduce.topo.figures import consensus_distance
+from partreduce.topo.errors import InputError, UndecidedError
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies import Gap, Skip
-from partreduce.topo.strategies.gap import Order
+from partreduce.topo.metrics import consensus_distance
+from partreduce.topo.strategies import IterationGap, SkipPolicy
+from partreduce.topo.strategies.iteration_gap import UpdateOrder
 from partreduce.topo.timing.compute import RandomSlowdown
 
 if TYPE_CHECKING:
-    from partreduce.planner.option import Option
+    from partreduce.planner.option import CandidateSchedule
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
 LONG_STEPS = RandomSlowdown(6.0)
 
 
-def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=20.0, **options)  # type: ignore[arg-type]
+def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
+    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=20.0, **options)  # type: ignore[arg-type]
 
 
-def measured(asked: Job, effort: float = 1.5) -> tuple[list[Option], list[str]]:
+def measured(asked: PlanRequest, effort: float = 1.5) -> tuple[list[CandidateSchedule], list[str]]:
     trials = Trials(asked, Clock(seconds=1e3, effort=effort), effort)
     return Gaps().options(trials) if Gaps().weighs(asked) else [], trials.left_out
 
 
 @pytest.fixture(scope="module")
-def long_steps() -> list[Option]:
+def long_steps() -> list[CandidateSchedule]:
     return measured(job(disturbance=LONG_STEPS))[0]
 
 
 @pytest.fixture(scope="module")
-def slow_worker() -> list[Option]:
+def slow_worker() -> list[CandidateSchedule]:
     return measured(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))[0]
 
 
 def test_settings_follow_from_the_slowdown() -> None:
     ring = registry.build("ring", Cluster.parse("2x4")).strategy.graphs[0]
-    even, serial = Slowdown.of(job()), Order.SERIAL
+    even, serial = Slowdown.of(job()), UpdateOrder.ADAPT_THEN_COMBINE
     assert even.is_even
-    assert [setting.gap for setting in even.settings(ring, serial)] == [Gap()]
+    assert [setting.gap for setting in even.settings(ring, serial)] == [IterationGap()]
     spikes = Slowdown.of(job(disturbance=LONG_STEPS))
     assert (spikes.spike, spikes.slow) == (6.0, ())
-    assert [s.gap for s in spikes.settings(ring, serial)] == [Gap(staleness=5), Gap(max_ig=6, backup=1), Gap()]
+    assert [s.gap for s in spikes.settings(ring, serial)] == [
+        IterationGap(staleness=5),
+        IterationGap(max_ig=6, backup=1),
+        IterationGap(),
+    ]
     slow = Slowdown.of(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))
     assert (slow.spike, slow.slow) == (1.0, ((5, 4.0),))
-    beside = Gap(max_ig=5, backup=(0, 0, 0, 0, 1, 0, 1, 0), skip=Skip(limit=4))
-    assert [s.gap for s in slow.settings(ring, serial)] == [beside, replace(beside, staleness=4), Gap()]
+    beside = IterationGap(max_ig=5, backup=(0, 0, 0, 0, 1, 0, 1, 0), skip=SkipPolicy(limit=4))
+    assert [s.gap for s in slow.settings(ring, serial)] == [beside, replace(beside, staleness=4), IterationGap()]
     both = Slowdown.of(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), disturbance=LONG_STEPS))
     skipping = both.settings(ring, serial)[0].gap
     assert skipping.skip
     assert skipping.backup == (1,) * 8
-    # All in-neighbours of worker 0 are slow: it does without all of them.
+    # All in-neighbors of worker 0 are slow: it does without all of them.
     ends = Slowdown(((1, 2.0), (7, 2.0)), 1.0)
     assert ends.settings(ring, serial)[0].gap.backups(8)[0] == 2
     assert not Slowdown.of(job(hardware=replace(HARDWARE, jitter=0.02))).has_spikes
     assert Slowdown.of(job("2x1", replace(HARDWARE, slowdown=((0, 3.0),)))).slow == ((0, 3.0),)
 
 
-def test_options_are_what_their_files_say(long_steps: list[Option], slow_worker: list[Option]) -> None:
+def test_options_are_what_their_files_say(
+    long_steps: list[CandidateSchedule], slow_worker: list[CandidateSchedule]
+) -> None:
     for options, asked in (
         (long_steps, job(disturbance=LONG_STEPS)),
         (slow_worker, job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)))),
@@ -88,7 +94,7 @@ def test_options_are_what_their_files_say(long_steps: list[Option], slow_worker:
             assert option.gap is not None
             option.schedule.strategy.check(option.schedule.cluster)
             assert json.dumps(option.to_json(), allow_nan=False)
-            assert option.to_json()["when"] == "gap"
+            assert option.to_json()["sync"] == "iteration_gap"
             assert option.gap.memory_bytes >= 2 * HARDWARE.model_bytes
             assert (option.late, option.name.endswith("parallel")) in ((True, True), (False, False))
             if option.schedule.is_mixing:
@@ -103,7 +109,7 @@ def test_options_are_what_their_files_say(long_steps: list[Option], slow_worker:
         assert len(set(names)) == len(names)
 
 
-def test_each_slowdown_is_answered(long_steps: list[Option], slow_worker: list[Option]) -> None:
+def test_each_slowdown_is_answered(long_steps: list[CandidateSchedule], slow_worker: list[CandidateSchedule]) -> None:
     for options, ways, floor in ((long_steps, ("staleness", "backup"), 1.5), (slow_worker, ("skip",), 3.0)):
         plain = min(option.step_seconds for option in options if "standard" in option.name)
         for way in ways:
@@ -113,7 +119,7 @@ def test_each_slowdown_is_answered(long_steps: list[Option], slow_worker: list[O
     assert 0.85 < skipping.gap.computed < 1 - 0.05
 
 
-def test_the_front_and_the_recommendation_keep_their_laws(long_steps: list[Option]) -> None:
+def test_the_front_and_the_recommendation_keep_their_laws(long_steps: list[CandidateSchedule]) -> None:
     kept = front(long_steps)
     for a, b in itertools.permutations(kept, 2):
         assert any(x > y for x, y in zip(a.costs.all(), b.costs.all(), strict=True)), (a.name, b.name)
@@ -129,7 +135,7 @@ def test_the_front_and_the_recommendation_keep_their_laws(long_steps: list[Optio
     small = recommend(long_steps, tight)
     assert small.gap is not None
     assert small.gap.memory_bytes == least
-    with pytest.raises(UnknownError, match=f"the least that was found are {least:.0f}"):
+    with pytest.raises(UndecidedError, match=f"the least that was found are {least:.0f}"):
         recommend(long_steps, replace(asked, max_queues=least / 2))
 
 
@@ -139,7 +145,9 @@ def test_queues_that_are_too_large_leave_the_smallest_to_be_named() -> None:
     assert not measured(job(disturbance=LONG_STEPS, max_queues=1.0))[0]
 
 
-def test_the_answer_says_what_a_gap_answers_and_costs(long_steps: list[Option], slow_worker: list[Option]) -> None:
+def test_the_answer_says_what_a_gap_answers_and_costs(
+    long_steps: list[CandidateSchedule], slow_worker: list[CandidateSchedule]
+) -> None:
     asked = job(disturbance=LONG_STEPS, gap=True)
     stale = next(option for option in long_steps if "staleness 5" in option.name)
     said = " ".join(Gaps().reasons(stale, long_steps, asked))
@@ -174,18 +182,29 @@ def test_the_effort_bounds_what_is_run_and_the_rest_is_named() -> None:
 
 def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gap.json"
-    asked = ["design", "2x3", "--model-bytes", "1MB", "--set", "disturb=hop", "--when", "gap", "--effort", "2"]
+    asked = [
+        "design",
+        "2x3",
+        "--model-bytes",
+        "1MB",
+        "--set",
+        "disturb=hop",
+        "--sync",
+        "iteration_gap",
+        "--effort",
+        "2",
+    ]
     assert main([*asked, "--json", "-o", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["recommendation"]["when"] == "gap"
+    assert answer["recommendation"]["sync"] == "iteration_gap"
     assert answer["recommendation"]["verdict"] == "proved"
     assert answer["gain"]["alternative"].startswith("allreduce")
-    gap = load_schedule(path).strategy.when
-    assert isinstance(gap, Gap)
+    gap = load_schedule(path).strategy.sync
+    assert isinstance(gap, IterationGap)
     assert main(["simulate", str(path), str(path), "--model-bytes", "1MB", "--json"]) == 0
     row, _ = json.loads(capsys.readouterr().out)["schedules"]
-    assert (row["when"], row["runs"]) == ("gap", gap.in_words)
-    assert row["memory_bytes"] == answer["recommendation"]["gap"]["memory_bytes"]
+    assert (row["sync"], row["runs"]) == ("iteration_gap", gap.in_words)
+    assert row["memory_bytes"] == answer["recommendation"]["iteration_gap"]["memory_bytes"]
     assert main([*asked, "--effort", "0.5", "--max", "queues=1kB"]) == 3
     assert "max-queues" in capsys.readouterr().err
 
@@ -193,12 +212,12 @@ def test_a_plan_weighs_gaps_and_writes_one_that_is_proved(tmp_path, capsys: pyte
 def test_a_job_without_the_wish_still_hears_of_gaps() -> None:
     planned = plan(replace(job("2x3", disturbance=LONG_STEPS), effort=3.0))
     assert any(option.gap for option in planned.options)
-    assert any("gap" in sentence for sentence in planned.reasons)
+    assert any("iteration_gap" in sentence for sentence in planned.reasons)
     assert all(math.isfinite(option.time) for option in planned.front)
 
 
 def test_what_cannot_be_asked_is_refused() -> None:
     with pytest.raises(InputError, match="max-queues"):
         job(max_queues=-1.0)
-    with pytest.raises(UnknownError, match="at most 256 workers, not 400"):
+    with pytest.raises(UndecidedError, match="at most 256 workers, not 400"):
         recommend([], job("100x4", gap=True))

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from partreduce import Job
+from partreduce import PlanRequest
 from partreduce.planner.left_out import not_weighed
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.work import PER_OPTION, work_of
@@ -42,8 +42,8 @@ sys.exit(code)
 """
 
 
-def job(cluster: str, **options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=HARDWARE), **options)  # type: ignore[arg-type]
+def job(cluster: str, **options: object) -> PlanRequest:
+    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=HARDWARE), **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cluster", ["1000x1000", "100000x8", "1x100000", "1000000x1000"])
@@ -58,7 +58,7 @@ def test_a_time_limit_and_memory_are_kept_at_any_size(cluster):
     assert float(done.stderr.splitlines()[-1]) < LIMIT + STARTING
 
 
-def test_work_counts_the_local_ranks_of_a_rule_that_its_figures_multiply():
+def test_work_counts_the_local_ranks_of_a_rule_that_its_metrics_multiply():
     built = {size: registry.build("node-then-all", Cluster.parse(f"8x{size}")) for size in (8, 1000)}
     assert work_of(built[8], job("8x8")) < 2 * PER_OPTION
     assert work_of(built[1000], job("8x1000")) < 1, "all ranks of a node are alike, which makes one class"
@@ -66,7 +66,7 @@ def test_work_counts_the_local_ranks_of_a_rule_that_its_figures_multiply():
     works = [work_of(one, job(str(one.cluster))) for one in apart]
     assert works == sorted(works)
     assert works[0] < 2 * PER_OPTION
-    assert works[-1] > 1, "figures of 128 ranks that all differ take some seconds"
+    assert works[-1] > 1, "metrics of 128 ranks that all differ take some seconds"
 
 
 def test_rules_of_very_many_local_ranks_are_not_searched_and_that_is_named():
@@ -82,8 +82,8 @@ def test_a_thousand_million_workers_take_no_table_of_all():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert Slowdown.of(large).is_even
     schedule = registry.build("allreduce", large.cluster)
-    assert schedule.paces().shape == (1_000_000_000,)
-    assert (schedule.largest_pace, schedule.has_one_pace) == (1, True)
+    assert schedule.worker_steps().shape == (1_000_000_000,)
+    assert (schedule.largest_steps_per_round, schedule.has_one_steps_per_round) == (1, True)
     not_weighed(large)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20, "KiB"
 

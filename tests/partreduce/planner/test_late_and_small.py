@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from partreduce import Job, Objective, load_schedule, plan
+from partreduce import Objective, PlanRequest, load_schedule, plan
 from partreduce.__main__ import main
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
+from partreduce.planner.delay import Delay
 from partreduce.planner.front import baselines
 from partreduce.planner.gain import best_plain
-from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.payoff import late_and_small
 from partreduce.planner.recommend import reasons, recommend
 from partreduce.planner.steps_model import FITTED
 from partreduce.planner.timings import Setting
-from partreduce.planner.travel import WORTH, WORTH_BESIDE, cheapest_hows, hows_of, timed, travelling
+from partreduce.planner.travel import WORTH, WORTH_BESIDE, cheapest_hows, hows_of, timed, traveling
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import CodecSeconds, Hardware, Link
-from partreduce.topo.strategies import Codec, CodecScope, Form, How, Pipeline, Sending
-from partreduce.topo.strategies.axes import LOCKSTEP
+from partreduce.topo.strategies import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Pipeline, Transport
+from partreduce.topo.strategies.axes import SYNCHRONOUS
 
 if TYPE_CHECKING:
-    from partreduce.types import Option
+    from partreduce.types import CandidateSchedule
 
 THIN = Hardware(
     inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(5e6, 1e-4), model_bytes=2_192_296, compute=0.16
@@ -40,42 +40,44 @@ THIN = Hardware(
 FAST = Hardware(inside=Link.of_bandwidth(50e9), nic=Link.of_bandwidth(50e9), model_bytes=100_000_000, compute=0.05)
 
 
-def job(hardware: Hardware = THIN, cluster: str = "4x4", **options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options)  # type: ignore[arg-type]
+def job(hardware: Hardware = THIN, cluster: str = "4x4", **options: object) -> PlanRequest:
+    return PlanRequest(
+        cluster=replace(Cluster.parse(cluster), hardware=hardware), effort=1.0, time_limit=3600.0, **options
+    )  # type: ignore[arg-type]
 
 
 def test_every_coded_option_is_what_its_file_says_and_may_run() -> None:
     asked = job(codec=None, cluster="2x2")
     options = competitors(asked)
-    assert {option.how.codec for option in options} >= {Codec.NONE, Codec.INT8}
-    assert {option.lateness for option in options} == set(Lateness)
+    assert {option.transport.codec for option in options} >= {Codec.NONE, Codec.INT8}
+    assert {option.delay for option in options} == set(Delay)
     for option in options:
         option.schedule.strategy.check(option.schedule.cluster)
-        again = measure(option.schedule, asked, form=option.form)
+        again = measure(option.schedule, asked, algorithm=option.algorithm)
         for one, other in ((option.costs, again.costs), (option, again)):
             for field in ("communication", "step_seconds", "steps_ratio"):
                 assert getattr(one, field) == pytest.approx(getattr(other, field), abs=1e-12), option.name
-        assert (str(option.how.codec) in option.name) is (option.how.codec is not Codec.NONE)
+        assert (str(option.transport.codec) in option.name) is (option.transport.codec is not Codec.NONE)
 
 
 @pytest.fixture(scope="module")
-def plain() -> list[Option]:
+def plain() -> list[CandidateSchedule]:
     return competitors(job())
 
 
 @pytest.fixture(scope="module")
-def coded() -> list[Option]:
+def coded() -> list[CandidateSchedule]:
     return competitors(job(codec=None))
 
 
 def test_nothing_is_rounded_unless_somebody_allows_it_nor_by_a_strategy_that_refuses(
-    plain: list[Option], coded: list[Option]
+    plain: list[CandidateSchedule], coded: list[CandidateSchedule]
 ) -> None:
-    assert {option.how.codec for option in plain} == {Codec.NONE}
+    assert {option.transport.codec for option in plain} == {Codec.NONE}
     options = coded
     refusing = [o for o in options if o.schedule.strategy.refuses_codec(o.schedule.cluster)]
     assert refusing
-    assert {option.how.codec for option in refusing} == {Codec.NONE}
+    assert {option.transport.codec for option in refusing} == {Codec.NONE}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -90,51 +92,59 @@ def test_of_all_ways_the_finest_is_taken_that_no_coarser_one_beats_by_enough(see
     for objective in (Objective.BALANCED, Objective.COMMUNICATION):
         asked = job(hardware, codec=None, objective=objective)
         axes = Axes.of(schedule, asked)
-        for late, pace in product(Lateness, (1, 3)):
-            if not late.suits(replace(schedule.strategy, pace=pace)):
+        for late, steps_per_round in product(Delay, (1, 3)):
+            if not late.suits(replace(schedule.strategy, steps_per_round=steps_per_round)):
                 continue
             known = {}
-            for form, codec in product((Form.RING, Form.HIERARCHICAL), asked.codecs):
-                for where in CodecScope if form is Form.HIERARCHICAL and codec is not Codec.NONE else [CodecScope.ALL]:
-                    how = How(form=form, codec=codec, where=where)
-                    option = measure(travelling(timed(schedule, late.when, pace), how), asked, form=form)
+            for algorithm, codec in product((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL), asked.codecs):
+                for where in (
+                    CodecScope
+                    if algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
+                    else [CodecScope.ALL]
+                ):
+                    transport = Transport(algorithm=algorithm, codec=codec, where=where)
+                    option = measure(
+                        traveling(timed(schedule, late.sync, steps_per_round), transport), asked, algorithm=algorithm
+                    )
                     merit = option.time if objective is Objective.BALANCED else option.communication
                     known[codec] = min(known.get(codec, math.inf), merit)
-            chosen = axes.option(Setting(late, pace), Label(name="x"))
+            chosen = axes.option(Setting(late, steps_per_round), Label(name="x"))
             reached = chosen.time if objective is Objective.BALANCED else chosen.communication
-            assert reached == pytest.approx(known[chosen.how.codec])
-            best, finer = min(known.values()), asked.codecs[: asked.codecs.index(chosen.how.codec)]
-            part = 1 - (WORTH if late is Lateness.LOCKSTEP else WORTH_BESIDE)
+            assert reached == pytest.approx(known[chosen.transport.codec])
+            best, finer = min(known.values()), asked.codecs[: asked.codecs.index(chosen.transport.codec)]
+            part = 1 - (WORTH if late is Delay.SYNCHRONOUS else WORTH_BESIDE)
             assert reached * part <= best
             assert all(known[codec] * part > best for codec in finer)
 
 
 def test_on_a_thin_wire_a_codec_is_recommended_and_all_reduce_may_have_it_too(
-    plain: list[Option], coded: list[Option]
+    plain: list[CandidateSchedule], coded: list[CandidateSchedule]
 ) -> None:
     asked, options = job(codec=None), coded
     chosen = recommend(options, asked)
-    assert chosen.how.codec is not Codec.NONE
+    assert chosen.transport.codec is not Codec.NONE
     assert chosen.time < recommend(plain, job()).time
     against = best_plain(options, asked)
     assert against is not None
-    assert against.how.codec is not Codec.NONE
+    assert against.transport.codec is not Codec.NONE
     usual = [option for option in baselines(options) if option.is_usual]
-    assert [(option.name, option.how) for option in usual] == [("allreduce", How())]
+    assert [(option.name, option.transport) for option in usual] == [("allreduce", Transport())]
     said = " ".join(late_and_small(chosen, options, asked))
-    assert f"its sums travel in {chosen.how.codec}" in said
+    assert f"its sums travel in {chosen.transport.codec}" in said
     assert "for coding per step" in said
 
 
 def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why() -> None:
-    asked = job(FAST, codec=Codec.INT8, when=Lateness.LOCKSTEP)
+    asked = job(FAST, codec=Codec.INT8, sync=Delay.SYNCHRONOUS)
     options = competitors(asked, until=0.0)
-    assert {option.how.codec for option in options} == {Codec.NONE}
+    assert {option.transport.codec for option in options} == {Codec.NONE}
     plain = next(option for option in options if option.name.startswith("allreduce "))
     (said,) = late_and_small(plain, options, asked)
-    costed = next(costed for costed in cheapest_hows(plain.schedule, asked) if costed.how.codec is Codec.INT8)
+    costed = next(costed for costed in cheapest_hows(plain.schedule, asked) if costed.transport.codec is Codec.INT8)
     free = job(replace(FAST, codec=(("int8", CodecSeconds()),)))
-    wire = measure(travelling(plain.schedule, costed.how), free, form=costed.how.form).communication
+    wire = measure(
+        traveling(plain.schedule, costed.transport), free, algorithm=costed.transport.algorithm
+    ).communication
     coding, saved = costed.cost.per_step - wire, plain.communication - wire
     assert coding > saved
     assert f"would cost {coding * 1e3:.4g} ms for coding and save {saved * 1e3:.4g} ms of wire per step" in said
@@ -160,20 +170,24 @@ def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_le
     even = replace(THIN, nic=Link.of_bandwidth(25e6, 1e-4), compute=0.13)
     calm = job(even, curvature=0.05)
     options = competitors(calm, until=0.0)
-    found = {(o.lateness, o.pace): o for o in options if o.is_plain and o.form is Form.HIERARCHICAL}
-    pipeline, lockstep = found[Lateness.PIPELINE, 1], found[Lateness.LOCKSTEP, 1]
+    found = {
+        (o.delay, o.steps_per_round): o
+        for o in options
+        if o.is_plain and o.algorithm is AllReduceAlgorithm.HIERARCHICAL
+    }
+    pipeline, synchronous = found[Delay.PIPELINE, 1], found[Delay.SYNCHRONOUS, 1]
     assert pipeline.step_seconds == pytest.approx(max(0.13, pipeline.communication))
-    assert lockstep.step_seconds == pytest.approx(0.13 + lockstep.communication)
+    assert synchronous.step_seconds == pytest.approx(0.13 + synchronous.communication)
     assert pipeline.consensus_distance.value == 0
     assert 1 < pipeline.steps_ratio < 1.01
-    assert recommend(options, calm).lateness is Lateness.PIPELINE
+    assert recommend(options, calm).delay is Delay.PIPELINE
     wild = job(even, curvature=1.2)
     left = competitors(wild, until=0.0)
-    assert not any(option.lateness is Lateness.PIPELINE for option in left)
+    assert not any(option.delay is Delay.PIPELINE for option in left)
     said = " ".join(late_and_small(recommend(left, wild), left, wild))
-    assert "of 1.2 gradients that come a step late diverge, as they do from 1 on; lockstep bears 2" in said
+    assert "of 1.2 gradients that come a step late diverge, as they do from 1 on; synchronous bears 2" in said
     with pytest.raises(InputError, match=r"curvature: is 1.2; .* diverge from 1 on, .* less than 0.83 times as large"):
-        job(even, curvature=1.2, when=Lateness.PIPELINE)
+        job(even, curvature=1.2, sync=Delay.PIPELINE)
     with pytest.raises(InputError, match=r"curvature: is 2.5; .* lies between 0 and 2"):
         job(even, curvature=2.5)
 
@@ -198,41 +212,45 @@ def test_the_price_of_late_gradients_grows_with_the_curvature_up_to_the_limit() 
 
 
 def test_only_pipelines_where_only_they_are_asked_for() -> None:
-    found = plan(replace(job(when=Lateness.PIPELINE), effort=0.3))
-    assert found.recommendation.schedule.strategy.when == Pipeline()
-    assert {option.lateness for option in found.front if not option.is_usual} == {Lateness.PIPELINE}
+    found = plan(replace(job(sync=Delay.PIPELINE), effort=0.3))
+    assert found.recommendation.schedule.strategy.sync == Pipeline()
+    assert {option.delay for option in found.front if not option.is_usual} == {Delay.PIPELINE}
     assert "allreduce" in {option.name for option in found.baselines}
 
 
-def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plain: list[Option]) -> None:
-    layered = job(replace(THIN, layers=4, nic=Link.of_bandwidth(25e6)), when=Lateness.LOCKSTEP)
-    sending = {
-        o.how.sending: o for o in competitors(layered, until=0.0) if o.is_plain and o.pace == 1 and o.how != How()
+def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plain: list[CandidateSchedule]) -> None:
+    layered = job(replace(THIN, layers=4, nic=Link.of_bandwidth(25e6)), sync=Delay.SYNCHRONOUS)
+    gradient_buckets = {
+        o.transport.gradient_buckets: o
+        for o in competitors(layered, until=0.0)
+        if o.is_plain and o.steps_per_round == 1 and o.transport != Transport()
     }
-    assert sending[Sending.LAYERS].step_seconds < sending[Sending.WHOLE].step_seconds
-    assert sending[Sending.LAYERS].name.endswith("by layers")
-    assert {o.how.sending for o in plain} == {Sending.WHOLE}
+    assert (
+        gradient_buckets[GradientBuckets.PER_LAYER].step_seconds < gradient_buckets[GradientBuckets.SINGLE].step_seconds
+    )
+    assert gradient_buckets[GradientBuckets.PER_LAYER].name.endswith("by layers")
+    assert {o.transport.gradient_buckets for o in plain} == {GradientBuckets.SINGLE}
 
 
 def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less() -> None:
-    schedule = timed(registry.build("node-then-all", Cluster.parse("4x4")), LOCKSTEP, 1)
-    hows = hows_of(schedule, job(codec=None))
-    assert [costed.how.codec for costed in hows] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
-    costs = [costed.cost.per_round for costed in hows]
+    schedule = timed(registry.build("node-then-all", Cluster.parse("4x4")), SYNCHRONOUS, 1)
+    transports = hows_of(schedule, job(codec=None))
+    assert [costed.transport.codec for costed in transports] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
+    costs = [costed.cost.per_round for costed in transports]
     assert costs == sorted(costs, reverse=True)
     slow = replace(THIN, codec=(("int8", CodecSeconds(1.0, 1.0)), ("float16", CodecSeconds(1.0, 1.0))))
-    assert [costed.how.codec for costed in hows_of(schedule, job(slow, codec=None))] == [Codec.NONE]
+    assert [costed.transport.codec for costed in hows_of(schedule, job(slow, codec=None))] == [Codec.NONE]
 
 
 def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "pick.json"
     asked = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--effort", "0.3", "--json"]
-    assert main([*asked, "--when", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
+    assert main([*asked, "--sync", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)["recommendation"]
-    assert (answer["when"], answer["codec"], answer["sending"]) == ("pipeline", "int8", "whole")
+    assert (answer["sync"], answer["codec"], answer["gradient_buckets"]) == ("pipeline", "int8", "whole")
     strategy = load_schedule(path).strategy
-    assert strategy.when == Pipeline()
-    assert (strategy.how.codec, strategy.how.where) == (Codec.INT8, CodecScope(answer["where"]))
+    assert strategy.sync == Pipeline()
+    assert (strategy.transport.codec, strategy.transport.where) == (Codec.INT8, CodecScope(answer["where"]))
     assert main([*asked, "--codec", "int3"]) == 2
     assert "any, none, float16, bfloat16, int8" in capsys.readouterr().err
     assert main([*asked, "--codec", "int4"]) == 65
@@ -240,7 +258,7 @@ def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest
 
 
 def test_reasons_name_what_comes_late_and_the_usual_all_reduce() -> None:
-    asked = job(replace(THIN, nic=Link.of_bandwidth(25e6)), when=Lateness.PIPELINE, codec=None)
+    asked = job(replace(THIN, nic=Link.of_bandwidth(25e6)), sync=Delay.PIPELINE, codec=None)
     options = competitors(asked, until=0.0)
     chosen = recommend(options, asked)
     said = " ".join([*reasons(chosen, options, asked), *late_and_small(chosen, options, asked)])
@@ -249,7 +267,7 @@ def test_reasons_name_what_comes_late_and_the_usual_all_reduce() -> None:
     assert "what other schedules' steps are counted against" not in said
 
 
-def test_the_fastest_is_taken_where_it_is_asked_for(coded: list[Option]) -> None:
+def test_the_fastest_is_taken_where_it_is_asked_for(coded: list[CandidateSchedule]) -> None:
     simple, fast = job(codec=None), job(codec=None, fastest=True)
     least = min(option.time for option in coded)
     assert recommend(coded, fast).time == pytest.approx(least)

@@ -16,28 +16,28 @@ import pytest
 from benchmarks.planner.brute_force import all_schedules
 from benchmarks.planner.random_checks import run
 from benchmarks.planner.random_jobs import draw_job
-from helpers.synthesis import synthesise
-from partreduce import Data, Job, Limits, Objective, plan
+from helpers.synthesis import synthesize
+from partreduce import Data, Limits, Objective, PlanRequest, plan
 from partreduce.__main__ import main
-from partreduce.planner.lateness import Lateness
+from partreduce.planner.delay import Delay
 from partreduce.schedulers.synthesis import Problem, Status, clock
 from partreduce.schedulers.synthesis.clock import Clock
-from partreduce.topo import figures
+from partreduce.topo import metrics
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InfeasibleError, InputError, UnknownError
+from partreduce.topo.errors import InfeasibleError, InputError, UndecidedError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.strategies.static import GroupPhases, Static
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.static import GroupPhases, StaticGroups
 from partreduce.topo.units import parse_number
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05)
 
 
-def job(shape: str, *, hardware: Hardware = HARDWARE, **options: object) -> Job:
+def job(shape: str, *, hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
     limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith(("max_", "min_"))})
-    return Job(cluster=replace(Cluster.parse(shape), hardware=hardware), limits=limits, **options)
+    return PlanRequest(cluster=replace(Cluster.parse(shape), hardware=hardware), limits=limits, **options)
 
 
 @pytest.mark.parametrize("number", range(0, 200, 10))
@@ -97,10 +97,10 @@ def test_when_the_time_is_over_hardly_anything_is_begun(monkeypatch, effort):
 
 
 def test_a_search_goes_on_until_its_time_is_over(monkeypatch):
-    """Each look takes a millisecond: what is kept for figures and the proof is the only time that stays unused."""
+    """Each look takes a millisecond: what is kept for metrics and the proof is the only time that stays unused."""
     looks = iter(range(10**9))
     monkeypatch.setattr(clock, "monotonic", lambda: next(looks) / 1000)
-    front = synthesise(Problem(cluster=replace(Cluster.parse("2x2"), hardware=HARDWARE)), time_limit=1.0)
+    front = synthesize(Problem(cluster=replace(Cluster.parse("2x2"), hardware=HARDWARE)), time_limit=1.0)
     assert 0.75 <= front.seconds <= 1.2
 
 
@@ -120,7 +120,7 @@ def test_a_clock_says_what_ended_it():
 
 
 def test_the_four_answers_are_four_words_with_their_exit_codes(capsys):
-    base = ["design", "4x4", "--model-bytes", "552MB", "--form", "ring", "--effort", "0.2", "--json"]
+    base = ["design", "4x4", "--model-bytes", "552MB", "--algorithm", "ring", "--effort", "0.2", "--json"]
     asked = {
         "feasible": (0, []),
         "optimal": (0, ["--objective", "consensus-distance", "--max", "communication=207ms"]),
@@ -150,8 +150,16 @@ def test_optimal_is_a_word_about_the_question():
 def test_infeasible_is_raised_with_its_proof_and_unknown_with_what_ended_the_search():
     with pytest.raises(InfeasibleError, match="crossing bound"):
         plan(job("4x4", effort=0.5, max_communication=1e-6))
-    with pytest.raises(UnknownError, match=r"not proved impossible: the search ended because its effort of 0\.5"):
-        plan(job("4x4", form=Form.RING, effort=0.5, max_communication=0.1104, max_consensus_distance=Fraction(3, 10)))
+    with pytest.raises(UndecidedError, match=r"not proved impossible: the search ended because its effort of 0\.5"):
+        plan(
+            job(
+                "4x4",
+                algorithm=AllReduceAlgorithm.RING,
+                effort=0.5,
+                max_communication=0.1104,
+                max_consensus_distance=Fraction(3, 10),
+            )
+        )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +193,7 @@ def test_options_on_the_edge_of_a_limit_are_kept(limit):
     answer = plan(job("4x4", effort=0.6, max_consensus_distance=limit, objective=Objective.COMMUNICATION))
     assert float(answer.recommendation.consensus_distance) <= limit + 1e-12
     figure_10 = next(option for option in answer.options if option.name == "prague-figure-10")
-    assert figures.exact_consensus_distance(figure_10.schedule) == Fraction(8, 7)
+    assert metrics.exact_consensus_distance(figure_10.schedule) == Fraction(8, 7)
     if limit:
         assert answer.recommendation.communication <= figure_10.communication
 
@@ -197,13 +205,13 @@ def test_an_effort_is_positive_and_finite(effort):
 
 
 def test_what_was_not_found_is_named_among_what_may_come_late_as_was_asked():
-    """All-Reduce in lockstep, which nobody asked for, was named as what was found."""
+    """All-Reduce synchronously, which nobody asked for, was named as what was found."""
     asked = {"effort": 0.1, "time_limit": 3600.0}
-    with pytest.raises(UnknownError, match=r"the least found is 0\.75 .* \(allreduce late"):
-        plan(job("2x2", when=Lateness.LATE, max_consensus_distance=0.01, **asked))
-    with pytest.raises(UnknownError, match=r"a pipeline sums .* all 4 workers .*; leave out --max group, or --when"):
-        plan(job("2x2", when=Lateness.PIPELINE, max_group=2, **asked))
-    with pytest.raises(UnknownError, match="found; raise --max period or --max group or --max phases"):
+    with pytest.raises(UndecidedError, match=r"the least found is 0\.75 .* \(allreduce late"):
+        plan(job("2x2", sync=Delay.LATE, max_consensus_distance=0.01, **asked))
+    with pytest.raises(UndecidedError, match=r"a pipeline sums .* all 4 workers .*; leave out --max group, or --sync"):
+        plan(job("2x2", sync=Delay.PIPELINE, max_group=2, **asked))
+    with pytest.raises(UndecidedError, match="found; raise --max period or --max group or --max phases"):
         plan(job("4x1", max_group=2, max_distinct_phases=1, **asked))
     with pytest.raises(InfeasibleError, match=r"the workers must meet .* and one pair then costs"):
         plan(job("1x4", max_communication=1e-6, **asked))
@@ -220,20 +228,22 @@ def test_clusters_too_large_for_dense_matrices_are_planned_from_the_catalogue():
     hardware = replace(HARDWARE, slowdown=((3, 2.0),))
     answer = plan(job("300x2", hardware=hardware, effort=0.3))
     assert answer.recommendation.status == "catalogue"
-    not_weighed = "weighted graphs, unequal paces, neighbours that keep a gap and quorums are weighed for at most 256"
-    assert f"{not_weighed} workers, not 600; --when quorum weighs quorums" in answer.cautions
-    front = synthesise(Problem(cluster=replace(Cluster.parse("300x2"), hardware=hardware)), effort=0.3)
+    not_weighed = (
+        "weighted graphs, unequal steps per round, neighbors that keep a gap and quorums are weighed for at most 256"
+    )
+    assert f"{not_weighed} workers, not 600; --sync partial weighs quorums" in answer.cautions
+    front = synthesize(Problem(cluster=replace(Cluster.parse("300x2"), hardware=hardware)), effort=0.3)
     assert front.status is Status.UNKNOWN
     assert "up to 512 workers" in front.reason
 
 
 def test_brute_force_knows_the_golden_consensus_distances():
-    """The exhaustion that statements are checked against gives the figures that `topo` gives, by another way."""
+    """The exhaustion that statements are checked against gives the metrics that `topo` gives, by another way."""
     cluster = replace(Cluster.parse("4x1"), hardware=HARDWARE)
-    every = all_schedules(cluster, Form.RING, 2)
+    every = all_schedules(cluster, AllReduceAlgorithm.RING, 2)
     assert len(every.period) == 15 + 15**2
     phases = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [(1, 2), (0, 3)])))
-    schedule = Schedule("pairs", cluster, Static(phases=phases))
-    assert np.isclose(every.consensus_distance, float(figures.consensus_distance(schedule))).any()
+    schedule = Schedule("pairs", cluster, StaticGroups(phases=phases))
+    assert np.isclose(every.consensus_distance, float(metrics.consensus_distance(schedule))).any()
     assert np.isclose(every.consensus_distance, 0.0).any()
     assert np.isinf(every.consensus_distance[every.largest == 0]).all()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from partreduce import Job, plan
+from partreduce import PlanRequest, plan
 from partreduce.planner.gain import WORTH, decisive_time
 from partreduce.planner.left_out import not_weighed
 from partreduce.planner.recommend import permitted, recommend
@@ -21,7 +21,7 @@ from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies import Server
-from partreduce.topo.strategies.generated import Division
+from partreduce.topo.strategies.dynamic_groups import GroupSplit
 from partreduce.verify import prove
 
 JITTERED = Hardware(
@@ -35,7 +35,7 @@ JITTERED = Hardware(
 
 
 def job(cluster="2x3", hardware=JITTERED, **options):
-    return Job(
+    return PlanRequest(
         **{"cluster": replace(Cluster.parse(cluster), hardware=hardware), "effort": 3.0, "time_limit": 3600.0} | options
     )
 
@@ -52,10 +52,10 @@ def kind_of(option):
 def test_every_kind_is_run_with_its_seconds_its_steps_and_its_claims(planned):
     clock = Clock(seconds=3600.0, effort=50.0)
     found = [option for kind in ON_REQUEST for option in kind.options(Trials(job(), clock, 50.0))]
-    assert {kind_of(option) for option in found} == {"generated", "pairwise", "server"}
+    assert {kind_of(option) for option in found} == {"dynamic_groups", "pairwise", "server"}
     for option in found:
         timeline = simulate(
-            option.schedule, JITTERED, compute=job().compute_times(), num_rounds=80, seed=0, form=option.form
+            option.schedule, JITTERED, compute=job().compute_times(), num_rounds=80, seed=0, algorithm=option.algorithm
         )
         assert option.step_seconds == timeline.per_step(warm_up=20), "the objects that run, on links that all share"
         assert prove(option.schedule).verdict != "refuted"
@@ -108,25 +108,25 @@ def test_nodes_of_one_worker_and_a_slow_one_are_planned_for() -> None:
     """Rounds inside nodes need two workers on each, which ended the plan with the division's refusal."""
     alone = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(1e8), model_bytes=1_000_000, compute=0.05)
     cluster = replace(Cluster.parse("4x1"), hardware=replace(alone, slowdown=((1, 2.0),)))
-    planned = plan(Job(cluster=cluster, effort=1.0))
+    planned = plan(PlanRequest(cluster=cluster, effort=1.0))
     assert any(option.name.startswith("generated: ") for option in planned.options)
-    assert not any(Division.NODE_THEN_ALL in option.name for option in planned.options if option.facts)
+    assert not any(GroupSplit.NODE_THEN_ALL in option.name for option in planned.options if option.facts)
 
 
-def test_paces_that_suit_the_workers_are_measured_before_rarer_averaging() -> None:
-    """At a small effort the sampled paces of All-Reduce took all of it, and a worker twice as slow held up all."""
+def test_steps_per_round_that_suit_the_workers_are_measured_before_rarer_averaging() -> None:
+    """At a small effort the sampled steps per round of All-Reduce took all of it, and a worker twice as slow held up all."""
     thin = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(4e8), model_bytes=2_000_000, compute=0.05)
     cluster = replace(Cluster.parse("2x4"), hardware=replace(thin, slowdown=((4, 2.0),), jitter=0.1))
-    planned = plan(Job(cluster=cluster, effort=1.0, gap=False, quorum=False))
+    planned = plan(PlanRequest(cluster=cluster, effort=1.0, gap=False, quorum=False))
     assert planned.recommendation.name.startswith("paced"), planned.recommendation.name
 
 
-def test_at_a_small_effort_the_paces_of_groups_are_measured_too_where_step_times_are_sampled() -> None:
+def test_at_a_small_effort_the_steps_per_round_of_groups_are_measured_too_where_step_times_are_sampled() -> None:
     """Sampled settings were charged ten times what they take, and pairs were recommended at 2.5 times the time."""
     thin = Hardware(
         inside=Link.of_bandwidth(6e8, 1e-5), nic=Link.of_bandwidth(2.3e6, 1e-4), model_bytes=2_000_000, compute=0.05
     )
     cluster = replace(Cluster.parse("3x3"), hardware=replace(thin, slowdown=((6, 4.0),), jitter=0.3))
     asked = {"optimizer": Optimizer.SGD, "gap": False, "quorum": False, "effort": 3.0, "time_limit": 3600.0}
-    planned = plan(Job(cluster=cluster, **asked))
+    planned = plan(PlanRequest(cluster=cluster, **asked))
     assert planned.recommendation.name.startswith("paced node-then-all"), planned.recommendation.name

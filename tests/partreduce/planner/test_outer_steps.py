@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from partreduce import Job, Limits, plan
+from partreduce import Limits, PlanRequest, plan
 from partreduce.planner.gain import counted, regrets, times_by_case
 from partreduce.planner.job import Data
 from partreduce.planner.left_out import not_weighed
@@ -36,7 +36,7 @@ def job(cluster="4x2", hardware=THIN, **options):
         "time_limit": 3600.0,
         "limits": Limits(max_period=30),
     } | options
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), **given)
+    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), **given)
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,9 @@ def test_every_outer_step_has_the_seconds_of_the_event_graph_and_a_measured_pric
     assert {option.steps_ratio for option in outer} == set(prices), "also those of 30 phases, which --max allows"
     assert {option.schedule.strategy.kind for option in outer} == {"allreduce", "static"}
     for option in outer:
-        exact = cycle_time(option.schedule, THIN, ComputeTimes.of(THIN), form=option.form)
+        exact = cycle_time(option.schedule, THIN, ComputeTimes.of(THIN), algorithm=option.algorithm)
         assert option.step_seconds == pytest.approx(exact.per_step)
-        assert option.facts.peak == communication(option.schedule, THIN, form=option.form).peak_nic_bytes
+        assert option.facts.peak == communication(option.schedule, THIN, algorithm=option.algorithm).peak_nic_bytes
         assert option.facts.memory_bytes == 3 * THIN.model_bytes, "for sums, the anchor and its momentum"
         assert option.facts.by_task == prices[option.steps_ratio].by_task(Optimizer.ADAM)
         assert not option.is_plain, "the plain alternative is All-Reduce every so many steps"
@@ -107,7 +107,7 @@ def test_an_outer_step_that_wins_on_every_task_wins_though_its_dearest_exceeds_w
     """As it was at 100 MB/s under SGD: 1.08 times as fast or more on each task, 1.56 on the mean one, and set aside."""
     asked = job()
     others = [option for option in planned.options if option not in outer]
-    sure = [one for one in others if not (one.late or one.facts or one.may_be_lost)]
+    sure = [one for one in others if not (one.late or one.facts or one.may_fail)]
     best, there = outer[0], times_by_case(sure, asked).min(axis=0)
     soonest = min(one.time for one in sure)
 
@@ -127,18 +127,20 @@ def test_an_outer_step_that_wins_on_every_task_wins_though_its_dearest_exceeds_w
 
 
 def test_a_streamed_fragment_hides_behind_the_computing_and_lowers_the_peak(outer):
-    late = [option for option in outer if option.schedule.strategy.when.late_steps]
-    whole = [o for o in outer if o.schedule.strategy.pace == 30 and o.schedule.strategy.what.num_fragments == 1]
-    assert sorted(option.schedule.strategy.what.num_fragments for option in late) == [2, 4, 8]
+    late = [option for option in outer if option.schedule.strategy.sync.late_steps]
+    whole = [
+        o for o in outer if o.schedule.strategy.steps_per_round == 30 and o.schedule.strategy.payload.num_fragments == 1
+    ]
+    assert sorted(option.schedule.strategy.payload.num_fragments for option in late) == [2, 4, 8]
     for option in late:
         assert option.step_seconds < min(one.step_seconds for one in whole)
-        peak = min(one.facts.peak for one in whole) / option.schedule.strategy.what.num_fragments
+        peak = min(one.facts.peak for one in whole) / option.schedule.strategy.payload.num_fragments
         assert option.facts.peak == pytest.approx(peak)
 
 
 def test_more_fragments_than_were_measured_are_said_to_be_a_guess(outer):
     for option in outer:
-        count = option.schedule.strategy.what.num_fragments
+        count = option.schedule.strategy.payload.num_fragments
         assert option.extrapolated == (count > FRAGMENTS)
         guessed = [sentence for sentence in cautions(option, job()) if "a guess" in sentence]
         told = f"its model is cut into {count} fragments, and no more than {FRAGMENTS} were measured"

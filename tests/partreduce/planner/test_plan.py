@@ -9,45 +9,45 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Job, Limits, Objective, plan
+from partreduce import Data, Limits, Objective, PlanRequest, plan
 from partreduce.planner.competitors import competitors
+from partreduce.planner.delay import Delay
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE
-from partreduce.planner.lateness import Lateness
 from partreduce.planner.measuring import measure
 from partreduce.planner.recommend import cautions, reasons, recommend
 from partreduce.planner.steps_model import BORNE, FITTED, LOST, Optimizer, shortened
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, UnknownError
+from partreduce.topo.errors import InputError, UndecidedError
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 if TYPE_CHECKING:
-    from partreduce.types import Option, Plan
+    from partreduce.types import CandidateSchedule, Plan
 
 WORKED_EXAMPLE = Hardware(
     inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000, compute=0.05
 )
 
 
-def job(cluster: str = "4x4", **options: object) -> Job:
+def job(cluster: str = "4x4", **options: object) -> PlanRequest:
     place = Cluster.parse(cluster)
     hardware = options.pop("hardware", WORKED_EXAMPLE)
     limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith(("max_", "min_"))})
-    return Job(
+    return PlanRequest(
         cluster=Cluster(place.num_nodes, place.workers_per_node, place.nodes, hardware),
         limits=limits,
         **{"effort": 1.0, "time_limit": 3600.0} | options,
     )
 
 
-def named(options: list[Option], name: str) -> Option:
+def named(options: list[CandidateSchedule], name: str) -> CandidateSchedule:
     return next(option for option in options if option.name == name)
 
 
 @pytest.fixture(scope="module")
-def catalogue() -> list[Option]:
+def catalogue() -> list[CandidateSchedule]:
     return competitors(job())
 
 
@@ -56,24 +56,28 @@ def within_budget() -> Plan:
     return plan(job(objective=Objective.CONSENSUS_DISTANCE, max_communication=0.1104))
 
 
-def test_catalogue_costs_are_the_reference_figures(catalogue: list[Option]) -> None:
+def test_catalogue_costs_are_the_reference_metrics(catalogue: list[CandidateSchedule]) -> None:
     figure_10 = named(catalogue, "prague-figure-10")
     assert math.isclose(figure_10.communication, 0.1104)
     assert math.isclose(float(figure_10.consensus_distance), 8 / 7)
     assert math.isclose(named(catalogue, "allreduce hierarchical").communication, 0.1656)
     assert math.isclose(named(catalogue, "allreduce").communication, 0.207)
-    rings = competitors(job(form=Form.RING), until=0.0)
+    rings = competitors(job(algorithm=AllReduceAlgorithm.RING), until=0.0)
     assert math.isclose(named(rings, "allreduce(every=4)").communication, 0.05175)
 
 
-def test_all_reduce_in_every_step_is_compared_with_itself_only_as_it_is_usually_run(catalogue: list[Option]) -> None:
+def test_all_reduce_in_every_step_is_compared_with_itself_only_as_it_is_usually_run(
+    catalogue: list[CandidateSchedule],
+) -> None:
     chosen, usual = named(catalogue, "allreduce hierarchical"), named(catalogue, "allreduce")
     (said,) = (one for one in reasons(chosen, catalogue, job()) if one.startswith("All-Reduce in every step"))
     assert said.startswith(f"All-Reduce in every step as it is usually run would take {usual.time / chosen.time:.2f} ")
     assert not any("in every step" in one for one in reasons(usual, [usual], job()) if "would take" in one)
 
 
-def test_averages_as_rare_as_those_that_lost_a_measured_network_say_what_they_presume(catalogue: list[Option]) -> None:
+def test_averages_as_rare_as_those_that_lost_a_measured_network_say_what_they_presume(
+    catalogue: list[CandidateSchedule],
+) -> None:
     momentum, rare = job(optimizer=Optimizer.MOMENTUM), named(catalogue, "allreduce(every=12) hierarchical")
     (said,) = (said for said in cautions(rare, momentum) if "presumes" in said)
     assert float(rare.consensus_distance) > LOST[Optimizer.MOMENTUM][True].consensus_distance > BORNE
@@ -87,16 +91,16 @@ def test_averages_as_rare_as_those_that_lost_a_measured_network_say_what_they_pr
     assert not any("presumes" in said for said in cautions(unlike, adam)), "there all reached it"
     assert any("under sgd and momentum one" in said for said in cautions(rare, job()))
     late = max(catalogue, key=lambda option: option.late_distance)
-    assert any("--when lockstep leaves them out" in said for said in cautions(late, job(optimizer=Optimizer.SGD)))
+    assert any("--sync synchronous leaves them out" in said for said in cautions(late, job(optimizer=Optimizer.SGD)))
 
 
-def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue: list[Option]) -> None:
+def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue: list[CandidateSchedule]) -> None:
     kept = front(catalogue)
 
-    def costs(option: Option) -> tuple[float, ...]:
-        figures = (float(option.consensus_distance), float(option.drift))
-        # A pipeline has the figures of lockstep, and takes more steps.
-        return (option.communication, *figures, option.step_seconds, option.steps_ratio)
+    def costs(option: CandidateSchedule) -> tuple[float, ...]:
+        metrics = (float(option.consensus_distance), float(option.drift))
+        # A pipeline has the metrics of synchronous, and takes more steps.
+        return (option.communication, *metrics, option.step_seconds, option.steps_ratio)
 
     for a, b in itertools.permutations(kept, 2):
         assert any(x > y + 1e-9 for x, y in zip(costs(a), costs(b), strict=True)), (a.name, b.name)
@@ -122,7 +126,7 @@ def test_recommendation_is_on_the_front_and_its_json_is_finite(within_budget: Pl
     )
 
 
-def test_sorted_data_moves_the_balanced_recommendation_to_less_drift(catalogue: list[Option]) -> None:
+def test_sorted_data_moves_the_balanced_recommendation_to_less_drift(catalogue: list[CandidateSchedule]) -> None:
     shuffled = recommend(catalogue, job())
     sorted_job = job(data=Data.PER_WORKER)
     sorted_ = recommend(competitors(sorted_job, until=0.0), sorted_job)
@@ -133,7 +137,7 @@ LAB = Hardware(nic=Link.of_bandwidth(25e6), inside=Link.of_bandwidth(1e10), mode
 
 
 def test_a_worker_that_is_less_slow_never_makes_the_answer_slower() -> None:
-    """Below 1.5 times no paces were weighed, and nothing that was took as little as at 1.5 times with them."""
+    """Below 1.5 times no steps per round were weighed, and nothing that was took as little as at 1.5 times with them."""
     asked = [job("2x4", hardware=replace(LAB, slowdown=((0, slow),)), optimizer=Optimizer.ADAM) for slow in (1.1, 1.5)]
     less, more = (recommend(competitors(one, until=0.0), one).time for one in asked)
     assert less <= more * (1 + TIE)
@@ -152,7 +156,7 @@ def test_under_momentum_what_lies_beyond_the_measured_costs_more_than_in_proport
     assert not recommend(options, thin).extrapolated
 
 
-def test_a_slow_worker_appears_as_waiting(catalogue: list[Option]) -> None:
+def test_a_slow_worker_appears_as_waiting(catalogue: list[CandidateSchedule]) -> None:
     slowed = Hardware(
         inside=WORKED_EXAMPLE.inside,
         nic=WORKED_EXAMPLE.nic,
@@ -165,16 +169,18 @@ def test_a_slow_worker_appears_as_waiting(catalogue: list[Option]) -> None:
     assert math.isclose(allreduce.step_seconds, 0.25 + 0.207, rel_tol=1e-6)
     assert math.isclose(allreduce.waiting, 0.2, rel_tol=1e-6)
     paced = next(one for one in options if one.name.startswith("paced node-then-all(node_rounds=7)"))
-    assert paced.schedule.paces().tolist() == [1 if rank == 6 else 5 for rank in range(16)]
+    assert paced.schedule.worker_steps().tolist() == [1 if rank == 6 else 5 for rank in range(16)]
     assert paced.step_seconds < 0.5 * allreduce.step_seconds
     assert not any(option.name.startswith("paced") for option in catalogue)
 
 
 def test_a_form_other_than_the_ring_is_named() -> None:
-    words, asked = "as its file says: form hierarchical", job(form=Form.HIERARCHICAL)
+    words, asked = "as its file says: form hierarchical", job(algorithm=AllReduceAlgorithm.HIERARCHICAL)
     chosen = recommend(competitors(asked, until=0.0), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
-    assert chosen.schedule.strategy.how.form is Form.HIERARCHICAL, "the file says how it is to be run"
+    assert chosen.schedule.strategy.transport.algorithm is AllReduceAlgorithm.HIERARCHICAL, (
+        "the file says how it is to be run"
+    )
 
 
 def test_a_million_workers_are_planned_from_rules_alone() -> None:
@@ -182,8 +188,8 @@ def test_a_million_workers_are_planned_from_rules_alone() -> None:
     assert {"prague-figure-10", "node-then-all"} <= {option.schedule.name.split("(")[0] for option in options}
 
 
-def test_impossible_budget_names_the_nearest_possible_thing(catalogue: list[Option]) -> None:
-    with pytest.raises(UnknownError, match=r"max-communication 0\.001 ms: nothing .* below .* ms per step \("):
+def test_impossible_budget_names_the_nearest_possible_thing(catalogue: list[CandidateSchedule]) -> None:
+    with pytest.raises(UndecidedError, match=r"max-communication 0\.001 ms: nothing .* below .* ms per step \("):
         recommend(catalogue, job(max_communication=1e-6))
 
 
@@ -205,7 +211,7 @@ def test_impossible_jobs_are_refused_in_one_line(options: dict[str, object], mes
     assert "\n" not in str(caught.value)
 
 
-def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_figures() -> None:
+def test_steps_ratio_of_allreduce_is_one_and_grows_with_both_metrics() -> None:
     assert FITTED.steps_ratio(0.0, 0.0, gradients=True) == 1.0
     assert (
         FITTED.steps_ratio(1.0, 0.0)
@@ -225,10 +231,10 @@ def test_rules_are_measured_and_graphs_named_when_the_time_is_up() -> None:
 
 
 def test_catalogue_entries_keep_every_limit_that_the_search_keeps() -> None:
-    options = competitors(job(max_gap=3, min_period=2, form=Form.RING), until=0.0)
+    options = competitors(job(max_gap=3, min_period=2, algorithm=AllReduceAlgorithm.RING), until=0.0)
     assert {"prague-figure-10", "node-then-all"} <= {option.name for option in options}
     assert not {"allreduce", "node-then-all(node_rounds=5)"} & {option.name for option in options}
-    without_gap = competitors(job(max_gap=0, when=Lateness.LOCKSTEP), until=0.0)
+    without_gap = competitors(job(max_gap=0, sync=Delay.SYNCHRONOUS), until=0.0)
     assert {option.name for option in without_gap} == {
         "allreduce",
         "allreduce hierarchical",
@@ -240,7 +246,7 @@ def test_the_search_looks_for_little_consensus_distance_unless_communication_is_
     assert job(data=Data.PER_NODE).problem().objective is Objective.CONSENSUS_DISTANCE
     assert job(objective=Objective.COMMUNICATION).problem().objective is Objective.COMMUNICATION
     with pytest.raises(
-        InputError, match="objective: is waiting; the search minimises communication, consensus-distance"
+        InputError, match="objective: is waiting; the search minimizes communication, consensus-distance"
     ):
         replace(job().problem(), objective=Objective.WAITING)
 
@@ -261,7 +267,7 @@ def test_limits_bind_catalogue_entries_as_they_bind_the_search() -> None:
     assert all(option.period <= 3 for option in options)
 
 
-def test_an_overlapped_schedule_is_predicted_from_its_delayed_figures_and_pays_for_its_late_distance() -> None:
+def test_an_overlapped_schedule_is_predicted_from_its_delayed_metrics_and_pays_for_its_late_distance() -> None:
     assert FITTED.steps_ratio(0.9375, 0.0) == pytest.approx(
         1 + shortened(FITTED.noise, FITTED.num_workers) + FITTED.a * 0.9375
     )
@@ -285,7 +291,7 @@ def test_under_adam_averaging_parameters_costs_steps_even_where_workers_are_neve
     assert measure(alike.schedule, replace(asked, optimizer=Optimizer.SGD)).steps_ratio == 1
 
 
-def test_lateness_at_one_step_a_round_is_nearly_free_under_momentum_and_not_under_sgd() -> None:
+def test_delay_at_one_step_a_round_is_nearly_free_under_momentum_and_not_under_sgd() -> None:
     late = {}
     for optimizer in Optimizer:
         options = competitors(job(optimizer=optimizer), until=0.0, names=("allreduce",))
@@ -296,12 +302,12 @@ def test_lateness_at_one_step_a_round_is_nearly_free_under_momentum_and_not_unde
 
 
 def test_the_recommendation_is_least_wrong_whichever_task_the_job_is_like() -> None:
-    asked = job("2x4", optimizer=Optimizer.SGD, when=Lateness.LOCKSTEP)
+    asked = job("2x4", optimizer=Optimizer.SGD, sync=Delay.SYNCHRONOUS)
     options = [option for option in competitors(asked, until=0.0) if math.isfinite(option.time)]
     chosen, usual = recommend(options, asked), asked.steps_model
 
-    def worst(option: Option) -> float:
-        cases = [[one.time_in(case, usual, lateness=True) for one in (option, *options)] for case in usual.cases]
+    def worst(option: CandidateSchedule) -> float:
+        cases = [[one.time_in(case, usual, delay=True) for one in (option, *options)] for case in usual.cases]
         return max(times[0] / min(times) for times in cases)
 
     assert worst(chosen) <= min(map(worst, options)) * (1 + TIE)
@@ -314,8 +320,8 @@ def test_a_price_without_end_swallows_no_other_and_what_nobody_tried_costs_somet
     spread = float(rare.consensus_distance)
     priced = replace(rare, model=endless, steps_ratio=endless.steps_ratio(spread, 0.0))
     usual = asked.steps_model
-    assert priced.time_in(usual, endless, lateness=True) == pytest.approx(rare.time)
+    assert priced.time_in(usual, endless, delay=True) == pytest.approx(rare.time)
     apart = replace(rare, consensus_distance=replace(rare.consensus_distance, value=1e17))
     apart = replace(apart, steps_ratio=usual.steps_ratio(1e17, 0.0))
     for case in usual.cases:
-        assert apart.time_in(case, usual, lateness=True) > 0.01 * apart.time, "also where distance has no price"
+        assert apart.time_in(case, usual, delay=True) > 0.01 * apart.time, "also where distance has no price"

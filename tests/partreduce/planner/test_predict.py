@@ -22,8 +22,8 @@ from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Generated, Late, Pairwise, Pipeline, Server
-from partreduce.topo.strategies.generated import Division
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, DynamicGroups, Pairwise, Pipeline, Server
+from partreduce.topo.strategies.dynamic_groups import GroupSplit
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import round_seconds
 from partreduce.topo.timing.loads import of_phase
@@ -103,7 +103,7 @@ def operations(groups, cluster, hardware, *, begin=None):
             there |= {key: moment for moment, key in network.go_to(network.next_end())}
         network.go_to(begin[group])
         phase = Phase.from_groups(cluster.num_workers, [group])
-        network.sum(of_phase(phase, cluster, hardware, model_bytes=60, form="ring"), group)
+        network.sum(of_phase(phase, cluster, hardware, model_bytes=60, algorithm="ring"), group)
     while (end := network.next_end()) < float("inf"):
         there |= {key: moment for moment, key in network.go_to(end)}
     return [there[group] for group in groups]
@@ -119,14 +119,14 @@ def test_a_group_alone_on_the_links_takes_what_its_phase_takes(seed):
     for _ in range(10):
         group = tuple(sorted(rng.sample(range(12), rng.randint(2, 12))))
         phase = Phase.from_groups(12, [group])
-        alone = of_phase(phase, cluster, hardware, model_bytes=60, form="ring").seconds()[0]
+        alone = of_phase(phase, cluster, hardware, model_bytes=60, algorithm="ring").seconds()[0]
         assert operations([group], cluster, hardware) == [pytest.approx(alone)]
 
 
 def test_groups_on_the_same_nics_share_them_as_those_of_one_phase_do():
     cluster, hardware = Cluster.regular(2, 4), Hardware(inside=Link(0.25, 0.5), nic=Link(0.5, 2.0))
     groups = [(0, 4), (1, 5), (2, 6), (3, 7)]
-    together = of_phase(Phase.from_groups(8, groups), cluster, hardware, model_bytes=60, form="ring").seconds()
+    together = of_phase(Phase.from_groups(8, groups), cluster, hardware, model_bytes=60, algorithm="ring").seconds()
     assert operations(groups, cluster, hardware) == pytest.approx(together.tolist())
     alone = operations(groups[:1], cluster, hardware)[0]
     assert together[0] > 3.5 * alone
@@ -147,7 +147,7 @@ def test_a_synchronous_server_takes_what_its_hosts_nics_take_there_and_back():
     assert spread.nic_bytes == 4 * MODEL * 3 / 4 * 2, "every worker's parts out, and the host's answers"
     assert spread.communication_seconds == pytest.approx(2 * (3 * MODEL * 1e-8 + 1e-4))
     assert one.arrays > spread.arrays
-    late = of(Server(pace=2, when=Late()), num_rounds=40)
+    late = of(Server(steps_per_round=2, sync=DelayedAveraging()), num_rounds=40)
     assert late.step_seconds == pytest.approx(2 * there / 2), "the computing is hidden"
     assert late.nic_bytes == 6 * MODEL
     assert (one.largest_age, late.largest_age) == (0, 2)
@@ -165,17 +165,17 @@ def test_a_synchronous_server_waits_for_its_slowest_worker_and_an_asynchronous_o
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-@pytest.mark.parametrize("when", [None, Late()])
-def test_the_staleness_bounds_the_ages_that_are_measured(staleness, when):
+@pytest.mark.parametrize("sync", [None, DelayedAveraging()])
+def test_the_staleness_bounds_the_ages_that_are_measured(staleness, sync):
     """An answer to push c comes when nobody is below c − s, and nobody is above c + s + 1 when push c + 1 comes."""
     rng = np.random.default_rng(staleness)
     for _ in range(2):
         times = ComputeTimes(trace=rng.uniform(0.01, 0.2, (1, 8)))
         strategy = Server(
-            hosts=(1, 5), synchronous=False, staleness=staleness, **({} if when is None else {"when": when})
+            hosts=(1, 5), synchronous=False, staleness=staleness, **({} if sync is None else {"sync": sync})
         )
         found = of(strategy, cluster=Cluster.regular(2, 4), compute=times, num_rounds=60)
-        assert 0 < found.largest_age <= 2 * staleness + 1 + 2 * (when is not None)
+        assert 0 < found.largest_age <= 2 * staleness + 1 + 2 * (sync is not None)
         assert 0 < found.mean_age <= found.largest_age
 
 
@@ -183,7 +183,12 @@ def test_without_links_an_asynchronous_server_takes_what_computing_takes():
     timeline = simulate(Schedule("s", CLUSTER, Server(synchronous=False)), num_rounds=5)
     assert timeline.makespan == 0.0
     free = Hardware(compute=0.5, model_bytes=8)
-    for strategy in (Server(), Server(synchronous=False), Server(synchronous=False, when=Late()), Server(when=Late())):
+    for strategy in (
+        Server(),
+        Server(synchronous=False),
+        Server(synchronous=False, sync=DelayedAveraging()),
+        Server(sync=DelayedAveraging()),
+    ):
         assert of(strategy, free, num_rounds=30).step_seconds == pytest.approx(0.5)
 
 
@@ -198,22 +203,22 @@ def test_a_worker_alone_with_its_host_needs_nobody():
     ("strategy", "age", "arrays"),
     [
         (AllReduce(), 0, 1),
-        (AllReduce(pace=4), 0, 1),
-        (AllReduce(pace=4, when=Late()), 4, 2),
-        (AllReduce(when=Pipeline(width=3)), 2, None),
+        (AllReduce(steps_per_round=4), 0, 1),
+        (AllReduce(steps_per_round=4, sync=DelayedAveraging()), 4, 2),
+        (AllReduce(sync=Pipeline(width=3)), 2, None),
     ],
 )
 def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
     found = of(strategy)
-    assert (found.largest_age, found.mean_age, found.how) == (age, age, "exact")
+    assert (found.largest_age, found.mean_age, found.transport) == (age, age, "exact")
     assert arrays is None or (found.arrays, found.memory_bytes) == (arrays, arrays * MODEL)
 
 
 @pytest.mark.parametrize("name", ["prague-figure-10", "ring", "node-then-all"])
 def test_the_age_of_fixed_rounds_is_what_hearsay_shows(name):
-    """Proved by following who met whom; here every worker's view is kept through many rounds in lockstep."""
+    """Proved by following who met whom; here every worker's view is kept through many rounds synchronously."""
     schedule = build(name, CLUSTER)
-    heard, count = Hearsay(schedule.paces()), schedule.num_workers
+    heard, count = Hearsay(schedule.worker_steps()), schedule.num_workers
     late = 0
     for round_ in range(8 * schedule.period + 40):
         done = np.full(count, round_ + 1)
@@ -236,15 +241,15 @@ def test_pairs_and_groups_on_request_count_what_they_send():
         "four models leave node 0 in each round, all to others"
     )
     assert pairs.largest_age >= pairs.mean_age > 0
-    groups = of(Generated(group_size=2))
+    groups = of(DynamicGroups(group_size=2))
     assert groups.nic_bytes > 0
     assert groups.mean_age > 0
     assert groups.arrays == 1
 
 
 def test_the_bytes_of_a_group_are_counted_once_and_not_for_each_member():
-    setting = {"division": Division.GLOBAL, "slow_threshold": None}
-    found = of(Generated(group_size=2, **setting), cluster=Cluster.regular(2, 1))
+    setting = {"division": GroupSplit.GLOBAL, "slow_threshold": None}
+    found = of(DynamicGroups(group_size=2, **setting), cluster=Cluster.regular(2, 1))
     assert found.nic_bytes == pytest.approx(MODEL), "a ring of two sends a model out of each node in every round"
 
 
@@ -257,7 +262,7 @@ KINDS = [
     Server(),
     Server(hosts=(1, 2)),
     Server(synchronous=False),
-    Server(hosts=(0, 3), synchronous=False, when=Late()),
+    Server(hosts=(0, 3), synchronous=False, sync=DelayedAveraging()),
     Pairwise(active=(0, 1)),
 ]
 
@@ -292,4 +297,4 @@ def test_mailboxes_of_a_real_run_count_the_bytes_that_were_predicted(ranks, stra
         for node in ((0, 1), (2, 3))
     ]
     found = of(strategy, Hardware(model_bytes=4 * 4096 * 4), cluster, num_rounds=rounds)
-    assert max(crossing) / rounds == pytest.approx(found.nic_bytes, rel=0.01 if not strategy.overlap else 0.1)
+    assert max(crossing) / rounds == pytest.approx(found.nic_bytes, rel=0.01 if not strategy.is_delayed else 0.1)

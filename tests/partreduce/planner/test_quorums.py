@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from partreduce import Job, load_schedule, plan
+from partreduce import PlanRequest, load_schedule, plan
 from partreduce.__main__ import main
-from partreduce.planner.lateness import Lateness
+from partreduce.planner.delay import Delay
 from partreduce.planner.left_out import not_weighed
 from partreduce.planner.predict import predict
 from partreduce.planner.recommend import permitted
@@ -17,18 +17,18 @@ from partreduce.planner.trials import quorum_runs, quorums
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, UnknownError
+from partreduce.topo.errors import InputError, UndecidedError
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies import AllReduce, Quorum
+from partreduce.topo.strategies import AllReduce, PartialAllReduce
 from partreduce.topo.strategies.axes import Pipeline
 
 HARDWARE = Hardware(inside=Link.of_bandwidth(10e9), nic=Link.of_bandwidth(5e9), model_bytes=1_000_000, compute=0.05)
 ONE_SLOW = replace(HARDWARE, slowdown=((5, 5.0),), jitter=0.02)
 
 
-def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) -> Job:
+def job(cluster: str = "2x4", hardware: Hardware = HARDWARE, **options: object) -> PlanRequest:
     place = replace(Cluster.parse(cluster), hardware=hardware)
-    return Job(**{"cluster": place, "effort": 20.0, "quorum": True} | options)  # type: ignore[arg-type]
+    return PlanRequest(**{"cluster": place, "effort": 20.0, "quorum": True} | options)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,14 @@ def planned():
 def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
     assert planned.recommendation.quorum.words == "7 of 8"
     assert planned.proof.verdict == "proved"
-    assert planned.recommendation.schedule.strategy.when == Quorum(
+    assert planned.recommendation.schedule.strategy.sync == PartialAllReduce(
         quorum=7, staleness=planned.recommendation.quorum.bound
     )
     options = {option.quorum.words: option for option in planned.options if option.quorum}
     assert set(options) == {"solo", "majority", "4 of 8", "7 of 8"}
-    lockstep = min(o.time for o in planned.options if o.is_plain and o.pace == 1 and not o.late)
-    assert 3 < lockstep / planned.recommendation.time < 4.5, "gradients a second allow 4.5"
-    # Steps are rounds: as many gradients, and the price of their lateness.
+    synchronous = min(o.time for o in planned.options if o.is_plain and o.steps_per_round == 1 and not o.late)
+    assert 3 < synchronous / planned.recommendation.time < 4.5, "gradients a second allow 4.5"
+    # Steps are rounds: as many gradients, and the price of their delay.
     for option in options.values():
         facts = option.quorum
         price = job().steps_model.delay * facts.delay if facts.delay <= 1 else None
@@ -54,9 +54,9 @@ def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
             assert option.steps_ratio == pytest.approx(8 / facts.gradients * (1 + price))
         assert option.time == pytest.approx(8 / facts.gradients_per_second * (option.steps_ratio * facts.gradients / 8))
         assert not option.is_plain
-        assert option.lateness is None
+        assert option.delay is None
         assert json.dumps(option.to_json(), allow_nan=False)
-        assert option.to_json()["when"] == "quorum"
+        assert option.to_json()["sync"] == "quorum"
         assert facts.memory_bytes == predict(option.schedule, ONE_SLOW, num_rounds=8).memory_bytes
     timeline = simulate(
         planned.recommendation.schedule,
@@ -87,14 +87,14 @@ def test_queues_suit_the_longest_step_and_the_memory():
     tight = replace(asked, max_queues=8e6)
     made = quorums.settings(base, tight, seconds)
     assert {one.staleness for one in made} == {3}, "two arrays for each result, and two besides"
-    with pytest.raises(UnknownError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
+    with pytest.raises(UndecidedError, match="max-queues 1000000 bytes: the least that was found are 4000000"):
         plan(replace(asked, max_queues=1e6, effort=2.0))
     pair = job("2x1")
     two = [one.quorum for one in quorums.settings(quorums.all_reduce(pair), pair, seconds[:, :2])]
     assert two == ["majority", "solo"]
 
 
-def test_the_price_of_lateness_is_a_pipelines_in_proportion():
+def test_the_price_of_delay_is_a_pipelines_in_proportion():
     asked = job()
     delay = asked.steps_model.delay
     assert quorum_runs.price_of(0.0, asked) == 0
@@ -105,8 +105,8 @@ def test_the_price_of_lateness_is_a_pipelines_in_proportion():
 
 
 def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
-    assert Lateness.of(AllReduce(when=Quorum(quorum="solo"))) is None
-    assert Lateness.of(AllReduce(when=Pipeline())) is Lateness.PIPELINE
+    assert Delay.of(AllReduce(sync=PartialAllReduce(quorum="solo"))) is None
+    assert Delay.of(AllReduce(sync=Pipeline())) is Delay.PIPELINE
     assert all(option.quorum for option in permitted(planned.options, job(hardware=ONE_SLOW)))
     assert not any(option.quorum for option in permitted(planned.options, job(hardware=ONE_SLOW, quorum=False)))
     with pytest.raises(InputError, match="a quorum is asked for, and something else"):
@@ -117,12 +117,17 @@ def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
     ("cluster", "hardware", "options", "said"),
     [
         ("257x1", ONE_SLOW, {}, []),
-        ("257x1", replace(HARDWARE, jitter=0.01), {"quorum": None, "gap": None}, ["weighted graphs are weighed for"]),
+        (
+            "257x1",
+            replace(HARDWARE, jitter=0.01),
+            {"quorum": None, "iteration_gap": None},
+            ["weighted graphs are weighed for"],
+        ),
         (
             "257x1",
             ONE_SLOW,
-            {"quorum": None, "gap": False},
-            ["weighted graphs, unequal paces and quorums", "two answers are yours"],
+            {"quorum": None, "iteration_gap": False},
+            ["weighted graphs, unequal steps per round and quorums", "two answers are yours"],
         ),
     ],
     ids=str,
@@ -135,16 +140,16 @@ def test_what_is_not_weighed_is_said(cluster, hardware, options, said):
 
 
 def test_limits_on_groups_leave_no_quorum():
-    with pytest.raises(UnknownError, match="no quorum is within the limits; raise --max group, or leave out --when"):
+    with pytest.raises(UndecidedError, match="no quorum is within the limits; raise --max group, or leave out --sync"):
         plan(job(limits=Limits(max_group=2), effort=2.0))
 
 
 def test_long_steps_by_command_line(tmp_path, capsys):
     path = tmp_path / "quorum.json"
     main(
-        ["design", "3x1", "--when", "quorum", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
+        ["design", "3x1", "--sync", "quorum", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
          "-o", str(path)]
     )  # fmt: skip
     shown = " ".join(capsys.readouterr().out.split())
     assert "recommended:" in shown
-    assert isinstance(load_schedule(path).strategy.when, Quorum)
+    assert isinstance(load_schedule(path).strategy.sync, PartialAllReduce)

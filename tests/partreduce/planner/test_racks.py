@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Job, Limits, Objective, plan
+from partreduce import Data, Limits, Objective, PlanRequest, plan
 from partreduce.planner.competitors import competitors
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer
@@ -17,7 +17,7 @@ from partreduce.report.terminal import switch_levels
 from partreduce.schedulers import registry
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.document.cluster import load_cluster
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.cost import communication
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> list[Cluster]:
     return [load_cluster(folder / f"{index}.yaml") for index in range(len(EXAMPLES))]
 
 
-def job(cluster: Cluster, **options: object) -> Job:
+def job(cluster: Cluster, **options: object) -> PlanRequest:
     limits = Limits(**{name: options.pop(name) for name in [*options] if name.startswith("max_")})
-    return Job(cluster=cluster, limits=limits, effort=0.5, time_limit=3600.0, **options)
+    return PlanRequest(cluster=cluster, limits=limits, effort=0.5, time_limit=3600.0, **options)
 
 
 def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples: list[Cluster]) -> None:
@@ -52,13 +52,13 @@ def test_the_examples_of_the_page_load_and_say_their_switch_levels(examples: lis
 
 def test_the_costs_on_the_page_are_those_of_the_model(examples: list[Cluster]) -> None:
     rows = {
-        "all-reduce each step, hierarchical": ("allreduce", {}, Form.HIERARCHICAL),
-        "node-then-all, 1 node round": ("node-then-all", {"node_rounds": 1}, Form.RING),
-        "hierarchy (node, rack, all), 1 round": ("hierarchy", {"rounds": 1}, Form.RING),
-        "Prague's Figure 10": ("prague-figure-10", {}, Form.RING),
-        "all-reduce every 4 steps": ("allreduce", {"every": 4}, Form.RING),
+        "all-reduce each step, hierarchical": ("allreduce", {}, AllReduceAlgorithm.HIERARCHICAL),
+        "node-then-all, 1 node round": ("node-then-all", {"node_rounds": 1}, AllReduceAlgorithm.RING),
+        "hierarchy (node, rack, all), 1 round": ("hierarchy", {"rounds": 1}, AllReduceAlgorithm.RING),
+        "Prague's Figure 10": ("prague-figure-10", {}, AllReduceAlgorithm.RING),
+        "all-reduce every 4 steps": ("allreduce", {"every": 4}, AllReduceAlgorithm.RING),
     }
-    for label, (name, parameters, form) in rows.items():
+    for label, (name, parameters, algorithm) in rows.items():
         (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {label} |"))
         printed = [float(cell.strip(" *")) for cell in line.strip("| ").split("|")[3:]]
         for bandwidth, milliseconds in zip((20e9, 5e9, 2e9, 1e9), printed, strict=True):
@@ -68,7 +68,7 @@ def test_the_costs_on_the_page_are_those_of_the_model(examples: list[Cluster]) -
                 for switch in hardware.switches
             )
             cluster = replace(examples[0], hardware=replace(hardware, switches=switches))
-            cost = communication(registry.build(name, cluster, **parameters), cluster.hardware, form=form)
+            cost = communication(registry.build(name, cluster, **parameters), cluster.hardware, algorithm=algorithm)
             assert cost.per_step * 1e3 == pytest.approx(milliseconds, abs=0.051), (label, bandwidth)
 
 

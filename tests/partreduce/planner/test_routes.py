@@ -15,9 +15,19 @@ from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, Form, Generated, GroupPhases, How, Server, Static, TableWay
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    DynamicGroups,
+    GroupPhases,
+    Placement,
+    Server,
+    StaticGroups,
+    Transport,
+)
 from partreduce.topo.timing.cost import communication
-from partreduce.topo.timing.tables import Touched, exchanges
+from partreduce.topo.timing.tables import RowAccess, exchanges
 
 CLUSTERS = (Cluster.regular(4, 4), Cluster.regular(16, 1), Cluster.irregular([[0, 1, 2], [3, 4, 5], [6, 7]]))
 
@@ -25,7 +35,7 @@ CLUSTERS = (Cluster.regular(4, 4), Cluster.regular(16, 1), Cluster.irregular([[0
 def draw_table(rng, index):
     worker = 10 ** rng.uniform(-3, 0)
     node = min(1.0, worker * rng.uniform(1, 4))
-    touched = Touched(worker, node, min(1.0, node * rng.uniform(1, 4)))
+    touched = RowAccess(worker, node, min(1.0, node * rng.uniform(1, 4)))
     gradient = rng.choice(["dense", "sparse"])
     rows, columns = int(10 ** rng.uniform(1, 5)), int(rng.integers(1, 200))
     return Table(parameter=f"t{index}", rows=rows, columns=columns, touched=touched, gradient=gradient)
@@ -39,8 +49,8 @@ def draw(rng, num_tables):
     everyone = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
     strategies = (
         AllReduce(),
-        AllReduce(how=How(form=Form.HIERARCHICAL, codec=Codec.INT8)),
-        Static(phases=GroupPhases((pairs, everyone))),
+        AllReduce(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)),
+        StaticGroups(phases=GroupPhases((pairs, everyone))),
     )
     schedule = Schedule("dense part", cluster, strategies[rng.integers(len(strategies))])
     slow = 10 ** rng.uniform(-10, -7)
@@ -53,7 +63,9 @@ def draw(rng, num_tables):
 def least(tables, schedule, hardware, dense, applying):
     """Every combination of ways and both settings of local aggregation."""
     pricing = Pricing(tables=tuple(tables), schedule=schedule, hardware=hardware, dense_bytes=dense, applying=applying)
-    allowed = [[way for way in TableWay if table.gradient != "sparse" or way is not TableWay.DENSE] for table in tables]
+    allowed = [
+        [way for way in Placement if table.gradient != "sparse" or way is not Placement.DENSE] for table in tables
+    ]
     return min(pricing.seconds(ways, local_aggregation=flag) for ways in product(*allowed) for flag in (True, False))
 
 
@@ -76,7 +88,7 @@ def test_tables_that_pay_together_only_are_found(seed):
     tables, schedule, hardware, dense, applying = draw(np.random.default_rng(seed), 3)
     chosen = choose_routes(tables, schedule, hardware, dense_bytes=dense, applying=applying)
     assert chosen.seconds == pytest.approx(least(tables, schedule, hardware, dense, applying), rel=1e-9)
-    assert sorted(route.way for route in chosen.routes.tables) == [TableWay.DENSE, TableWay.DENSE, TableWay.SHARDED]
+    assert sorted(route.way for route in chosen.routes.tables) == [Placement.DENSE, Placement.DENSE, Placement.SHARDED]
 
 
 def taken(job, handling, routes):
@@ -84,7 +96,7 @@ def taken(job, handling, routes):
     tables, schedule, hardware, size, applying = job
     touched, visits = {table.parameter: table.touched for table in tables}, 0.0
     for table, route in zip(tables, routes.tables, strict=True):
-        size += table.rows * table.columns * 4 * (route.way is TableWay.DENSE)
+        size += table.rows * table.columns * 4 * (route.way is Placement.DENSE)
         visits += applying * table.visited(route.way, schedule.num_workers)
         visits += handling * table.handled(route.way, schedule.cluster, local_aggregation=routes.local_aggregation)
     averages = communication(schedule, hardware, model_bytes=size).per_step if size else 0.0
@@ -127,11 +139,11 @@ def handed_on(sets, way, cluster, *, together):
             mates = nodes[node_of[worker]]
             for row in rows:
                 collector = mates[row % cluster.num_workers % len(mates)]
-                hand(worker, collector, 2 if way is TableWay.SHARDED else 1)  # asks, and brings; or brings alone
+                hand(worker, collector, 2 if way is Placement.SHARDED else 1)  # asks, and brings; or brings alone
                 brings[collector].add(row)
     for worker, rows in brings.items():
         for row in rows:
-            if way is TableWay.SHARDED:
+            if way is Placement.SHARDED:
                 hand(worker, row % cluster.num_workers, 2)
             else:
                 hands += 1  # everybody gets it
@@ -139,33 +151,33 @@ def handed_on(sets, way, cluster, *, together):
     return hands
 
 
-@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
+@pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
 @pytest.mark.parametrize("cluster", [Cluster.regular(4, 4), Cluster.regular(16, 1), Cluster.regular(1, 4)], ids=str)
 @pytest.mark.parametrize("local", [True, False])
 def test_as_many_rows_are_handed_on_as_are_counted_hand_by_hand(way, cluster, local):
     rng, rows = np.random.default_rng(4), 400
     sets = [set(rng.choice(rows, 40, replace=False).tolist()) for _ in range(cluster.num_workers)]
     unions = [set().union(*(sets[worker] for worker in cluster.workers_of(node))) for node in range(cluster.num_nodes)]
-    touched = Touched(40 / rows, np.mean([len(one) for one in unions]) / rows, len(set().union(*sets)) / rows)
+    touched = RowAccess(40 / rows, np.mean([len(one) for one in unions]) / rows, len(set().union(*sets)) / rows)
     table = Table(parameter="t", rows=rows, columns=3, touched=touched)
     together = local and cluster.num_nodes > 1 and cluster.num_workers > cluster.num_nodes
     counted = handed_on(sets, way, cluster, together=together)
     assert table.handled(way, cluster, local_aggregation=local) == pytest.approx(counted.mean())
-    assert table.handled(TableWay.DENSE, cluster, local_aggregation=local) == 0
+    assert table.handled(Placement.DENSE, cluster, local_aggregation=local) == 0
 
 
 @pytest.mark.parametrize("gradient", ["dense", "sparse"])
 def test_gradient_and_optimizer_visit_all_rows_or_those_touched_where_they_lie(gradient):
-    table = Table(parameter="t", rows=80, columns=3, touched=Touched(0.1, 0.2, 0.3), gradient=gradient)
+    table = Table(parameter="t", rows=80, columns=3, touched=RowAccess(0.1, 0.2, 0.3), gradient=gradient)
     everywhere = 80 * 3 * 4 * (0.3 if gradient == "sparse" else 1)
-    assert table.visited(TableWay.GATHER, 8) == pytest.approx(everywhere)
-    assert table.visited(TableWay.SHARDED, 8) == pytest.approx(everywhere / 8)
+    assert table.visited(Placement.GATHER, 8) == pytest.approx(everywhere)
+    assert table.visited(Placement.SHARDED, 8) == pytest.approx(everywhere / 8)
     halves = Table(parameter="t", rows=80, columns=3, touched=None, gradient=gradient, element_bytes=2)
-    assert halves.visited(TableWay.GATHER, 8) == 80 * 3 * 2, "nothing is known, so all may be touched"
+    assert halves.visited(Placement.GATHER, 8) == 80 * 3 * 2, "nothing is known, so all may be touched"
 
 
 def words(worker, node, everyone, **members):
-    touched = Touched(worker, node, everyone)
+    touched = RowAccess(worker, node, everyone)
     return Table(parameter="words.weight", rows=50_000, columns=128, touched=touched, **members)
 
 
@@ -173,12 +185,12 @@ SLOW = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 4e-8))
 
 
 def test_few_touched_rows_are_sharded_and_a_table_of_which_all_is_touched_goes_as_everything_else():
-    schedule = Schedule("s", CLUSTERS[0], AllReduce(how=How(form=Form.HIERARCHICAL)))
+    schedule = Schedule("s", CLUSTERS[0], AllReduce(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)))
     few = choose_routes([words(0.008, 0.02, 0.05)], schedule, SLOW, dense_bytes=10**6)
-    assert few.routes.tables[0].way is TableWay.SHARDED
+    assert few.routes.tables[0].way is Placement.SHARDED
     assert few.routes.local_aggregation
     every = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=10**6, applying=0.0)
-    assert every.routes.tables[0].way is TableWay.DENSE
+    assert every.routes.tables[0].way is Placement.DENSE
     assert every.dense_bytes == 10**6 + 50_000 * 128 * 4
 
 
@@ -189,7 +201,7 @@ def test_on_fast_links_handing_many_rows_on_costs_more_than_averaging_all():
     def way(**members):
         return choose_routes([table], schedule, fast, dense_bytes=10**6, **members).routes.tables[0].way
 
-    assert (way(handling=0.0), way()) == (TableWay.SHARDED, TableWay.DENSE)
+    assert (way(handling=0.0), way()) == (Placement.SHARDED, Placement.DENSE)
     with pytest.raises(InputError, match="s per row; all are numbers >= 0"):
         way(handling=float("inf"))
 
@@ -203,20 +215,20 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     exact, coded = chosen(SLOW, Codec.NONE), chosen(SLOW, Codec.NONE, Codec.FLOAT16)
     assert exact.routes == choose_routes([table], schedule, SLOW, dense_bytes=10**6).routes
     assert coded.routes.tables[0].codec is Codec.FLOAT16
-    assert coded.routes.tables[0].way is TableWay.SHARDED
+    assert coded.routes.tables[0].way is Placement.SHARDED
     assert coded.seconds < exact.seconds
     assert coded.reasons[0].split(": ")[1].startswith("sharded in float16, ")
     saved = f"{in_seconds(exact.seconds - coded.seconds)} and "
     fewer = (
-        exact.costs["words.weight"][TableWay.SHARDED].nic_bytes
-        - coded.costs["words.weight"][TableWay.SHARDED].nic_bytes
+        exact.costs["words.weight"][Placement.SHARDED].nic_bytes
+        - coded.costs["words.weight"][Placement.SHARDED].nic_bytes
     )
     assert f" a step, {saved}{in_bytes(fewer)} out of a node less than as it is; " in coded.reasons[0]
     printed = coded.to_json()
     assert printed["codecs"] == {"words.weight": "float16"}
     assert printed["ways"] == {"words.weight": "sharded"}
     assert printed["costs"]["words.weight"].keys() == {"dense", "gather", "sharded"}
-    cost = coded.costs["words.weight"][TableWay.SHARDED]
+    cost = coded.costs["words.weight"][Placement.SHARDED]
     assert printed["costs"]["words.weight"]["sharded"] == {"seconds": cost.seconds, "nic_bytes": cost.nic_bytes}
     assert (printed["seconds"], printed["dense_bytes"]) == (coded.seconds, 10**6)
     assert printed["local_aggregation"] is coded.routes.local_aggregation
@@ -226,7 +238,7 @@ def test_rows_are_coded_only_where_that_is_allowed_and_pays():
     fast = Hardware(inside=Link(1e-5, 1e-13), nic=Link(1e-4, 1e-13))
     assert chosen(fast, *of_rows).routes.tables[0].codec is Codec.NONE
     dense = choose_routes([words(1.0, 1.0, 1.0)], schedule, SLOW, dense_bytes=0, applying=0.0, codecs=tuple(of_rows))
-    assert {route.codec for route in dense.routes.tables if route.way is TableWay.DENSE} <= {Codec.NONE}
+    assert {route.codec for route in dense.routes.tables if route.way is Placement.DENSE} <= {Codec.NONE}
     with pytest.raises(InputError, match="no codec is allowed"):
         chosen(SLOW)
 
@@ -254,8 +266,8 @@ def test_what_has_no_way_is_refused():
         words(0.1, 0.1, 0.1, gradient="sparse", ways=("dense",))
     with pytest.raises(InputError, match=r"\['words.weight'\] stand there twice"):
         choose_routes([words(0.1, 0.1, 0.1)] * 2, schedule, SLOW, dense_bytes=0)
-    on_request = Schedule("s", CLUSTERS[0], Generated(group_size=2))
-    with pytest.raises(ScheduleError, match="of strategy 'generated' have no common steps; take allreduce"):
+    on_request = Schedule("s", CLUSTERS[0], DynamicGroups(group_size=2))
+    with pytest.raises(ScheduleError, match="of strategy 'dynamic_groups' have no common steps; take allreduce"):
         choose_routes([words(0.1, 0.1, 0.1)], on_request, SLOW, dense_bytes=10)
     with pytest.raises(ScheduleError, match=r"follows no formula, .*; name each table's way in the schedule file"):
         choose_routes([words(0.1, 0.1, 0.1)], Schedule("s", CLUSTERS[0], Server()), SLOW, dense_bytes=10)

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from partreduce.planner.calibration import calibrated, trained_sha256
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.plan import plan
 from partreduce.planner.run_off import RunOff, finalists
 from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import consensus_distance, late_distance
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.metrics import consensus_distance, late_distance
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Pipeline
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SHAPE = Cluster.parse("2x4")
 SLOW = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(3e7), model_bytes=2_000_000, compute=0.05)
-JOB = Job(cluster=replace(SHAPE, hardware=SLOW), effort=0.2, time_limit=3600.0)
+JOB = PlanRequest(cluster=replace(SHAPE, hardware=SLOW), effort=0.2, time_limit=3600.0)
 STEPS = 60
 
 
@@ -95,14 +95,14 @@ def test_only_what_could_be_faster_and_fits_into_a_run_is_a_finalist() -> None:
     planned = plan(job)
     chosen = planned.recommendation
     found = finalists(chosen, planned.options, job)
-    assert len({one.lateness for one in found}) == len(found)
+    assert len({one.delay for one in found}) == len(found)
     for one in found:
         assert one is chosen or one.step_seconds < chosen.time
-        longest = one.schedule.paces().max()
+        longest = one.schedule.worker_steps().max()
         assert one.schedule.strategy.averages_gradients or one.schedule.rounds_to_connect() * longest <= STEPS
     brief = replace(job, pilot=calibrated(curves, data="shuffled", steps=2))
     for one in finalists(chosen, planned.options, brief):
-        assert one.schedule.rounds_to_connect() * one.schedule.paces().max() <= 2
+        assert one.schedule.rounds_to_connect() * one.schedule.worker_steps().max() <= 2
 
 
 def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too() -> None:
@@ -112,12 +112,12 @@ def test_where_a_worker_is_slow_what_gives_it_fewer_steps_runs_too() -> None:
     job = replace(JOB, cluster=replace(SHAPE, hardware=hardware), pilot=pilot)
     planned = plan(job)
     found = finalists(planned.recommendation, planned.options, job)
-    assert not isinstance(planned.recommendation.pace, int), "else this shows nothing"
+    assert not isinstance(planned.recommendation.steps_per_round, int), "else this shows nothing"
     assert planned.recommendation in found
 
 
 def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses() -> None:
-    pipeline = Schedule("pipeline", SHAPE, AllReduce(when=Pipeline()))
+    pipeline = Schedule("pipeline", SHAPE, AllReduce(sync=Pipeline()))
     compared = [reference(SHAPE), *probes(SHAPE, steps=STEPS, data="shuffled")]
 
     def steps_ratio(schedule: Schedule) -> float:
@@ -129,7 +129,7 @@ def test_runs_of_a_pipeline_are_its_own_price_and_nobody_elses() -> None:
     assert pilot.prices == without.prices
     job = replace(JOB, pilot=pilot)
     options = as_ran(plan(replace(job, pilot=without)).options, job)
-    (piped,) = {one.steps_ratio for one in options if one.schedule.strategy.when.delays_gradients}
+    (piped,) = {one.steps_ratio for one in options if one.schedule.strategy.sync.delays_gradients}
     assert piped == pytest.approx(1.7, rel=0.02)
 
 

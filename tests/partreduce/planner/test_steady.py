@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 
-from partreduce import Job, plan
-from partreduce.planner.option import Option
+from partreduce import PlanRequest, plan
+from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials.gaps import Gaps
 from partreduce.planner.trials.kit import Trials
@@ -20,13 +20,13 @@ from partreduce.schedulers.simulator.gaps import run_gaps
 from partreduce.schedulers.simulator.replay import Replay
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import UnknownError
-from partreduce.topo.figures.base import Kind
+from partreduce.topo.errors import UndecidedError
 from partreduce.topo.hardware import Hardware, Link
+from partreduce.topo.metrics.base import Kind
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.strategies.gap import Gap, Order
-from partreduce.topo.timing.compute import RandomSlowdown, ShiftingDelay
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
+from partreduce.topo.timing.compute import RandomSlowdown, RotatingDelay
 
 THIN = Hardware(
     inside=Link.of_bandwidth(442.9e6, 1e-4),
@@ -37,26 +37,30 @@ THIN = Hardware(
 )
 
 
-def job(cluster: str, hardware: Hardware, **options: object) -> Job:
-    return Job(cluster=replace(Cluster.parse(cluster), hardware=hardware), time_limit=3600.0, **options)  # type: ignore[arg-type]
+def job(cluster: str, hardware: Hardware, **options: object) -> PlanRequest:
+    return PlanRequest(cluster=replace(Cluster.parse(cluster), hardware=hardware), time_limit=3600.0, **options)  # type: ignore[arg-type]
 
 
-def distance_after(schedule: Schedule, asked: Job, num_rounds: int) -> float:
-    """The consensus distance of neighbours that keep a gap in a run of so many rounds, from their reduces alone."""
-    replay = Replay(schedule.strategy.graphs[0], schedule.strategy.when, seed=asked.seed)
+def distance_after(schedule: Schedule, asked: PlanRequest, num_rounds: int) -> float:
+    """The consensus distance of neighbors that keep a gap in a run of so many rounds, from their reduces alone."""
+    replay = Replay(schedule.strategy.graphs[0], schedule.strategy.sync, seed=asked.seed)
     times = asked.compute_times()
-    case = Case(schedule, asked.hardware, times, num_rounds, asked.seed, model_bytes=None, form=Form.RING)
+    case = Case(
+        schedule, asked.hardware, times, num_rounds, asked.seed, model_bytes=None, algorithm=AllReduceAlgorithm.RING
+    )
     run_gaps(case, listeners=(replay,))
     return replay.replayed(asked.cluster.node_of()).consensus_distance
 
 
 @cache
-def gaps_at(bandwidth: float) -> dict[str, Option]:
+def gaps_at(bandwidth: float) -> dict[str, CandidateSchedule]:
     trials = Trials(nearly(bandwidth), Clock(seconds=1e4, effort=1e3), 1e3)
     return {option.name: option for option in Gaps().options(trials)}
 
 
-def checked(asked: Job, options: list[Option], effort: float = 1e3) -> tuple[list[Option], SteadyCheck]:
+def checked(
+    asked: PlanRequest, options: list[CandidateSchedule], effort: float = 1e3
+) -> tuple[list[CandidateSchedule], SteadyCheck]:
     check = SteadyCheck(asked, Clock(seconds=1e4, effort=effort), effort)
     return check.settled(options), check
 
@@ -76,8 +80,8 @@ def test_workers_that_never_hear_of_other_nodes_are_not_recommended():
     asked = job("4x8", THIN, optimizer=Optimizer.ADAM, effort=10.0)
     planned = plan(asked)
     graph = registry.build("clustered", asked.cluster)
-    gap = Gap(max_ig=2, backup=1, order=Order.PARALLEL)
-    alone = replace(graph, name="clustered gap: backup 1, parallel", strategy=replace(graph.strategy, when=gap))
+    gap = IterationGap(max_ig=2, backup=1, update_order=UpdateOrder.DPSGD)
+    alone = replace(graph, name="clustered gap: backup 1, parallel", strategy=replace(graph.strategy, sync=gap))
     apart = [distance_after(alone, asked, rounds) for rounds in (60, 180, 360)]
     assert apart[2] > 2 * apart[1] * 0.9 > 4 * apart[0] * 0.9, "it grows with the run"
     assert alone.name not in {option.name for option in planned.options}
@@ -90,7 +94,7 @@ def test_workers_that_never_hear_of_other_nodes_are_not_recommended():
     assert planned.to_json()["recommendation"]["consensus"] == planned.consensus
 
 
-def nearly(bandwidth: float) -> Job:
+def nearly(bandwidth: float) -> PlanRequest:
     """A node of two workers sends 2 MB across in a step of 51.5 ms, which 38.8 MB/s would just do."""
     nic = Link.of_bandwidth(bandwidth)
     hardware = Hardware(inside=Link.of_bandwidth(1e9), nic=nic, model_bytes=1_000_000, compute=0.05, jitter=0.3)
@@ -127,7 +131,7 @@ def test_what_there_is_no_time_to_run_for_longer_is_left_out_by_name():
 def test_an_option_that_is_taken_and_not_steady_is_refused_by_its_name():
     asked = replace(nearly(37e6), take="clustered gap: backup 1, parallel")
     with pytest.raises(
-        UnknownError, match=r"--take 'clustered gap: backup 1, parallel': .*after 60, 120 and 240 rounds"
+        UndecidedError, match=r"--select 'clustered gap: backup 1, parallel': .*after 60, 120 and 240 rounds"
     ):
         checked(asked, list(gaps_at(37e6).values()))
 
@@ -135,7 +139,7 @@ def test_an_option_that_is_taken_and_not_steady_is_refused_by_its_name():
 @pytest.mark.parametrize("seed", range(3))
 def test_random_jobs_recommend_what_is_proved_or_steady(seed):
     rng = random.Random(seed)
-    disturbance = rng.choice([None, RandomSlowdown(4.0), ShiftingDelay(0.0, 0.1)])
+    disturbance = rng.choice([None, RandomSlowdown(4.0), RotatingDelay(0.0, 0.1)])
     hardware = Hardware(
         inside=Link.of_bandwidth(1e9),
         nic=Link.of_bandwidth(rng.choice([5e6, 2e7, 4e7, 1e9])),
@@ -150,7 +154,7 @@ def test_random_jobs_recommend_what_is_proved_or_steady(seed):
     assert planned.proof.guarantees_consensus == (planned.consensus == "guaranteed")
     for option in planned.options:
         if option.gap and option.consensus_distance.kind is Kind.ESTIMATE:
-            rounds = int(option.consensus_distance.how.split()[-2])
+            rounds = int(option.consensus_distance.transport.split()[-2])
             assert rounds >= 240
             assert distance_after(option.schedule, asked, rounds // 2) == pytest.approx(
                 float(option.consensus_distance), rel=0.15

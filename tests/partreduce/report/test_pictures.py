@@ -9,7 +9,7 @@ import pytest
 
 import partreduce
 from partreduce.demo.curves import draw_curves, draw_operations
-from partreduce.planner.job import Job
+from partreduce.planner.job import PlanRequest
 from partreduce.planner.plan import plan
 from partreduce.report import palette
 from partreduce.report.axes import logarithmic
@@ -23,8 +23,8 @@ from partreduce.report.timeline import draw_timeline
 ROOT = Path(partreduce.__file__).parent.parent
 
 
-def lightness_and_colour(code, matrix):
-    """A colour as somebody with the given kind of vision sees it, in CIE L*a*b* (D65)."""
+def lightness_and_color(code, matrix):
+    """A color as somebody with the given kind of vision sees it, in CIE L*a*b* (D65)."""
     values = np.array([int(code[i : i + 2], 16) for i in (1, 3, 5)]) / 255
     linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
     linear = np.clip(np.array(matrix) @ linear, 0, 1)
@@ -43,20 +43,20 @@ VISION = {
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_the_seven_colours_differ_for_every_common_kind_of_vision(vision):
-    seen = [lightness_and_colour(colour, VISION[vision]) for colour in palette.OKABE_ITO]
+def test_the_seven_colors_differ_for_every_common_kind_of_vision(vision):
+    seen = [lightness_and_color(color, VISION[vision]) for color in palette.OKABE_ITO]
     assert min(np.linalg.norm(a - b) for a, b in combinations(seen, 2)) > 12
 
 
-def test_styles_differ_by_more_than_colour():
+def test_styles_differ_by_more_than_color():
     styles = [palette.style(index) for index in range(palette.NUM_STYLES)]
-    assert len({(style.colour, style.hatch) for style in styles}) == palette.NUM_STYLES
+    assert len({(style.color, style.hatch) for style in styles}) == palette.NUM_STYLES
     first = styles[: len(palette.OKABE_ITO)]
-    assert len({style.marker for style in first}) == len(first), "dots are told apart without colour"
+    assert len({style.marker for style in first}) == len(first), "dots are told apart without color"
     assert all(a.dash != b.dash for a, b in pairwise(first))
 
 
-def test_colours_are_named_in_the_palette_alone():
+def test_colors_are_named_in_the_palette_alone():
     import re
 
     for path in [*(ROOT / "partreduce").glob("*.py"), *(ROOT / "partreduce" / "report").glob("*.py")]:
@@ -81,17 +81,17 @@ def test_a_group_has_one_style_in_the_terminal_in_pictures_and_in_reports():
     node = grid.styles[grid.index_of((0, 1, 2, 3))]
     (table,) = terminal_tables(grid, 200)
     shown = {str(cell.style).split(" on ")[1] for column in table.columns[3:4] for cell in column.cells}
-    assert node.colour in shown
+    assert node.color in shown
     cells = [patch.get_facecolor() for patch in draw_schedule(grid).axes[0].patches]
     from matplotlib.colors import to_rgba
 
-    assert to_rgba(node.colour) in cells
+    assert to_rgba(node.color) in cells
     events = [
         {"kind": "average", "members": (0, 1, 2, 3), "round": 0, "rank": rank, "start": 0.0, "end": 1.0}
         for rank in range(4)
     ]
     bars = draw_operations([(grid, "run", events)], 8).axes[0].collections
-    assert {tuple(bar.get_facecolor()[0]) for bar in bars} == {to_rgba(node.colour)}
+    assert {tuple(bar.get_facecolor()[0]) for bar in bars} == {to_rgba(node.color)}
 
 
 def test_groups_of_one_phase_have_different_styles_as_far_as_there_are_enough():
@@ -138,7 +138,7 @@ def test_every_axis_has_a_label_and_what_is_measured_has_a_unit():
             assert "ms)" in words or "(s)" in words
 
 
-def test_series_and_colours_have_a_legend():
+def test_series_and_colors_have_a_legend():
     made = pictures()
     assert [text.get_text() for text in made["curves"].legends[0].get_texts()] == ["run", "target: loss 1"]
     timeline = made["timeline"].axes[0].get_legend().get_texts()
@@ -163,7 +163,7 @@ def test_a_name_in_the_picture_of_the_front_covers_no_point_and_no_other_name():
         inside=partreduce.Link.of_bandwidth(10e9), nic=partreduce.Link.of_bandwidth(5e9), model_bytes=100_000_000,
         compute=0.05,
     )  # fmt: skip
-    job = Job(cluster=partreduce.Cluster.regular(2, 4, hardware=hardware), effort=0.1)
+    job = PlanRequest(cluster=partreduce.Cluster.regular(2, 4, hardware=hardware), effort=0.1)
     planned = plan(job)
     figure = draw_front(planned, job.data)
     figure.canvas.draw()

@@ -61,7 +61,7 @@ def shell(command, **environment):
 @pytest.fixture(scope="module")
 def figure_10(tmp_path_factory):
     path = tmp_path_factory.mktemp("schedules") / "figure10.json"
-    assert main(["design", "4x4", "--using", "prague-figure-10", "-o", str(path)]) == 0
+    assert main(["design", "4x4", "--build", "prague-figure-10", "-o", str(path)]) == 0
     return path
 
 
@@ -141,7 +141,7 @@ def test_a_width_that_is_none_is_as_if_it_were_not_stated(monkeypatch, columns):
 
 def test_a_long_schedule_is_shown_in_parts_that_fit(tmp_path):
     path = tmp_path / "long.json"
-    assert main(["design", "2x2", "--using", "node-then-all(node_rounds=39)", "-o", str(path)]) == 0
+    assert main(["design", "2x2", "--build", "node-then-all(node_rounds=39)", "-o", str(path)]) == 0
     lines = run("show", path, COLUMNS="60").stdout.splitlines()
     assert max(map(len, lines)) <= 60
     steps = [int(word) for line in lines if line.split()[:2] == ["node", "worker"] for word in line.split()[2:]]
@@ -172,7 +172,7 @@ def test_a_reader_of_errors_that_leaves_is_no_refutation():
 
 
 def test_a_reader_of_a_document_that_leaves_is_no_refutation():
-    done = shell("partreduce design 64x8 --using 'node-then-all(node_rounds=400)' -o - | true; exit ${PIPESTATUS[0]}")
+    done = shell("partreduce design 64x8 --build 'node-then-all(node_rounds=400)' -o - | true; exit ${PIPESTATUS[0]}")
     assert done.returncode == 0
     assert "Traceback" not in done.stderr
 
@@ -228,7 +228,7 @@ def test_output_that_cannot_be_written_is_one_line_and_not_a_refutation(argument
 
 
 def test_a_designed_schedule_goes_through_a_pipe():
-    done = shell("set -o pipefail; partreduce design 2x4 --using prague-figure-10 -o - | partreduce show -")
+    done = shell("set -o pipefail; partreduce design 2x4 --build prague-figure-10 -o - | partreduce show -")
     assert done.returncode == 0, done.stderr
     assert "prague-figure-10" in done.stdout
     assert "Next: partreduce verify" not in done.stderr, "there is no file to verify"
@@ -245,14 +245,14 @@ def test_process_substitution_can_be_read(figure_10):
 
 def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
     document = "format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n"
-    text = run("design", "-", "--using", "node-then-all", stdin=document).stdout
+    text = run("design", "-", "--build", "node-then-all", stdin=document).stdout
     assert json.loads(text)["cluster"] == {"num_nodes": 2, "workers_per_node": 2}
     imported = json.loads(run("import", "-", "-o", "-", stdin="0 1\n1 2\n").stdout)
     assert imported["format"] == "partreduce.schedule"
 
 
 def test_standard_output_takes_one_document(figure_10):
-    assert "one document" in run("design", "2x2", "--using", "ring", "-o", "-", "--json", code=65).stderr
+    assert "one document" in run("design", "2x2", "--build", "ring", "-o", "-", "--json", code=65).stderr
     assert "has no ending" in run("show", figure_10, "-o", "-", code=65).stderr
 
 
@@ -266,7 +266,7 @@ def test_workers_get_a_file_also_for_a_piped_schedule(tmp_path):
     script.write_text(
         "import os, partreduce\nprint(partreduce.load_schedule(os.environ['PARTREDUCE_SCHEDULE']).num_workers)\n"
     )
-    text = run("design", "1x2", "--using", "allreduce").stdout
+    text = run("design", "1x2", "--build", "allreduce").stdout
     done = run("run", "--schedule", "-", script, stdin=text)
     assert done.stdout.count("2") >= 2
 
@@ -297,9 +297,9 @@ def completed(words, current):
 
 def test_a_shell_completes_verbs_catalogue_names_and_choices():
     assert completed("partreduce me", 1) == ["measure"]
-    assert completed("partreduce design 4x4 --using prague", 4) == ["prague-figure-10", "prague-inter-intra"]
-    assert completed("partreduce design --list --using node-then", 4) == ["node-then-all"]
-    assert completed("partreduce simulate a.json --form h", 4) == ["hierarchical"]
+    assert completed("partreduce design 4x4 --build prague", 4) == ["prague-figure-10", "prague-inter-intra"]
+    assert completed("partreduce design --list --build node-then", 4) == ["node-then-all"]
+    assert completed("partreduce simulate a.json --algorithm h", 4) == ["hierarchical"]
     assert "per-worker" in completed("partreduce design 4x4 --data p", 4)
 
 

@@ -12,7 +12,7 @@ from partreduce.report.traces import read_run, verdict
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
 
 
 def write(folder, schedule, *, step, slow=0.0, losses=(), steps=5):
@@ -87,7 +87,7 @@ def test_a_folder_without_traces_is_one_line(tmp_path, capsys, text, words):
 def test_real_workers_trace_what_the_report_reads(tmp_path):
     """Pairs average inside nodes; the distance to the mean at mean_model() is that of two pairs that differ."""
     phases = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [range(4)])))
-    plan = Schedule("pairs", Cluster.regular(2, 2), Static(phases=phases))
+    plan = Schedule("pairs", Cluster.regular(2, 2), StaticGroups(phases=phases))
 
     def work(world):
         model = torch.nn.Linear(1, 1, bias=False)

@@ -10,7 +10,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
 
-SCHEDULE = Schedule("every 2", Cluster.regular(1, 2), AllReduce(pace=2))
+SCHEDULE = Schedule("every 2", Cluster.regular(1, 2), AllReduce(steps_per_round=2))
 
 
 @pytest.fixture

@@ -15,12 +15,12 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Pairwise, Static
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, Pairwise, StaticGroups
 
 
 @pytest.fixture(scope="module")
 def results():
-    done = WARM.run("helpers.resume_worker", stdin='{"what": "averagers"}\n', check=True)
+    done = WARM.run("helpers.resume_worker", stdin='{"payload": "averagers"}\n', check=True)
     answer = json.loads(done.stdout)
     assert answer["code"] == 0, answer["output"]
     lines = [line.split("REPORT ", 1)[1] for line in answer["output"].splitlines() if "REPORT " in line]
@@ -52,15 +52,15 @@ def test_the_compared_runs_do_something(results):
     assert np.abs(results["hook, groups"][0] - results["hook, groups"][1]).max() < 1e-6, "a pair stays equal here"
 
 
-def test_averager_follows_groups_relax_pace_and_warmup():
+def test_averager_follows_groups_relax_steps_per_round_and_warmup():
     phases = (Phase.from_groups(3, [Group((0, 2), Fraction(1, 2))]), Phase.from_groups(3, []))
-    plan = Schedule("s", Cluster.regular(1, 3), Static(phases=GroupPhases(phases), pace=(1, 1, 2)))
+    plan = Schedule("s", Cluster.regular(1, 3), StaticGroups(phases=GroupPhases(phases), steps_per_round=(1, 1, 2)))
 
     def work(world):
         averager = ScheduleAverager(plan, warmup_steps=1, timeout=60, world=world)
         tensor = torch.nn.Parameter(torch.full((2,), float(world.rank)))
         seen = []
-        for _ in range(1 + plan.pace_of(world.rank) * 2):
+        for _ in range(1 + plan.steps_per_round_of(world.rank) * 2):
             averager.average_parameters([{"params": [tensor]}])
             seen.append(tensor[0].item())
         return seen
@@ -74,10 +74,10 @@ def test_what_cannot_be_followed_is_refused(monkeypatch):
         with pytest.raises(InputError, match="needs DistributedOptimizer"):
             make(pairs)
         with pytest.raises(InputError, match="with overlap"):
-            make(Schedule("o", Cluster.regular(1, 2), AllReduce(pace=2, when=Late())))
+            make(Schedule("o", Cluster.regular(1, 2), AllReduce(steps_per_round=2, sync=DelayedAveraging())))
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(InputError, match="is for 2 workers and this run has 3"):
-        ScheduleAverager(Schedule("a", Cluster.regular(1, 2), AllReduce(pace=2)))
+        ScheduleAverager(Schedule("a", Cluster.regular(1, 2), AllReduce(steps_per_round=2)))
     with pytest.raises(InputError, match="'all' is not one of local, group"):
-        ScheduleHookState(Schedule("a", Cluster.regular(1, 2), AllReduce(pace=2)), gradients="all")
+        ScheduleHookState(Schedule("a", Cluster.regular(1, 2), AllReduce(steps_per_round=2)), gradients="all")
     assert HookGradients("group") is HookGradients.GROUP

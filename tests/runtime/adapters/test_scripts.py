@@ -18,7 +18,7 @@ HEADS = {
     "lit": ("Lightning", "lightning", 0.5),
     "accel": ("Accelerate", "accelerate", 1.0),
 }
-"""Of each script the page's heading, the library, and about the loss of a model that has learnt nothing."""
+"""Of each script the page's heading, the library, and about the loss of a model that has learned nothing."""
 
 
 def changed(script, heading):
@@ -44,7 +44,7 @@ def test_a_script_of_a_framework_changed_by_five_lines_reaches_its_own_loss(tmp_
     assert count <= 5
     (tmp_path / "before.py").write_text(script)
     (tmp_path / "after.py").write_text(text)
-    assert main(["design", "1x2", "--using", "local-sgd(every=4)", "-o", str(tmp_path / "schedule.json")]) == 0
+    assert main(["design", "1x2", "--build", "local-sgd(every=4)", "-o", str(tmp_path / "schedule.json")]) == 0
     losses = {}
     for which in ("before", "after"):
         done = WARM.run("partreduce", "run", "-n", "2", f"{which}.py", cwd=tmp_path, timeout=280)
@@ -52,5 +52,5 @@ def test_a_script_of_a_framework_changed_by_five_lines_reaches_its_own_loss(tmp_
         losses[which] = [float(loss) for loss in re.findall(r"LOSS (\S+)", done.stdout)]
         assert len(losses[which]) == 2
     assert losses["after"][0] == losses["after"][1], "both workers hold the mean"
-    assert max(losses["before"]) < untrained / 3, "it has learnt something"
+    assert max(losses["before"]) < untrained / 3, "it has learned something"
     assert losses["after"][0] < 1.5 * max(losses["before"]) + untrained / 50

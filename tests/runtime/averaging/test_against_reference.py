@@ -45,13 +45,13 @@ def test_random_schedules_cover_what_they_claim():
     strategies = [case.schedule.strategy for case in cases]
     assert {case.schedule.num_workers for case in cases} == set(range(2, MAX_WORKERS + 1))
     assert {case.exact for case in cases} == {True, False}
-    assert any(s.overlap for s in strategies)
-    assert any(isinstance(s.pace, tuple) and len(set(s.pace)) > 1 for s in strategies)
+    assert any(s.is_delayed for s in strategies)
+    assert any(isinstance(s.steps_per_round, tuple) and len(set(s.steps_per_round)) > 1 for s in strategies)
     assert any(getattr(s, "prologue", 0) for s in strategies)
-    assert any(s.averaging == "step-normalised" for s in strategies)
+    assert any(s.averaging == "step-normalized" for s in strategies)
     assert any(getattr(s, "averages_gradients", False) for s in strategies)
     groups = [g for s in strategies if s.kind == "static" for phase in s.phases.phases for g in phase]
-    assert any(g.relax != 1 for g in groups)
+    assert any(g.relaxation != 1 for g in groups)
     assert {len(g.members) for g in groups} >= {2, 3, 4, 5}
     assert any(
         sum(len(g.members) for g in phase) < phase.num_workers
@@ -76,9 +76,11 @@ def test_a_seeded_fault_is_found(ranks, monkeypatch, fault):
     """The comparison above can fail: each fault in the commit is noticed within a few schedules."""
     mean = group_means.commit_mean
     if fault == "relax ignored":
-        monkeypatch.setattr(group_means, "commit_mean", lambda b, sums, _relax, ok, **_: mean(b, sums, 1.0, ok))
+        monkeypatch.setattr(group_means, "commit_mean", lambda b, sums, _relaxation, ok, **_: mean(b, sums, 1.0, ok))
     elif fault == "overlap applied late":
-        monkeypatch.setattr(group_means, "commit_delayed", lambda b, sums, _, relax, ok: mean(b, sums, relax, ok))
+        monkeypatch.setattr(
+            group_means, "commit_delayed", lambda b, sums, _, relaxation, ok: mean(b, sums, relaxation, ok)
+        )
     else:
         monkeypatch.setattr(reduction.Reduction, "num_members", property(lambda self: len(self.group.members) + 1))
         monkeypatch.setattr(reduction, "sums_agree", lambda sums, _tag, _k: torch.tensor(True))

@@ -13,8 +13,8 @@ from torch.nn.utils import spectral_norm as old_spectral_norm
 from helpers.warm import WARM
 from partreduce.runtime.averaging.buffer_rules import (
     KINDS,
+    AllReduceAlgorithm,
     BufferRule,
-    Form,
     Values,
     buffer_kind,
     check_form,
@@ -27,7 +27,15 @@ from partreduce.topo.errors import HandshakeError, InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Pairwise, Server, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    GroupPhases,
+    NeighborAveraging,
+    Pairwise,
+    Server,
+    StaticGroups,
+)
 from partreduce.topo.strategies.axes import Pipeline
 
 N = 3
@@ -35,12 +43,12 @@ RING = (Round.from_edges(N, [(i, (i + d) % N, Fraction(1, 3)) for i in range(N) 
 EVERYONE = GroupPhases((Phase.from_groups(N, [range(N)]),))
 STRATEGIES = {
     "gradients": AllReduce(),
-    "pipeline": AllReduce(when=Pipeline(width=2)),
-    "parameters": AllReduce(pace=2),
-    "groups": Static(phases=EVERYONE, pace=2),
-    "late": Static(phases=EVERYONE, pace=2, when=Late()),
-    "neighbors": Neighbor(rounds=RING, pace=2),
-    "neighbors, late": Neighbor(rounds=RING, pace=2, when=Late()),
+    "pipeline": AllReduce(sync=Pipeline(width=2)),
+    "parameters": AllReduce(steps_per_round=2),
+    "groups": StaticGroups(phases=EVERYONE, steps_per_round=2),
+    "late": StaticGroups(phases=EVERYONE, steps_per_round=2, sync=DelayedAveraging()),
+    "neighbors": NeighborAveraging(rounds=RING, steps_per_round=2),
+    "neighbors, late": NeighborAveraging(rounds=RING, steps_per_round=2, sync=DelayedAveraging()),
     "server": Server(hosts=(1,)),
     "pairs": Pairwise(active=(1,)),
 }
@@ -146,11 +154,11 @@ def test_values_are_those_of_a_mask_where_there_are_zeros_and_ones(values, looks
 )
 def test_a_buffer_of_another_form_is_refused_by_name(now, said):
     with pytest.raises(InputError, match=f"buffer 'net.seen': {said}"):
-        check_form("net.seen", now, Form.of(torch.zeros(3)), 2)
+        check_form("net.seen", now, AllReduceAlgorithm.of(torch.zeros(3)), 2)
 
 
 def test_a_float_may_become_a_float_of_another_width():
-    check_form("seen", torch.zeros(3).double(), Form.of(torch.zeros(3)), 0)
+    check_form("seen", torch.zeros(3).double(), AllReduceAlgorithm.of(torch.zeros(3)), 0)
 
 
 # Masks.
@@ -222,7 +230,7 @@ def test_a_mask_of_another_name_is_known_by_its_values_and_on_all_workers(ranks,
         keep = torch.tensor([1.0, 1.0, 0.0]).roll(world.rank) if world.rank else torch.ones(3)
         trend = torch.tensor([0.0, 1.0]) + world.rank / 2
         model = Holder(keep=keep, level=torch.zeros(2), trend=trend)
-        optimizer = wrapped(world, model, AllReduce(pace=2), initial=initial)
+        optimizer = wrapped(world, model, AllReduce(steps_per_round=2), initial=initial)
         rules = dict(optimizer.run.flat.rules)
         if world.rank == 1:
             with torch.no_grad():
@@ -326,7 +334,7 @@ def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place
 def test_a_buffer_that_grows_inside_the_mean_model_is_named_and_all_else_is_put_back(ranks):
     def work(world):
         model = Growing()
-        optimizer = wrapped(world, model, AllReduce(pace=4))
+        optimizer = wrapped(world, model, AllReduce(steps_per_round=4))
         train(model, optimizer, 2)
         before = model.weight.detach().clone()
         seen = []
@@ -351,7 +359,7 @@ def test_a_buffer_that_grows_inside_the_mean_model_is_named_and_all_else_is_put_
 def test_an_error_inside_the_mean_model_is_not_hidden_by_the_shape_that_it_left(ranks):
     def work(world):
         model = Growing()
-        optimizer = wrapped(world, model, AllReduce(pace=4))
+        optimizer = wrapped(world, model, AllReduce(steps_per_round=4))
 
         def fail():
             model.grow(11)
@@ -420,10 +428,10 @@ def test_a_float8_parameter_is_refused_by_name_and_a_frozen_one_is_fine(ranks):
         with pytest.raises(
             InputError, match=r"parameter 'eighth' is torch.float8_e4m3fn; .* freeze it before wrapping"
         ):
-            wrapped(world, model, AllReduce(pace=2))
+            wrapped(world, model, AllReduce(steps_per_round=2))
         model.eighth.requires_grad_(requires_grad=False)
         inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-        schedule = Schedule("frozen", Cluster.regular(1, world.size), AllReduce(pace=2))
+        schedule = Schedule("frozen", Cluster.regular(1, world.size), AllReduce(steps_per_round=2))
         optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
         for _ in range(4):
             optimizer.zero_grad()
@@ -537,7 +545,7 @@ def test_scale_and_zero_point_of_an_observer_belong_together(ranks, kind, buffer
 def test_running_statistics_follow_the_option(ranks, buffers):
     def work(world):
         model = Holder(running_level=torch.zeros(2), mask=torch.ones(2))
-        optimizer = wrapped(world, model, AllReduce(pace=2), buffers=buffers)
+        optimizer = wrapped(world, model, AllReduce(steps_per_round=2), buffers=buffers)
         model.running_level.fill_(world.rank)
         model.mask.fill_(world.rank)
         train(model, optimizer, 2)
@@ -557,7 +565,7 @@ def test_running_statistics_follow_the_option(ranks, buffers):
 def test_another_run_starts_with_means_of_statistics_and_worker_0s_masks_and_counters(ranks, tmp_path):
     def make(world):
         model = Holder(running_level=torch.zeros(2), mask=torch.ones(2), count=torch.tensor(0))
-        return model, wrapped(world, model, AllReduce(pace=2))
+        return model, wrapped(world, model, AllReduce(steps_per_round=2))
 
     def save(world):
         model, optimizer = make(world)
@@ -569,7 +577,7 @@ def test_another_run_starts_with_means_of_statistics_and_worker_0s_masks_and_cou
 
     def load(world):
         model, optimizer = make(world)
-        load_checkpoint(optimizer, tmp_path, other_run=True)
+        load_checkpoint(optimizer, tmp_path, allow_different_run=True)
         seen = [*model.running_level.tolist(), *model.mask.tolist(), model.count.item()]
         optimizer.finish()
         return seen
@@ -585,7 +593,7 @@ def test_models_with_different_rules_do_not_begin(ranks):
         model = Holder(_u=torch.ones(2))
         if world.rank == 2:
             model.__class__ = type("_SpectralNorm", (Holder,), {})
-        wrapped(world, model, AllReduce(pace=2))
+        wrapped(world, model, AllReduce(steps_per_round=2))
 
     errors = ranks.run(N, work, catch=HandshakeError)
     ranks.fresh()
@@ -599,7 +607,7 @@ rank, lost = int(os.environ["RANK"]), os.path.exists("lost")
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 2)
 model.register_buffer("keep", torch.ones(3) if lost else torch.tensor([1.0, 0.0, 1.0]))
-every = partreduce.strategies.AllReduce(pace=2)
+every = partreduce.strategies.AllReduce(steps_per_round=2)
 schedule = partreduce.Schedule("every", partreduce.Cluster.regular(1, 3), every)
 optimizer = partreduce.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01), model, schedule, timeout=60)
 while optimizer.steps < 400:
@@ -623,7 +631,7 @@ print("end", rank, lost, optimizer.run.flat.rules["keep"].value, model.keep.toli
 def test_a_worker_that_joins_has_the_rules_of_the_others(tmp_path):
     """Its own values, when it begins, would say something else, and its share of a mask would be added to the copy."""
     (tmp_path / "train.py").write_text(JOINING)
-    words = ["run", "-n", "3", "--survive", "1", "--max-restarts", "1", "train.py"]
+    words = ["run", "-n", "3", "--tolerate-failures", "1", "--max-restarts", "1", "train.py"]
     ran = WARM.run("partreduce", *words, cwd=tmp_path, check=False)
     lines = sorted(re.findall(r"end (\d) (\w+) (\w+) (\[.*\])", ran.stdout))
     joined = ("2", "True", "first", "[1.0, 0.0, 1.0]")

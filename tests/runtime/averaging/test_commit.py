@@ -7,7 +7,7 @@ import torch
 
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot
-from partreduce.runtime.averaging.buffer_rules import BufferRule, Form
+from partreduce.runtime.averaging.buffer_rules import AllReduceAlgorithm, BufferRule
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
@@ -36,28 +36,28 @@ def leaf(*values):
 
 
 def tensor(name, value, start, rule=BufferRule.MEAN):
-    return Piggybacked(name, Form.of(value), start, rule, lambda: value)
+    return Piggybacked(name, AllReduceAlgorithm.of(value), start, rule, lambda: value)
 
 
 def missing_state(start):
-    form = Form((1,), torch.float64, torch.strided)
-    return Piggybacked("exp_avg:w", form, start, BufferRule.MEAN, lambda: None)
+    algorithm = AllReduceAlgorithm((1,), torch.float64, torch.strided)
+    return Piggybacked("exp_avg:w", algorithm, start, BufferRule.MEAN, lambda: None)
 
 
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize(
-    ("relax", "ok", "expected"),
+    ("relaxation", "ok", "expected"),
     [
         (1, None, [3.0, 5.0]), (1, YES, [3.0, 5.0]), (1, NO, [1.0, 9.0]),
         (0.5, None, [2.0, 7.0]), (0.5, YES, [2.0, 7.0]), (0.5, NO, [1.0, 9.0]), (1.5, None, [4.0, 3.0]),
     ],
 )  # fmt: skip
-def test_a_mean_is_committed_by_its_factor_and_only_with_the_devices_check(relax, ok, expected, swap):
+def test_a_mean_is_committed_by_its_factor_and_only_with_the_devices_check(relaxation, ok, expected, swap):
     bucket, sums = bucket_of([1, 9], [3, 5, 7])
     before = bucket.flat
-    commit_mean(bucket, sums, relax, ok, swap=swap)
+    commit_mean(bucket, sums, relaxation, ok, swap=swap)
     assert bucket.flat.tolist() == expected
-    assert (bucket.flat is before) == (not swap or relax != 1 or ok is not None)
+    assert (bucket.flat is before) == (not swap or relaxation != 1 or ok is not None)
 
 
 def test_nothing_is_swapped_unless_asked():

@@ -16,12 +16,12 @@ from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.tags import sums_agree, tag_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileProblem, InputError, UnavailableError
+from partreduce.topo.errors import FileError, InputError, UnavailableError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.static import Static
+from partreduce.topo.strategies.static import StaticGroups
 
 
 def flat_of(model, optimizer=None, state="local"):
@@ -128,7 +128,7 @@ def test_a_foreign_optimizer_and_wrapped_models_are_refused():
     with pytest.raises(InputError, match="no trainable parameter"):
         flat_of(frozen, torch.optim.SGD(frozen.parameters(), lr=0.1))
     lazy = torch.nn.LazyLinear(3)
-    with pytest.raises(InputError, match="not initialised"):
+    with pytest.raises(InputError, match="not initialized"):
         flat_of(lazy, torch.optim.SGD(lazy.parameters(), lr=0.1))
 
 
@@ -204,10 +204,10 @@ def test_recorder_keeps_the_last_operations_and_writes_what_perfetto_reads(tmp_p
 
 
 def test_merging_nothing_or_garbage_is_a_sentence(tmp_path):
-    with pytest.raises(FileProblem, match="holds no trace"):
+    with pytest.raises(FileError, match="holds no trace"):
         merge_traces(tmp_path)
     (tmp_path / "trace-00000.json").write_text("{")
-    with pytest.raises(FileProblem, match="is not a trace"):
+    with pytest.raises(FileError, match="is not a trace"):
         merge_traces(tmp_path)
 
 
@@ -233,7 +233,7 @@ def test_groups_of_a_worker_cover_prologue_and_period():
         Phase.from_groups(4, [[1, 2]]),
         Phase.from_groups(4, [[0, 1], [2, 3]]),
     )
-    schedule = Schedule("s", Cluster.regular(1, 4), Static(phases=GroupPhases(phases), prologue=2))
+    schedule = Schedule("s", Cluster.regular(1, 4), StaticGroups(phases=GroupPhases(phases), prologue=2))
     assert member_sets(schedule, 0) == {(0, 1, 2, 3), (0, 1)}
     assert member_sets(schedule, 1) == {(0, 1, 2, 3), (0, 1), (1, 2)}
 
@@ -247,7 +247,7 @@ def alone():
 
 def test_a_missing_worker_is_named_in_process():
     model = torch.nn.Linear(2, 2)
-    schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(pace=2))
+    schedule = Schedule("s", Cluster.regular(1, 2), AllReduce(steps_per_round=2))
     with pytest.raises(UnavailableError, match=r"rank 1 of 2 did not arrive within 0\.3 s"):
         DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=0.3, world=alone())
 

@@ -21,13 +21,13 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch uses its own torch.jit there
     from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 
-PAIRS = Schedule("pairs", Cluster.regular(1, 2), Static(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))))
+PAIRS = Schedule("pairs", Cluster.regular(1, 2), StaticGroups(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))))
 GRADIENTS = Schedule("gradients", Cluster.regular(1, 2), AllReduce())
 SHARDS = {"device_id": torch.device("cpu"), "sharding_strategy": ShardingStrategy.NO_SHARD}
 one_at_a_time = threading.Lock()
@@ -109,7 +109,7 @@ def test_copies_of_such_classes_are_known_by_their_name_also_as_ancestors(ranks,
     assert refusal(ranks, act).startswith(f"optimizer: {name} ")
 
 
-def test_an_optimizer_that_synchronises_gradients_itself_is_refused_although_it_bears_the_inner_ones_name(ranks):
+def test_an_optimizer_that_synchronizes_gradients_itself_is_refused_although_it_bears_the_inner_ones_name(ranks):
     wrapped = type("SGD", (torch.optim.SGD,), {"skip_synchronize": lambda _: None})
 
     def act(world):
@@ -150,13 +150,13 @@ def trained(world, schedule, *, before, part=False, closure=False, syncs=True):
 
 @pytest.mark.parametrize("schedule", [PAIRS, GRADIENTS], ids=lambda one: one.name)
 @pytest.mark.parametrize(
-    "how",
+    "transport",
     [{"before": True}, {"before": False}, {"before": True, "part": True}, {"before": True, "closure": True}],
     ids=str,
 )
 @pytest.mark.usefixtures("group")
-def test_a_data_parallel_wrapper_elsewhere_is_noticed_in_the_first_step(ranks, schedule, how):
-    said = refusal(ranks, lambda world: trained(world, schedule, **how))
+def test_a_data_parallel_wrapper_elsewhere_is_noticed_in_the_first_step(ranks, schedule, transport):
+    said = refusal(ranks, lambda world: trained(world, schedule, **transport))
     assert "runs inside a DistributedDataParallel, which has averaged the gradients before step()" in said
     assert said.endswith("train the bare model")
 
@@ -173,14 +173,14 @@ class CallsParts(torch.nn.Module):
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("how", ["around a part", "calls the parts"])
+@pytest.mark.parametrize("transport", ["around a part", "calls the parts"])
 @pytest.mark.usefixtures("group")
-def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, how, before):
+def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, transport, before):
     def act(world):
         model = network()
 
         def wrapped():
-            if how == "calls the parts":
+            if transport == "calls the parts":
                 return DistributedDataParallel(CallsParts(model))
             model[0] = DistributedDataParallel(model[0])
             return model
@@ -272,7 +272,7 @@ def test_parts_are_watched_in_the_first_steps_only_and_left_as_they_were(ranks):
 
 
 @pytest.mark.usefixtures("group")
-def test_a_data_parallel_wrapper_that_never_synchronises_may_stay(ranks):
+def test_a_data_parallel_wrapper_that_never_synchronizes_may_stay(ranks):
     assert ranks.run(2, lambda world: trained(world, PAIRS, before=True, syncs=False)) == [2, 2]
 
 
@@ -375,7 +375,7 @@ def said_by(ranks, schedule, act, *, n=2):
 ONE_OF_THREE = Schedule(
     "one of three",
     Cluster.regular(1, 3),
-    Static(phases=GroupPhases((Phase.from_groups(3, [[0, 1]]),) * 2 + (Phase.from_groups(3, [[0, 1, 2]]),))),
+    StaticGroups(phases=GroupPhases((Phase.from_groups(3, [[0, 1]]),) * 2 + (Phase.from_groups(3, [[0, 1, 2]]),))),
 )
 
 
@@ -425,7 +425,7 @@ def test_using_the_live_model_in_mid_run_is_warned_of_once_on_each_worker(ranks,
 @pytest.mark.parametrize("act", [evaluates, saves, saves_a_part, writes])
 @pytest.mark.parametrize(
     "schedule",
-    [GRADIENTS, PAIRS, Schedule("every 2", Cluster.regular(1, 2), AllReduce(pace=2))],
+    [GRADIENTS, PAIRS, Schedule("every 2", Cluster.regular(1, 2), AllReduce(steps_per_round=2))],
     ids=lambda one: one.name,
 )
 def test_using_the_live_model_where_all_are_equal_needs_no_warning(ranks, schedule, act):

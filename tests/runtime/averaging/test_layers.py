@@ -13,11 +13,19 @@ from partreduce.runtime.checkpoint import save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies.pipeline import GradientPipeline
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.errors import InputError, PeerFailedError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, Form, How, Lockstep, Pipeline, Sending
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    GradientBuckets,
+    Pipeline,
+    Synchronous,
+    Transport,
+)
 
-LAYERS = How(sending=Sending.LAYERS)
+LAYERS = Transport(gradient_buckets=GradientBuckets.PER_LAYER)
 _building = threading.Lock()
 
 
@@ -46,9 +54,9 @@ class Ladder(torch.nn.Module):
         return torch.cat([weight.detach() for weight in self.weights])
 
 
-def wrapped(world, model, how=LAYERS, when=None, *, nodes=1, make=torch.optim.SGD, timeout=60, **options):
+def wrapped(world, model, transport=LAYERS, sync=None, *, nodes=1, make=torch.optim.SGD, timeout=60, **options):
     cluster = Cluster.regular(nodes, world.size // nodes)
-    schedule = Schedule("layers", cluster, AllReduce(how=how, when=when or Lockstep()))
+    schedule = Schedule("layers", cluster, AllReduce(transport=transport, sync=sync or Synchronous()))
     inner = make(model.parameters(), **({"lr": 0.5, "momentum": 0.5} | options))
     return DistributedOptimizer(inner, model, schedule, timeout=timeout, world=world)
 
@@ -71,12 +79,12 @@ def test_layers_and_whole_gradients_give_the_same_bits(ranks, seed):
     n = chance.choice([2, 4])
     nodes = chance.choice([1, 2]) if n == 4 else 1
     sizes = [chance.choice([1, 3, 64, 65, 200]) for _ in range(chance.randint(1, 9))]
-    when = [Lockstep(), Pipeline(), Pipeline(width=3, warm_up=2)][seed % 3]
-    how = How(form=Form.HIERARCHICAL if nodes > 1 else Form.RING)
+    sync = [Synchronous(), Pipeline(), Pipeline(width=3, warm_up=2)][seed % 3]
+    transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL if nodes > 1 else AllReduceAlgorithm.RING)
 
-    def work(world, how):
+    def work(world, transport):
         model = Ladder(sizes)
-        optimizer = wrapped(world, model, how, when, nodes=nodes)
+        optimizer = wrapped(world, model, transport, sync, nodes=nodes)
         seen = []
         for step in range(5):
             optimizer.zero_grad()
@@ -86,8 +94,8 @@ def test_layers_and_whole_gradients_give_the_same_bits(ranks, seed):
         optimizer.finish()
         return [*seen, model.numbers()]
 
-    whole = ranks.run(n, lambda world: work(world, how))
-    parts = ranks.run(n, lambda world: work(world, replace(how, sending=Sending.LAYERS)))
+    whole = ranks.run(n, lambda world: work(world, transport))
+    parts = ranks.run(n, lambda world: work(world, replace(transport, gradient_buckets=GradientBuckets.PER_LAYER)))
     for mine, should in zip(parts, whole, strict=True):
         assert all(torch.equal(one, other) for one, other in zip(mine, should, strict=True))
 
@@ -96,9 +104,9 @@ def test_layers_and_whole_gradients_give_the_same_bits(ranks, seed):
 def test_16_bits_by_layers_are_those_of_whole_gradients(ranks, codec):
     sizes = (100, 3, 70, 200)
 
-    def work(world, sending):
+    def work(world, gradient_buckets):
         model = Ladder(sizes, torch.float32)
-        optimizer = wrapped(world, model, How(codec=codec, sending=sending))
+        optimizer = wrapped(world, model, Transport(codec=codec, gradient_buckets=gradient_buckets))
         for step in range(4):
             optimizer.zero_grad()
             gradients = draw(1, world.rank, step, sizes)
@@ -107,19 +115,19 @@ def test_16_bits_by_layers_are_those_of_whole_gradients(ranks, codec):
         optimizer.finish()
         return model.numbers()
 
-    results = [ranks.run(2, lambda world, s=sending: work(world, s)) for sending in Sending]
+    results = [ranks.run(2, lambda world, s=gradient_buckets: work(world, s)) for gradient_buckets in GradientBuckets]
     assert all(torch.equal(one, results[0][0]) for both in results for one in both)
 
 
-@pytest.mark.parametrize("when", [Lockstep(), Pipeline()], ids=["lockstep", "pipeline"])
-def test_each_segment_is_coded_by_itself_in_8_bits_and_replicas_stay_equal(ranks, when):
+@pytest.mark.parametrize("sync", [Synchronous(), Pipeline()], ids=["synchronous", "pipeline"])
+def test_each_segment_is_coded_by_itself_in_8_bits_and_replicas_stay_equal(ranks, sync):
     """Layers of 1, 100 and 10,000: each is as exact as if it were alone, and what rounding took comes with the next."""
     sizes = (200, 200, 200)
-    how = How(codec=Codec.INT8, sending=Sending.LAYERS, error_feedback=True)
+    transport = Transport(codec=Codec.INT8, gradient_buckets=GradientBuckets.PER_LAYER, error_feedback=True)
 
     def work(world):
         model = Ladder(sizes, torch.float32)
-        optimizer = wrapped(world, model, how, when, lr=1.0, momentum=0.0)
+        optimizer = wrapped(world, model, transport, sync, lr=1.0, momentum=0.0)
         total = torch.zeros(sum(sizes))
         for step in range(6):
             optimizer.zero_grad()
@@ -211,7 +219,7 @@ def test_a_pipeline_lets_segments_leave_once_the_oldest_sum_is_there(ranks, monk
 
     def work(world):
         model = Ladder(sizes)
-        optimizer = wrapped(world, model, when=Pipeline())
+        optimizer = wrapped(world, model, sync=Pipeline())
         early = []
         for step in range(4):
             started, restore = launches(optimizer)
@@ -236,11 +244,11 @@ def test_a_pipeline_lets_segments_leave_once_the_oldest_sum_is_there(ranks, monk
     assert ranks.run(2, work) == [(2, 0, 2)] * 2
 
 
-def refused(world, misuse, *, words, when=None, again=True):
+def refused(world, misuse, *, words, sync=None, again=True):
     """Misuse a step on all workers; afterwards, the run goes on as if that step had not been."""
     sizes = (64, 100)
     model = Ladder(sizes)
-    optimizer = wrapped(world, model, when=when, lr=1.0, momentum=0.0)
+    optimizer = wrapped(world, model, sync=sync, lr=1.0, momentum=0.0)
     ones = [torch.ones(size, dtype=torch.float64) for size in sizes]
     optimizer.zero_grad()
     model.backward(ones)
@@ -283,7 +291,7 @@ def one_of_them(optimizer, model, _gradients):
     optimizer.step()
 
 
-@pytest.mark.parametrize("when", [Lockstep(), Pipeline()], ids=["lockstep", "pipeline"])
+@pytest.mark.parametrize("sync", [Synchronous(), Pipeline()], ids=["synchronous", "pipeline"])
 @pytest.mark.parametrize(
     ("misuse", "words"),
     [
@@ -296,8 +304,8 @@ def one_of_them(optimizer, model, _gradients):
         (replaced, "was changed after backward"),
     ],
 )
-def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_can_go_on(ranks, misuse, words, when):
-    assert ranks.run(2, lambda world: refused(world, misuse, words=words, when=when)) == [[-2.0]] * 2
+def test_what_would_change_a_gradient_that_has_left_is_refused_and_the_run_can_go_on(ranks, misuse, words, sync):
+    assert ranks.run(2, lambda world: refused(world, misuse, words=words, sync=sync)) == [[-2.0]] * 2
 
 
 def test_where_one_worker_alone_changes_its_gradients_the_others_take_no_wrong_sum(ranks):
@@ -307,7 +315,7 @@ def test_where_one_worker_alone_changes_its_gradients_the_others_take_no_wrong_s
         model = Ladder((64, 100))
         optimizer = wrapped(world, model, lr=1.0, momentum=0.0)
         model.backward([torch.ones(size, dtype=torch.float64) for size in (64, 100)])
-        with pytest.raises(PeerLostError, match="their tags differ"):
+        with pytest.raises(PeerFailedError, match="their tags differ"):
             optimizer.step()
         assert not model.numbers().any()
         return None
@@ -362,11 +370,11 @@ def test_what_all_do_together_is_refused_between_backward_and_step(ranks, what, 
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. the gradients of step")
-@pytest.mark.parametrize("when", [Lockstep(), Pipeline()], ids=["lockstep", "pipeline"])
-def test_load_state_dict_gives_up_what_backward_has_sent(ranks, when):
+@pytest.mark.parametrize("sync", [Synchronous(), Pipeline()], ids=["synchronous", "pipeline"])
+def test_load_state_dict_gives_up_what_backward_has_sent(ranks, sync):
     def work(world):
         model = Ladder((64, 100))
-        optimizer = wrapped(world, model, when=when, lr=1.0, momentum=0.0)
+        optimizer = wrapped(world, model, sync=sync, lr=1.0, momentum=0.0)
         ones = [torch.ones(size, dtype=torch.float64) for size in (64, 100)]
         model.backward(ones)
         optimizer.load_state_dict(optimizer.state_dict())
@@ -412,11 +420,11 @@ def test_closures_average_gradients_and_a_retained_graph_go_with_layers(ranks):
     assert ranks.run(2, work) == [{-1.5 - 1.0 - 1.5}] * 2
 
 
-@pytest.mark.parametrize("when", [Lockstep(), Pipeline()], ids=["lockstep", "pipeline"])
-def test_workers_without_data_send_zeros_in_the_same_order(ranks, when):
+@pytest.mark.parametrize("sync", [Synchronous(), Pipeline()], ids=["synchronous", "pipeline"])
+def test_workers_without_data_send_zeros_in_the_same_order(ranks, sync):
     def work(world):
         model = Ladder((64, 100))
-        optimizer = wrapped(world, model, when=when, lr=1.0, momentum=0.0)
+        optimizer = wrapped(world, model, sync=sync, lr=1.0, momentum=0.0)
         ones = [torch.ones(size, dtype=torch.float64) for size in (64, 100)]
         with optimizer.join():
             for _ in range(1 + 2 * world.rank):

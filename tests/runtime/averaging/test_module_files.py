@@ -21,20 +21,20 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Pipeline, Static
-from partreduce.topo.strategies.axes import How, Sending
-from partreduce.topo.strategies.routes import Route, Routes, TableWay
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, Pipeline, StaticGroups
+from partreduce.topo.strategies.axes import GradientBuckets, Transport
+from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 
 TWO = Cluster.regular(1, 2)
 PAIRS = GroupPhases((Phase.from_groups(2, [[0, 1]]), Phase.from_groups(2, [])))
-TABLE = Route(parameter="0.weight", rows=20, columns=4, way=TableWay.GATHER)
+TABLE = TablePlacement(parameter="0.weight", rows=20, columns=4, way=Placement.GATHER)
 STRATEGIES = {
     "gradients": AllReduce(),
-    "gradients by layers": AllReduce(how=How(sending=Sending.LAYERS)),
-    "gradients with delay": AllReduce(when=Pipeline()),
-    "parameters": Static(phases=PAIRS),
-    "parameters with delay": AllReduce(pace=2, when=Late()),
-    "gathered tables": AllReduce(what=Routes(tables=(TABLE,))),
+    "gradients by layers": AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
+    "gradients with delay": AllReduce(sync=Pipeline()),
+    "parameters": StaticGroups(phases=PAIRS),
+    "parameters with delay": AllReduce(steps_per_round=2, sync=DelayedAveraging()),
+    "gathered tables": AllReduce(payload=Payload(tables=(TABLE,))),
 }
 LOADS = """
 import sys
@@ -84,17 +84,17 @@ def files_in_mid_run(name, world):
             moving = AveragedModel(model)
             moving.update_parameters(model)
             made = {"model": model, "copy": copy.deepcopy(model), "moving": moving, "part": model[:2]}
-            files |= {f"{name} {step} {what}": saved_bytes(one, inputs) for what, one in made.items()}
+            files |= {f"{name} {step} {payload}": saved_bytes(one, inputs) for payload, one in made.items()}
             with optimizer.mean_model() as mean:
                 files[f"{name} {step} mean"] = saved_bytes(mean, inputs)
                 files[f"{name} {step} copy of mean"] = saved_bytes(copy.deepcopy(mean), inputs)
-            for what, state in {
+            for payload, state in {
                 "model": model.state_dict(), "plain": plain.state_dict(), "copy of plain": copy.deepcopy(plain),
                 "pickled plain": plain, "scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(),
                 "parameters": list(model.parameters()),
             }.items():  # fmt: skip
                 torch.save(state, buffer := io.BytesIO())
-                others[f"{name} {step} {what}"] = buffer.getvalue()
+                others[f"{name} {step} {payload}"] = buffer.getvalue()
         optimizer.zero_grad()
         scaler.scale(model(inputs).square().mean()).backward()
         scaler.step(optimizer)
@@ -186,11 +186,11 @@ class Words(torch.nn.Embedding):
     """A class of the user's."""
 
 
-@pytest.mark.parametrize("way", [TableWay.GATHER, TableWay.SHARDED])
+@pytest.mark.parametrize("way", [Placement.GATHER, Placement.SHARDED])
 def test_a_module_with_a_table_is_pickled_as_the_user_made_it_where_this_worker_has_all_rows(ranks, way):
     def work(world):
         model = torch.nn.Sequential(Words(20, 4), torch.nn.Linear(4, 1))
-        strategy = AllReduce(what=Routes(tables=(replace(TABLE, way=way),)))
+        strategy = AllReduce(payload=Payload(tables=(replace(TABLE, way=way),)))
         plain = torch.optim.SGD(model.parameters(), lr=0.1)
         optimizer = DistributedOptimizer(plain, model, Schedule("s", TWO, strategy), world=world, timeout=60)
         torch.save(model[0], buffer := io.BytesIO())
@@ -201,7 +201,7 @@ def test_a_module_with_a_table_is_pickled_as_the_user_made_it_where_this_worker_
         assert torch.equal(loaded.weight, model[0].weight)
         assert vars(loaded).keys() == vars(Words(20, 4)).keys()
 
-    if way is TableWay.GATHER:
+    if way is Placement.GATHER:
         ranks.run(2, work)
         return
     errors = ranks.run(2, work, catch=InputError)

@@ -18,11 +18,11 @@ from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.runtime.strategies.progress_means import ProgressMeans
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.errors import InputError, PeerFailedError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Late, Lockstep, Static
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How
+from partreduce.topo.strategies import DelayedAveraging, GroupPhases, StaticGroups, Synchronous
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, Transport
 
 RUNS = int(os.environ.get("PARTREDUCE_PROGRESS_RUNS", "24"))
 CHUNK = 12
@@ -33,11 +33,11 @@ def nested(**options):
     """Four workers on two nodes: nodes, then everybody."""
     inside, everyone = ([0, 1], [2, 3]), [range(4)]
     phases = tuple(Phase.from_groups(4, groups) for groups in (inside, everyone))
-    options = {"how": How(codec=Codec.INT8), "pace": 2} | options
-    return Schedule("nested", Cluster.regular(2, 2), Static(phases=GroupPhases(phases), **options))
+    options = {"transport": Transport(codec=Codec.INT8), "steps_per_round": 2} | options
+    return Schedule("nested", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases(phases), **options))
 
 
-class Job:
+class PlanRequest:
     """One worker's small training: two kinds of numbers, momentum, its own data."""
 
     def __init__(self, world, schedule, **options):
@@ -53,8 +53,8 @@ class Job:
         self.rank = world.rank
 
     def train(self, rounds):
-        pace = self.optimizer.run.pace
-        for step in range(self.optimizer.steps, self.optimizer.steps + rounds * pace):
+        steps_per_round = self.optimizer.run.steps_per_round
+        for step in range(self.optimizer.steps, self.optimizer.steps + rounds * steps_per_round):
             generator = torch.Generator().manual_seed(1000 * step + self.rank)
             inputs = torch.randn(8, 5, generator=generator)
             self.optimizer.zero_grad()
@@ -74,13 +74,13 @@ def same(first, second):
     return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-WHENS = pytest.mark.parametrize("when", [Lockstep(), Late()], ids=["lockstep", "late"])
+SYNCS = pytest.mark.parametrize("sync", [Synchronous(), DelayedAveraging()], ids=["synchronous", "late"])
 
 
-@WHENS
-def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, when):
+@SYNCS
+def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, sync):
     def work(world):
-        job = Job(world, nested(when=when))
+        job = PlanRequest(world, nested(sync=sync))
         seen = []
         for _ in range(6):
             job.train(1)
@@ -93,14 +93,14 @@ def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, w
         last = (round_ - 1) // 2 * 2 + 1
         assert versions == {f"reference 1/{last}"}
         assert all(same(seen[0][1], references) for _, references, _ in seen)
-        if round_ % 2 and when == Lockstep():
+        if round_ % 2 and sync == Synchronous():
             assert all(same(seen[0][2][:4], values[:4]) for _, _, values in seen), "all have the same bits"
 
 
-@WHENS
-def test_a_mean_model_changes_nothing(ranks, when):
+@SYNCS
+def test_a_mean_model_changes_nothing(ranks, sync):
     def work(world, looks):
-        job = Job(world, nested(when=when))
+        job = PlanRequest(world, nested(sync=sync))
         for _ in range(5):
             job.train(1)
             if looks:
@@ -113,18 +113,18 @@ def test_a_mean_model_changes_nothing(ranks, when):
         assert same(one, other)
 
 
-@WHENS
+@SYNCS
 @pytest.mark.parametrize("saved", [2, 3])
-def test_a_resumed_run_is_bit_for_bit_the_same(ranks, tmp_path, when, saved):
+def test_a_resumed_run_is_bit_for_bit_the_same(ranks, tmp_path, sync, saved):
     """Saved between two means over all, where the reference is no worker's model any more."""
 
     def whole(world):
-        job = Job(world, nested(when=when)).train(saved)
+        job = PlanRequest(world, nested(sync=sync)).train(saved)
         save_checkpoint(job.optimizer, tmp_path)
         return job.train(4).values()
 
     def resumed(world):
-        job = Job(world, nested(when=when))
+        job = PlanRequest(world, nested(sync=sync))
         load_checkpoint(job.optimizer, tmp_path)
         return job.train(4).values()
 
@@ -137,7 +137,7 @@ def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
     """Also where each worker loads another model: worker 0's is the reference then, and the mean is right."""
 
     def work(world):
-        job = Job(world, nested()).train(3)
+        job = PlanRequest(world, nested()).train(3)
         states = job.model.state_dict(), job.optimizer.state_dict()
         job.train(2)
         states[0]["0.weight"].add_(world.rank)
@@ -166,7 +166,7 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
         return original(self, tensor)
 
     def work(world):
-        job = Job(world, nested())
+        job = PlanRequest(world, nested())
         if apart and world.rank == 2:
             with torch.no_grad():
                 next(job.model.parameters()).add_(1.0)
@@ -186,7 +186,7 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_model_that_is_loaded_alone_is_refused(ranks):
     def work(world):
-        job = Job(world, nested()).train(1)
+        job = PlanRequest(world, nested()).train(1)
         job.model.load_state_dict(job.model.state_dict())
         job.train(1)
 
@@ -194,11 +194,11 @@ def test_a_model_that_is_loaded_alone_is_refused(ranks):
         assert "would send the difference to the others as progress" in str(error)
 
 
-@WHENS
+@SYNCS
 @pytest.mark.parametrize("field", ["round", "starts"])
-def test_workers_with_different_references_end_in_an_error_that_names_them(ranks, when, field):
+def test_workers_with_different_references_end_in_an_error_that_names_them(ranks, sync, field):
     def work(world):
-        job = Job(world, nested(when=when), timeout=60)
+        job = PlanRequest(world, nested(sync=sync), timeout=60)
         start = job.optimizer.runner._start_sum
 
         def with_another(step, round_, group):
@@ -209,11 +209,11 @@ def test_workers_with_different_references_end_in_an_error_that_names_them(ranks
             return start(step, round_, group)
 
         job.optimizer.runner._start_sum = with_another
-        job.train(2 if when == Late() else 3)
+        job.train(2 if sync == DelayedAveraging() else 3)
         before = job.references()
         try:
             job.train(3)
-        except PeerLostError as error:
+        except PeerFailedError as error:
             return str(error), same(job.references()[:1], before[:1]) or world.rank == 2
         return "", False
 
@@ -225,12 +225,12 @@ def test_workers_with_different_references_end_in_an_error_that_names_them(ranks
 
 def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
     def work(world):
-        job = Job(world, nested(), timeout=60).train(4)
+        job = PlanRequest(world, nested(), timeout=60).train(4)
         if world.rank == 1:
             job.optimizer.load_state_dict(job.optimizer.state_dict())
         try:
             job.train(4)
-        except PeerLostError as error:
+        except PeerFailedError as error:
             return str(error)
         return ""
 
@@ -242,7 +242,7 @@ def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
 
 def test_workers_without_data_take_part_in_every_round(ranks):
     def work(world):
-        job = Job(world, nested(pace=1))
+        job = PlanRequest(world, nested(steps_per_round=1))
         with job.optimizer.join():
             job.train([0, 3, 5, 8][world.rank])
         return job.optimizer.round, job.references(), job.optimizer.runner.reference.version
@@ -253,10 +253,10 @@ def test_workers_without_data_take_part_in_every_round(ranks):
 
 
 def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed(ranks):
-    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
+    transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
 
     def work(world):
-        job = Job(world, nested(how=how))
+        job = PlanRequest(world, nested(transport=transport))
         begun, begin = [], job.optimizer.run.reducer.begin
 
         def noted(kind, step, round_, group, **options):
@@ -314,9 +314,9 @@ def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
 def test_random_runs_cover_what_they_claim():
     cases = [random_run(seed) for seed in range(300)]
     strategies = [case.schedule.strategy for case in cases]
-    assert {strategy.how.codec for strategy in strategies} == {codec for codec in Codec if codec.rounds}
+    assert {strategy.transport.codec for strategy in strategies} == {codec for codec in Codec if codec.rounds}
     assert {strategy.kind for strategy in strategies} == {"static", "allreduce"}
-    assert {strategy.overlap for strategy in strategies} == {True, False}
+    assert {strategy.is_delayed for strategy in strategies} == {True, False}
     assert any(getattr(strategy, "prologue", 0) for strategy in strategies)
-    assert any(strategy.averaging == "step-normalised" for strategy in strategies)
+    assert any(strategy.averaging == "step-normalized" for strategy in strategies)
     assert {case.schedule.num_workers for case in cases} == {2, 3, 4, 5, 6}

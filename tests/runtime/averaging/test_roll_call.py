@@ -10,9 +10,9 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, Static
+from partreduce.topo.strategies import GroupPhases, StaticGroups
 
-PAIRS = Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),)))
+PAIRS = StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),)))
 
 
 def made(world, num_workers, strategy):
@@ -27,7 +27,7 @@ def test_two_places_of_one_gathering_and_of_the_next_are_told_apart(ranks):
     hearts = {}
 
     def run(world):
-        _, optimizer = made(world, 2, Static(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))))
+        _, optimizer = made(world, 2, StaticGroups(phases=GroupPhases((Phase.from_groups(2, [[0, 1]]),))))
         heartbeat = hearts[world.rank] = optimizer.run.reducer.heartbeat
         answers = []
         for gathering in range(2):

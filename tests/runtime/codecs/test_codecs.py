@@ -13,7 +13,7 @@ from partreduce.runtime.codecs.blocks import BlockCodec
 from partreduce.runtime.codecs.coding import Coding, Codings, Leftovers
 from partreduce.runtime.codecs.frames import decoded, encoded
 from partreduce.topo.codec_numbers import LARGEST, LEVELS, block_bytes
-from partreduce.topo.strategies import Codec, How
+from partreduce.topo.strategies import Codec, Transport
 
 DRAWS = int(os.environ.get("PARTREDUCE_CODED_SUMS", "150"))
 
@@ -55,7 +55,7 @@ def test_codecs_of_blocks_have_the_models_bits_and_keep_the_bound_exactly(first,
         length, block = int(rng.integers(1, 700)), int(rng.choice([1, 2, 7, 64, 256, 1000]))
         values = adversarial(rng, length)
         code, result = roundtrip(values, block, codec)
-        levels, scales = coded_sums.quantised(values, block, LEVELS[codec])
+        levels, scales = coded_sums.quantized(values, block, LEVELS[codec])
         if codec == "int8":
             assert code[:length].view(np.int8).tolist() == levels.tolist()
         else:
@@ -96,7 +96,7 @@ def test_zeros_stay_zeros_and_so_do_blocks_of_almost_nothing():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_frames_hold_numbers_of_any_dtype_and_have_the_stated_bytes(codec, dtype):
     values = torch.randn(1001, generator=torch.Generator().manual_seed(5)).to(dtype)
-    coding = Coding(How(codec=codec))
+    coding = Coding(Transport(codec=codec))
     code = encoded(values, coding, "place")
     assert len(code) == {Codec.INT8: 1004 + 4 * 4, Codec.INT4: 504 + 4 * 4}.get(codec, 2 * 1001)
     result = decoded(code, 1001, codec, 256)
@@ -118,7 +118,7 @@ def test_sixteen_bits_keep_their_bound(codec):
 
 def test_what_is_left_over_is_added_to_the_next_numbers():
     """With feedback, what came out of many roundings differs from what went in by one rounding's leftover."""
-    coding = Coding(How(codec=Codec.INT8, error_feedback=True), leftovers=Leftovers())
+    coding = Coding(Transport(codec=Codec.INT8, error_feedback=True), leftovers=Leftovers())
     rng = np.random.default_rng(2)
     total, sent = np.zeros(300), np.zeros(300)
     for _ in range(50):
@@ -133,11 +133,11 @@ def test_what_is_left_over_is_added_to_the_next_numbers():
 
 
 def test_codings_remember_nothing_without_feedback_and_put_back_what_they_gave():
-    assert Codings.of(How(), 2) is None
-    plain = Codings.of(How(codec=Codec.BFLOAT16), 2)
+    assert Codings.of(Transport(), 2) is None
+    plain = Codings.of(Transport(codec=Codec.BFLOAT16), 2)
     assert plain.state() == {}
     assert [coding.leftovers for coding in plain.of_buckets] == [None, None]
-    fed_back = Codings.of(How(codec=Codec.INT8, error_feedback=True), 2)
+    fed_back = Codings.of(Transport(codec=Codec.INT8, error_feedback=True), 2)
     assert list(fed_back.state()) == ["feedback"], "nothing is left over yet, which a checkpoint must say"
     fed_back.of_buckets[1].leftovers.keep("flat sum", torch.ones(3), torch.zeros(3))
     saved = {name: tensor.clone() for name, tensor in fed_back.state().items()}

@@ -20,10 +20,18 @@ from partreduce.runtime.codecs.coding import Coding, Leftovers
 from partreduce.runtime.transport import coded_sums as module_of_sums
 from partreduce.runtime.transport.forms import formed
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, MissingFeatureError, UnavailableError
+from partreduce.topo.errors import InputError, MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    CodecScope,
+    GroupPhases,
+    StaticGroups,
+    Transport,
+)
 
 CASES = int(os.environ.get("PARTREDUCE_CODED_SUMS", "24"))
 CHUNK = 12
@@ -36,18 +44,18 @@ class Case:
 
     cluster: Cluster
     members: tuple[int, ...]
-    how: How
+    transport: Transport
     given: tuple[np.ndarray, ...]
 
     @property
     def on_each(self):
         """Members on each of several nodes, where the sum has stages; 1 otherwise."""
-        return 1 if self.how.form is Form.RING else self.cluster.workers_per_node
+        return 1 if self.transport.algorithm is AllReduceAlgorithm.RING else self.cluster.workers_per_node
 
     def plan(self):
         phases = (Phase.from_groups(self.cluster.num_workers, [self.members]),)
         phases += (Phase.from_groups(self.cluster.num_workers, [range(self.cluster.num_workers)]),)
-        return Schedule("case", self.cluster, Static(phases=GroupPhases(phases), how=self.how))
+        return Schedule("case", self.cluster, StaticGroups(phases=GroupPhases(phases), transport=self.transport))
 
 
 def numbers(rng, members, length):
@@ -81,24 +89,29 @@ def draw(seed):
         options = {
             "block": int(rng.choice([1, 3, 16, 64, 256])),
         }
-    how = How(form=Form.HIERARCHICAL if staged else Form.RING, codec=codec, where=where, **options)
+    transport = Transport(
+        algorithm=AllReduceAlgorithm.HIERARCHICAL if staged else AllReduceAlgorithm.RING,
+        codec=codec,
+        where=where,
+        **options,
+    )
     everyone = tuple(range(cluster.num_workers))
     count = int(rng.integers(2, len(everyone) + 1))
     members = everyone if staged else tuple(sorted(random.Random(seed).sample(everyone, count)))
     least = 256 if staged else 1
     lengths = [int(rng.integers(least, least + 2 ** rng.integers(1, 12))) for _ in range(3)]
-    return Case(cluster, members, how, tuple(numbers(rng, len(members), length) for length in lengths))
+    return Case(cluster, members, transport, tuple(numbers(rng, len(members), length) for length in lengths))
 
 
 def summed(world, case):
     """What this worker has of each sum of a case; None outside its group."""
-    ours = formed(world, case.how.form, case.cluster)
+    ours = formed(world, case.transport.algorithm, case.cluster)
     ours.prepare(case.plan())
     results = None
     if world.rank in case.members:
         group, place = ours.communicator(case.members), case.members.index(world.rank)
         results = [torch.from_numpy(given[place].copy()) for given in case.given]
-        works = [group.all_reduce(one, Coding(case.how)) for one in results]
+        works = [group.all_reduce(one, Coding(case.transport)) for one in results]
         for work in works:  # all under way together, in one order
             work.wait()
     return results
@@ -106,22 +119,22 @@ def summed(world, case):
 
 def expected(case, index):
     """What the model says of a sum: one row, or the rows among which each number is."""
-    how, given = case.how, case.given[index]
-    across_only = how.where is CodecScope.ACROSS_NODES
-    codec, block = how.codec.value, how.block if how.codec.has_blocks else 1
+    transport, given = case.transport, case.given[index]
+    across_only = transport.where is CodecScope.ACROSS_NODES
+    codec, block = transport.codec.value, transport.block if transport.codec.has_blocks else 1
     if case.on_each > 1:
         return coded_sums.hierarchical_sum(given, codec, block, on_each=case.on_each, across_only=across_only)[None]
-    has_blocks, top = how.codec.has_blocks, coded_sums.LEVELS.get(codec)
+    has_blocks, top = transport.codec.has_blocks, coded_sums.LEVELS.get(codec)
     return coded_sums.flat_sum(given, block, top)[None] if has_blocks else coded_sums.short_sums(given, codec)
 
 
 def check(case, answers):
     answers = [answer for answer in answers if answer is not None]
     bound = coded_sums.sum_error(
-        case.how.codec,
+        case.transport.codec,
         len(case.members),
         on_each_node=case.on_each,
-        across_only=case.how.where is CodecScope.ACROSS_NODES,
+        across_only=case.transport.where is CodecScope.ACROSS_NODES,
     )
     for index, given in enumerate(case.given):
         mine = answers[0][index].numpy()
@@ -130,8 +143,8 @@ def check(case, answers):
         candidates = expected(case, index)
         assert (mine.view(np.uint32) == candidates.view(np.uint32)).any(axis=0).all(), "not what the model says"
         sizes = np.abs(given.astype(np.float64))
-        if case.how.codec.has_blocks:
-            sizes = np.stack([coded_sums.peaks_of(row, case.how.block) for row in sizes])
+        if case.transport.codec.has_blocks:
+            sizes = np.stack([coded_sums.peaks_of(row, case.transport.block) for row in sizes])
         limit = float(bound.relative) * sizes.sum(0) + float(bound.absolute)
         assert (np.abs(mine - given.astype(np.float64).sum(0)) <= limit * (1 + 1e-9)).all(), "beyond the bound"
 
@@ -150,7 +163,7 @@ def test_random_groups_have_the_models_bits_on_all_members_and_keep_the_bound(ra
             try:
                 check(case, [answer[place] for answer in answers])
             except AssertionError as error:
-                raise AssertionError(f"seed {seed}: {error}: {case.how}, members {case.members}") from None
+                raise AssertionError(f"seed {seed}: {error}: {case.transport}, members {case.members}") from None
 
 
 @pytest.fixture(scope="module")
@@ -165,12 +178,12 @@ STAGES = [("ring", stage) for stage in range(4)] + [("hierarchical", stage) for 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(("form", "stage"), STAGES if CASES > 1000 else [STAGES[1], STAGES[3], STAGES[8]])
-def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(driver, form, stage):
-    answer = driver.run(f"killed in {form} {stage}")
+def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(driver, algorithm, stage):
+    answer = driver.run(f"killed in {algorithm} {stage}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     assert set(answer["errors"]) == {0, 1, 2}
     for report in answer["errors"].values():
-        assert report["error"] == "PeerLostError"
+        assert report["error"] == "PeerFailedError"
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
         # Who is late, in the step before, is told of the death there; who had all that it needed, in the next one.
         assert re.match(r"step ([123]), round \1: group \{0,1,2,3\}", report["text"])
@@ -179,36 +192,36 @@ def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(drive
     assert len(stepped) == 3
     assert all(report["values"] == [-float(report["steps"])] for report in stepped), "whole steps only"
     late = [report["rank"] for report in stepped if report["steps"] == 3]
-    assert not late or ((form, stage) == ("hierarchical", 6) and 2 not in late), "its node needed it at the end"
+    assert not late or ((algorithm, stage) == ("hierarchical", 6) and 2 not in late), "its node needed it at the end"
 
 
-def flat_groups(world, how, cluster):
-    """The group of all workers, which sums as `how` says."""
-    ours = formed(world, how.form, cluster)
-    ours.prepare(Schedule("all", cluster, AllReduce(how=how)))
+def flat_groups(world, transport, cluster):
+    """The group of all workers, which sums as `transport` says."""
+    ours = formed(world, transport.algorithm, cluster)
+    ours.prepare(Schedule("all", cluster, AllReduce(transport=transport)))
     return ours, ours.everyone()
 
 
 def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
     ranks.fresh()
-    how = How(codec=Codec.INT8)
+    transport = Transport(codec=Codec.INT8)
 
     def work(world):
-        ours, group = flat_groups(world, how, Cluster.regular(1, 3))
+        ours, group = flat_groups(world, transport, Cluster.regular(1, 3))
         assert ours.has(group.members, name="blocks"), "a second communicator of the same members"
-        work = group.all_reduce(torch.ones(5000), Coding(how))
+        work = group.all_reduce(torch.ones(5000), Coding(transport))
         work.wait()
         if world.rank == 2:
             ours.destroy([group.members])
             assert not ours.has(group.members, name="blocks"), "both went together"
             return
         with pytest.raises(RuntimeError):
-            group.all_reduce(torch.ones(5000), Coding(how)).wait()
+            group.all_reduce(torch.ones(5000), Coding(transport)).wait()
         with pytest.raises(RuntimeError):
-            group.all_reduce(torch.ones(5000), Coding(how)).wait()
+            group.all_reduce(torch.ones(5000), Coding(transport)).wait()
         world.abandon()
         with pytest.raises(UnavailableError, match="was destroyed"):
-            group.all_reduce(torch.ones(5000), Coding(how))
+            group.all_reduce(torch.ones(5000), Coding(transport))
 
     ranks.run(3, work)
     ranks.fresh()
@@ -217,8 +230,8 @@ def test_a_destroyed_group_ends_its_coded_sums_and_those_of_its_peers(ranks):
 def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monkeypatch):
     """Five parts of a hierarchical sum: with feedback the mean of many sums comes near the exact sum."""
     monkeypatch.setattr(module_of_sums, "LARGEST_PART", 4096)
-    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=64, error_feedback=True)
-    plain = How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=64)
+    transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=64, error_feedback=True)
+    plain = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=64)
     given = np.random.default_rng(1).standard_normal((4, 4999)).astype(np.float32)
     exact = given.astype(np.float64).sum(0)
 
@@ -232,7 +245,7 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
         _, group = flat_groups(world, plain, Cluster.regular(2, 2))
         leftovers = Leftovers()
         once, *_ = summed(group, world.rank, Coding(plain), 1)
-        fed_back = summed(group, world.rank, Coding(how, leftovers=leftovers), 30)
+        fed_back = summed(group, world.rank, Coding(transport, leftovers=leftovers), 30)
         assert {place.split()[0] for place in leftovers.state()} == {"inside", "across"}
         assert len(leftovers.state()) == 5 * 3
         return once, np.mean(fed_back, axis=0)
@@ -245,23 +258,23 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
 
 
 @pytest.mark.parametrize("codec", [Codec.INT8, Codec.FLOAT16])
-@pytest.mark.parametrize("form", [Form.RING, Form.HIERARCHICAL])
-def test_a_tensor_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, form, codec):
+@pytest.mark.parametrize("form", [AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL])
+def test_a_tensor_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algorithm, codec):
     """Nine parts, of which several are under way at the same time."""
     monkeypatch.setattr(module_of_sums, "LARGEST_PART", 4096)
     block = 64 if codec is Codec.INT8 else 1
-    how = How(form=form, codec=codec, **({"block": block} if codec is Codec.INT8 else {}))
+    transport = Transport(algorithm=algorithm, codec=codec, **({"block": block} if codec is Codec.INT8 else {}))
     given = np.random.default_rng(3).standard_normal((4, 9000)).astype(np.float32)
 
     def work(world):
-        _, group = flat_groups(world, how, Cluster.regular(2, 2))
+        _, group = flat_groups(world, transport, Cluster.regular(2, 2))
         tensors = [torch.from_numpy(given[world.rank].copy()) for _ in range(2)]
-        for running in [group.all_reduce(tensor, Coding(how)) for tensor in tensors]:
+        for running in [group.all_reduce(tensor, Coding(transport)) for tensor in tensors]:
             running.wait()
         return [tensor.numpy() for tensor in tensors]
 
     ranks.fresh()
-    if form is Form.HIERARCHICAL:
+    if algorithm is AllReduceAlgorithm.HIERARCHICAL:
         model = coded_sums.hierarchical_sum(given, codec.value, block, on_each=2, across_only=False, parts=9)[None]
     elif codec is Codec.INT8:
         parts = coded_sums.cut(9000, 9, block)
@@ -290,13 +303,13 @@ def test_while_one_part_is_on_its_way_the_next_ones_are_worked_on():
 
 def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):
     ranks.fresh()
-    how = How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
+    transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
     cluster = Cluster.regular(2, 2)
     phases = tuple(Phase.from_groups(4, groups) for groups in ([[0, 1], [2, 3]], [[0, 2], [1, 3]], [range(4)]))
-    plan = Schedule("levels", cluster, Static(phases=GroupPhases(phases), how=how))
+    plan = Schedule("levels", cluster, StaticGroups(phases=GroupPhases(phases), transport=transport))
 
     def work(world):
-        ours = formed(world, how.form, cluster)
+        ours = formed(world, transport.algorithm, cluster)
         ours.prepare(plan)
         differences = {}
         for phase in phases:
@@ -304,7 +317,7 @@ def test_groups_inside_a_node_are_not_coded_where_only_crossings_are(ranks):
             tensor = torch.randn(3000, generator=torch.Generator().manual_seed(world.rank))
             exact = tensor.clone()
             group.all_reduce(exact).wait()
-            group.all_reduce(tensor, Coding(how)).wait()
+            group.all_reduce(tensor, Coding(transport)).wait()
             differences[len(group.members), group.members[1] - group.members[0]] = float((tensor - exact).abs().max())
         return differences
 
@@ -321,11 +334,11 @@ def test_second_communicators_count_in_the_budget(ranks):
         world.max_groups = 1
         world.prepare(Schedule("plain", Cluster.regular(1, 2), AllReduce()))
         with pytest.raises(InputError, match="puts this worker into 2 distinct groups"):
-            world.prepare(Schedule("coded", Cluster.regular(1, 2), AllReduce(how=How(codec=Codec.INT8))))
+            world.prepare(Schedule("coded", Cluster.regular(1, 2), AllReduce(transport=Transport(codec=Codec.INT8))))
         world.max_groups = 2
-        with pytest.raises(MissingFeatureError, match="was not made for sums in int8"):
-            world.everyone().all_reduce(torch.ones(8), Coding(How(codec=Codec.INT8)))
-        world.prepare(Schedule("coded", Cluster.regular(1, 2), AllReduce(how=How(codec=Codec.INT8))))
+        with pytest.raises(MissingDependencyError, match="was not made for sums in int8"):
+            world.everyone().all_reduce(torch.ones(8), Coding(Transport(codec=Codec.INT8)))
+        world.prepare(Schedule("coded", Cluster.regular(1, 2), AllReduce(transport=Transport(codec=Codec.INT8))))
         beside = world.create((0, 1), name="of a side thread")
         assert beside is not world.everyone()
         assert world.communicator((0, 1), name="of a side thread") is beside

@@ -17,26 +17,35 @@ from partreduce.topo.codec_numbers import LEVELS
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Server, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    CodecScope,
+    GroupPhases,
+    Server,
+    StaticGroups,
+    Transport,
+)
 from partreduce.verify import Status, checker, prove
 
 BLOCK = 8
 LENGTH = 40 * BLOCK  # longer than what goes uncoded
 CLUSTER = Cluster.regular(2, 2)
-IN_16 = [How(form=form, codec=codec, where=where)
+IN_16 = [Transport(algorithm=algorithm, codec=codec, where=where)
          for codec in (Codec.FLOAT16, Codec.BFLOAT16)
-         for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
-                             (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
-IN_8 = [How(form=form, codec=codec, where=where, block=BLOCK)
+         for algorithm, where in ((AllReduceAlgorithm.RING, CodecScope.ALL), (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ALL),
+                             (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
+IN_8 = [Transport(algorithm=algorithm, codec=codec, where=where, block=BLOCK)
         for codec in (Codec.INT8, Codec.INT4)
-        for form, where in ((Form.RING, CodecScope.ALL), (Form.HIERARCHICAL, CodecScope.ALL),
-                            (Form.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
+        for algorithm, where in ((AllReduceAlgorithm.RING, CodecScope.ALL), (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ALL),
+                            (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
 
 
-def adversaries(how, num_members):
+def adversaries(transport, num_members):
     """What members give, [cases, members, numbers]: drawn, and made so that each rounding takes as much as it can."""
     rng = np.random.default_rng(1)
-    unit = {Codec.FLOAT16: 2.0**-11, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 2.0**-8, Codec.INT4: 2.0**-4}[how.codec]
+    unit = {Codec.FLOAT16: 2.0**-11, Codec.BFLOAT16: 2.0**-8, Codec.INT8: 2.0**-8, Codec.INT4: 2.0**-4}[transport.codec]
     cases = [rng.normal(size=(num_members, LENGTH)), rng.random((num_members, LENGTH)) * 1e-6]
     for large in range(num_members):  # the others vanish beside it, one after the other
         case = np.full((num_members, LENGTH), unit * (1 - 2.0**-6))
@@ -44,7 +53,7 @@ def adversaries(how, num_members):
         cases.append(case)
     one_up = np.full((num_members, LENGTH), 1 + unit * (1 - 2.0**-6))  # rounded down by half a unit each
     cases.append(one_up)
-    top = LEVELS.get(how.codec, 127)
+    top = LEVELS.get(transport.codec, 127)
     halves = np.tile(np.arange(BLOCK) % top + 0.5, LENGTH // BLOCK)
     halves[::BLOCK] = top  # the others lie between two codes
     cases += [np.tile(halves, (num_members, 1)), np.tile(halves * (1 - 2.0**-7), (num_members, 1))]
@@ -55,34 +64,34 @@ def adversaries(how, num_members):
     return np.array(cases, dtype=np.float32).astype(np.float64)
 
 
-def decoded_means(ranks, how, given):
+def decoded_means(ranks, transport, given):
     """What every worker takes for the mean of each case, [workers, cases, numbers]."""
-    schedule = Schedule("coded", CLUSTER, AllReduce(how=how))
+    schedule = Schedule("coded", CLUSTER, AllReduce(transport=transport))
 
     def work(world):
-        ours = formed(world, how.form, CLUSTER)
+        ours = formed(world, transport.algorithm, CLUSTER)
         ours.prepare(schedule)
         group = ours.communicator(range(world.size))
         rows = []
         for case in given:
             share = torch.from_numpy(case[world.rank]).to(torch.float32) / world.size
-            group.all_reduce(share, Coding(how)).wait()
+            group.all_reduce(share, Coding(transport)).wait()
             rows.append(share.numpy().astype(np.float64))
         return rows
 
     return np.array(ranks.run(CLUSTER.num_workers, work))
 
 
-@pytest.mark.parametrize("how", IN_16 + IN_8, ids=str)
-def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bits(ranks, how):
-    schedule = Schedule("coded", CLUSTER, AllReduce(how=how))
+@pytest.mark.parametrize("transport", IN_16 + IN_8, ids=str)
+def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bits(ranks, transport):
+    schedule = Schedule("coded", CLUSTER, AllReduce(transport=transport))
     entry = prove(schedule)["codec-error"].numbers
     relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
-    given = adversaries(how, CLUSTER.num_workers)
-    means = decoded_means(ranks, how, given)
+    given = adversaries(transport, CLUSTER.num_workers)
+    means = decoded_means(ranks, transport, given)
     assert (means == means[0]).all(), "claim equal-replicas: the same bits"
     sizes = np.abs(given)
-    if how.codec.has_blocks:
+    if transport.codec.has_blocks:
         blocks = sizes.reshape(*sizes.shape[:2], -1, BLOCK)
         sizes = np.broadcast_to(blocks.max(axis=-1, keepdims=True), blocks.shape).reshape(sizes.shape)
     part = (np.abs(means[0] - given.mean(axis=1)) - absolute) / (relative * sizes.mean(axis=1))
@@ -90,24 +99,29 @@ def test_no_decoded_mean_is_further_off_than_claimed_and_all_workers_have_its_bi
     assert part.max() >= 0.5, "attained up to a small factor"
 
 
-@pytest.mark.parametrize("how", [how for how in IN_16 if how.form is Form.HIERARCHICAL], ids=str)
-def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, how):
+@pytest.mark.parametrize(
+    "transport", [transport for transport in IN_16 if transport.algorithm is AllReduceAlgorithm.HIERARCHICAL], ids=str
+)
+def test_more_workers_on_a_node_take_no_more_from_a_sum_in_16_bits(ranks, transport):
     """Beside a 1 each of the others would vanish: they add up to what counts before anybody rounds."""
-    unit = float(coded_sums.UNIT_ROUNDOFF[how.codec.value])
+    unit = float(coded_sums.UNIT_ROUNDOFF[transport.codec.value])
     cluster = Cluster.regular(2, 4)
     small = np.float32(unit * (1 - 2.0**-6))
     given = np.repeat(np.array([1.0, small, small, small, *[small / 4] * 4], np.float32)[:, None], LENGTH, axis=1)
 
     def work(world):
-        ours = formed(world, how.form, cluster)
-        ours.prepare(Schedule("coded", cluster, AllReduce(how=how)))
+        ours = formed(world, transport.algorithm, cluster)
+        ours.prepare(Schedule("coded", cluster, AllReduce(transport=transport)))
         total = torch.from_numpy(given[world.rank].copy())
-        ours.everyone().all_reduce(total, Coding(how)).wait()
+        ours.everyone().all_reduce(total, Coding(transport)).wait()
         return total.numpy().astype(np.float64)
 
     errors = np.abs(np.array(ranks.run(8, work)) - given.astype(np.float64).sum(0)) / np.abs(given).sum(0)
     assert errors.max() <= 2 * unit * (1 + 2.0**-6), "a rounding of the node's sum and one of the whole"
-    proofs = [prove(Schedule("coded", Cluster.regular(*shape), AllReduce(how=how))) for shape in ((2, 2), (16, 16))]
+    proofs = [
+        prove(Schedule("coded", Cluster.regular(*shape), AllReduce(transport=transport)))
+        for shape in ((2, 2), (16, 16))
+    ]
     claims = [Fraction(proof["codec-error"].numbers["relative"]) for proof in proofs]
     assert claims[1] - claims[0] <= 40 * coded_sums.UNIT_ROUNDOFF["float32"], "only what float32 takes grows"
 
@@ -129,19 +143,19 @@ def rounds_of(world, schedule, pushes):
     return seen
 
 
-@pytest.mark.parametrize("how", [IN_16[0], IN_16[5], IN_8[0], IN_8[2], IN_8[3]], ids=str)
-def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_reference(ranks, how):
-    schedule = Schedule("coded", CLUSTER, AllReduce(pace=2, how=how))
+@pytest.mark.parametrize("transport", [IN_16[0], IN_16[5], IN_8[0], IN_8[2], IN_8[3]], ids=str)
+def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_reference(ranks, transport):
+    schedule = Schedule("coded", CLUSTER, AllReduce(steps_per_round=2, transport=transport))
     entry = prove(schedule)["codec-error"].numbers
     relative, absolute = float(Fraction(entry["relative"])), float(Fraction(entry["absolute"]))
-    pushes = adversaries(how, CLUSTER.num_workers)[:12] * 0.01
+    pushes = adversaries(transport, CLUSTER.num_workers)[:12] * 0.01
     runs = np.array(ranks.run(CLUSTER.num_workers, lambda world: rounds_of(world, schedule, pushes)))
     assert (runs == runs[0]).all(), "claim equal-replicas: after every round"
     reference = np.full(LENGTH, 3.0)
     attained = 0.0
     for push, mean in zip(pushes, runs[0], strict=True):
         sizes = np.abs(push)
-        if how.codec.has_blocks:
+        if transport.codec.has_blocks:
             sizes = np.repeat(sizes.reshape(len(push), -1, BLOCK).max(axis=-1), BLOCK, axis=1)
         own = 8 * 2.0**-24 * (np.abs(reference) + np.abs(push).max(axis=0))  # of parameters, in float32
         error = np.abs(mean - (reference + push.mean(axis=0)))
@@ -152,16 +166,16 @@ def test_means_of_parameters_are_off_by_a_part_of_what_was_added_since_the_refer
     assert attained > 0.3
 
 
-@pytest.mark.parametrize("how", IN_16 + IN_8, ids=str)
-def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(how):
+@pytest.mark.parametrize("transport", IN_16 + IN_8, ids=str)
+def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(transport):
     """`topo.codec_numbers` follows the stages by another lemma of summation, whose bound is a little larger."""
     for num_nodes, on_each in ((2, 2), (4, 4), (3, 1), (9, 8)):
-        schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), AllReduce(how=how))
+        schedule = Schedule("coded", Cluster.regular(num_nodes, on_each), AllReduce(transport=transport))
         entry = prove(schedule)["codec-error"].numbers
-        staged = how.form is Form.HIERARCHICAL and on_each > 1
+        staged = transport.algorithm is AllReduceAlgorithm.HIERARCHICAL and on_each > 1
         beside = coded_sums.sum_error(
-            how.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
-            across_only=how.where is CodecScope.ACROSS_NODES and staged,
+            transport.codec.value, num_nodes * on_each, on_each_node=on_each if staged else 1,
+            across_only=transport.where is CodecScope.ACROSS_NODES and staged,
         )  # fmt: skip
         first = Fraction(3, 2**24)  # what members round before, which is no part of the bound beside the codecs
         assert Fraction(entry["relative"]) <= beside.relative + first * (1 + 2 * beside.relative) + Fraction(1, 2**32)
@@ -171,7 +185,7 @@ def test_the_claim_is_no_looser_than_the_bound_beside_the_codecs(how):
 
 @pytest.mark.parametrize("codec", [Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8])
 def test_a_server_claims_two_roundings_and_what_they_cost(codec):
-    schedule = Schedule("s", CLUSTER, Server(how=How(codec=codec)))
+    schedule = Schedule("s", CLUSTER, Server(transport=Transport(codec=codec)))
     proof = prove(schedule)
     witness = proof["codec-error"].witness
     beside = coded_sums.sum_error(codec.value, 4, through_servers=True)
@@ -193,7 +207,9 @@ def test_the_form_that_a_fact_takes_a_group_to_have_is_the_one_that_runs():
         listed = [[rank for rank, other in enumerate(nodes) if other == node] for node in range(len(sizes))]
         members = sorted(chance.sample(range(len(nodes)), chance.randrange(2, len(nodes) + 1)))
         groups = GroupPhases((Phase.from_groups(len(nodes), [members]),))
-        schedule = checker.read_schedule(dump_schedule(Schedule("s", Cluster.irregular(listed), Static(phases=groups))))
+        schedule = checker.read_schedule(
+            dump_schedule(Schedule("s", Cluster.irregular(listed), StaticGroups(phases=groups)))
+        )
         inside, over = schedule.on_nodes(schedule.phases[0][0])
         staged = levels_of(members, nodes, members[0]) is not None
         assert (inside > 1 and over > 1) == staged

@@ -11,27 +11,43 @@ from partreduce import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.worker.codec import with_codec
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import HandshakeError, InputError, MissingFeatureError, ScheduleError
+from partreduce.topo.errors import HandshakeError, InputError, MissingDependencyError, ScheduleError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, CodecScope, Form, GroupPhases, How, Late, Server, Static
-from partreduce.topo.strategies.generated import Division, Generated
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    CodecScope,
+    DelayedAveraging,
+    GroupPhases,
+    Server,
+    StaticGroups,
+    Transport,
+)
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
 
 _building = threading.Lock()
 MEMBERS = 4
 CLUSTER = Cluster.regular(2, 2)
 HOWS = {
-    "float16": How(codec=Codec.FLOAT16),
-    "bfloat16 across": How(form=Form.HIERARCHICAL, codec=Codec.BFLOAT16, where=CodecScope.ACROSS_NODES),
-    "int8": How(codec=Codec.INT8, block=32),
-    "int8 feedback": How(codec=Codec.INT8, block=32, error_feedback=True),
-    "int8 across": How(form=Form.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES, block=32),
-    "int8 hierarchical feedback": How(form=Form.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True),
+    "float16": Transport(codec=Codec.FLOAT16),
+    "bfloat16 across": Transport(
+        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16, where=CodecScope.ACROSS_NODES
+    ),
+    "int8": Transport(codec=Codec.INT8, block=32),
+    "int8 feedback": Transport(codec=Codec.INT8, block=32, error_feedback=True),
+    "int8 across": Transport(
+        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES, block=32
+    ),
+    "int8 hierarchical feedback": Transport(
+        algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, block=32, error_feedback=True
+    ),
 }
 
 
-def plan_of(how, strategy=AllReduce, **fields):
-    return Schedule("coded", CLUSTER, strategy(how=how, **fields))
+def plan_of(transport, strategy=AllReduce, **fields):
+    return Schedule("coded", CLUSTER, strategy(transport=transport, **fields))
 
 
 def network():
@@ -200,7 +216,7 @@ def test_infinite_gradients_of_a_scaler_travel_and_all_skip_the_step(ranks, name
 
 def test_workers_with_other_codecs_are_named(ranks):
     def work(world):
-        return trained(world, plan_of(How()), codec="int8" if world.rank == 1 else "bfloat16")
+        return trained(world, plan_of(Transport()), codec="int8" if world.rank == 1 else "bfloat16")
 
     for error in ranks.run(MEMBERS, work, catch=HandshakeError):
         assert "codec differs: rank 1 has int8 all, block 256, no error feedback" in str(error)
@@ -210,10 +226,10 @@ def test_workers_with_other_codecs_are_named(ranks):
 
 def test_the_argument_overrides_the_schedule(ranks):
     def work(world):
-        asked = trained(world, plan_of(How()), codec="float16")
+        asked = trained(world, plan_of(Transport()), codec="float16")
         planned = trained(world, plan_of(HOWS["float16"]))
         plain = trained(world, plan_of(HOWS["float16"]), codec="none")
-        return asked, planned, plain, trained(world, plan_of(How()))
+        return asked, planned, plain, trained(world, plan_of(Transport()))
 
     for asked, planned, plain, without in ranks.run(MEMBERS, work):
         assert asked[0] == planned[0]
@@ -221,41 +237,48 @@ def test_the_argument_overrides_the_schedule(ranks):
 
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-ON_REQUEST = Generated(group_size=4, division=Division.GLOBAL)
+ON_REQUEST = DynamicGroups(group_size=4, division=GroupSplit.GLOBAL)
 
 
 @pytest.mark.parametrize(
     ("plan", "asked", "kind", "text"),
     [
-        (plan_of(How()), ("int3", CPU), InputError, "'int3' is not one of none, float16, bfloat16, int8, int4"),
-        (plan_of(How()), ("int8", CUDA), MissingFeatureError, "no CUDA stream waits for that; .* or use bfloat16"),
-        (plan_of(How(), Server, pace=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
-        (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'generated' sends parameters"),
+        (plan_of(Transport()), ("int3", CPU), InputError, "'int3' is not one of none, float16, bfloat16, int8, int4"),
+        (
+            plan_of(Transport()),
+            ("int8", CUDA),
+            MissingDependencyError,
+            "no CUDA stream waits for that; .* or use bfloat16",
+        ),
+        (plan_of(Transport(), Server, steps_per_round=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
+        (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'dynamic_groups' sends parameters"),
         (plan_of(HOWS["int8 across"]), (None, CPU), InputError, "leave form out"),
     ],
 )
 def test_codecs_that_cannot_run_are_refused_in_a_line(monkeypatch, plan, asked, kind, text):
     monkeypatch.setenv("PARTREDUCE_CUDA_OVER_GLOO", "1")
     with pytest.raises(kind, match=text) as refusal:
-        with_codec(plan, Form.RING, *asked)
+        with_codec(plan, AllReduceAlgorithm.RING, *asked)
     assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(
     ("strategy", "fits"),
     [
-        (AllReduce(how=HOWS["int8"]), True),
-        (AllReduce(pace=2, how=HOWS["int8"]), True),
-        (Server(how=HOWS["int8"]), True),
-        (AllReduce(pace=2, when=Late(), how=HOWS["int8"]), False),
-        (Static(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), how=HOWS["int8"]), False),
+        (AllReduce(transport=HOWS["int8"]), True),
+        (AllReduce(steps_per_round=2, transport=HOWS["int8"]), True),
+        (Server(transport=HOWS["int8"]), True),
+        (AllReduce(steps_per_round=2, sync=DelayedAveraging(), transport=HOWS["int8"]), False),
+        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), transport=HOWS["int8"]), False),
     ],
     ids=str,
 )
 def test_feedback_is_for_sums_of_everybody_that_are_not_late(strategy, fits):
-    fed_back = replace(strategy, how=HOWS["int8 feedback"])
+    fed_back = replace(strategy, transport=HOWS["int8 feedback"])
     if fits:
         Schedule("fine", CLUSTER, fed_back)
     else:
-        with pytest.raises(ScheduleError, match=r"how\.error_feedback: is true; only where every round is of all"):
+        with pytest.raises(
+            ScheduleError, match=r"transport\.error_feedback: is true; only where every round is of all"
+        ):
             Schedule("refused", CLUSTER, fed_back)

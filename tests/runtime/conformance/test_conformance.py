@@ -23,7 +23,7 @@ CELLS = [(idiom, kind) for idiom in IDIOMS for kind in KINDS]
 def generator(request, monkeypatch):
     """A group generator of its own for each cell that needs one."""
     kind = KINDS[request.getfixturevalue("kind")]
-    if kind.strategy.kind != "generated":
+    if kind.strategy.kind != "dynamic_groups":
         yield
         return
     pytest.importorskip("zmq")

@@ -1,4 +1,4 @@
-"""RoundSampler: disjoint shares by pace, the same number of rounds for all, resumable in mid-epoch."""
+"""RoundSampler: disjoint shares by steps_per_round, the same number of rounds for all, resumable in mid-epoch."""
 
 import random
 from functools import partial
@@ -10,31 +10,34 @@ from helpers.thread_ranks import ThreadRanks
 from partreduce.runtime.data.sampler import RoundSampler, sampler_of
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.errors import InputError, PeerFailedError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
 
 
-def schedule(pace, n=3):
+def schedule(steps_per_round, n=3):
     return Schedule(
-        "paced", Cluster.regular(1, n), Static(phases=GroupPhases((Phase.from_groups(n, [range(n)]),)), pace=pace)
+        "paced",
+        Cluster.regular(1, n),
+        StaticGroups(phases=GroupPhases((Phase.from_groups(n, [range(n)]),)), steps_per_round=steps_per_round),
     )
 
 
-def test_shares_are_disjoint_proportional_to_pace_and_fill_equal_rounds():
+def test_shares_are_disjoint_proportional_to_steps_per_round_and_fill_equal_rounds():
     rng = random.Random(1)
     for _ in range(100):
         n = rng.randint(2, 5)
-        pace = tuple(rng.randint(1, 4) for _ in range(n))
+        steps_per_round = tuple(rng.randint(1, 4) for _ in range(n))
         batch, accumulate = rng.randint(1, 4), rng.randint(1, 3)
-        size = batch * accumulate * sum(pace) * rng.randint(1, 5) + rng.randint(0, 3)
+        size = batch * accumulate * sum(steps_per_round) * rng.randint(1, 5) + rng.randint(0, 3)
         samplers = [
-            RoundSampler(size, schedule(pace, n), batch, accumulate=accumulate, seed=7, rank=rank) for rank in range(n)
+            RoundSampler(size, schedule(steps_per_round, n), batch, accumulate=accumulate, seed=7, rank=rank)
+            for rank in range(n)
         ]
         shares = [list(sampler) for sampler in samplers]
         assert len({sampler.num_rounds for sampler in samplers}) == 1
-        for sampler, share, p in zip(samplers, shares, pace, strict=True):
+        for sampler, share, p in zip(samplers, shares, steps_per_round, strict=True):
             assert len(share) == len(sampler) == sampler.num_rounds * p * batch * accumulate
         flat = [index for share in shares for index in share]
         assert len(set(flat)) == len(flat)
@@ -64,7 +67,7 @@ def test_resuming_in_mid_epoch_gives_the_rest():
     assert len(sampler) == len(whole) - 20
 
 
-def test_workers_of_different_pace_end_at_the_same_round_in_a_real_run():
+def test_workers_of_different_steps_per_round_end_at_the_same_round_in_a_real_run():
     plan = schedule((1, 3, 2))
     data = torch.utils.data.TensorDataset(torch.arange(130.0).view(-1, 1))
 
@@ -88,7 +91,7 @@ def test_workers_of_different_pace_end_at_the_same_round_in_a_real_run():
 
 
 def trained(world, loader_of, loop):
-    """Rounds and steps after two epochs of a loop over a loader, workers having paces 1, 3 and 2."""
+    """Rounds and steps after two epochs of a loop over a loader, workers having steps per round 1, 3 and 2."""
     plan = schedule((1, 3, 2))
     model = torch.nn.Linear(1, 1)
     inner = torch.optim.SGD(model.parameters(), lr=1e-5)
@@ -116,19 +119,21 @@ def dealt(plan, rank):
 
 
 @pytest.mark.parametrize("loader_of", [even, stream, dealt])
-def test_a_loop_over_batches_ends_all_workers_at_the_same_round_whatever_their_pace(loader_of):
-    """Loaders of ten batches each give three rounds of up to three; a RoundSampler has dealt by pace already."""
+def test_a_loop_over_batches_ends_all_workers_at_the_same_round_whatever_their_steps_per_round(loader_of):
+    """Loaders of ten batches each give three rounds of up to three; a RoundSampler has dealt by steps_per_round already."""
     train = partial(trained, loader_of=loader_of, loop=DistributedOptimizer.batches)
     assert ThreadRanks(3).run(3, train) == [(6, 6), (6, 18), (6, 12)]
 
 
-def test_a_loop_that_ignores_the_paces_is_told_of_them_and_of_the_loop_that_works():
-    errors = ThreadRanks(3).run(3, partial(trained, loader_of=even, loop=lambda _, loader: loader), catch=PeerLostError)
+def test_a_loop_that_ignores_the_steps_per_round_is_told_of_them_and_of_the_loop_that_works():
+    errors = ThreadRanks(3).run(
+        3, partial(trained, loader_of=even, loop=lambda _, loader: loader), catch=PeerFailedError
+    )
     told = "the schedule has workers take 1 to 3 steps a round; loop over `optimizer.batches(loader)`"
     assert all(told in str(error) for error in errors)
 
 
-def test_a_mean_model_that_one_worker_enters_alone_is_named_as_that_beside_the_paces():
+def test_a_mean_model_that_one_worker_enters_alone_is_named_as_that_beside_the_steps_per_round():
     """Its loop is right, so that advice about the loop alone led nowhere."""
 
     def run(world):
@@ -140,7 +145,7 @@ def test_a_mean_model_that_one_worker_enters_alone_is_named_as_that_beside_the_p
 
         trained(world, even, batches)
 
-    errors = ThreadRanks(3).run(3, run, catch=PeerLostError)
+    errors = ThreadRanks(3).run(3, run, catch=PeerFailedError)
     assert all("all workers call mean_model(), so take it out of any `if rank == 0`" in str(e) for e in errors)
 
 

@@ -38,8 +38,8 @@ def test_a_text_and_a_dataset():
     assert [int(x) for (x,) in shard(data, order="contiguous")] == [3, 4, 5]
 
 
-def test_neighbours_in_a_sequence_stay_neighbours():
-    """A bigram model learns from pairs of neighbours: every pair of a contiguous part is one of the text's."""
+def test_neighbors_in_a_sequence_stay_neighbors():
+    """A bigram model learns from pairs of neighbors: every pair of a contiguous part is one of the text's."""
     tokens = torch.randint(50, (999,), generator=torch.Generator().manual_seed(1))
     pairs = set(itertools.pairwise(tokens.tolist()))
     part = shard(tokens, order="contiguous").tolist()

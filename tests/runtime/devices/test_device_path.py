@@ -35,8 +35,8 @@ from partreduce.runtime.transport import nccl, rendezvous, staged, updates
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.forms import formed
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
-from partreduce.runtime.transport.nccl import NcclWorld, refuse_equal_places
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.runtime.transport.nccl import NcclWorld, check_equal_places
+from partreduce.topo.errors import InputError, PeerFailedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 BY_NAME = {cell.name: cell for cell in CELLS}
@@ -46,28 +46,28 @@ LATE = 0.02
 @pytest.mark.parametrize(
     ("name", "place"),
     [
-        ("static, overlap", "fill"),
-        ("static, overlap, mixed", "sum"),
+        ("static, is_delayed", "fill"),
+        ("static, is_delayed, mixed", "sum"),
         ("allreduce of gradients", "commit"),
         ("allreduce of gradients, float16", "sum"),
         ("allreduce of gradients, bfloat16", "commit"),
         ("static, float16", "commit"),
-        ("static, overlap, float16", "fill"),
+        ("static, is_delayed, float16", "fill"),
         ("allreduce of gradients, pipeline, mixed", "sum"),
         ("allreduce of gradients, layers", "sum"),
         ("allreduce of gradients, pipeline of 3, Adam", "commit"),
-        ("neighbor, overlap", "fill"),
+        ("neighbor, is_delayed", "fill"),
         ("neighbor, gap", "fill"),
         ("neighbor, gap, parallel", "fill"),
-        ("static, overlap", "step"),
-        ("neighbor, overlap", "all"),
+        ("static, is_delayed", "step"),
+        ("neighbor, is_delayed", "all"),
         ("allreduce of gradients, int8", "sum"),
-        ("static, hierarchical, overlap", "fill"),
+        ("static, hierarchical, is_delayed", "fill"),
         ("allreduce of gradients, hierarchical, pipeline", "all"),
         ("allreduce of gradients, hierarchical, int8 across nodes", "commit"),
         ("allreduce of parameters, hierarchical, int8, feedback", "all"),
         ("allreduce, quorum", "all"),
-        ("generated", "all"),
+        ("dynamic_groups", "all"),
         ("generated, hierarchical", "sum"),
         ("server", "all"),
         ("server, int8", "all"),
@@ -86,7 +86,8 @@ def test_a_device_that_is_late_changes_no_bit(name, place):
 
 
 @pytest.mark.parametrize(
-    "name", ["static, overlap", "allreduce of gradients, float16", "static, hierarchical", "static, overlap, int8"]
+    "name",
+    ["static, is_delayed", "allreduce of gradients, float16", "static, hierarchical", "static, is_delayed, int8"],
 )
 def test_sums_in_the_current_stream_change_no_bit(name):
     """Where torch launches what is called with `asyncOp` false, since 2.8."""
@@ -133,7 +134,9 @@ def test_an_array_is_overwritten_once_nothing_holds_it_though_a_sum_runs_on(laun
     assert run_ranks("pretended", 2, body, Shared(delay=LATE, launch=launch)) == [(held, True)] * 2
 
 
-@pytest.mark.parametrize("cell", [BY_NAME["generated"], BY_NAME["generated, hierarchical"]], ids=lambda cell: cell.name)
+@pytest.mark.parametrize(
+    "cell", [BY_NAME["dynamic_groups"], BY_NAME["generated, hierarchical"]], ids=lambda cell: cell.name
+)
 def test_the_others_go_on_when_a_member_of_a_generated_group_is_lost(monkeypatch, cell):
     """A sum that never ends is aborted with its group, and what streams waited for it for goes on."""
     aborted, abort = set(), SimulatedBackend.abort
@@ -183,7 +186,7 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
     monkeypatch.delenv(NCCL_TEARS_DOWN, raising=False)
     plan = BY_NAME["static, hierarchical"].schedule
     world = NcclWorld(dist.HashStore(), 1, 4, timedelta(seconds=6), device=torch.device("cuda", 0))
-    ours = formed(world, plan.strategy.how.form, plan.cluster)
+    ours = formed(world, plan.strategy.transport.algorithm, plan.cluster)
     ours.prepare(plan)
     assert made == [(1, 2, 60.0, "0"), (1, 4, 60.0, "0"), (1, 2, 60.0, "0"), (0, 2, 60.0, "0"), (0, 2, 60.0, "0")]
     assert NCCL_TEARS_DOWN not in os.environ
@@ -193,13 +196,13 @@ def test_nccl_groups_report_errors_to_us_and_are_aborted_together(monkeypatch):
     assert ours.abandoned
 
 
-@pytest.mark.parametrize("name", ["static, overlap", "neighbor, overlap"])
+@pytest.mark.parametrize("name", ["static, is_delayed", "neighbor, is_delayed"])
 def test_without_waiting_for_fills_a_late_one_sends_other_numbers(monkeypatch, name):
     monkeypatch.setattr(Reducer, "_fills_first", lambda _: None)
     assert shows_by_delay(compare, BY_NAME[name], place="fill")
 
 
-def test_without_waiting_for_copies_neighbours_get_other_numbers(monkeypatch):
+def test_without_waiting_for_copies_neighbors_get_other_numbers(monkeypatch):
     monkeypatch.setattr(updates, "await_mark", lambda _: None)
     assert shows_by_delay(compare, BY_NAME["neighbor, gap"], place="fill")
 
@@ -238,10 +241,10 @@ def test_what_outer_steps_keep_on_the_host_is_there_whole_where_it_is_saved(name
 @pytest.mark.parametrize(
     "name",
     [
-        "static, overlap",
+        "static, is_delayed",
         "allreduce of gradients",
         "allreduce of gradients, bfloat16",
-        "static, overlap, float16",
+        "static, is_delayed, float16",
         "allreduce of gradients, pipeline",
         "allreduce of gradients, int8",
         "static, hierarchical",
@@ -256,7 +259,7 @@ def test_no_step_waits_for_the_device(name):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *(("static, overlap", kind) for kind in cells.FAULTS),
+        *(("static, is_delayed", kind) for kind in cells.FAULTS),
         ("allreduce of gradients", "NaN payload"),
         ("allreduce of gradients, pipeline", "NaN payload"),
     ],
@@ -269,18 +272,18 @@ def test_a_sum_that_left_its_codecs_range_is_a_check_of_the_device():
     """Two payloads a round: the coded one, and what goes beside it."""
     fault = Fault("NaN payload", 2 * 2)
     for result in run_cell(BY_NAME["allreduce of gradients, float16"], "pretended", fault=fault, timeout=60):
-        assert isinstance(result["error"], PeerLostError)
+        assert isinstance(result["error"], PeerFailedError)
         assert "or a finite number left the codec's range" in str(result["error"])
 
 
 def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
-    def by_product(bucket, sums, snapshot, relax, ok):
+    def by_product(bucket, sums, snapshot, relaxation, ok):
         change = sums[: bucket.size]
         change.sub_(snapshot[: bucket.size]).mul_(ok)
-        bucket.flat.add_(change, alpha=relax)
+        bucket.flat.add_(change, alpha=relaxation)
 
     monkeypatch.setattr(group_means, "commit_delayed", by_product)
-    assert "not finite" in judge_fault(BY_NAME["static, overlap"], "pretended", Fault("NaN payload", 2))
+    assert "not finite" in judge_fault(BY_NAME["static, is_delayed"], "pretended", Fault("NaN payload", 2))
 
 
 def test_without_undoing_the_step_momentum_moves_parameters_after_a_fault(monkeypatch):
@@ -293,7 +296,7 @@ def test_without_undoing_the_step_momentum_moves_parameters_after_a_fault(monkey
 @pytest.mark.parametrize(("name", "at"), [("static", 4), ("allreduce of gradients", 4), ("static", 5)])
 def test_finish_sees_what_the_last_operations_and_its_own_mean_have_become(name, at):
     for result in run_cell(BY_NAME[name], "pretended", fault=Fault("wrong tag", at), timeout=60):
-        assert isinstance(result["error"], PeerLostError)
+        assert isinstance(result["error"], PeerFailedError)
 
 
 def test_a_host_that_waits_for_the_device_is_set_free_when_an_operation_never_ends():
@@ -305,12 +308,12 @@ def test_a_host_that_waits_for_the_device_is_set_free_when_an_operation_never_en
             for inputs, targets in batches[:5]:
                 step(model, optimizer, inputs, targets)
                 float(model.second.bias.detach().sum())  # as `loss.item()` would
-        except PeerLostError as problem:
+        except PeerFailedError as problem:
             error = problem
         return {"error": error, "waits": world.pretended.host_waits}
 
     results = run_cell(Cell("stuck"), "pretended", fault=Fault("never complete", 1), timeout=6, action=body)
-    assert all(isinstance(result["error"], PeerLostError) and result["waits"] for result in results)
+    assert all(isinstance(result["error"], PeerFailedError) and result["waits"] for result in results)
 
 
 def test_p_reduce_waits_for_its_check():
@@ -322,7 +325,7 @@ def test_p_reduce_waits_for_its_check():
         means = [float(tensor.sum()) for tensor in tensors]
         try:
             p_reduce(too_long[:8], (0, 1), 1 + world.rank / 2, world=world, timeout=60)
-        except PeerLostError as error:
+        except PeerFailedError as error:
             return [*means, str(error)]
         return means
 
@@ -392,9 +395,9 @@ def test_threads_that_use_an_operation_first_at_one_time_get_one_object(made, ne
 
 
 def test_workers_that_share_a_gpu_are_named():
-    refuse_equal_places({0: "node-a GPU-1", 1: "node-a GPU-2", 2: "node-b GPU-1"})
+    check_equal_places({0: "node-a GPU-1", 1: "node-a GPU-2", 2: "node-b GPU-1"})
     with pytest.raises(InputError, match=r"ranks 0 and 2 share GPU GPU-1 of node-a, and NCCL needs one for each"):
-        refuse_equal_places({0: "node-a GPU-1", 1: "node-a GPU-2", 2: "node-a GPU-1"})
+        check_equal_places({0: "node-a GPU-1", 1: "node-a GPU-2", 2: "node-a GPU-1"})
 
 
 def test_cuda_without_nccl_is_refused_and_not_quietly_run_over_gloo(monkeypatch):

@@ -17,7 +17,7 @@ from partreduce.runtime.sharding.columns import Part
 from partreduce.runtime.sharding.staging import Staging
 from partreduce.runtime.sharding.table import Table
 from partreduce.runtime.transport.streams import streams_of
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.errors import InputError, PeerFailedError
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("one_thread")]
 BY_NAME = {cell.name: cell for cell in TABLE_CELLS}
@@ -57,7 +57,7 @@ def test_a_sum_that_never_ends_is_noticed_though_hosts_wait_for_rows_behind_it()
     def act(cell, world, prepared):
         try:
             table_cells.train(cell, prepared, world.pretended.device, world)
-        except PeerLostError as error:
+        except PeerFailedError as error:
             return {"said": str(error)}
         return {"said": ""}
 
@@ -91,7 +91,7 @@ def test_checkpoints_and_state_dicts_hold_the_rows_of_a_device_and_deal_them_out
         for load in (
             load_state_dicts,
             lambda: partreduce.load_checkpoint(optimizer, tmp_path / "checkpoint"),
-            lambda: partreduce.load_checkpoint(optimizer, tmp_path / "checkpoint", other_run=True),
+            lambda: partreduce.load_checkpoint(optimizer, tmp_path / "checkpoint", allow_different_run=True),
         ):
             with torch.no_grad():
                 for array in live:

@@ -234,7 +234,7 @@ def test_a_late_device_changes_no_number_of_an_update_and_nobody_waits_for_more_
             box.abandon()
 
 
-def test_one_snapshot_serves_all_neighbours_and_parameters_may_change_as_soon_as_it_is_sent():
+def test_one_snapshot_serves_all_neighbors_and_parameters_may_change_as_soon_as_it_is_sent():
     """Real mailboxes; worker 0 sends steps ahead, as far as the rings go, and never waits for room."""
     pytest.importorskip("zmq")
     store, capacity = dist.HashStore(), 4

@@ -12,8 +12,8 @@ from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, Static
-from partreduce.topo.survivors import after_loss
+from partreduce.topo.strategies import AllReduce, GroupPhases, RulePhases, StaticGroups
+from partreduce.topo.survivors import after_failure
 
 SQUARE = RulePhases((2, 2), ((Block((0, 1), (0,)),), (Block((0, 1), (1,)),)))
 LISTED = GroupPhases((Phase.from_groups(8, [range(8)]),))
@@ -21,11 +21,11 @@ KEEP_FOUR = FailurePlan(SurvivorRule.KEEP_GROUPS, 4)
 RULE = Schedule(
     "pairs",
     Cluster.regular(4, 2),
-    Static(phases=RulePhases((4,), ((Block((0, 1), ()),), (Block((0, 1), (0,)),)))),
+    StaticGroups(phases=RulePhases((4,), ((Block((0, 1), ()),), (Block((0, 1), (0,)),)))),
     failure_plan=FailurePlan(SurvivorRule.REAPPLY_RULE, 1),
 )
 EVERYBODY = Schedule(
-    "all", Cluster.regular(4, 2), AllReduce(pace=2), failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)
+    "all", Cluster.regular(4, 2), AllReduce(steps_per_round=2), failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)
 )
 
 
@@ -46,7 +46,7 @@ def started(monkeypatch):
 def test_whichever_node_is_lost_the_others_follow_what_the_file_plans_for_that(started, schedule, node):
     started(6)
     found = as_started(schedule)
-    assert found == after_loss(schedule, schedule.cluster.workers_of(node))
+    assert found == after_failure(schedule, schedule.cluster.workers_of(node))
     assert found.num_workers == 6
     with pytest.warns(UserWarning, match="has started 3 of its 4 nodes"):
         say_nodes_left(schedule, found)
@@ -65,14 +65,14 @@ def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_l
 @pytest.mark.parametrize(
     ("schedule", "size", "on_each", "why"),
     [
-        (replace(RULE, failure_plan=None), 6, 2, r"plans for no loss \(design --survive\)"),
+        (replace(RULE, failure_plan=None), 6, 2, r"plans for no loss \(design --tolerate-failures\)"),
         (RULE, 7, 1, "not whole nodes"),
         (RULE, 6, 6, "not whole nodes"),
         (RULE, 4, 2, "no loss of 2 nodes"),
-        (replace(EVERYBODY, strategy=AllReduce(pace=(1, 1, 2, 2, 2, 2, 2, 2))), 6, 2, "not all alike"),
+        (replace(EVERYBODY, strategy=AllReduce(steps_per_round=(1, 1, 2, 2, 2, 2, 2, 2))), 6, 2, "not all alike"),
         (replace(EVERYBODY, cluster=Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]])), 6, 2, "not whole nodes"),
-        (Schedule("square", RULE.cluster, Static(phases=SQUARE), failure_plan=KEEP_FOUR), 4, 2, "not all alike"),
-        (replace(RULE, strategy=Static(phases=LISTED), failure_plan=KEEP_FOUR), 6, 2, "not all alike"),
+        (Schedule("square", RULE.cluster, StaticGroups(phases=SQUARE), failure_plan=KEEP_FOUR), 4, 2, "not all alike"),
+        (replace(RULE, strategy=StaticGroups(phases=LISTED), failure_plan=KEEP_FOUR), 6, 2, "not all alike"),
     ],
 )  # fmt: skip
 def test_every_other_loss_is_refused_with_the_way_out(started, schedule, size, on_each, why):
@@ -93,7 +93,7 @@ def test_nothing_changes_where_all_have_come_or_nobody_starts_workers_again(star
 
 
 def test_checkpoints_of_the_schedule_and_of_what_it_plans_for_are_of_one_run():
-    left = after_loss(RULE, (0, 1))
+    left = after_failure(RULE, (0, 1))
     assert is_planned(RULE, 8, schedule_sha256(RULE))
     assert is_planned(RULE, 6, schedule_sha256(left))
     assert not is_planned(RULE, 6, schedule_sha256(RULE))

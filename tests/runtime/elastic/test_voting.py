@@ -19,7 +19,9 @@ from partreduce.schedulers.protocols.membership.words import Connected, View
 def voting():
     store = HashStore()
     world = GlooWorld(store, 0, 3, timedelta(seconds=60))
-    return Voting(world, Heartbeat(store, 0, "1", beats=False), lambda _: None, lambda: None, timeout=60.0, most_lost=1)
+    return Voting(
+        world, Heartbeat(store, 0, "1", beats=False), lambda _: None, lambda: None, timeout=60.0, max_failures=1
+    )
 
 
 def come_to_the_next_epoch(voting):

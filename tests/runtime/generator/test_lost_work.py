@@ -56,7 +56,7 @@ def test_generated_schedules_save_and_resume_also_without_a_lost_worker(driver, 
     assert {(report["round"], report["steps"]) for report in resumed} == {(36, 39)}
 
 
-@pytest.mark.parametrize("kind", ["joining", "joining, normalised", "joining, one dies"])
+@pytest.mark.parametrize("kind", ["joining", "joining, normalized", "joining, one dies"])
 def test_join_of_a_generated_schedule_ends_at_the_same_round_for_all_that_are_left(driver, serve, kind):
     answer = driver.run(kind, environment=serve(3.0 if "dies" in kind else 20.0), survive=True)
     left = ended(answer, *range(3 if "dies" in kind else 4))

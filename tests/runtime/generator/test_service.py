@@ -14,7 +14,7 @@ from helpers.generator_rig import (
     KILL_POINTS,
     ServiceProcess,
     check_orders,
-    randomised_run,
+    randomized_run,
     run_workers,
     serving,
     setting_of,
@@ -36,14 +36,14 @@ from partreduce.runtime.generator.wire import (
     unpack_state,
 )
 from partreduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
-from partreduce.topo.errors import FencedError, FileProblem, InputError, UnavailableError
+from partreduce.topo.errors import EvictedError, FileError, InputError, UnavailableError
 
 zmq = pytest.importorskip("zmq")
 
 
 @pytest.mark.parametrize("seed", range(9))
 def test_executed_order_equals_the_log_over_a_rough_wire(seed):
-    check_orders(*randomised_run(seed))
+    check_orders(*randomized_run(seed))
 
 
 @pytest.mark.parametrize(("point", "after"), KILL_POINTS)
@@ -112,7 +112,7 @@ def test_a_flipped_bit_anywhere_is_refused(filled):
         damaged = bytearray(whole)
         damaged[place] ^= 4
         filled.write_bytes(damaged)
-        with pytest.raises(FileProblem, match=r"damaged|is not a group generator's log"):
+        with pytest.raises(FileError, match=r"damaged|is not a group generator's log"):
             Log(filled)
 
 
@@ -134,7 +134,7 @@ def test_a_full_disk_is_named_and_nothing_is_answered(tmp_path):
     log = Log(tmp_path / "log")
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, log._file)
-    with pytest.raises(FileProblem, match="cannot be written: No space left"):
+    with pytest.raises(FileError, match="cannot be written: No space left"):
         log.append([b"x"])
     os.close(full)
     log.close()
@@ -276,7 +276,7 @@ def test_a_fenced_client_says_so(service):
     client._retry = 0.01
     while client._error is None and time.monotonic() < deadline:
         time.sleep(0.02)
-    with pytest.raises(FencedError, match="gave worker 0 up"):
+    with pytest.raises(EvictedError, match="gave worker 0 up"):
         client.begin()
     client.close()
 
@@ -310,7 +310,7 @@ def test_keys_are_refused_where_others_can_read_them(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     assert JobKeys.read(path).service_secret
     path.chmod(0o640)
-    with pytest.raises(FileProblem, match="others can read"):
+    with pytest.raises(FileError, match="others can read"):
         JobKeys.read(path)
     for text in ("", "{}", "[1]", '{"service_public": "short"}', "\x00"):
         with pytest.raises(InputError, match="does not hold the keys"):
@@ -363,7 +363,7 @@ def test_a_key_file_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "replace", full)
-    with pytest.raises(FileProblem, match="keys: cannot be written: No space left on device"):
+    with pytest.raises(FileError, match="keys: cannot be written: No space left on device"):
         JobKeys.make().write(path)
     assert JobKeys.read(path) == old
     assert [entry.name for entry in tmp_path.iterdir()] == ["keys"]

@@ -14,7 +14,7 @@ from partreduce.schedulers.protocols.group_generator.draw import GeneratorSettin
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
 
 pytest.importorskip("zmq")
 
@@ -42,10 +42,12 @@ def model_of(rank):
     return model
 
 
-@pytest.mark.parametrize("division", Division)
-@pytest.mark.parametrize("rule", InitiatorRule)
+@pytest.mark.parametrize("division", GroupSplit)
+@pytest.mark.parametrize("rule", SlowWorkerPolicy)
 def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, serve, division, rule):
-    schedule = Schedule("g", Cluster.regular(2, 2), Generated(group_size=2, division=division, initiator=rule, seed=3))
+    schedule = Schedule(
+        "g", Cluster.regular(2, 2), DynamicGroups(group_size=2, division=division, slow_worker_policy=rule, seed=3)
+    )
     notes = serve(schedule)
 
     def train(world):
@@ -78,7 +80,7 @@ def test_group_means_conserve_the_mean_and_follow_the_generators_order(ranks, se
 
 def test_without_a_generator_the_error_says_how_to_start_one(ranks, monkeypatch):
     monkeypatch.delenv("PARTREDUCE_GENERATOR", raising=False)
-    schedule = Schedule("g", Cluster.regular(1, 2), Generated(group_size=2))
+    schedule = Schedule("g", Cluster.regular(1, 2), DynamicGroups(group_size=2))
 
     def train(world):
         model = model_of(world.rank)
@@ -88,10 +90,10 @@ def test_without_a_generator_the_error_says_how_to_start_one(ranks, monkeypatch)
         assert "partreduce run --schedule" in str(error)
 
 
-@pytest.mark.parametrize("when", ["before the sum", "after the sum"])
-def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve, when):
+@pytest.mark.parametrize("sync", ["before the sum", "after the sum"])
+def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve, sync):
     """A connection is cut below worker 1: either both lose the average, or worker 0 has it already and worker 1 not."""
-    schedule = Schedule("g", Cluster.regular(1, 2), Generated(group_size=2, slow_threshold=None))
+    schedule = Schedule("g", Cluster.regular(1, 2), DynamicGroups(group_size=2, slow_threshold=None))
     notes = serve(schedule)
     ranks.fresh()
     begun, both_are_past_it = threading.Event(), threading.Barrier(2)
@@ -110,9 +112,9 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
                 if world.rank == 0:
                     begun.set()
                 assert begun.wait(40)  # cut sooner, worker 0 would hear that this average failed and never begin it
-                if world.rank == 1 and when == "before the sum":
+                if world.rank == 1 and sync == "before the sum":
                     world.communicator(group.members).close()
-                if world.rank == 1 and when == "after the sum":
+                if world.rank == 1 and sync == "after the sum":
                     optimizer.run.reducer._complete = cut_off
             return attempt(kind, step, seq, group, **options)
 
@@ -139,8 +141,8 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
     assert first == same
     assert own[0] == 10.0, "worker 1 keeps its own parameters"
     assert first not in executed_there, "and does not count the group as executed"
-    assert values[0] == (5.0 if when == "after the sum" else 0.0)
-    assert (first in executed) == (when == "after the sum")
+    assert values[0] == (5.0 if sync == "after the sum" else 0.0)
+    assert (first in executed) == (sync == "after the sum")
     assert ("void", first, (0, 1)) in [tuple(note) for note in notes], "the generator hears of it"
     assert 5.0 in values[1:], "they meet again"
     assert [seq for seq in executed if seq > first] == [seq for seq in executed_there if seq > first] != []

@@ -21,13 +21,13 @@ from partreduce.runtime.launcher.signals import Terminated
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
-from partreduce.topo.errors import FencedError, InputError, UnavailableError
+from partreduce.topo.errors import EvictedError, InputError, UnavailableError
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Merge, Outer, Pipeline, Routes
-from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.strategies.neighbor import Neighbor
-from partreduce.topo.strategies.routes import Gradient, Route
+from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload, Pipeline
+from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.topo.strategies.payload import Gradient, TablePlacement
 from partreduce.topo.strategies.server import Server
 
 pytestmark = pytest.mark.processes
@@ -36,14 +36,16 @@ WORKERS, STEPS, SAVED = 4, 24, 6
 RING = Round.from_edges(
     WORKERS, [((to + hop) % WORKERS, to, Fraction(1, 3)) for to in range(WORKERS) for hop in (1, -1)]
 )
-DILOCO = Outer(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
-TABLE = Routes(tables=(Route(parameter="table.weight", rows=9, columns=2, gradient=Gradient.SPARSE),))
+DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+TABLE = Payload(tables=(TablePlacement(parameter="table.weight", rows=9, columns=2, gradient=Gradient.SPARSE),))
 ENDED_BY_A_LOSS = {
-    "pipeline": AllReduce(when=Pipeline()),
-    "outer steps, merged late": AllReduce(pace=3, when=Merge(steps=1, alpha=Fraction(1, 2)), what=Routes(outer=DILOCO)),
-    "gap": Neighbor(rounds=(RING,), when=Gap(max_ig=2)),
+    "pipeline": AllReduce(sync=Pipeline()),
+    "outer steps, merged late": AllReduce(
+        steps_per_round=3, sync=DelayedMerge(steps=1, alpha=Fraction(1, 2)), payload=Payload(outer=DILOCO)
+    ),
+    "gap": NeighborAveraging(rounds=(RING,), sync=IterationGap(max_ig=2)),
     "server": Server(hosts=(1,)),
-    "tables": AllReduce(what=TABLE),
+    "tables": AllReduce(payload=TABLE),
 }
 
 
@@ -62,7 +64,7 @@ class Model(torch.nn.Module):
         return loss if self.table is None else loss + (self.table(words) ** 2).sum()
 
 
-def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, most_lost=0, back=None, fails=None):
+def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, max_failures=0, back=None, fails=None):
     """(exit code, by rank what each worker that finished held at the end) of a run that saves every few steps.
 
     `deaths` are (attempt, rank, step), `back` is (step, rank), where the others wait for who comes back, and `fails` is
@@ -75,7 +77,7 @@ def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, most_l
         warnings.simplefilter("default")
         warnings.showwarning = lambda message, *_: sys.stderr.write(f"{message}\n")  # pytest would keep them
         rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-        model = Model(table=bool(strategy.what.tables))
+        model = Model(table=bool(strategy.payload.tables))
         schedule = Schedule("again", Cluster.regular(1, WORKERS), strategy)
         sgd = torch.optim.SGD(model.parameters(), RATE / 16)
         optimizer = DistributedOptimizer(sgd, model, schedule, timeout=60.0)
@@ -100,8 +102,8 @@ def trained(folder, strategy, deaths, *, most=2, loads=True, steps=STEPS, most_l
         (folder / f"held-{rank}").write_text(json.dumps(held))
 
     def attempt(told, restarts):
-        joiners = {"max_restarts": restarts.left, "restarted": restarts.spend} if most_lost else {}
-        return launch(work, num_workers=WORKERS, threads=1, environment=told, most_lost=most_lost, **joiners)
+        joiners = {"max_restarts": restarts.left, "restarted": restarts.spend} if max_failures else {}
+        return launch(work, num_workers=WORKERS, threads=1, environment=told, max_failures=max_failures, **joiners)
 
     code = attempts(attempt, most)
     return code, {path.name: json.loads(path.read_text()) for path in folder.glob("held-*")}
@@ -127,10 +129,10 @@ def test_after_two_deaths_all_have_the_bits_of_a_run_that_nothing_disturbed(kind
     assert begun(tmp_path / "disturbed") == {0: {0}, 1: {12}, 2: {12}}
 
 
-@pytest.mark.parametrize("kind", [AllReduce(), AllReduce(pace=3)], ids=["gradients", "parameters"])
+@pytest.mark.parametrize("kind", [AllReduce(), AllReduce(steps_per_round=3)], ids=["gradients", "parameters"])
 def test_where_more_are_lost_than_may_be_all_begin_again(kind, tmp_path, capfd):
     _, expected = trained(tmp_path / "undisturbed", kind, [])
-    code, held = trained(tmp_path / "disturbed", kind, [(0, 1, 15), (0, 2, 15)], most=3, most_lost=1)
+    code, held = trained(tmp_path / "disturbed", kind, [(0, 1, 15), (0, 2, 15)], most=3, max_failures=1)
     assert code == 0
     assert held == expected
     assert begun(tmp_path / "disturbed") == {0: {0}, 1: {12}}
@@ -138,7 +140,9 @@ def test_where_more_are_lost_than_may_be_all_begin_again(kind, tmp_path, capfd):
 
 
 def test_who_comes_back_and_all_who_begin_again_are_counted_together(tmp_path, capfd):
-    code, held = trained(tmp_path / "run", AllReduce(), [(0, 1, 5)], most=3, most_lost=1, back=(7, 1), fails=(0, 2, 15))
+    code, held = trained(
+        tmp_path / "run", AllReduce(), [(0, 1, 5)], most=3, max_failures=1, back=(7, 1), fails=(0, 2, 15)
+    )
     said = capfd.readouterr().err
     assert (code, sorted(held)) == (0, [f"held-{rank}" for rank in range(WORKERS)])
     assert "worker 1 joined in round 7" in said
@@ -178,7 +182,7 @@ def test_one_that_asked_for_a_checkpoint_before_any_was_saved_is_not(tmp_path, c
         ([UnavailableError.exit_code, 0], 0),
         ([1, 137, 143, 3], 3),
         ([InputError.exit_code], InputError.exit_code),  # a mistake, which the next one would make again
-        ([1, FencedError.exit_code], FencedError.exit_code),  # the others have ended well
+        ([1, EvictedError.exit_code], EvictedError.exit_code),  # the others have ended well
     ],
 )
 def test_what_failed_is_tried_again_and_neither_a_mistake_nor_a_run_that_ended(codes, expected, tmp_path, capfd):
@@ -262,7 +266,7 @@ def test_the_command_passes_on_a_request_to_end_and_begins_nothing_again(tmp_pat
 
 def test_the_command_begins_again_where_nothing_is_to_be_survived(tmp_path):
     """A schedule that plans for losses is run without its plans, and by its path."""
-    write_schedule(tmp_path / "schedule.json", Schedule("again", Cluster.regular(1, 2), AllReduce(when=Pipeline())))
+    write_schedule(tmp_path / "schedule.json", Schedule("again", Cluster.regular(1, 2), AllReduce(sync=Pipeline())))
     (tmp_path / "script.py").write_text(
         "import os, pathlib, signal\n"
         "place = pathlib.Path(os.environ['PLACE'])\n"

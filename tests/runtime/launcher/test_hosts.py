@@ -15,7 +15,7 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Pipeline
-from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 
 TRAIN = """
 import os, signal, sys, torch, partreduce
@@ -83,7 +83,7 @@ def test_hosts_that_do_not_fit_are_refused_in_one_line(tmp_path, lines, num_work
 @pytest.mark.timeout(4 * LIMIT)
 def test_a_worker_of_another_host_that_is_killed_is_named_and_the_others_go_on_where_the_kind_can(hosts, tmp_path):
     schedule = tmp_path / "generated.json"
-    write_schedule(schedule, Schedule("on request", Cluster.regular(2, 2), Generated()))
+    write_schedule(schedule, Schedule("on request", Cluster.regular(2, 2), DynamicGroups()))
     code, output, errors = Begun(hosts, tmp_path, TRAIN, schedule, "30", "dies").ended()
     assert code == 0, errors
     assert "partreduce: worker 3 was killed by signal 9 (SIGKILL) while it" in errors
@@ -98,7 +98,7 @@ def test_a_worker_of_another_host_that_is_killed_is_named_and_the_others_go_on_w
 @pytest.mark.timeout(4 * LIMIT)
 def test_all_workers_of_all_hosts_begin_again_where_a_kind_cannot_go_on(hosts, tmp_path):
     schedule = tmp_path / "all.json"
-    write_schedule(schedule, Schedule("pipeline", Cluster.regular(2, 2), AllReduce(when=Pipeline())))
+    write_schedule(schedule, Schedule("pipeline", Cluster.regular(2, 2), AllReduce(sync=Pipeline())))
     run = Begun(hosts, tmp_path, TRAIN, schedule, "30", "dies", options=("--max-restarts", 1))
     code, output, errors = run.ended()
     assert code == 0, errors
@@ -144,7 +144,7 @@ FAILURES = {
 def test_a_run_over_hosts_ends_whatever_fails_and_leaves_nothing_on_any(hosts, tmp_path, what):
     fail, code, said = FAILURES[what]
     schedule = tmp_path / "all.json"
-    assert main(["design", "2x2", "--using", "allreduce", "-o", str(schedule)]) == 0
+    assert main(["design", "2x2", "--build", "allreduce", "-o", str(schedule)]) == 0
     words = ["impatient"] if what == "a worker is stopped" else []
     # A stopped worker does not end by itself.
     run = Begun(hosts, tmp_path, TRAIN, schedule, "1000000000", *words, grace=5.0 if "stopped" in what else 60.0)
@@ -155,7 +155,7 @@ def test_a_run_over_hosts_ends_whatever_fails_and_leaves_nothing_on_any(hosts, t
     if "agent" in what:
         os.kill(hosts.agent("b"), signal.SIGCONT)
     if code in (69, 137):
-        assert "PeerLostError" in errors, "said by a worker that can go on no more"
+        assert "PeerFailedError" in errors, "said by a worker that can go on no more"
     for place in ("a", "b"):
         wait_until(lambda: not hosts.processes(place))  # noqa: B023 - called here
     wait_until(lambda: not hosts.clients())

@@ -14,7 +14,7 @@ from partreduce.runtime.launcher.signals import shell_exit_code
 from partreduce.runtime.launcher.supervision import Child, _Shutdown
 from partreduce.runtime.launcher.workers import ANSWER_SECONDS
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FencedError
+from partreduce.topo.errors import EvictedError
 
 GRACE = 5.0
 TORCHRUN = {
@@ -134,7 +134,7 @@ def test_who_survives_lost_workers_ends_by_errors_alone_and_when_nobody_is_left(
     draw = random.Random(seed)
     survive, patient = draw.random() < 0.5, draw.random() < 0.5
     machine, shutdown = Machine(monkeypatch), _Shutdown(survive=survive, patient=patient)
-    lost = (-signal.SIGKILL, FencedError.exit_code)
+    lost = (-signal.SIGKILL, EvictedError.exit_code)
     codes = {rank: draw.choice([0, 1, *lost]) for rank in draw.sample(range(4), 4)}
     first, hurried, ended = 0, False, []
     for rank, code in codes.items():

@@ -19,7 +19,7 @@ from helpers.warm import WARM
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.generated import Generated
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 
 pytestmark = pytest.mark.processes
 
@@ -59,7 +59,7 @@ class Run:
         command = ["run", "--workers", "2", str(script), *arguments]
         if generated:
             schedule = tmp_path / "s.json"
-            write_schedule(schedule, Schedule("g", Cluster.regular(1, 2), Generated(group_size=2)))
+            write_schedule(schedule, Schedule("g", Cluster.regular(1, 2), DynamicGroups(group_size=2)))
             command[-1 - len(arguments) : -1 - len(arguments)] = ["--schedule", str(schedule)]
         self.mark = f"PARTREDUCE_TEST={uuid.uuid4().hex}"
         name, value = self.mark.split("=")

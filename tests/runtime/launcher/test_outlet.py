@@ -37,7 +37,7 @@ def test_what_some_tell_names_them_when_it_has_waited(ranks, words):
 
 def test_two_mistakes_stay_two_and_other_lines_are_not_held():
     other = MISTAKE.replace("3", "4")
-    passed, _, late = shown([(0, MISTAKE), (1, other), (1, "PeerLostError: x"), (0, "  InputError: indented")], 2)
+    passed, _, late = shown([(0, MISTAKE), (1, other), (1, "PeerFailedError: x"), (0, "  InputError: indented")], 2)
     assert passed == [False, False, True, True]
     assert late == f"[0] {MISTAKE}\n[1] {other}\n"
 

@@ -23,7 +23,7 @@ from partreduce.topo.strategies import AllReduce
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
-PACE, MORE = 2, 6
+STEPS_PER_ROUND, MORE = 2, 6
 OWN_STORE = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 """With it worker 0 serves a new store each time; torch's own, of the agent of worker 0, does not outlive that node."""
 SCRIPT = """
@@ -62,7 +62,9 @@ class Nodes:
 
     def __init__(self, folder, port):
         self.folder, self.agents = folder, {}
-        (folder / "script.py").write_text(SCRIPT.replace("PACE", str(PACE)).replace("MORE", str(MORE)))
+        (folder / "script.py").write_text(
+            SCRIPT.replace("STEPS_PER_ROUND", str(STEPS_PER_ROUND)).replace("MORE", str(MORE))
+        )
         self.port = port
 
     def start(self, node):
@@ -116,7 +118,7 @@ def nodes(tmp_path):
 
 def test_the_nodes_that_are_left_go_on_from_the_checkpoint_by_the_failure_plan(tmp_path, nodes):
     plan = FailurePlan(SurvivorRule.ALL_REDUCE, 1)
-    schedule = Schedule("all", Cluster.regular(3, 1), AllReduce(pace=PACE), failure_plan=plan)
+    schedule = Schedule("all", Cluster.regular(3, 1), AllReduce(steps_per_round=STEPS_PER_ROUND), failure_plan=plan)
     write_schedule(tmp_path / "schedule.json", schedule)
     for node in range(3):
         nodes.start(node)
@@ -141,7 +143,7 @@ def test_the_nodes_that_are_left_go_on_from_the_checkpoint_by_the_failure_plan(t
     assert f"torchrun has started 2 of its 3 nodes, and {follows}" in nodes.output()
     ends = [json.loads((tmp_path / f"end-{rank}.json").read_text()) for rank in range(2)]
     (begun,) = {end["begun"] for end in ends}
-    assert begun >= PACE
+    assert begun >= STEPS_PER_ROUND
     if {end["resumed"] for end in ends} == {2}:
         pytest.skip("torch's agents began anew among the two that are left: the machine is busy")
     assert [end["resumed"] for end in ends] == [3, 3]

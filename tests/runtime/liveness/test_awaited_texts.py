@@ -7,7 +7,7 @@ from torch.distributed import HashStore
 
 from partreduce.runtime.liveness.awaited_texts import await_texts, decided
 from partreduce.runtime.transport.notes import Notes
-from partreduce.topo.errors import FileProblem, InputError, PeerLostError, UnavailableError
+from partreduce.topo.errors import FileError, InputError, PeerFailedError, UnavailableError
 
 
 def test_texts_come_in_order_and_who_waits_in_vain_says_so_and_for_whom():
@@ -32,7 +32,8 @@ def test_what_worker_0_decides_all_do():
 
 
 @pytest.mark.parametrize(
-    ("met", "raised"), [(UnavailableError, UnavailableError), (PeerLostError, PeerLostError), (FileProblem, InputError)]
+    ("met", "raised"),
+    [(UnavailableError, UnavailableError), (PeerFailedError, PeerFailedError), (FileError, InputError)],
 )
 def test_what_stops_worker_0_stops_all_with_the_same_line_and_says_whether_somebody_is_gone(met, raised):
     def decide():

@@ -12,7 +12,7 @@ from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.liveness.wait_chain import SILENCE_SECONDS, Sign, clause
 from partreduce.runtime.transport import waiting
 from partreduce.runtime.transport.notes import DEATHS, Notes
-from partreduce.topo.errors import PeerLostError, UnavailableError
+from partreduce.topo.errors import PeerFailedError, UnavailableError
 
 SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1
 
@@ -132,7 +132,7 @@ def test_a_worker_without_data_names_who_waits_for_all_where_it_does_not_come(mo
     if decided:
         assert ended.another(4) == (decided == "round/4")
         return
-    with pytest.raises(PeerLostError) as caught:
+    with pytest.raises(PeerFailedError) as caught:
         ended.another(4)
     assert str(caught.value) == (
         "data ended before round 4: worker 1 waits for all in save_checkpoint() after 4 rounds: a worker whose data "

@@ -12,19 +12,19 @@ from partreduce.runtime.liveness.heartbeat import ALL_CALL, UNEQUAL, Heartbeat
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.notes import note_stage, stage_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PeerLostError
+from partreduce.topo.errors import PeerFailedError
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.gap import Gap
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.iteration_gap import IterationGap
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
 
 RING = (Round.from_edges(2, [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2))]),)
 STRATEGIES = {
     "gradients": AllReduce(),
-    "parameters": AllReduce(pace=2),
-    "gap": Neighbor(rounds=RING, when=Gap(max_ig=2)),
+    "parameters": AllReduce(steps_per_round=2),
+    "gap": NeighborAveraging(rounds=RING, sync=IterationGap(max_ig=2)),
 }
 WORDS = ALL_CALL.format("mean_model()", UNEQUAL)
 
@@ -58,7 +58,7 @@ def test_who_is_alone_in_mean_model_is_named_at_once_and_what_all_must_do(ranks,
         step(optimizer, model, then)
         optimizer.finish()
 
-    errors = ranks.run(2, run, catch=PeerLostError)
+    errors = ranks.run(2, run, catch=PeerFailedError)
     ranks.fresh()
     alone, other = map(str, errors)
     rounds = 2 if name == "parameters" else 4

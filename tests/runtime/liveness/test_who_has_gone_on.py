@@ -21,10 +21,10 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import waiting
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PeerLostError
+from partreduce.topo.errors import PeerFailedError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.quorum import MissedResults, Quorum, QuorumStart
+from partreduce.topo.strategies.partial import MissedResultPolicy, PartialAllReduce, QuorumStart
 
 SEEN_SECONDS = 60
 
@@ -99,9 +99,11 @@ def late(monkeypatch):
     return held
 
 
-LOCKSTEP = AllReduce()
-EQUAL = AllReduce(when=Quorum(quorum=QuorumStart.SOLO))
-PARTING = AllReduce(when=Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=1))
+SYNCHRONOUS = AllReduce()
+EQUAL = AllReduce(sync=PartialAllReduce(quorum=QuorumStart.SOLO))
+PARTING = AllReduce(
+    sync=PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST, synchronize_every=1)
+)
 
 
 def optimizer_of(world, strategy):
@@ -131,7 +133,7 @@ AGAIN = ["steps", "mean_model", "load_state_dict"]
 @pytest.mark.parametrize(
     ("strategy", "places"),
     [
-        *((LOCKSTEP, places) for places in ([], ["load", "mean_model"], MANY, AGAIN)),
+        *((SYNCHRONOUS, places) for places in ([], ["load", "mean_model"], MANY, AGAIN)),
         *((EQUAL, places) for places in (["steps"], ["load", "mean_model"], MANY)),
         *((PARTING, places) for places in ([], ["mean_model"], MANY, AGAIN)),
     ],
@@ -186,14 +188,14 @@ def test_who_finished_without_coming_is_missed_at_once(ranks):
     """In mean_model(), and in a lookup, and whatever rounds worker 1 had done."""
 
     def evaluates(world):
-        _, optimizer = optimizer_of(world, LOCKSTEP)
+        _, optimizer = optimizer_of(world, SYNCHRONOUS)
         if world.rank == 0:
             with optimizer.mean_model():
                 pass
         optimizer.finish()
 
     ranks.fresh()
-    errors = ranks.run(2, evaluates, catch=PeerLostError)
+    errors = ranks.run(2, evaluates, catch=PeerFailedError)
     assert "worker 1 finished after 0 rounds" in str(errors[0])
 
     def looks_up(world):
@@ -206,7 +208,7 @@ def test_who_finished_without_coming_is_missed_at_once(ranks):
             model(words[0, 0], bags[0, 0])
 
     ranks.fresh()
-    errors = ranks.run(4, looks_up, catch=PeerLostError)
+    errors = ranks.run(4, looks_up, catch=PeerFailedError)
     ranks.fresh()
     assert "finished after 0 rounds" in str(errors[0])
 
@@ -214,7 +216,7 @@ def test_who_finished_without_coming_is_missed_at_once(ranks):
 @pytest.mark.parametrize("place", ["mean_model", "save"])
 def test_who_waits_for_all_beside_a_worker_whose_data_has_ended_is_named_at_once(ranks, tmp_path, place):
     def work(world):
-        model, optimizer = optimizer_of(world, LOCKSTEP)
+        model, optimizer = optimizer_of(world, SYNCHRONOUS)
         with optimizer.join():
             model.set_gradient(np.ones(WIDTH))
             optimizer.step()
@@ -222,7 +224,7 @@ def test_who_waits_for_all_beside_a_worker_whose_data_has_ended_is_named_at_once
                 PLACES[place](optimizer, tmp_path)
 
     ranks.fresh()
-    said = [str(error) for error in ranks.run(2, work, catch=PeerLostError)]
+    said = [str(error) for error in ranks.run(2, work, catch=PeerFailedError)]
     ranks.fresh()
     name = {"mean_model": "mean_model()", "save": "save_checkpoint()"}[place]
     line = f"data ended before round 1: worker 0 waits for all in {name} after 1 rounds: a worker whose data ended"

@@ -12,7 +12,7 @@ import pytest
 from helpers.warm import WARM
 from partreduce.runtime.pilot.job import Curve
 from partreduce.runtime.pilot.probes import probes, reference
-from partreduce.runtime.pilot.run import is_harder, refuse_other_start, run_pilot
+from partreduce.runtime.pilot.run import check_other_start, is_harder, run_pilot
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.pilot import dump_pilot, load_pilot
 from partreduce.topo.errors import InputError
@@ -90,13 +90,13 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, Late, Pipeline
 
 shape, asked = Cluster.parse("2"), []
-every, piped, paced = AllReduce(pace=4), AllReduce(when=Pipeline()), AllReduce(pace=(4, 2))
+every, piped, paced = AllReduce(steps_per_round=4), AllReduce(when=Pipeline()), AllReduce(steps_per_round=(4, 2))
 
 def then(curves):
     assert rank == 0, "only worker 0 is asked"
     asked.append(len(curves))
     if os.environ.get("REFUSE"):
-        raise partreduce.errors.UnknownError("nothing keeps the limits")
+        raise partreduce.errors.UndecidedError("nothing keeps the limits")
     return [Schedule("piped", shape, piped), Schedule("paced", shape, paced)] * (len(asked) == 1)
 
 curves = run_pilot(pilot, steps=24, seeds=[0, 1], schedules=[Schedule("every", shape, every)], then=then)
@@ -142,7 +142,7 @@ def test_a_run_off_on_a_cluster_of_another_size_is_refused_before_anything_runs(
 
 def test_a_pipeline_is_a_class_of_its_own() -> None:
     shape = Cluster.parse("2x2")
-    pipeline = Schedule("pipeline", shape, AllReduce(when=Pipeline()))
+    pipeline = Schedule("pipeline", shape, AllReduce(sync=Pipeline()))
     assert not any(is_harder(one, pipeline) for one in probes(shape, steps=24, data="shuffled"))
     assert not any(is_harder(pipeline, one) for one in probes(shape, steps=24, data="shuffled"))
     assert not Curve(pipeline, 0, 1, (1.0,)).is_reference
@@ -152,11 +152,11 @@ def test_a_pipeline_is_a_class_of_its_own() -> None:
 def test_a_job_that_is_another_one_each_time_is_refused() -> None:
     schedule = reference(Cluster.parse("1x2"))
     first, noisy, other = (Curve(schedule, 3, 1, (loss, 0.5)) for loss in (2.0, 2.0001, 2.1))
-    refuse_other_start([], first)
-    refuse_other_start([first], noisy)
-    refuse_other_start([first], replace(other, seed=4))
+    check_other_start([], first)
+    check_other_start([first], noisy)
+    check_other_start([first], replace(other, seed=4))
     with pytest.raises(InputError, match=r"two jobs of seed 3 start at losses 2 and 2\.1; .* from its seed alone"):
-        refuse_other_start([first, noisy], other)
+        check_other_start([first, noisy], other)
 
 
 def test_what_is_harder_than_an_unstable_schedule_is_left_out_and_all_reduce_never() -> None:

@@ -4,15 +4,15 @@ import pytest
 
 from helpers.goes_on_runs import EVEN_ODD, own, pairs_until, replayed, run
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FencedError, InputError, MissingFeatureError
+from partreduce.topo.errors import EvictedError, InputError, MissingDependencyError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Static
-from partreduce.topo.strategies.axes import How, Sending
+from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
+from partreduce.topo.strategies.axes import GradientBuckets, Transport
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.survivors import after_loss
+from partreduce.topo.survivors import after_failure
 
 pytestmark = pytest.mark.processes
 
@@ -66,9 +66,9 @@ def test_two_die_in_one_round_and_later_a_third_and_one_goes_on_alone():
 
 @pytest.mark.parametrize("instant", ["before the sum", "prepared"])
 def test_where_parameters_are_averaged_every_third_step_the_mean_is_that_of_the_survivors(instant):
-    code, said, text = run({2: (instant, 1)}, pace=3)
+    code, said, text = run({2: (instant, 1)}, steps_per_round=3)
     assert code == 0, text
-    expected = replayed(until(1, ALL, THREE), THREE, pace=3)
+    expected = replayed(until(1, ALL, THREE), THREE, steps_per_round=3)
     for rank, one in said.items():
         assert one["own"] == pytest.approx(expected[rank], rel=1e-14), text
         assert one["end"] == said[0]["end"]
@@ -76,18 +76,18 @@ def test_where_parameters_are_averaged_every_third_step_the_mean_is_that_of_the_
 
 
 def test_a_death_in_mean_model_takes_the_mean_of_those_who_are_left_and_nothing_else_changes():
-    code, said, text = run({2: ("in mean_model()", 0)}, pace=3, evaluate=(4,))
+    code, said, text = run({2: ("in mean_model()", 0)}, steps_per_round=3, evaluate=(4,))
     assert code == 0, text
     assert sorted(said) == list(THREE)
     assert len({tuple(one["means"][0]) for one in said.values()}) == 1
-    inside = replayed(lambda _: [ALL], THREE, pace=3, steps=5)
+    inside = replayed(lambda _: [ALL], THREE, steps_per_round=3, steps=5)
     mean = [sum(values) / 3 for values in zip(*inside.values(), strict=True)]
     assert said[0]["means"][0] == pytest.approx(mean, rel=1e-14)
-    expected = replayed(until(1, ALL, THREE), THREE, pace=3)
+    expected = replayed(until(1, ALL, THREE), THREE, steps_per_round=3)
     assert said[0]["own"] == pytest.approx(expected[0], rel=1e-14)
 
 
-PAIRS = Static(phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)))
+PAIRS = StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)))
 
 
 @pytest.mark.parametrize("instant", ["before the sum", "prepared"])
@@ -97,7 +97,7 @@ def test_of_fixed_groups_all_resume_where_the_furthest_is_and_with_what_is_plann
     code, said, text = run({2: (instant, 4)}, strategy=PAIRS, failure_plan=plan)
     assert code == 0, text
     schedule = Schedule("replayed", Cluster.regular(1, 4), PAIRS, failure_plan=plan)
-    planned = after_loss(schedule, {2})
+    planned = after_failure(schedule, {2})
 
     possible = [
         replayed(pairs_until(resume, pairs, planned), THREE, gradients=False)
@@ -111,7 +111,7 @@ def _flat(models):
 
 
 def test_more_losses_than_may_be_end_the_run_with_the_signal_and_names():
-    code, said, text = run({2: ("before the sum", 3), 0: ("before the sum", 5)}, most_lost=1)
+    code, said, text = run({2: ("before the sum", 3), 0: ("before the sum", 5)}, max_failures=1)
     assert code == 128 + 9, text
     assert not said
     assert "without worker 2 the other 3 go on" in text
@@ -120,7 +120,7 @@ def test_more_losses_than_may_be_end_the_run_with_the_signal_and_names():
 
 def test_a_silent_worker_is_given_up_and_ended_and_the_run_says_so():
     code, said, text = run({2: ("stopped", 4)}, timeout=10.0)
-    assert code == FencedError.exit_code, text
+    assert code == EvictedError.exit_code, text
     assert own(said) == replayed(until(4, ALL, THREE), THREE), text
     assert "worker 2 said nothing for 10 s and was given up" in text
     assert "SIGKILL" not in text, "the launcher sent it"
@@ -137,26 +137,29 @@ def test_an_error_of_a_worker_itself_ends_the_run():
     ("strategy", "words"),
     [
         (Pairwise(active=(0, 2)), "strategy.kind: is pairwise"),
-        (AllReduce(how=How(sending=Sending.LAYERS)), "leave by layers"),
-        (Static(phases=PAIRS.phases, pace=(1, 1, 1, 2), averaging=Averaging.STEP_NORMALISED), "averages by steps"),
+        (AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)), "leave by layers"),
+        (
+            StaticGroups(phases=PAIRS.phases, steps_per_round=(1, 1, 1, 2), averaging=Averaging.STEP_NORMALIZED),
+            "averages by steps",
+        ),
     ],
 )
 def test_what_cannot_go_on_yet_is_refused_in_a_line(strategy, words):
-    code, said, text = run({}, strategy=strategy, most_lost=1)
-    assert (code, said) == (MissingFeatureError.exit_code, {}), text
+    code, said, text = run({}, strategy=strategy, max_failures=1)
+    assert (code, said) == (MissingDependencyError.exit_code, {}), text
     assert words in text
-    assert "run it with --survive 0" in text
+    assert "run it with --tolerate-failures 0" in text
 
 
 def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():
-    code, said, text = run({}, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1), most_lost=0)
+    code, said, text = run({}, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1), max_failures=0)
     assert (code, sorted(said)) == (0, list(ALL)), text
     assert text.count("`run --schedule FILE` with this file, or begins again under torchrun with --max-restarts") == 1
 
 
 def test_as_many_workers_may_be_lost_as_leave_one():
-    with pytest.raises(InputError, match="--survive 4: of 4 workers 0 to 3 may be lost"):
-        run({}, most_lost=4)
+    with pytest.raises(InputError, match="--tolerate-failures 4: of 4 workers 0 to 3 may be lost"):
+        run({}, max_failures=4)
 
 
 def test_without_a_loss_such_a_run_does_what_any_does():

@@ -18,14 +18,14 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Late, Pipeline
+from partreduce.topo.strategies.axes import DelayedAveraging, Pipeline
 
 pytestmark = pytest.mark.processes
 
 ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
 
 
-def run(folder, *, dies, until, strategy, most_lost=1, saves=False):
+def run(folder, *, dies, until, strategy, max_failures=1, saves=False):
     """(what each worker held at the end, by rank; from which step it went on; all that was written)."""
 
     def work():
@@ -50,23 +50,39 @@ def run(folder, *, dies, until, strategy, most_lost=1, saves=False):
         sys.stdout.write(f"REPORT {json.dumps(said)}\n")
 
     output = io.StringIO()
-    code = launch(work, num_workers=4, threads=1, most_lost=most_lost, output=output)
+    code = launch(work, num_workers=4, threads=1, max_failures=max_failures, output=output)
     text = output.getvalue()
     assert code == 0, text
     said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]
     return {one["rank"]: one["own"] for one in said}, {one["begun"] for one in said}, text
 
 
-@pytest.mark.parametrize("pace", [1, 3])
-def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_one_s_state(tmp_path, pace):
-    saved, _, text = run(tmp_path, dies=True, until=2 * pace, strategy=AllReduce(pace=pace))
+@pytest.mark.parametrize("steps_per_round", [1, 3])
+def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_one_s_state(tmp_path, steps_per_round):
+    saved, _, text = run(
+        tmp_path, dies=True, until=2 * steps_per_round, strategy=AllReduce(steps_per_round=steps_per_round)
+    )
     assert sorted(saved) == list(THREE), text
     (folder,) = tmp_path.glob("round-*")
     assert [entry is not None for entry in read_manifest(folder)["workers"]] == [True, True, False, True]
-    loaded, begun, text = run(tmp_path, dies=False, until=4 * pace, strategy=AllReduce(pace=pace))
-    assert begun == {2 * pace}, text
-    start = replayed(lambda round_: [THREE if round_ == 1 else ALL], THREE, pace=pace, steps=2 * pace)
-    expected = replayed(lambda _: [ALL], ALL, pace=pace, steps=4 * pace, begun=2 * pace, models={**start, 2: start[0]})
+    loaded, begun, text = run(
+        tmp_path, dies=False, until=4 * steps_per_round, strategy=AllReduce(steps_per_round=steps_per_round)
+    )
+    assert begun == {2 * steps_per_round}, text
+    start = replayed(
+        lambda round_: [THREE if round_ == 1 else ALL],
+        THREE,
+        steps_per_round=steps_per_round,
+        steps=2 * steps_per_round,
+    )
+    expected = replayed(
+        lambda _: [ALL],
+        ALL,
+        steps_per_round=steps_per_round,
+        steps=4 * steps_per_round,
+        begun=2 * steps_per_round,
+        models={**start, 2: start[0]},
+    )
     assert sorted(loaded) == list(ALL), text
     for rank, own in loaded.items():
         assert own == pytest.approx(expected[rank], rel=1e-12), text
@@ -74,26 +90,26 @@ def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_o
 
 @pytest.mark.parametrize("most_lost", [0, 1])
 @pytest.mark.parametrize("width", [2, 3])
-def test_means_that_are_still_late_are_saved_and_applied_by_all_of_the_next_run(tmp_path, width, most_lost):
-    strategy = AllReduce(when=Pipeline(width=width))
+def test_means_that_are_still_late_are_saved_and_applied_by_all_of_the_next_run(tmp_path, width, max_failures):
+    strategy = AllReduce(sync=Pipeline(width=width))
     views = [(-1, ALL), (2, THREE), (5, ALL)]
     options = {"joins": [(2, 5)], "lag": width - 1}
     late = lambda views, steps: replayed_late({0: {"views": views}}, steps=steps, **options)[0]  # noqa: E731
     saved, _, text = run(tmp_path, dies=True, until=5, strategy=strategy)
     assert saved == dict.fromkeys(THREE, late(views[:2], 5)), text
-    loaded, begun, text = run(tmp_path, dies=False, until=9, strategy=strategy, most_lost=most_lost)
+    loaded, begun, text = run(tmp_path, dies=False, until=9, strategy=strategy, max_failures=max_failures)
     assert begun == {5}, text
     assert loaded == dict.fromkeys(ALL, late(views, 9)), text
 
 
 @pytest.mark.parametrize("most_lost", [0, 1])
 @pytest.mark.parametrize("until", [6, 7], ids=["between rounds", "inside one"])
-def test_a_mean_that_is_a_round_late_is_saved_where_it_has_begun(tmp_path, until, most_lost):
-    strategy = AllReduce(pace=3, when=Late())
+def test_a_mean_that_is_a_round_late_is_saved_where_it_has_begun(tmp_path, until, max_failures):
+    strategy = AllReduce(steps_per_round=3, sync=DelayedAveraging())
     run(tmp_path, dies=False, until=until, strategy=strategy, saves=True)
-    loaded, begun, text = run(tmp_path, dies=False, until=12, strategy=strategy, most_lost=most_lost)
+    loaded, begun, text = run(tmp_path, dies=False, until=12, strategy=strategy, max_failures=max_failures)
     assert begun == {until}, text
-    expected = replayed_overlapped(lambda _: [ALL], ALL, pace=3, steps=12)
+    expected = replayed_overlapped(lambda _: [ALL], ALL, steps_per_round=3, steps=12)
     assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
 
 
@@ -105,7 +121,7 @@ def test_who_is_left_may_not_go_back_to_a_round_before_the_loss(tmp_path):
         if rank == 2:
             INSTANTS["before the sum"](3)
         model = torch.nn.Linear(2, 1)
-        schedule = Schedule("back", Cluster.regular(1, 4), AllReduce(pace=2))
+        schedule = Schedule("back", Cluster.regular(1, 4), AllReduce(steps_per_round=2))
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), RATE), model, schedule, timeout=60.0)
         for step in range(10):
             if step == 4:
@@ -114,7 +130,7 @@ def test_who_is_left_may_not_go_back_to_a_round_before_the_loss(tmp_path):
         with pytest.raises(InputError, match=r"go back to round 2, .* from round 3 on; end the run"):
             load_checkpoint(optimizer, tmp_path)
         with pytest.raises(InputError, match="go back to round 0, "):
-            load_checkpoint(optimizer, tmp_path, other_run=True)
+            load_checkpoint(optimizer, tmp_path, allow_different_run=True)
         save_checkpoint(optimizer, tmp_path)
         assert load_checkpoint(optimizer, tmp_path).round == 5
         optimizer.step()
@@ -122,7 +138,7 @@ def test_who_is_left_may_not_go_back_to_a_round_before_the_loss(tmp_path):
         sys.stdout.write("REPORT\n")
 
     output = io.StringIO()
-    code = launch(work, num_workers=4, threads=1, most_lost=1, output=output)
+    code = launch(work, num_workers=4, threads=1, max_failures=1, output=output)
     text = output.getvalue()
     assert code == 0, text
     assert text.count("REPORT") == 3, text

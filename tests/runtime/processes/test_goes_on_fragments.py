@@ -7,15 +7,15 @@ import pytest
 from helpers.goes_on_runs import own, replayed_in_turns, run, views_of
 from partreduce.runtime.data.dealing import dealt
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies import AllReduce, GroupPhases, Outer, Routes, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, OuterStep, Payload, StaticGroups
 
 pytestmark = pytest.mark.processes
 
 ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
-DILOCO = Outer(lr=0.75, momentum=0.5, nesterov=True)
+DILOCO = OuterStep(lr=0.75, momentum=0.5, nesterov=True)
 HALVES = (("weight0",), ("weight1",))
-IN_TURN = Routes(outer=DILOCO, fragments=HALVES)
-PACE = 4
+IN_TURN = Payload(outer=DILOCO, fragments=HALVES)
+STEPS_PER_ROUND = 4
 
 
 def near(models):
@@ -27,13 +27,19 @@ def replay(said, text, *, steps, survivors=ALL, outer=DILOCO):
     joins = {int(who): (2 * int(round_) + int(fragment), int(donor)) for who, round_, fragment, donor in found}
     return near(
         replayed_in_turns(
-            views_of(said), survivors, pace=PACE, steps=steps, fragments=2, outer=outer, joins=joins
+            views_of(said), survivors, steps_per_round=STEPS_PER_ROUND, steps=steps, fragments=2, outer=outer, joins=joins
         )
     )  # fmt: skip
 
 
-def all_in_turns(deaths, *, steps=18, what=IN_TURN, **options):
-    return run(deaths, strategy=AllReduce(pace=PACE, what=what), steps=steps, parameters=2, **options)
+def all_in_turns(deaths, *, steps=18, payload=IN_TURN, **options):
+    return run(
+        deaths,
+        strategy=AllReduce(steps_per_round=STEPS_PER_ROUND, payload=payload),
+        steps=steps,
+        parameters=2,
+        **options,
+    )
 
 
 @pytest.mark.parametrize("fragment", [0, 1])
@@ -59,14 +65,14 @@ def test_who_joins_between_two_turns_has_anchors_and_momenta_of_all_fragments(fr
 
 
 def test_plain_means_of_fragments_go_on_too():
-    code, said, text = all_in_turns({2: ("prepared", (2, 0))}, what=Routes(fragments=HALVES))
+    code, said, text = all_in_turns({2: ("prepared", (2, 0))}, payload=Payload(fragments=HALVES))
     assert code == 0, text
-    assert own(said) == replay(said, text, steps=18, survivors=THREE, outer=Outer()), text
+    assert own(said) == replay(said, text, steps=18, survivors=THREE, outer=OuterStep()), text
 
 
 def test_who_is_left_alone_makes_outer_steps_of_each_fragment_and_who_joins_it_goes_on_from_them():
     code, said, text = all_in_turns(
-        {1: ("in the sum", (2, 1))}, steps=40, workers=2, most_lost=1, restarts=1, back=(1,), waits_at=16
+        {1: ("in the sum", (2, 1))}, steps=40, workers=2, max_failures=1, restarts=1, back=(1,), waits_at=16
     )
     assert code == 0, text
     members = views_of(said)
@@ -74,14 +80,14 @@ def test_who_is_left_alone_makes_outer_steps_of_each_fragment_and_who_joins_it_g
     found = re.search(r"worker 1 joined in round (\d+) \(fragment (\d)\) with the state of worker 0", text)
     joins = {1: (2 * int(found[1]) + int(found[2]), 0)}
     expected = replayed_in_turns(
-        members, (0, 1), pace=PACE, steps=40, fragments=2, outer=DILOCO, joins=joins, workers=2
+        members, (0, 1), steps_per_round=STEPS_PER_ROUND, steps=40, fragments=2, outer=DILOCO, joins=joins, workers=2
     )  # fmt: skip
     assert own(said) == near(expected), text
 
 
 def test_of_groups_whose_fragments_take_turns_all_who_are_left_meet_in_each_of_them():
     pairs = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [ALL])))
-    strategy = Static(phases=pairs, pace=PACE, what=IN_TURN)
+    strategy = StaticGroups(phases=pairs, steps_per_round=STEPS_PER_ROUND, payload=IN_TURN)
     code, said, text = run({2: ("before the sum", (1, 1))}, strategy=strategy, steps=24, parameters=2)
     assert code == 0, text
     assert [tuple(members) for _, members in said[0]["views"]] == [ALL, THREE], text
@@ -98,11 +104,11 @@ def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_le
     assert code == 0, text
     views = [(turn, tuple(members)) for turn, members in said[0]["views"]]
     assert [members for _, members in views] == [ALL, THREE, ALL]
-    rounds = dict(dealt(range(321), views, (PACE,) * 4, 1, 0, turns=2))
+    rounds = dict(dealt(range(321), views, (STEPS_PER_ROUND,) * 4, 1, 0, turns=2))
     joined = views[-1][0]
     assert len(rounds[joined // 2][2]) == (3, 1)[joined % 2], "of 4 steps; the turns are after 2 and 4"
     for rank, one in said.items():
         mine = [sample for hands in rounds.values() for sample in hands.get(rank, [])]
         seen = [sample for _, sample in one["seen"]]
         assert seen == (mine[-len(seen) :] if rank == 2 else mine), text
-        assert one["steps"] == PACE * len(rounds)
+        assert one["steps"] == STEPS_PER_ROUND * len(rounds)

@@ -9,12 +9,22 @@ import torch
 from helpers import coded_sums
 from helpers.goes_on_runs import RATE, gradient, own, replayed, run, start_of, views_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.errors import MissingDependencyError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Anchor, Codec, Form, GroupPhases, How, Outer, Routes, Static
-from partreduce.topo.survivors import after_loss
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    GroupPhases,
+    OuterParams,
+    OuterStep,
+    Payload,
+    StaticGroups,
+    Transport,
+)
+from partreduce.topo.survivors import after_failure
 
 pytestmark = pytest.mark.processes
 
@@ -22,8 +32,8 @@ SIX, FOUR = (0, 1, 2, 3, 4, 5), (0, 1, 2, 3)
 ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
 WIDE = 192
 """Numbers of a model whose sums have stages."""
-STAGES = AllReduce(how=How(form=Form.HIERARCHICAL))
-DILOCO = Outer(lr=0.75, momentum=0.5, nesterov=True)
+STAGES = AllReduce(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL))
+DILOCO = OuterStep(lr=0.75, momentum=0.5, nesterov=True)
 PAIRS_THEN_ALL = GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [ALL])))
 
 
@@ -92,17 +102,17 @@ def rounded_means(members_of, *, steps, size, codec="int8"):
 
 @pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
 def test_what_roundings_left_over_is_dropped_with_a_loss_and_models_stay_equal(instant):
-    how = How(codec=Codec.INT8, block=BLOCK, error_feedback=True)
-    code, said, text = run({2: (instant, 4)}, strategy=AllReduce(how=how), size=WIDE, dtype=torch.float32)
+    transport = Transport(codec=Codec.INT8, block=BLOCK, error_feedback=True)
+    code, said, text = run({2: (instant, 4)}, strategy=AllReduce(transport=transport), size=WIDE, dtype=torch.float32)
     assert code == 0, text
     expected = rounded_means(views_of(said), steps=9, size=WIDE)
     assert own(said) == dict.fromkeys(THREE, expected), text
 
 
 def test_who_joins_begins_with_nothing_left_over_and_so_do_all():
-    how = How(codec=Codec.INT4, block=BLOCK, error_feedback=True)
+    transport = Transport(codec=Codec.INT4, block=BLOCK, error_feedback=True)
     code, said, text = run(
-        {2: ("before the sum", 4)}, strategy=AllReduce(how=how), size=WIDE, dtype=torch.float32, steps=20, restarts=1,
+        {2: ("before the sum", 4)}, strategy=AllReduce(transport=transport), size=WIDE, dtype=torch.float32, steps=20, restarts=1,
         back=(2,),
     )  # fmt: skip
     assert code == 0, text
@@ -114,10 +124,12 @@ def test_who_joins_begins_with_nothing_left_over_and_so_do_all():
 @pytest.mark.parametrize("codec", [Codec.BFLOAT16, Codec.INT8])
 def test_what_survivors_added_is_measured_from_the_last_mean_of_all_who_were_there(instant, codec):
     """In bfloat16 all that is sent here is exact, as long as it is counted from where all were together last."""
-    strategy = AllReduce(pace=3, how=How(codec=codec))
-    code, said, text = run({2: (instant, 1)}, strategy=strategy, pace=3, size=WIDE, dtype=torch.float32, steps=24)
+    strategy = AllReduce(steps_per_round=3, transport=Transport(codec=codec))
+    code, said, text = run(
+        {2: (instant, 1)}, strategy=strategy, steps_per_round=3, size=WIDE, dtype=torch.float32, steps=24
+    )
     assert code == 0, text
-    expected = replayed(lambda r: [ALL if r < 1 else THREE], THREE, pace=3, steps=24, size=WIDE)
+    expected = replayed(lambda r: [ALL if r < 1 else THREE], THREE, steps_per_round=3, steps=24, size=WIDE)
     for rank, one in said.items():
         assert one["own"] == pytest.approx(expected[rank], rel=1e-6, abs=1e-6 if codec is Codec.BFLOAT16 else 0.5), text
         assert one["own"] == said[0]["own"]
@@ -129,12 +141,12 @@ def test_what_survivors_added_is_measured_from_the_last_mean_of_all_who_were_the
 
 @pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
 def test_outer_steps_go_on_from_the_anchor_and_the_momentum_that_all_have(instant):
-    strategy = AllReduce(pace=3, what=Routes(outer=DILOCO))
-    code, said, text = run({2: (instant, 2)}, strategy=strategy, pace=3, steps=18)
+    strategy = AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO))
+    code, said, text = run({2: (instant, 2)}, strategy=strategy, steps_per_round=3, steps=18)
     assert code == 0, text
     members = views_of(said)
     expected = replayed(
-        lambda r: [members(r)], THREE, pace=3, steps=18, outer=DILOCO, present=lambda r: len(members(r))
+        lambda r: [members(r)], THREE, steps_per_round=3, steps=18, outer=DILOCO, present=lambda r: len(members(r))
     )  # fmt: skip
     assert own(said) == near(expected), text
     assert said[0]["own"] == said[1]["own"] == said[3]["own"]
@@ -142,26 +154,26 @@ def test_outer_steps_go_on_from_the_anchor_and_the_momentum_that_all_have(instan
 
 def test_a_sum_of_all_that_others_have_committed_is_an_outer_step_of_who_comes_to_know_it_after_the_loss():
     """Worker 2 dies when all have confirmed round 2, and worker 1 takes its confirm for broken."""
-    strategy = AllReduce(pace=3, what=Routes(outer=DILOCO))
+    strategy = AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO))
     dies = {2: ("before the sum", 3), 1: ("confirm breaks", 2)}
-    code, said, text = run(dies, strategy=strategy, pace=3, steps=18)
+    code, said, text = run(dies, strategy=strategy, steps_per_round=3, steps=18)
     assert code == 0, text
     members = lambda r: ALL if r < 3 else THREE  # noqa: E731
     expected = replayed(
-        lambda r: [members(r)], THREE, pace=3, steps=18, outer=DILOCO, present=lambda r: len(members(r))
+        lambda r: [members(r)], THREE, steps_per_round=3, steps=18, outer=DILOCO, present=lambda r: len(members(r))
     )  # fmt: skip
     assert own(said) == near(expected), text
 
 
 def test_who_joins_has_anchor_and_momentum_of_the_donor():
-    strategy = AllReduce(pace=3, what=Routes(outer=DILOCO))
+    strategy = AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO))
     code, said, text = run(
-        {2: ("before the sum", 1)}, strategy=strategy, pace=3, steps=36, restarts=1, back=(2,), waits_at=9
+        {2: ("before the sum", 1)}, strategy=strategy, steps_per_round=3, steps=36, restarts=1, back=(2,), waits_at=9
     )
     assert code == 0, text
     members = views_of(said)
     expected = replayed(
-        lambda r: [members(r)], ALL, pace=3, steps=36, joins=joined(text, 2), outer=DILOCO,
+        lambda r: [members(r)], ALL, steps_per_round=3, steps=36, joins=joined(text, 2), outer=DILOCO,
         present=lambda r: len(members(r)),
     )  # fmt: skip
     assert own(said) == near(expected), text
@@ -169,16 +181,16 @@ def test_who_joins_has_anchor_and_momentum_of_the_donor():
 
 
 def test_who_is_left_alone_makes_outer_steps_of_its_own_rounds_and_who_joins_it_goes_on_from_them():
-    strategy = AllReduce(pace=3, what=Routes(outer=DILOCO))
+    strategy = AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO))
     code, said, text = run(
-        {1: ("in the sum", 2)}, strategy=strategy, pace=3, workers=2, most_lost=1, steps=36, restarts=1, back=(1,),
+        {1: ("in the sum", 2)}, strategy=strategy, steps_per_round=3, workers=2, max_failures=1, steps=36, restarts=1, back=(1,),
         waits_at=12,
     )  # fmt: skip
     assert code == 0, text
     members = views_of(said)
     assert members(2) == (0,)
     expected = replayed(
-        lambda r: [members(r)], (0, 1), pace=3, workers=2, steps=36, joins=joined(text, 1), outer=DILOCO,
+        lambda r: [members(r)], (0, 1), steps_per_round=3, workers=2, steps=36, joins=joined(text, 1), outer=DILOCO,
         present=lambda r: len(members(r)),
     )  # fmt: skip
     assert own(said) == near(expected), text
@@ -187,13 +199,13 @@ def test_who_is_left_alone_makes_outer_steps_of_its_own_rounds_and_who_joins_it_
 @pytest.mark.parametrize("instant", ["before the sum", "prepared"])
 @pytest.mark.parametrize("round_", [4, 5], ids=["in a round of pairs", "in a round of all"])
 def test_of_groups_with_a_round_of_all_survivors_make_outer_steps_where_all_of_them_meet(instant, round_):
-    strategy = Static(phases=PAIRS_THEN_ALL, what=Routes(outer=DILOCO))
+    strategy = StaticGroups(phases=PAIRS_THEN_ALL, payload=Payload(outer=DILOCO))
     plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 1)
     code, said, text = run({2: (instant, round_)}, strategy=strategy, failure_plan=plan, steps=12)
     assert code == 0, text
     resume = next(after for after, members in said[0]["views"] if len(members) == 3)
     schedule = Schedule("replayed", Cluster.regular(1, 4), strategy, failure_plan=plan)
-    after = after_loss(schedule, {2})
+    after = after_failure(schedule, {2})
 
     def replay(own_pair):
         def groups(r):
@@ -210,7 +222,9 @@ def test_of_groups_with_a_round_of_all_survivors_make_outer_steps_where_all_of_t
 
 
 def test_anchors_of_each_worker_s_own_are_refused_in_a_line():
-    strategy = Static(phases=PAIRS_THEN_ALL, what=Routes(outer=Outer(lr=0.75, anchor=Anchor.OWN)))
-    code, said, text = run({}, strategy=strategy, most_lost=1)
-    assert (code, said) == (MissingFeatureError.exit_code, {}), text
-    assert "strategy.what: failure plans are for what is averaged in lockstep" in text
+    strategy = StaticGroups(
+        phases=PAIRS_THEN_ALL, payload=Payload(outer=OuterStep(lr=0.75, outer_params=OuterParams.PER_WORKER))
+    )
+    code, said, text = run({}, strategy=strategy, max_failures=1)
+    assert (code, said) == (MissingDependencyError.exit_code, {}), text
+    assert "strategy.payload: failure plans are for what is averaged synchronously" in text

@@ -4,30 +4,40 @@ import pytest
 
 from helpers.goes_on_runs import EVEN_ODD, joins_in, own, pairs_until, replayed_overlapped, run, views_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import MissingFeatureError
+from partreduce.topo.errors import MissingDependencyError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, GroupPhases, How, Late, Static
-from partreduce.topo.survivors import after_loss
+from partreduce.topo.strategies import AllReduce, Codec, DelayedAveraging, GroupPhases, StaticGroups, Transport
+from partreduce.topo.survivors import after_failure
 
 pytestmark = pytest.mark.processes
 
 ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
-PAIRS = Static(phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)), pace=2, when=Late())
+PAIRS = StaticGroups(
+    phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)), steps_per_round=2, sync=DelayedAveraging()
+)
 
 
 def near(models):
     return {rank: pytest.approx(model, rel=1e-12, abs=1e-12) for rank, model in models.items()}
 
 
-def late(deaths, *, pace=3, steps=18, **options):
-    return run(deaths, strategy=AllReduce(pace=pace, when=Late()), pace=pace, steps=steps, **options)
+def late(deaths, *, steps_per_round=3, steps=18, **options):
+    return run(
+        deaths,
+        strategy=AllReduce(steps_per_round=steps_per_round, sync=DelayedAveraging()),
+        steps_per_round=steps_per_round,
+        steps=steps,
+        **options,
+    )
 
 
-def check(said, text, survivors, *, steps, pace=3, **options):
+def check(said, text, survivors, *, steps, steps_per_round=3, **options):
     members = views_of(said)
-    expected = replayed_overlapped(lambda r: [members(r)], survivors, pace=pace, steps=steps, **options)
+    expected = replayed_overlapped(
+        lambda r: [members(r)], survivors, steps_per_round=steps_per_round, steps=steps, **options
+    )
     assert own(said) == near(expected), text
     assert all(one["end"] == said[survivors[0]]["end"] and one["steps"] == steps for one in said.values()), text
     return [tuple(members) for _, members in said[survivors[0]]["views"]]
@@ -43,11 +53,11 @@ def check(said, text, survivors, *, steps, pace=3, **options):
         ("confirmed", (3, 4)),
     ],
 )
-@pytest.mark.parametrize("pace", [1, 3])
-def test_whoever_dies_before_all_have_the_mean_is_in_no_mean_of_that_round(instant, resumes, pace):
-    code, said, text = late({2: (instant, 3)}, pace=pace, steps=6 * pace)
+@pytest.mark.parametrize("steps_per_round", [1, 3])
+def test_whoever_dies_before_all_have_the_mean_is_in_no_mean_of_that_round(instant, resumes, steps_per_round):
+    code, said, text = late({2: (instant, 3)}, steps_per_round=steps_per_round, steps=6 * steps_per_round)
     assert code == 0, text
-    assert check(said, text, THREE, steps=6 * pace, pace=pace) == [ALL, THREE], text
+    assert check(said, text, THREE, steps=6 * steps_per_round, steps_per_round=steps_per_round) == [ALL, THREE], text
     assert said[0]["views"][1][0] in resumes
 
 
@@ -81,7 +91,9 @@ def test_who_joins_has_the_model_and_the_beginning_of_the_round_of_its_donor():
 
 
 def test_one_goes_on_alone_and_another_joins_it():
-    code, said, text = late({1: ("in flight", 2)}, workers=2, most_lost=1, steps=36, restarts=1, back=(1,), waits_at=12)
+    code, said, text = late(
+        {1: ("in flight", 2)}, workers=2, max_failures=1, steps=36, restarts=1, back=(1,), waits_at=12
+    )
     assert code == 0, text
     ((_, again),) = joins_in(text)
     views = check(said, text, (0, 1), steps=36, workers=2, joins={1: (again, 0)})
@@ -93,11 +105,11 @@ def test_of_fixed_groups_all_resume_where_the_furthest_is(instant):
     plan = FailurePlan(SurvivorRule.KEEP_GROUPS, 1)
     code, said, text = run({2: (instant, 4)}, strategy=PAIRS, failure_plan=plan, steps=16)
     assert code == 0, text
-    after = after_loss(Schedule("replayed", Cluster.regular(1, 4), PAIRS, failure_plan=plan), {2})
+    after = after_failure(Schedule("replayed", Cluster.regular(1, 4), PAIRS, failure_plan=plan), {2})
     resume = said[0]["views"][1][0]
 
     def replay(own_pair):
-        return near(replayed_overlapped(pairs_until(resume, own_pair, after), THREE, pace=2, steps=16))
+        return near(replayed_overlapped(pairs_until(resume, own_pair, after), THREE, steps_per_round=2, steps=16))
 
     assert own(said) in [replay([]), replay([(0, 1)])], text
     assert all(one["end"] == said[0]["end"] for one in said.values())
@@ -110,7 +122,7 @@ def test_without_a_loss_such_a_run_does_what_any_does():
 
 
 def test_late_averages_by_a_codec_are_refused_in_a_line():
-    strategy = AllReduce(pace=2, when=Late(), how=How(codec=Codec.BFLOAT16))
-    code, said, text = run({}, strategy=strategy, most_lost=1)
-    assert (code, said) == (MissingFeatureError.exit_code, {}), text
-    assert "strategy.how.codec: is bfloat16; failure plans are for late averages without one" in text
+    strategy = AllReduce(steps_per_round=2, sync=DelayedAveraging(), transport=Transport(codec=Codec.BFLOAT16))
+    code, said, text = run({}, strategy=strategy, max_failures=1)
+    assert (code, said) == (MissingDependencyError.exit_code, {}), text
+    assert "strategy.transport.codec: is bfloat16; failure plans are for late averages without one" in text

@@ -14,17 +14,27 @@ from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Codec, How, Pipeline
-from partreduce.topo.strategies.axes import Drain, GradientTotal
+from partreduce.topo.strategies import AllReduce, Codec, Pipeline, Transport
+from partreduce.topo.strategies.axes import DrainPolicy, GradientReduction
 
 pytestmark = pytest.mark.processes
 
 ALL, THREE = (0, 1, 2, 3), (0, 1, 3)
 
 
-def pipeline(deaths, *, width=2, steps=9, warm_up=0, total=GradientTotal.MEAN, drain=Drain.APPLY, how=None, **options):
-    when = Pipeline(width=width, warm_up=warm_up, total=total, drain=drain)
-    return run(deaths, strategy=AllReduce(when=when, how=how or How()), steps=steps, **options)
+def pipeline(
+    deaths,
+    *,
+    width=2,
+    steps=9,
+    warm_up=0,
+    total=GradientReduction.MEAN,
+    drain=DrainPolicy.APPLY,
+    transport=None,
+    **options,
+):
+    sync = Pipeline(width=width, warm_up=warm_up, total=total, drain=drain)
+    return run(deaths, strategy=AllReduce(sync=sync, transport=transport or Transport()), steps=steps, **options)
 
 
 def check(said, text, survivors, **options):
@@ -93,7 +103,7 @@ def test_a_death_around_the_end_of_the_warm_up(turn):
     assert check(said, text, THREE, lag=2, steps=9, warm_up=3)[1:] == [(turn, THREE)]
 
 
-@pytest.mark.parametrize("drain", list(Drain))
+@pytest.mark.parametrize("drain", list(DrainPolicy))
 @pytest.mark.parametrize("number", [7, 8])
 def test_a_death_while_what_is_still_late_is_applied_at_the_end(number, drain):
     code, said, text = pipeline({2: ("at the end", number)}, width=3, drain=drain)
@@ -101,13 +111,15 @@ def test_a_death_while_what_is_still_late_is_applied_at_the_end(number, drain):
     expected, _ = replayed_late({0: {"views": said[0]["views"][:1]}}, lag=2, steps=9)
     assert own(said) == dict.fromkeys(THREE, expected), text
     assert len({tuple(one["end"]) for one in said.values()}) == 1, text
-    assert all((one["end"] == pytest.approx(expected, rel=1e-14)) == (drain is Drain.DROP) for one in said.values())
-    if number == 7 and drain is Drain.APPLY:
+    assert all(
+        (one["end"] == pytest.approx(expected, rel=1e-14)) == (drain is DrainPolicy.DROP) for one in said.values()
+    )
+    if number == 7 and drain is DrainPolicy.APPLY:
         assert said[0]["end"] == pytest.approx(replayed_late(said, lag=2, steps=9)[1], rel=1e-14), text
 
 
 def test_a_sum_in_place_of_a_mean_is_of_those_who_are_left():
-    code, said, text = pipeline({2: ("in flight", 5)}, total=GradientTotal.SUM)
+    code, said, text = pipeline({2: ("in flight", 5)}, total=GradientReduction.SUM)
     assert code == 0, text
     check(said, text, THREE, lag=1, steps=9, total=True)
 
@@ -115,8 +127,8 @@ def test_a_sum_in_place_of_a_mean_is_of_those_who_are_left():
 @pytest.mark.parametrize("codec", [Codec.BFLOAT16, Codec.INT8])
 def test_a_coded_sum_is_rounded_again_where_it_is_begun_anew(codec):
     """In bfloat16 all that is sent here is exact, in int8 nearly."""
-    how = How(codec=codec, **({"block": 8} if codec is Codec.INT8 else {}))
-    code, said, text = pipeline({2: ("in flight", 5)}, width=3, how=how, size=512, dtype=torch.float32)
+    transport = Transport(codec=codec, **({"block": 8} if codec is Codec.INT8 else {}))
+    code, said, text = pipeline({2: ("in flight", 5)}, width=3, transport=transport, size=512, dtype=torch.float32)
     assert code == 0, text
     expected, _ = replayed_late(said, lag=2, steps=9, size=512)
     close = expected if codec is Codec.BFLOAT16 else pytest.approx(expected, abs=0.2)
@@ -133,7 +145,7 @@ def test_a_death_in_mean_model_takes_the_mean_of_those_who_are_left_and_what_is_
 
 def test_one_goes_on_alone_with_the_gradients_that_it_kept_and_who_joins_it_gives_its_own_from_then_on():
     code, said, text = pipeline(
-        {1: ("in flight", 3)}, width=3, workers=2, most_lost=1, steps=20, restarts=1, back=(1,), waits_at=9
+        {1: ("in flight", 3)}, width=3, workers=2, max_failures=1, steps=20, restarts=1, back=(1,), waits_at=9
     )
     assert code == 0, text
     check(said, text, (0, 1), lag=2, steps=20)
@@ -189,7 +201,7 @@ def with_a_buffer(dies_in):
         model = torch.nn.Module()
         model.weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
         model.register_buffer("seen", torch.zeros(2, dtype=torch.float64))
-        schedule = Schedule("late", Cluster.regular(1, 4), AllReduce(when=Pipeline()))
+        schedule = Schedule("late", Cluster.regular(1, 4), AllReduce(sync=Pipeline()))
         optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 1.0), model, schedule, timeout=60.0)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
         for _ in range(8):
@@ -205,7 +217,7 @@ def with_a_buffer(dies_in):
         sys.stdout.write(f"REPORT {json.dumps(said)}\n")
 
     output = io.StringIO()
-    code = launch(work, num_workers=4, threads=1, most_lost=1, output=output)
+    code = launch(work, num_workers=4, threads=1, max_failures=1, output=output)
     text = output.getvalue()
     assert code == 0, text
     said = [json.loads(line.split("REPORT ", 1)[1]) for line in text.splitlines() if "REPORT " in line]

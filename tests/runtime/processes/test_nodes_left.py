@@ -21,9 +21,12 @@ from partreduce.topo.strategies import AllReduce
 
 pytestmark = pytest.mark.processes
 
-PACE, STEPS, MOMENTUM = 2, 4, 0.5
+STEPS_PER_ROUND, STEPS, MOMENTUM = 2, 4, 0.5
 SCHEDULE = Schedule(
-    "all", Cluster.regular(3, 1), AllReduce(pace=PACE), failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)
+    "all",
+    Cluster.regular(3, 1),
+    AllReduce(steps_per_round=STEPS_PER_ROUND),
+    failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1),
 )
 
 
@@ -67,7 +70,7 @@ def replayed(sizes):
         for step in range(begun, begun + STEPS):
             momenta = [MOMENTUM * own + gradient(rank, step) for rank, own in enumerate(momenta)]
             models = [model - RATE * own for model, own in zip(models, momenta, strict=True)]
-            if (step + 1) % PACE == 0:
+            if (step + 1) % STEPS_PER_ROUND == 0:
                 models = [np.mean(models, axis=0)] * size
     return models[0]
 

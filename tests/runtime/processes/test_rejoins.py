@@ -15,7 +15,7 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Static
+from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
 
 pytestmark = pytest.mark.processes
 
@@ -46,10 +46,12 @@ def test_a_worker_that_was_killed_joins_again_and_takes_part_in_every_average_fr
 
 
 def test_where_parameters_are_averaged_it_begins_with_the_donor_s_model_and_the_line_says_how_far_the_mean_moved():
-    code, said, text = run({2: ("before the sum", 1)}, pace=3, steps=STEPS, restarts=1, back=(2,), waits_at=9)
+    code, said, text = run(
+        {2: ("before the sum", 1)}, steps_per_round=3, steps=STEPS, restarts=1, back=(2,), waits_at=9
+    )
     assert code == 0, text
     again, donor = joined_in(text)
-    expected = replayed(without(1, again), ALL, pace=3, steps=STEPS, joins={2: (again, donor)})
+    expected = replayed(without(1, again), ALL, steps_per_round=3, steps=STEPS, joins={2: (again, donor)})
     for rank, one in said.items():
         assert one["own"] == pytest.approx(expected[rank], rel=1e-12), text
         assert one["end"] == said[0]["end"]
@@ -67,7 +69,7 @@ def test_a_joiner_that_dies_on_its_way_takes_nothing_along_and_the_next_one_join
 
 def test_a_donor_that_dies_as_it_gives_its_state_is_lost_and_the_joiner_gets_another_s():
     deaths = {2: ("before the sum", 4), 0: ("giving its state", 0), 1: ("giving its state", 0)}
-    code, said, text = run(deaths, steps=STEPS, restarts=1, back=(2,), most_lost=3)
+    code, said, text = run(deaths, steps=STEPS, restarts=1, back=(2,), max_failures=3)
     assert code == 0, text
     assert {2, 3} <= set(said), text
     assert len({tuple(one["own"]) for one in said.values()}) == 1
@@ -75,7 +77,7 @@ def test_a_donor_that_dies_as_it_gives_its_state_is_lost_and_the_joiner_gets_ano
 
 
 def test_one_joins_a_worker_that_was_left_alone():
-    code, said, text = run({1: ("in the sum", 3)}, workers=2, most_lost=1, steps=STEPS, restarts=1, back=(1,))
+    code, said, text = run({1: ("in the sum", 3)}, workers=2, max_failures=1, steps=STEPS, restarts=1, back=(1,))
     assert code == 0, text
     again, donor = joined_in(text, worker=1)
     assert donor == 0
@@ -84,7 +86,7 @@ def test_one_joins_a_worker_that_was_left_alone():
 
 
 def test_who_has_joined_comes_to_mean_model_with_the_others_and_not_to_those_that_lie_behind():
-    code, said, text = run({2: ("before the sum", 4)}, pace=3, steps=45, restarts=1, back=(2,), waits_at=15,
+    code, said, text = run({2: ("before the sum", 4)}, steps_per_round=3, steps=45, restarts=1, back=(2,), waits_at=15,
                            evaluate=(2, 7, 44))  # fmt: skip
     assert code == 0, text
     assert joined_in(text)[0] < 14, text
@@ -95,7 +97,7 @@ def test_who_has_joined_comes_to_mean_model_with_the_others_and_not_to_those_tha
 def test_fixed_groups_are_those_of_the_schedule_again_when_all_are_back():
     phases = tuple(Phase.from_groups(4, groups) for groups in ([(0, 1), (2, 3)], [(0, 3), (1, 2)]))
     code, said, text = run(
-        {2: ("prepared", 4)}, strategy=Static(phases=GroupPhases(phases)), steps=STEPS, restarts=1, back=(2,)
+        {2: ("prepared", 4)}, strategy=StaticGroups(phases=GroupPhases(phases)), steps=STEPS, restarts=1, back=(2,)
     )
     assert code == 0, text
     assert joined_in(text)[0] >= 8, text
@@ -142,8 +144,8 @@ def test_a_joiner_that_comes_when_the_others_have_finished_is_ended_and_the_run_
 def test_the_example_may_lose_workers_and_get_them_back(tmp_path):
     """Its scheduler is handed over; else its first step would refuse that."""
     root, schedule = Path(__file__).parents[3], tmp_path / "schedule.json"
-    write_schedule(schedule, Schedule("all", Cluster.regular(1, 2), AllReduce(pace=4)))
-    options = ["--workers", "2", "--survive", "1", "--max-restarts", "1"]
+    write_schedule(schedule, Schedule("all", Cluster.regular(1, 2), AllReduce(steps_per_round=4)))
+    options = ["--workers", "2", "--tolerate-failures", "1", "--max-restarts", "1"]
     command = [sys.executable, "-m", "partreduce", "run", *options, root / "examples/train_digits.py", schedule]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
@@ -152,7 +154,7 @@ def test_the_example_may_lose_workers_and_get_them_back(tmp_path):
 
 def test_restarts_need_a_run_that_goes_on():
     with pytest.raises(InputError, match="--max-restarts 1: a lost worker joins others that go on without it"):
-        run({}, restarts=1, most_lost=0)
+        run({}, restarts=1, max_failures=0)
 
 
 ON_THE_WAY = ["before the sum", "in the sum", "prepared", "confirmed"]

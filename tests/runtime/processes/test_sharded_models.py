@@ -135,7 +135,7 @@ def test_a_killed_rank_ends_all_replicas_with_its_name(driver):
     assert all(named in error["text"] for error in answer["errors"].values()), answer["output"]
     assert 1 in answer["errors"], answer["output"]
     assert (
-        "PeerLostError: rank 3 was killed by signal 9 (SIGKILL); without it torch's own collectives fail"
+        "PeerFailedError: rank 3 was killed by signal 9 (SIGKILL); without it torch's own collectives fail"
         in answer["output"]
     )
     assert "Traceback" not in answer["output"]

@@ -10,7 +10,7 @@ from helpers.warm import WARM
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 NAMES = (
-    "all-reduce", "groups", "neighbours", "gap", "quorum", "pairwise", "server",
+    "all-reduce", "groups", "neighbors", "gap", "quorum", "pairwise", "server",
     "asynchronous server", "room in a mailbox", "message", "store", "note", "generator",
 )  # fmt: skip
 

@@ -103,7 +103,7 @@ def test_a_schedule_for_another_number_of_workers_is_refused_by_all(driver):
     assert len(answer["errors"]) == 3
 
 
-def test_neighbours_that_keep_a_gap(driver, tmp_path):
+def test_neighbors_that_keep_a_gap(driver, tmp_path):
     answer = driver.run("gap", limit=110, environment={"TRACE": str(tmp_path)})
     assert answer["code"] == 0, answer["output"][-2000:]
     mixing = np.array([[2, 1, 0, 1], [1, 2, 1, 0], [0, 1, 2, 1], [1, 0, 1, 2]]) / 4
@@ -124,7 +124,7 @@ def test_neighbours_that_keep_a_gap(driver, tmp_path):
     assert reports(answer, 2)[1]["skipped"] > 0, "it was left behind"
 
 
-def test_a_killed_neighbour_is_named_with_what_it_did_not_send(driver):
+def test_a_killed_neighbor_is_named_with_what_it_did_not_send(driver):
     answer = driver.run("gap, killed")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     for rank in (0, 2):
@@ -139,13 +139,13 @@ def test_a_killed_neighbour_is_named_with_what_it_did_not_send(driver):
     assert any(lacking), texts
 
 
-@pytest.mark.parametrize("when", ["between operations", "in mid-operation", "in mid-operation, hierarchical"])
-def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(driver, when):
-    answer = driver.run(f"killed {when}")
+@pytest.mark.parametrize("sync", ["between operations", "in mid-operation", "in mid-operation, hierarchical"])
+def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(driver, sync):
+    answer = driver.run(f"killed {sync}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     assert set(answer["errors"]) == {0, 1, 2}
     for report in answer["errors"].values():
-        assert report["error"] == "PeerLostError"
+        assert report["error"] == "PeerFailedError"
         assert "worker 3 was killed by signal 9 (SIGKILL)" in report["text"]
         assert re.match(r"step \d+, round \d+: group \{", report["text"])
         assert report["seconds"] < EARLY
@@ -176,7 +176,7 @@ def test_a_worker_killed_in_a_coded_average_leaves_parameters_and_reference_as_t
 def test_a_stopped_worker_is_named_after_the_timeout(driver):
     answer = driver.run("killed stopped")
     assert set(answer["errors"]) == {0, 1, 2}
-    assert all(report["error"] == "PeerLostError" for report in answer["errors"].values())
+    assert all(report["error"] == "PeerFailedError" for report in answer["errors"].values())
     assert "waits for worker 3" in answer["errors"][1]["text"]
     assert "no sign of life" in answer["errors"][1]["text"]
     assert all(report["seconds"] < EARLY for report in answer["errors"].values())
@@ -191,15 +191,15 @@ def generator():
         yield variables, notes
 
 
-@pytest.mark.parametrize("when", ["in mid-operation", "stopped"])
-def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driver, generator, when):
+@pytest.mark.parametrize("sync", ["in mid-operation", "stopped"])
+def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driver, generator, sync):
     environment, notes = generator
-    answer = driver.run(f"generated, {when}", environment=environment, survive=True)
+    answer = driver.run(f"generated, {sync}", environment=environment, survive=True)
     ends = [r for r in answer["reports"] if "values" in r]
     assert {r["rank"] for r in ends} == {0, 1, 2}, answer["output"][-2000:]
-    assert answer["code"] == (76 if when == "stopped" else 0)
+    assert answer["code"] == (76 if sync == "stopped" else 0)
     failed = [r for r in answer["reports"] if r.get("error")]
-    assert [r["rank"] for r in failed] == ([3] if when == "stopped" else []), failed
+    assert [r["rank"] for r in failed] == ([3] if sync == "stopped" else []), failed
     for reported in (ends, [r for r in answer["reports"] if "mean" in r]):
         assert len(reported) == 3
         values = [value for r in reported for value in r.get("values", r.get("mean"))]
@@ -243,7 +243,7 @@ def test_unequal_data_without_join_is_named_with_the_way_out(driver, scenario, p
     answer = driver.run(scenario)
     assert set(answer["errors"]) == {0, 1, 2, 3}
     for report in answer["errors"].values():
-        assert report["error"] == "PeerLostError"
+        assert report["error"] == "PeerFailedError"
         assert place in report["text"]
         assert "optimizer.join()" in report["text"]
         assert report["seconds"] < EARLY
@@ -265,18 +265,18 @@ def test_who_comes_alone_to_where_all_meet_kills_nobody_and_is_named_with_what_a
     assert set(answer["errors"]) == {0, 1}, answer["output"][-2000:]
     assert answer["code"] == 69, answer["output"][-2000:]
     for report in answer["errors"].values():
-        assert report["error"] == "PeerLostError"
+        assert report["error"] == "PeerFailedError"
         assert place in report["text"] or (place == "load_state_dict()" and "a new start" in report["text"])
         assert "worker 0" in report["text"]
         assert "all workers" in report["text"]
         assert report["seconds"] < EARLY
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_mean_model_is_the_mean_and_restores_bit_for_bit(driver, overlap):
+@pytest.mark.parametrize("is_delayed", [False, True])
+def test_mean_model_is_the_mean_and_restores_bit_for_bit(driver, is_delayed):
     answer = driver.run("mean model")
     assert answer["code"] == 0, answer["output"][-2000:]
-    reported = reports(answer, overlap=overlap)
+    reported = reports(answer, is_delayed=is_delayed)
     assert len(reported) == 4
     for key, inside in (("own", "inside"), ("statistics", "inside_statistics")):
         mean = [sum(values) / 4 for values in zip(*(report[key] for report in reported), strict=True)]
@@ -350,7 +350,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 model = torch.nn.Linear(2, 1)
-schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
+schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(steps_per_round=2))
 optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
 for step in range(4):
     model(torch.full((1, 2), float(optimizer.rank))).sum().backward()
@@ -390,7 +390,7 @@ def test_what_is_refused_before_the_optimizer_is_made_is_one_line_under_torchrun
     script = tmp_path / "script.py"
     script.write_text("import partreduce\npartreduce.load_schedule('missing.json')\n")
     result = under_torchrun(1, script)
-    assert [line for line in result.stderr.splitlines() if line.startswith("FileProblem: missing.json")]
+    assert [line for line in result.stderr.splitlines() if line.startswith("FileError: missing.json")]
     assert 'script.py", line' not in result.stderr, "no frame of a traceback"
     assert re.search(r"exitcode\s*: 74", result.stderr)
 

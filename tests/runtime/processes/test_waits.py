@@ -69,7 +69,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 model = torch.nn.Linear(2, 1)
-schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(pace=2))
+schedule = Schedule("all", Cluster.regular(1, 2), AllReduce(steps_per_round=2))
 optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, schedule, timeout=60)
 try:
     for step in range(6000):
@@ -116,7 +116,7 @@ def test_workers_of_a_killed_torchrun_end_and_say_that_the_store_is_gone(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("setting", "neighbour", "other"),
+    ("setting", "neighbor", "other"),
     [
         ("notify", "step 2 for an update of step 2", "step 3 for the acknowledgement of its update of step 2"),
         # In the parallel order the update of step 2 has left on entering it.
@@ -125,7 +125,7 @@ def test_workers_of_a_killed_torchrun_end_and_say_that_the_store_is_gone(tmp_pat
         ("backup", "step 5 for a token to enter step 6", "step 8 for a token to enter step 9"),
     ],
 )
-def test_without_a_killed_worker_the_others_go_on_until_they_lack_what_only_it_sends(driver, setting, neighbour, other):
+def test_without_a_killed_worker_the_others_go_on_until_they_lack_what_only_it_sends(driver, setting, neighbor, other):
     """On a ring 0-1-2-3-4 whose worker 2 is killed in step 2; with backup for longer than a failed run has."""
     grace = 4.0 if setting == "backup" else 60.0
     answer = driver.run(f"gap, {setting}", patient=True, grace=grace)
@@ -133,7 +133,7 @@ def test_without_a_killed_worker_the_others_go_on_until_they_lack_what_only_it_s
     errors = answer["errors"]
     for worker in (1, 3):
         assert "worker 2 was killed by signal 9" in errors[worker]["text"]
-        assert f"worker {worker} waited in {neighbour} from worker 2" in errors[worker]["text"]
+        assert f"worker {worker} waited in {neighbor} from worker 2" in errors[worker]["text"]
     if setting == "backup":
         assert min(errors[worker]["at"] for worker in (1, 3)) - answer["faults"][0]["at"] > grace
         return
@@ -184,7 +184,7 @@ def test_a_worker_that_is_killed_at_start_is_named_with_its_stage(driver, stage,
 
 @pytest.mark.parametrize(("victim", "at"), [(4, 29), (1, 12)])
 def test_a_stopped_worker_in_a_row_is_the_one_that_is_named(driver, victim, at):
-    """Its neighbours wait for it, theirs for them: whoever's time is over first names the one that holds up all."""
+    """Its neighbors wait for it, theirs for them: whoever's time is over first names the one that holds up all."""
     answer = driver.run("row", environment={"VICTIM": str(victim), "AT": str(at)})
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
     assert set(answer["errors"]) == set(range(5)) - {victim}
@@ -212,7 +212,7 @@ def test_a_worker_that_was_given_up_wakes_and_ends_alone(driver, tmp_path):
         finally:
             ended.set()
     assert [fault["fault"] for fault in answer["faults"]] == [signal.SIGSTOP], "the fault fired"
-    assert {rank: report["error"] for rank, report in answer["errors"].items()} == {3: "FencedError"}
+    assert {rank: report["error"] for rank, report in answer["errors"].items()} == {3: "EvictedError"}
     assert "the others went on without it" in answer["errors"][3]["text"]
     ends = {report["rank"]: report["steps"] for report in answer["reports"] if "steps" in report}
     assert ends.pop(3) < 20

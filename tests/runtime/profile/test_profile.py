@@ -111,7 +111,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return WARM.run("partreduce", "measure", *arguments, environment=clean | environment)
 
 
-def test_one_worker_fits_and_all_know_its_figures(ranks, monkeypatch) -> None:
+def test_one_worker_fits_and_all_know_its_metrics(ranks, monkeypatch) -> None:
     """Where sixteen workers share two cores, sixteen fits at once took longer than the measurement."""
     fits = []
 

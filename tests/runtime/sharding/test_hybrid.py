@@ -25,20 +25,20 @@ from partreduce.runtime.sharding.wire import Wire
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
-from partreduce.topo.strategies.routes import TableWay
+from partreduce.topo.strategies.payload import Placement
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 
 EXACT = [
     Case("sgd", "2x2", dtype=torch.float64),
     Case("momentum", CROSSED, sparse=True, partitions=7, moving=True, dtype=torch.float64),
-    Case("sgd", CROSSED, way=TableWay.GATHER, mode="mean", dtype=torch.float64),
+    Case("sgd", CROSSED, way=Placement.GATHER, mode="mean", dtype=torch.float64),
     Case("sgd", "4x1", sparse=True, mode="mean", padding=3, dtype=torch.float64),
     Case("momentum", "2x2", sparse=True, coalesces=False, twice=True, backwards=2, dtype=torch.float64),
     Case("momentum", "4x1", mode="max", partitions=7, moving=True, dtype=torch.float64),
     Case("sgd", "3,1", hosts=(2, 0), weighted=True, moving=True, dtype=torch.float64),
-    Case("momentum", "2x2", way=TableWay.GATHER, sparse=True, padding=0, backwards=2, dtype=torch.float64),
-    Case("sgd", "4x1", way=TableWay.GATHER, mode="max", twice=True, dtype=torch.float64),
+    Case("momentum", "2x2", way=Placement.GATHER, sparse=True, padding=0, backwards=2, dtype=torch.float64),
+    Case("sgd", "4x1", way=Placement.GATHER, mode="max", twice=True, dtype=torch.float64),
     Case("sgd", "2x2", average=False, sparse=True, dtype=torch.float64),
     Case("momentum", "2x2", average_dense=False, dtype=torch.float64),
 ]
@@ -46,11 +46,11 @@ CLOSE = [
     Case("adagrad", "2x2", sparse=True, clip=0.25),
     Case("adagrad", "4x1", moving=True, max_norm=1.0),
     Case("adam", "2x2", clip=0.25, moving=True, padding=5),
-    Case("adam", "2x2", way=TableWay.GATHER, clip=0.25),
+    Case("adam", "2x2", way=Placement.GATHER, clip=0.25),
     Case("adamw", "4x1", clip=0.25, mode="mean"),
     Case("adamw", "3,1", hosts=(3, 1), partitions=5, coalesces=True),
     Case("sparseadam", "2x2", sparse=True, padding=2, moving=True),
-    Case("sparseadam", "4x1", sparse=True, way=TableWay.GATHER),
+    Case("sparseadam", "4x1", sparse=True, way=Placement.GATHER),
     Case("sgd", "2x2", sparse=True, clip=0.25, max_norm=1.0, coalesces=False),
     Case("adagrad", "4x1", average=False, average_dense=False, clip=0.25),
 ]
@@ -89,7 +89,7 @@ def test_every_optimizer_and_clipping_are_as_on_one_device(ranks, case):
     [
         (Case("adagrad", "3,1", hosts=(2, 0), weighted=True, moving=True, max_norm=1.0, codec="float16"), 0.01),
         (Case("sparseadam", "2x2", sparse=True, padding=2, codec="int8"), 0.05),
-        (Case("momentum", "2x2", way=TableWay.GATHER, clip=0.25, backwards=2, codec="bfloat16"), 0.05),
+        (Case("momentum", "2x2", way=Placement.GATHER, clip=0.25, backwards=2, codec="bfloat16"), 0.05),
     ],
     ids=lambda case: words_of(case) if isinstance(case, Case) else "",
 )
@@ -112,17 +112,17 @@ def test_parallelize_measures_what_steps_touch_and_trains_by_the_planners_choice
         data = part_of(data_of(case), world.rank)
         batches = list(zip(*(array[:, 0] for array in data), strict=True))
         optimizer = OPTIMIZERS["sgd"](model.parameters())
-        model, optimizer = partreduce.parallelize(
+        model, optimizer = partreduce.parallelize_embeddings(
             model, optimizer, Cluster.regular(2, 2, hardware=links), batches=iter(batches), world=world
         )
         train(case, model, optimizer, data, None)
-        return optimizer.schedule.strategy.what, optimizer.reasons, model.state_dict()
+        return optimizer.schedule.strategy.payload, optimizer.reasons, model.state_dict()
 
     said = ranks.run(4, act)
-    what, reasons, state = said[0]
-    assert all(other[0] == what and other[1] == reasons for other in said)
+    payload, reasons, state = said[0]
+    assert all(other[0] == payload and other[1] == reasons for other in said)
     words, bags, _ = (part[:, 0] for part in data_of(case))
-    assert [route.parameter for route in what.tables] == ["words.weight", "bag.weight"]
+    assert [route.parameter for route in payload.tables] == ["words.weight", "bag.weight"]
     touched = sum(len(set(step.flatten().tolist())) for step in words) / 3 / WORDS
     assert f"all {touched:.2%})" in reasons[0]
     assert len(bags) == 3
@@ -130,7 +130,7 @@ def test_parallelize_measures_what_steps_touch_and_trains_by_the_planners_choice
     assert all((state[name] - wanted[name]).abs().max() < 1e-12 for name in wanted)
 
 
-@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
+@pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
 def test_tables_begin_as_worker_0_has_them_whatever_the_others_had(ranks, way):
     case = Case(way=way, dtype=torch.float64)
 
@@ -201,8 +201,8 @@ def test_beside_groups_that_average_parameters_the_tables_are_those_of_a_replay(
                 weight.sub_(0.5 * weight.grad / 4)
             for parameter in (one for model in models for one in model.last.parameters()):
                 parameter.sub_(0.5 * parameter.grad)
-            if (step + 1) % schedule.pace_of(0) == 0:
-                average(models, schedule, step // schedule.pace_of(0))
+            if (step + 1) % schedule.steps_per_round_of(0) == 0:
+                average(models, schedule, step // schedule.steps_per_round_of(0))
     found = ranks.run(4, act)
     assert torch.allclose(found[0]["words.weight"], words.weight, rtol=0, atol=1e-12)
     assert torch.allclose(found[0]["bag.weight"], bags.weight, rtol=0, atol=1e-12)
@@ -218,7 +218,7 @@ def average(models, schedule, round_):
             continue
         for place, parameter in enumerate(model.last.parameters()):
             mean = sum(before[member][place] for member in group.members) / len(group.members)
-            parameter.add_(float(group.relax) * (mean - parameter))
+            parameter.add_(float(group.relaxation) * (mean - parameter))
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")

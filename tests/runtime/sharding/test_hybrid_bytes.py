@@ -11,8 +11,8 @@ import partreduce
 from partreduce.runtime.sharding.calls import LENGTH
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
-from partreduce.topo.timing.tables import ROOM, Touched, exchange, in_pairs
+from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
+from partreduce.topo.timing.tables import ROOM, RowAccess, exchange, in_pairs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -40,12 +40,12 @@ def sent(ranks, schedule, rows_of):
 
     each = ranks.run(schedule.num_workers, step)
     cluster, (route,) = schedule.cluster, schedule.routes.tables
-    told = 3 if route.way is TableWay.SHARDED else 2  # at the lookup, for the gradients, at the end of the step
+    told = 3 if route.way is Placement.SHARDED else 2  # at the lookup, for the gradients, at the end of the step
     fits = 4 * int(
-        route.way is TableWay.SHARDED and route.codec.rounds
+        route.way is Placement.SHARDED and route.codec.rounds
     )  # of each owner: whether its rows fit their codec
     call, elsewhere = CALL, [cluster.num_workers - len(cluster.workers_of(int(node))) for node in cluster.node_of()]
-    if schedule.routes.local_aggregation and in_pairs(cluster, gathers=route.way is TableWay.GATHER):
+    if schedule.routes.local_aggregation and in_pairs(cluster, gathers=route.way is Placement.GATHER):
         # To one worker of each other node, for all of this node.
         mates = cluster.num_workers // cluster.num_nodes
         call, elsewhere = 8 * (mates * LENGTH + 1), [cluster.num_nodes - 1] * cluster.num_workers
@@ -83,7 +83,7 @@ def test_later_steps_send_the_numbers_in_the_room_of_the_calls_and_nothing_else_
     calls, rows, room = 3 * CALL, 4 + 2 * 4 * COLUMNS + 4, 16 * 4
     apart, filled, too_many = (3 * (calls + count * rows) for count in (12, 16, 24))
     in_room = 3 * 3 * room
-    schedule = schedule_of("4x1", TableWay.SHARDED, rows=2 * ROWS)
+    schedule = schedule_of("4x1", Placement.SHARDED, rows=2 * ROWS)
     found = looked_up(ranks, schedule, [lambda _, count=count: torch.arange(4 * count) for count in (12, 12, 16, 24)])
     steps = [apart, apart - 3 * 12 * 4 + in_room, filled - 3 * 16 * 4 + in_room, too_many + in_room]
     assert found == [steps] * 4
@@ -94,7 +94,7 @@ def test_the_room_follows_what_is_asked_for_and_is_never_large(ranks, cluster, o
     """In its third step each number of rows travels in room for as many, for less than four times, or by itself."""
     counts = [300, 12, 100, 3, 17, 257, 256]
     asked = [lambda _, count=count: torch.arange(4 * count) for count in counts for _ in range(3)]
-    found = looked_up(ranks, schedule_of(cluster, TableWay.SHARDED, rows=1200), asked)
+    found = looked_up(ranks, schedule_of(cluster, Placement.SHARDED, rows=1200), asked)
     assert found == [found[0]] * 4
     for count, sent in zip(counts, found[0][2::3], strict=True):
         more = sent / others - 3 * call - count * (2 * 4 * COLUMNS + 4)  # to each of the others, besides rows
@@ -110,15 +110,17 @@ def test_whoever_asks_for_however_many_rows_gets_them(ranks, cluster):
         [torch.tensor(rng.permutation(160)[: rng.choice([0, 1, 16, 70, 160])]) for _ in range(4)] for _ in range(12)
     ]
     looked_up(
-        ranks, schedule_of(cluster, TableWay.SHARDED, rows=160), [lambda rank, all_=all_: all_[rank] for all_ in rows]
+        ranks, schedule_of(cluster, Placement.SHARDED, rows=160), [lambda rank, all_=all_: all_[rank] for all_ in rows]
     )
 
 
 def schedule_of(cluster, way, *, local=True, rows=ROWS, **members):
-    route = Route(parameter="0.weight", rows=rows, columns=COLUMNS, way=way, gradient=Gradient.SPARSE, **members)
+    route = TablePlacement(
+        parameter="0.weight", rows=rows, columns=COLUMNS, way=way, gradient=Gradient.SPARSE, **members
+    )
     plain = partreduce.design(cluster, using="allreduce")
-    what = Routes(tables=(route,), local_aggregation=local)
-    return replace(plain, strategy=replace(plain.strategy, what=what))
+    payload = Payload(tables=(route,), local_aggregation=local)
+    return replace(plain, strategy=replace(plain.strategy, payload=payload))
 
 
 def priced(schedule, touched):
@@ -130,37 +132,37 @@ def priced(schedule, touched):
 @pytest.mark.parametrize(
     ("cluster", "way", "members"),
     [
-        ("2x2", TableWay.SHARDED, {}),
-        ("2x2", TableWay.SHARDED, {"local": False}),
-        ("2x2", TableWay.SHARDED, {"hosts": (0,)}),
-        ("4x1", TableWay.SHARDED, {}),
-        ("3,1", TableWay.SHARDED, {"hosts": (3, 1)}),
-        ("2x2", TableWay.GATHER, {}),
-        ("2x2", TableWay.GATHER, {"local": False}),
-        ("4x1", TableWay.GATHER, {}),
-        ("2x2", TableWay.SHARDED, {"codec": "float16"}),
-        ("2x2", TableWay.SHARDED, {"codec": "int8", "local": False}),
-        ("3,1", TableWay.SHARDED, {"codec": "int8", "hosts": (3, 1)}),
-        ("2x2", TableWay.GATHER, {"codec": "bfloat16"}),
-        ("4x1", TableWay.GATHER, {"codec": "int8"}),
-        ("3,1", TableWay.GATHER, {}),  # one worker has what another node's three share, and all messages are as long
-        (INTERLEAVED, TableWay.GATHER, {}),
-        (INTERLEAVED, TableWay.GATHER, {"local": False}),
-        (INTERLEAVED, TableWay.SHARDED, {"codec": "float16"}),
+        ("2x2", Placement.SHARDED, {}),
+        ("2x2", Placement.SHARDED, {"local": False}),
+        ("2x2", Placement.SHARDED, {"hosts": (0,)}),
+        ("4x1", Placement.SHARDED, {}),
+        ("3,1", Placement.SHARDED, {"hosts": (3, 1)}),
+        ("2x2", Placement.GATHER, {}),
+        ("2x2", Placement.GATHER, {"local": False}),
+        ("4x1", Placement.GATHER, {}),
+        ("2x2", Placement.SHARDED, {"codec": "float16"}),
+        ("2x2", Placement.SHARDED, {"codec": "int8", "local": False}),
+        ("3,1", Placement.SHARDED, {"codec": "int8", "hosts": (3, 1)}),
+        ("2x2", Placement.GATHER, {"codec": "bfloat16"}),
+        ("4x1", Placement.GATHER, {"codec": "int8"}),
+        ("3,1", Placement.GATHER, {}),  # one worker has what another node's three share, and all messages are as long
+        (INTERLEAVED, Placement.GATHER, {}),
+        (INTERLEAVED, Placement.GATHER, {"local": False}),
+        (INTERLEAVED, Placement.SHARDED, {"codec": "float16"}),
     ],
     ids=str,
 )
 def test_if_all_rows_are_touched_as_many_bytes_leave_a_node_as_are_priced_and_proved(ranks, cluster, way, members):
     schedule = schedule_of(cluster, way, **members)
     busiest = max(sent(ranks, schedule, lambda _: torch.arange(ROWS)))
-    assert busiest == pytest.approx(priced(schedule, Touched(1.0, 1.0, 1.0)))
-    ((_, lookup, gradients),) = partreduce.prove(schedule)["nic-bytes"].numbers["tables"]
+    assert busiest == pytest.approx(priced(schedule, RowAccess(1.0, 1.0, 1.0)))
+    ((_, lookup, gradients),) = partreduce.verify(schedule)["nic-bytes"].numbers["tables"]
     if "hosts" not in members:  # with them one node is the busiest at the lookup, and another behind it
         assert busiest == lookup + gradients
     assert busiest <= lookup + gradients
 
 
-@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
+@pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize("codec", ["none", "float16"])
 def test_of_shares_with_overlap_the_price_is_the_mean_over_nodes(ranks, way, local, codec):
@@ -168,4 +170,4 @@ def test_of_shares_with_overlap_the_price_is_the_mean_over_nodes(ranks, way, loc
     schedule = schedule_of("2x2", way, local=local, codec=codec)
     rows = {0: range(16), 1: range(8, 24), 2: range(24, 40), 3: range(32, 48)}
     found = sent(ranks, schedule, lambda rank: torch.tensor(rows[rank]))
-    assert sum(found) / 2 == pytest.approx(priced(schedule, Touched(16 / 48, 24 / 48, 1.0)))
+    assert sum(found) / 2 == pytest.approx(priced(schedule, RowAccess(16 / 48, 24 / 48, 1.0)))

@@ -25,7 +25,7 @@ from helpers.hybrid_runs import (
 )
 from helpers.warm import WARM
 from partreduce.topo.errors import InputError, PartreduceError
-from partreduce.topo.strategies.routes import Route, Routes, TableWay
+from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("adam", dtype=torch.float64)
@@ -68,7 +68,7 @@ def test_a_gathered_table_refuses_an_index_on_all_workers_alike(ranks):
     def act(model, optimizer, rank, data):
         step(model, optimizer, data[0] - (WORDS if rank == 1 else 0), *data[1:])
 
-    line = one_line(ranks, act, replace(CASE, way=TableWay.GATHER))
+    line = one_line(ranks, act, replace(CASE, way=Placement.GATHER))
     assert line.startswith("InputError: worker 1: parameter 'words.weight': index -")
 
 
@@ -170,14 +170,14 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
 
     def run(world):
         schedule = schedule_of(other)
-        words = replace(schedule.strategy.what.tables[0], rows=WORDS + 5)
-        what = replace(schedule.strategy.what, tables=(words,))
+        words = replace(schedule.strategy.payload.tables[0], rows=WORDS + 5)
+        payload = replace(schedule.strategy.payload, tables=(words,))
         model = Model(other)
         try:
             partreduce.DistributedOptimizer(
                 OPTIMIZERS["sgd"](model.parameters()),
                 model,
-                replace(schedule, strategy=replace(schedule.strategy, what=what)),
+                replace(schedule, strategy=replace(schedule.strategy, payload=payload)),
                 world=world,
             )
         except InputError as error:
@@ -186,7 +186,8 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
 
     assert set(ranks.run(2, run)) == {
         (
-            f"schedule 'allreduce': parameter 'words.weight' is a table of {WORDS + 5}×{WIDTH} in what.tables and of "
+            f"schedule 'allreduce': parameter 'words.weight' is a table of {WORDS + 5}×{WIDTH} in payload.tables and "
+            "of "
             f"{WORDS}×{WIDTH} in the model; use the schedule that was made for this model"
         )
     }
@@ -239,11 +240,11 @@ def test_an_optimizer_that_looks_at_whole_tensors_is_refused_for_shards_only(ran
             return str(error)
         return ""
 
-    assert "'words.weight': is sharded, and Adafactor looks at whole tensors" in run(TableWay.SHARDED, NO_WORLD)
-    assert ranks.run(4, lambda world: run(TableWay.GATHER, world)) == [""] * 4
+    assert "'words.weight': is sharded, and Adafactor looks at whole tensors" in run(Placement.SHARDED, NO_WORLD)
+    assert ranks.run(4, lambda world: run(Placement.GATHER, world)) == [""] * 4
 
 
-@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
+@pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
 def test_a_weight_that_is_trained_by_more_than_lookups_is_named(ranks, way):
     def act(model, _optimizer, _rank, data):
         (model(*data[:2]).sum() + model.words.weight.square().mean()).backward()
@@ -253,7 +254,7 @@ def test_a_weight_that_is_trained_by_more_than_lookups_is_named(ranks, way):
 
 def test_an_index_that_only_an_evaluation_looks_up_is_named_where_nothing_is_exchanged(ranks):
     def run(world):
-        model, _ = start(replace(CASE, way=TableWay.GATHER), world)
+        model, _ = start(replace(CASE, way=Placement.GATHER), world)
         if world.rank == 2:
             with (
                 torch.no_grad(),
@@ -429,11 +430,11 @@ def test_a_killed_process_is_named_by_all_others(tmp_path):
     script, file = tmp_path / "train.py", tmp_path / "schedule.json"
     script.write_text(SCRIPT)
     schedule = partreduce.design("3x1", using="allreduce")
-    what = Routes(tables=(Route(parameter="0.weight", rows=500, columns=8),))
-    partreduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, what=what)))
+    payload = Payload(tables=(TablePlacement(parameter="0.weight", rows=500, columns=8),))
+    partreduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, payload=payload)))
     done = WARM.run("partreduce", "run", "--workers", "3", script, file)
     assert done.returncode
     said = (done.stdout + done.stderr).splitlines()
-    lost = [line for line in said if "PeerLostError: step 5, round 5: " in line]
+    lost = [line for line in said if "PeerFailedError: step 5, round 5: " in line]
     assert len(lost) == 2, said
     assert all("worker 1 was killed by signal 9 (SIGKILL)" in line for line in lost)

@@ -12,14 +12,14 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.sharding import whole
 from partreduce.runtime.transport import waiting
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.routes import TableWay
+from partreduce.topo.strategies.payload import Placement
 
 pytestmark = [pytest.mark.filterwarnings("ignore:Sparse invariant checks"), pytest.mark.usefixtures("small_blocks")]
 CASES = {
     "adam": Case("adam", "2x2", dtype=torch.float64),
     "sparse momentum": Case("momentum", "4x1", sparse=True, dtype=torch.float64),
     "sparseadam": Case("sparseadam", "2x2", sparse=True, dtype=torch.float64),
-    "gather": Case("adagrad", "2x2", way=TableWay.GATHER, dtype=torch.float64),
+    "gather": Case("adagrad", "2x2", way=Placement.GATHER, dtype=torch.float64),
 }
 
 
@@ -85,7 +85,7 @@ def test_a_checkpoint_goes_on_bit_for_bit_and_other_workers_take_its_model(ranks
 
     def others(world):
         model, optimizer = start(two, world)
-        partreduce.load_checkpoint(optimizer, tmp_path, other_run=True)
+        partreduce.load_checkpoint(optimizer, tmp_path, allow_different_run=True)
         return model.state_dict()
 
     kept, end = ranks.run(4, half)[0]
@@ -109,7 +109,7 @@ def test_rows_go_on_with_their_optimizers_state_over_other_numbers_of_workers(ra
         def act(world, number=number, num_workers=num_workers):
             model, optimizer = start(replace(case, cluster=f"1x{num_workers}"), world)
             if number:
-                partreduce.load_checkpoint(optimizer, tmp_path / str(number - 1), other_run=True)
+                partreduce.load_checkpoint(optimizer, tmp_path / str(number - 1), allow_different_run=True)
             train_more(case, model, optimizer, part_of(data_of(case), world.rank, num_workers))
             partreduce.save_checkpoint(optimizer, tmp_path / str(number))
             return model.state_dict()
@@ -127,7 +127,7 @@ def test_another_optimizer_begins_afresh_with_the_rows(ranks, tmp_path):
 
     def load(world):
         model, optimizer = start(Case("adam", "1x2"), world)
-        partreduce.load_checkpoint(optimizer, tmp_path, other_run=True)
+        partreduce.load_checkpoint(optimizer, tmp_path, allow_different_run=True)
         assert not optimizer.optimizer.state
         train_more(Case(), model, optimizer, part_of(data_of(Case()), world.rank, num_workers=2))
         return int(optimizer.optimizer.state[model.words.weight]["step"])

@@ -1,4 +1,4 @@
-"""Mistakes at `partreduce.parallelize` and after the training: one line that says what to do, on all workers."""
+"""Mistakes at `partreduce.parallelize_embeddings` and after the training: one line that says what to do, on all workers."""
 
 import threading
 from dataclasses import replace
@@ -9,11 +9,11 @@ from torch import nn
 
 import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, start
-from partreduce.planner import parallelize
+from partreduce.planner import parallelize_embeddings
 from partreduce.planner.table_prices import APPLYING
 from partreduce.runtime.sharding.touched import gather_texts
-from partreduce.topo.errors import PartreduceError, PeerLostError
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.errors import PartreduceError, PeerFailedError
+from partreduce.topo.strategies.partial import PartialAllReduce
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 CASE = Case("sgd", dtype=torch.float64)
@@ -47,7 +47,9 @@ def said_by(ranks, act):
 
 def parallelized(model, world, batches, where="2x2", **settings):
     optimizer = OPTIMIZERS["sgd"](one for one in model.parameters() if one.requires_grad)
-    return partreduce.parallelize(model, optimizer, where, batches=batches, world=world, **{"timeout": 60} | settings)
+    return partreduce.parallelize_embeddings(
+        model, optimizer, where, batches=batches, world=world, **{"timeout": 60} | settings
+    )
 
 
 def test_a_worker_whose_model_has_no_such_table_is_named_by_all(ranks):
@@ -103,38 +105,40 @@ def test_a_batch_that_forward_does_not_take_names_the_argument_that_says_how(ran
     assert line.endswith("say how it is called: forward=lambda model, batch: ...")
 
     def act(world):
-        how = {"forward": lambda model, batch: model(batch["words"], batch["bags"])}
-        return parallelized(Model(CASE), world, dicts(world.rank), **how)[1].reasons
+        transport = {"forward": lambda model, batch: model(batch["words"], batch["bags"])}
+        return parallelized(Model(CASE), world, dicts(world.rank), **transport)[1].reasons
 
     assert all("words.weight" in said[0] for said in said_by(ranks, act))
 
 
 def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
     def act(world):
-        return parallelized(Plain(frozen=True), world, None)[1].schedule.strategy.what.tables
+        return parallelized(Plain(frozen=True), world, None)[1].schedule.strategy.payload.tables
 
     assert said_by(ranks, act) == [()] * 4
 
 
-@pytest.mark.parametrize("quorum", [("allreduce", Quorum(quorum=3)), ("node-then-all", Quorum(quorum="solo"))], ids=str)
+@pytest.mark.parametrize(
+    "quorum", [("allreduce", PartialAllReduce(quorum=3)), ("node-then-all", PartialAllReduce(quorum="solo"))], ids=str
+)
 def test_beside_a_quorum_tables_go_as_everything_else_where_that_pays_anyway(ranks, monkeypatch, quorum):
-    using, when = quorum
-    monkeypatch.setattr(parallelize, "_applying", lambda _: APPLYING)  # a busy machine would measure more
+    using, sync = quorum
+    monkeypatch.setattr(parallelize_embeddings, "_applying", lambda _: APPLYING)  # a busy machine would measure more
     schedule = partreduce.design("2x2", using=using)
-    schedule = replace(schedule, strategy=replace(schedule.strategy, when=when))
+    schedule = replace(schedule, strategy=replace(schedule.strategy, sync=sync))
 
     def act(world, rows):
         model = Plain()
         model.words = nn.Embedding(rows, WIDTH)
         batches = [torch.arange(32)] * 2
-        how = {"forward": lambda model, batch: model.last(model.words(batch)).sum()}
+        transport = {"forward": lambda model, batch: model.last(model.words(batch)).sum()}
         try:
-            model, optimizer = parallelized(model, world, batches, schedule, **how)
+            model, optimizer = parallelized(model, world, batches, schedule, **transport)
         except PartreduceError as error:
             return str(error)
         for batch in batches:
             optimizer.zero_grad()
-            how["forward"](model, batch).backward()
+            transport["forward"](model, batch).backward()
             optimizer.step()
         optimizer.finish()
         return optimizer.reasons, model.words.weight.tolist()
@@ -143,9 +147,9 @@ def test_beside_a_quorum_tables_go_as_everything_else_where_that_pays_anyway(ran
     assert all(other == first for other in others)
     assert "words.weight (32 x 4" in first[0][0]
     assert ": dense, " in first[0][0]
-    assert first[0][1] == "these are prices in lockstep, without when.quorum"
+    assert first[0][1] == "these are prices synchronously, without sync.partial"
     (line,) = set(ranks.run(4, lambda world: act(world, 10**6)))
-    assert "workers with when.quorum have no common steps" in line
+    assert "workers with sync.partial have no common steps" in line
 
 
 @pytest.mark.parametrize("text", ["5", "null", "[" * 100_000, '{"format": "partreduce.schedule", "version": 1}'])
@@ -153,7 +157,7 @@ def test_a_file_that_is_neither_schedule_nor_cluster_is_one_line(tmp_path, text)
     file = tmp_path / "place.json"
     file.write_text(text)
     with pytest.raises(PartreduceError, match=r"place\.json: "):
-        partreduce.parallelize(Plain(), torch.optim.SGD(Plain().parameters()), file)
+        partreduce.parallelize_embeddings(Plain(), torch.optim.SGD(Plain().parameters()), file)
 
 
 def test_evaluating_on_one_worker_after_the_end_says_that_all_take_part(ranks):
@@ -163,7 +167,7 @@ def test_evaluating_on_one_worker_after_the_end_says_that_all_take_part(ranks):
         if world.rank:
             world.abandon()
             return None
-        with torch.no_grad(), pytest.raises(PeerLostError) as caught:
+        with torch.no_grad(), pytest.raises(PeerFailedError) as caught:
             model.words(torch.tensor([1]))
         return str(caught.value)
 

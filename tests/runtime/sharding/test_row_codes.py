@@ -16,7 +16,7 @@ from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import HandshakeError, InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Route, Routes, TableWay
+from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
 
 ROWS, COLUMNS, LOOKED_UP, STEPS, RATE = 24, 5, 9, 3, 0.5
 CODECS = ("float16", "bfloat16", "int8")
@@ -37,11 +37,11 @@ class Rows(nn.Module):
         return self.words(ids)
 
 
-def schedule_of(way=TableWay.SHARDED, codec="float16", *, local=True, rows=ROWS, columns=COLUMNS):
-    route = Route(parameter="words.weight", rows=rows, columns=columns, way=way, codec=codec)
+def schedule_of(way=Placement.SHARDED, codec="float16", *, local=True, rows=ROWS, columns=COLUMNS):
+    route = TablePlacement(parameter="words.weight", rows=rows, columns=columns, way=way, codec=codec)
     plain = partreduce.design("2x2", using="allreduce")
-    what = Routes(tables=(route,), local_aggregation=local)
-    return replace(plain, strategy=replace(plain.strategy, what=what))
+    payload = Payload(tables=(route,), local_aggregation=local)
+    return replace(plain, strategy=replace(plain.strategy, payload=payload))
 
 
 def wrapped(model, schedule, world, rate=RATE):
@@ -79,7 +79,7 @@ def replayed(table, ids, gradients, way, codec, *, local):
     table, seen = table.copy(), []
     for step in range(STEPS):
         seen.append(
-            [(rounded(table, codec) if way is TableWay.SHARDED else table)[ids[step, rank]] for rank in range(4)]
+            [(rounded(table, codec) if way is Placement.SHARDED else table)[ids[step, rank]] for rank in range(4)]
         )
         total = np.zeros_like(table)
         for members in [(0, 1), (2, 3)] if local else [(0,), (1,), (2,), (3,)]:
@@ -96,7 +96,7 @@ def replayed(table, ids, gradients, way, codec, *, local):
 
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize(
-    ("way", "local"), [(TableWay.SHARDED, True), (TableWay.SHARDED, False), (TableWay.GATHER, True)]
+    ("way", "local"), [(Placement.SHARDED, True), (Placement.SHARDED, False), (Placement.GATHER, True)]
 )
 def test_all_workers_see_and_keep_the_bits_of_a_model_in_numpy(ranks, way, local, codec):
     table, ids, gradients = drawn(CODECS.index(codec))
@@ -121,7 +121,7 @@ def test_all_workers_see_and_keep_the_bits_of_a_model_in_numpy(ranks, way, local
     seen, expected = replayed(table, ids, gradients, way, codec, local=local)
     for rank, (found, kept, _) in enumerate(each):
         assert found.tobytes() == seen[:, rank].tobytes()
-        assert kept.tobytes() == (expected[rank::4] if way is TableWay.SHARDED else expected).tobytes()
+        assert kept.tobytes() == (expected[rank::4] if way is Placement.SHARDED else expected).tobytes()
     assert each[0][2].tobytes() == expected.tobytes(), "state dicts have the rows as they live"
 
 
@@ -196,7 +196,7 @@ def test_a_row_beyond_the_range_stops_all_also_those_who_look_nothing_up(ranks, 
     )
 
 
-@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
+@pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
 def test_a_gradient_beyond_the_range_stops_all_before_a_row_changes(ranks, way):
     table, before = np.ones((ROWS, COLUMNS), dtype=np.float32), []
 
@@ -262,7 +262,9 @@ def test_parallelize_lets_rows_travel_in_a_codec_where_that_pays(ranks):
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = [torch.arange(200) * 7 + world.rank]
         where = Cluster.regular(2, 2, hardware=links)
-        _, optimizer = partreduce.parallelize(model, inner, where, batches=batches, table_codec="float16", world=world)
+        _, optimizer = partreduce.parallelize_embeddings(
+            model, inner, where, batches=batches, table_codec="float16", world=world
+        )
         optimizer.finish()
         return optimizer.schedule.routes.tables[0].in_words, optimizer.reasons[0]
 
@@ -278,4 +280,4 @@ def test_parallelize_refuses_a_codec_that_is_none_and_one_beside_a_schedule_that
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     expected = "is not one of none, float16" if codec == "int4" else "says itself how its tables travel"
     with pytest.raises(InputError, match=expected):
-        partreduce.parallelize(model, inner, schedule_of(), table_codec=codec)
+        partreduce.parallelize_embeddings(model, inner, schedule_of(), table_codec=codec)

@@ -17,11 +17,20 @@ from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.checkpoint_directory import MANIFEST, read_manifest
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import DocumentError, FileProblem, InputError
+from partreduce.topo.errors import DocumentError, FileError, InputError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Neighbor, Pairwise, Round, Server, Static
-from partreduce.topo.strategies.axes import Codec, How
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    GroupPhases,
+    NeighborAveraging,
+    Pairwise,
+    Round,
+    Server,
+    StaticGroups,
+)
+from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.topo.strategies.base import Averaging
 
 
@@ -52,7 +61,7 @@ def ask():
 @pytest.mark.parametrize(
     ("kind", "adam", "kill_at"),
     [
-        ("static", False, 4), ("allreduce", True, 5), ("overlap", True, 6), ("pace", False, 8),
+        ("static", False, 4), ("allreduce", True, 5), ("is_delayed", True, 6), ("steps_per_round", False, 8),
         ("coded", False, 9), ("coded overlap", True, 10),
     ],
 )  # fmt: skip
@@ -67,7 +76,7 @@ def test_a_killed_run_resumes_bit_for_bit(ask, tmp_path, kind, adam, kill_at):
     resumed = ask(**common, directory=directory, resume=True, save=True)
     assert resumed["code"] == 0, resumed["output"]
     for before, after in zip(whole["reports"], resumed["reports"], strict=True):
-        assert after["from"] == kill_at // 3 * 3 * (2 if kind == "pace" and after["rank"] == 1 else 1)
+        assert after["from"] == kill_at // 3 * 3 * (2 if kind == "steps_per_round" and after["rank"] == 1 else 1)
         assert after["weights"] == before["weights"]
 
 
@@ -81,7 +90,7 @@ def test_strategies_without_groups_run_resume_and_name_a_killed_worker(ask, tmp_
     assert killed["code"] == 128 + signal.SIGKILL, "the fault fired"
     if kind != "asynchronous":  # there nobody waits for a worker that only sends
         assert "worker 2 was killed by signal 9 (SIGKILL)" in killed["output"]
-    assert "Traceback" not in killed["output"] or "PeerLostError" in killed["output"]
+    assert "Traceback" not in killed["output"] or "PeerFailedError" in killed["output"]
     resumed = ask(**common, resume=True, save=False)
     assert resumed["code"] == 0, resumed["output"]
     assert [report["from"] for report in resumed["reports"]] == [3, 3, 3]
@@ -133,7 +142,7 @@ def _all(n):
 
 def saved(ranks, tmp_path, n=3, plan=None, rounds=(2, 4)):
     def work(world):
-        model, optimizer = make(world, plan or everyone(n, pace=1, when=Late()))
+        model, optimizer = make(world, plan or everyone(n, steps_per_round=1, sync=DelayedAveraging()))
         for round_ in rounds:
             train(model, optimizer, round_ - optimizer.round)
             save_checkpoint(optimizer, tmp_path, extra={"epoch": round_, "rank": world.rank})
@@ -146,7 +155,7 @@ def test_what_was_saved_comes_back_with_extra(ranks, tmp_path):
     before = saved(ranks, tmp_path)
 
     def work(world):
-        model, optimizer = make(world, everyone(3, when=Late()), 77.0)
+        model, optimizer = make(world, everyone(3, sync=DelayedAveraging()), 77.0)
         resumed = load_checkpoint(optimizer, tmp_path)
         return values(model), resumed.extra, optimizer.steps, optimizer.round
 
@@ -204,7 +213,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_by_all(ranks, tmp_path, dama
         (newest / "manifest.json").write_text('{"format": "partreduce.checkpoint", "format": 1}')
 
     def work(world):
-        _, optimizer = make(world, everyone(3, when=Late()))
+        _, optimizer = make(world, everyone(3, sync=DelayedAveraging()))
         return load_checkpoint(optimizer, tmp_path).round
 
     said = pytest.warns(RuntimeWarning, match=r"round-00000004.* resumed from round-00000002 instead")
@@ -216,19 +225,19 @@ def test_another_schedule_is_refused_by_hash(ranks, tmp_path):
     saved(ranks, tmp_path)
 
     def work(world):
-        _, optimizer = make(world, everyone(3, pace=2))
+        _, optimizer = make(world, everyone(3, steps_per_round=2))
         load_checkpoint(optimizer, tmp_path)
 
     for error in ranks.run(3, work, catch=InputError):
         assert "was saved under schedule 'everyone' (sha256 " in str(error)
-        assert "other_run=True" in str(error)
+        assert "allow_different_run=True" in str(error)
 
 
 def test_another_model_is_refused(ranks, tmp_path):
     saved(ranks, tmp_path)
 
     def work(world):
-        _, optimizer = make(world, everyone(3, when=Late()), width=5)
+        _, optimizer = make(world, everyone(3, sync=DelayedAveraging()), width=5)
         load_checkpoint(optimizer, tmp_path)
 
     assert all("another model" in str(error) for error in ranks.run(3, work, catch=InputError))
@@ -247,7 +256,7 @@ def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n
 
     def work(world):
         model, optimizer = make(world, everyone(n))
-        resumed = load_checkpoint(optimizer, tmp_path, other_run=True)
+        resumed = load_checkpoint(optimizer, tmp_path, allow_different_run=True)
         restored = values(model)
         train(model, optimizer, 2)
         return restored, resumed.num_workers, resumed.round, optimizer.steps
@@ -259,18 +268,20 @@ def test_another_number_of_workers_starts_from_the_mean_model(ranks, tmp_path, n
 
 PAIRS = GroupPhases(tuple(Phase.from_groups(3, groups) for groups in ([[0, 1]], [[1, 2]], [[0, 1, 2]])))
 RING = (Round.from_edges(3, [(i, (i + d) % 3, Fraction(1, 3)) for i in range(3) for d in (1, 2)]),)
-INT8 = How(codec=Codec.INT8, block=32)
+INT8 = Transport(codec=Codec.INT8, block=32)
 INSIDE = {
-    "lockstep": AllReduce(pace=4),
-    "groups": Static(phases=PAIRS, pace=4),
-    "late": Static(phases=PAIRS, pace=4, when=Late()),
-    "paced": Static(phases=PAIRS, pace=(4, 2, 4), averaging=Averaging.STEP_NORMALISED),
-    "paced, late": Static(phases=PAIRS, pace=(4, 2, 4), averaging=Averaging.STEP_NORMALISED, when=Late()),
-    "codec": AllReduce(pace=4, how=INT8),
-    "codec, late": AllReduce(pace=4, how=INT8, when=Late()),
-    "codec, paced": AllReduce(pace=(4, 2, 4), how=INT8, averaging=Averaging.STEP_NORMALISED),
-    "neighbours": Neighbor(rounds=RING, pace=4),
-    "neighbours, late": Neighbor(rounds=RING, pace=4, when=Late()),
+    "synchronous": AllReduce(steps_per_round=4),
+    "groups": StaticGroups(phases=PAIRS, steps_per_round=4),
+    "late": StaticGroups(phases=PAIRS, steps_per_round=4, sync=DelayedAveraging()),
+    "paced": StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), averaging=Averaging.STEP_NORMALIZED),
+    "paced, late": StaticGroups(
+        phases=PAIRS, steps_per_round=(4, 2, 4), averaging=Averaging.STEP_NORMALIZED, sync=DelayedAveraging()
+    ),
+    "codec": AllReduce(steps_per_round=4, transport=INT8),
+    "codec, late": AllReduce(steps_per_round=4, transport=INT8, sync=DelayedAveraging()),
+    "codec, paced": AllReduce(steps_per_round=(4, 2, 4), transport=INT8, averaging=Averaging.STEP_NORMALIZED),
+    "neighbors": NeighborAveraging(rounds=RING, steps_per_round=4),
+    "neighbors, late": NeighborAveraging(rounds=RING, steps_per_round=4, sync=DelayedAveraging()),
 }
 
 
@@ -283,9 +294,9 @@ def test_a_run_saved_inside_a_round_goes_on_bit_for_bit(ranks, tmp_path, kind, i
     def run(world):
         model, optimizer = make(world, plan, initial="broadcast")
         resumed = load_checkpoint(optimizer, tmp_path)
-        pace = plan.pace_of(world.rank)
-        saved_at = 2 * pace + max(1, inside * pace // 4)
-        for step in range(optimizer.steps, 5 * pace):
+        steps_per_round = plan.steps_per_round_of(world.rank)
+        saved_at = 2 * steps_per_round + max(1, inside * steps_per_round // 4)
+        for step in range(optimizer.steps, 5 * steps_per_round):
             for parameter in model.parameters():
                 parameter.grad = parameter.detach().sin() + (step % 5) * (world.rank + 1) / 7
             model[1].running_mean += (world.rank + step) / 3
@@ -301,7 +312,9 @@ def test_a_run_saved_inside_a_round_goes_on_bit_for_bit(ranks, tmp_path, kind, i
 
 def test_where_a_round_cannot_be_saved_inside_the_next_step_that_can_is_named(ranks, tmp_path):
     def work(world):
-        model, optimizer = make(world, Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,), pace=3)))
+        model, optimizer = make(
+            world, Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,), steps_per_round=3))
+        )
         train(model, optimizer, 4)
         with pytest.raises(InputError, match=r"step 4 lies inside a round of 3 .*steps % 3 == 0, next at step 6"):
             save_checkpoint(optimizer, tmp_path)
@@ -316,7 +329,7 @@ def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_goes_on(ranks, t
 
     def full(path, data):
         if "worker-00001" in str(path):
-            raise FileProblem(f"{path}: cannot be written: No space left on device")
+            raise FileError(f"{path}: cannot be written: No space left on device")
         write(path, data)
 
     monkeypatch.setattr(checkpoint, "write_file", full)
@@ -324,7 +337,7 @@ def test_a_worker_that_cannot_write_is_named_by_all_and_the_run_goes_on(ranks, t
     def work(world):
         model, optimizer = make(world, everyone(2), 0)
         train(model, optimizer, 1)
-        with pytest.raises(FileProblem, match=r"round 1: worker 1: .* No space left on device"):
+        with pytest.raises(FileError, match=r"round 1: worker 1: .* No space left on device"):
             save_checkpoint(optimizer, tmp_path)
         train(model, optimizer, 1)
         return load_checkpoint(optimizer, tmp_path)
@@ -351,7 +364,7 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
     ranks.fresh()
 
     def work(world):
-        model, optimizer = make(world, everyone(3, when=Late()))
+        model, optimizer = make(world, everyone(3, sync=DelayedAveraging()))
         load_checkpoint(optimizer, tmp_path)
         train(model, optimizer, 2)
         try:
@@ -366,7 +379,7 @@ def test_a_crash_at_any_write_leaves_the_checkpoint_before(ranks, tmp_path, monk
     ranks.fresh()
 
     def again(world):
-        _, optimizer = make(world, everyone(3, when=Late()))
+        _, optimizer = make(world, everyone(3, sync=DelayedAveraging()))
         return load_checkpoint(optimizer, tmp_path).round
 
     answers = set(ranks.run(3, again))

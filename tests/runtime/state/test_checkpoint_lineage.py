@@ -9,7 +9,7 @@ import torch
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileProblem, InputError
+from partreduce.topo.errors import FileError, InputError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_fresh_start(ranks, tmp_path, dam
         (folder / "worker-00001.safetensors").mkdir()
     else:
         (folder / "worker-00001.safetensors").unlink()
-    text = refusal(ranks, tmp_path, FileProblem)
+    text = refusal(ranks, tmp_path, FileError)
     assert str(folder) in text
     assert "no older one can be used instead" in text
 
@@ -149,4 +149,4 @@ def test_a_checkpoint_that_cannot_be_read_is_no_fresh_start(ranks, tmp_path, dam
 def test_a_directory_that_cannot_be_read_is_no_fresh_start(ranks, tmp_path):
     place = tmp_path / "checkpoints"
     place.write_text("a file")
-    assert "checkpoints: cannot be read: Not a directory" in refusal(ranks, place, FileProblem)
+    assert "checkpoints: cannot be read: Not a directory" in refusal(ranks, place, FileError)

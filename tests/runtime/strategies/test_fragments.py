@@ -28,22 +28,22 @@ from partreduce.runtime.strategies.group_means import GroupMeans
 from partreduce.runtime.strategies.outer_means import OuterMeans
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
-from partreduce.topo.errors import InputError, PeerLostError, ScheduleError
+from partreduce.topo.errors import InputError, PeerFailedError, ScheduleError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
-    Anchor,
     Averaging,
     Codec,
+    DelayedAveraging,
+    DelayedMerge,
     GroupPhases,
-    How,
-    Late,
-    Merge,
-    Outer,
-    Routes,
+    OuterParams,
+    OuterStep,
+    Payload,
     Server,
-    Static,
+    StaticGroups,
+    Transport,
 )
 from partreduce.topo.strategies import fragments as fragments_of_topo
 from partreduce.topo.strategies.fragments import assign, moves, round_ends
@@ -51,11 +51,15 @@ from partreduce.topo.strategies.fragments import assign, moves, round_ends
 RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
 CHUNK = 12
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
-DILOCO = Outer(lr=0.7, momentum=0.9, nesterov=True)
-CROWDED = AllReduce(pace=6, when=Merge(steps=5, alpha="1/2"), what=Routes(outer=DILOCO, fragments=3))
+DILOCO = OuterStep(lr=0.7, momentum=0.9, nesterov=True)
+CROWDED = AllReduce(
+    steps_per_round=6, sync=DelayedMerge(steps=5, alpha="1/2"), payload=Payload(outer=DILOCO, fragments=3)
+)
 """Turns end after 2, 4 and 6 of 6 steps, and what they merge was sent after 3, 5 and 1: up to three are in flight."""
-WHOLE = AllReduce(pace=5, what=Routes(outer=DILOCO))
-STREAMING = AllReduce(pace=7, when=Merge(steps=1, alpha="1/2"), what=Routes(outer=DILOCO, fragments=3))
+WHOLE = AllReduce(steps_per_round=5, payload=Payload(outer=DILOCO))
+STREAMING = AllReduce(
+    steps_per_round=7, sync=DelayedMerge(steps=1, alpha="1/2"), payload=Payload(outer=DILOCO, fragments=3)
+)
 
 
 @pytest.mark.parametrize("part", range(RUNS // CHUNK))
@@ -74,26 +78,31 @@ def test_random_runs_of_groups_equal_the_same_in_one_process(ranks):
         got = ranks.run(case.schedule.num_workers, lambda world, case=case: run(case, world))
         assert complaint(case, dict(enumerate(got))) == "", f"seed {seed}"
     cases = [random_run_of_groups(seed).schedule for seed in range(100)]
-    assert any(not case.strategy.what.outer.is_plain for case in cases)
+    assert any(not case.strategy.payload.outer.is_plain for case in cases)
     assert any(0 < len(case.phase(0).members) < case.num_workers for case in cases), "somebody rests"
     assert any(len(case.phase(0)) == 2 for case in cases)
-    assert any(len(set(case.paces().tolist())) > 1 for case in cases), "unequal paces"
+    assert any(len(set(case.worker_steps().tolist())) > 1 for case in cases), "unequal steps per round"
 
 
 def test_random_runs_cover_what_they_claim():
     cases = [random_run_in_turns(seed) for seed in range(400)]
     strategies = [case.schedule.strategy for case in cases]
     assert {case.inner for case in cases} == {"adamw", "sgd", "momentum"}
-    assert {one.what.num_fragments for one in strategies} == {1, 2, 3, 4}
-    assert {type(one.what.fragments) for one in strategies} == {int, tuple}
-    assert {one.when.late_steps for one in strategies} >= {0, 1, 2, 3}
-    assert {(type(one.when), one.what.outer.is_plain) for one in strategies} >= {(Merge, True), (Merge, False)}
-    assert any(one.pace % one.what.num_fragments for one in strategies), "turns that are not evenly spaced"
-    assert any(one.pace == 1 for one in strategies)
-    flying = [max(1, -(-one.when.late_steps * one.what.num_fragments // one.pace)) for one in strategies]
+    assert {one.payload.num_fragments for one in strategies} == {1, 2, 3, 4}
+    assert {type(one.payload.fragments) for one in strategies} == {int, tuple}
+    assert {one.sync.late_steps for one in strategies} >= {0, 1, 2, 3}
+    assert {(type(one.sync), one.payload.outer.is_plain) for one in strategies} >= {
+        (DelayedMerge, True),
+        (DelayedMerge, False),
+    }
+    assert any(one.steps_per_round % one.payload.num_fragments for one in strategies), (
+        "turns that are not evenly spaced"
+    )
+    assert any(one.steps_per_round == 1 for one in strategies)
+    flying = [max(1, -(-one.sync.late_steps * one.payload.num_fragments // one.steps_per_round)) for one in strategies]
     assert {1, 2, 3, 4} <= set(flying)
     assert any(len(set(case.steps)) > 1 for case in cases), "uneven data"
-    assert any(steps % case.schedule.pace_of(0) for case in cases for steps in case.steps), (
+    assert any(steps % case.schedule.steps_per_round_of(0) for case in cases for steps in case.steps), (
         "data that ends inside a round"
     )
 
@@ -131,11 +140,11 @@ def training_of(world, strategy, *, batch_norm=False, **options):
     return Training(world, worker, **options)
 
 
-def test_one_fragment_in_lockstep_is_the_outer_step_bit_for_bit(ranks):
-    """By the engine of fragments, too, which a schedule with one in lockstep does not ask for."""
+def test_one_fragment_in_synchronous_is_the_outer_step_bit_for_bit(ranks):
+    """By the engine of fragments, too, which a schedule with one synchronously does not ask for."""
     whole, stated = (
-        AllReduce(pace=4, what=Routes(outer=DILOCO)),
-        AllReduce(pace=4, what=Routes(outer=DILOCO, fragments=1)),
+        AllReduce(steps_per_round=4, payload=Payload(outer=DILOCO)),
+        AllReduce(steps_per_round=4, payload=Payload(outer=DILOCO, fragments=1)),
     )
     assert schedule_sha256(job(whole).schedule) == schedule_sha256(job(stated).schedule)
 
@@ -161,8 +170,10 @@ def test_one_fragment_in_lockstep_is_the_outer_step_bit_for_bit(ranks):
 def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks, tmp_path, run):
     """Of `STREAMING` in 2, 4 and 7 of 7 steps one is in flight after 1, 3 and 6, two of which are among these."""
     strategy, saved, flying, coded = run
-    how = How(codec=Codec.INT8) if strategy is STREAMING else How(codec=Codec.INT4, error_feedback=True)
-    strategy = replace(strategy, how=how if coded else How())
+    transport = (
+        Transport(codec=Codec.INT8) if strategy is STREAMING else Transport(codec=Codec.INT4, error_feedback=True)
+    )
+    strategy = replace(strategy, transport=transport if coded else Transport())
 
     def whole(world):
         training = training_of(world, strategy, batch_norm=True)
@@ -183,23 +194,23 @@ def test_a_resumed_run_is_bit_for_bit_the_same_in_mid_round_and_mid_flight(ranks
 
 
 @pytest.mark.parametrize("whole_rounds", [True, False])
-def test_workers_of_unequal_pace_are_saved_where_all_have_had_the_same_turns(ranks, tmp_path, whole_rounds):
-    strategy = AllReduce(pace=(4, 5, 6), what=Routes(outer=DILOCO, fragments=2))
+def test_workers_of_unequal_steps_per_round_are_saved_where_all_have_had_the_same_turns(ranks, tmp_path, whole_rounds):
+    strategy = AllReduce(steps_per_round=(4, 5, 6), payload=Payload(outer=DILOCO, fragments=2))
 
     def work(world, resumes):
         training = training_of(world, strategy)
-        pace = strategy.pace[world.rank]
+        steps_per_round = strategy.steps_per_round[world.rank]
         if not whole_rounds:
             training.steps(1)
             with pytest.raises(InputError, match=r"step 1 lies inside a round of \d steps"):
                 save_checkpoint(training.optimizer, tmp_path)
             return None
         if resumes:
-            assert load_checkpoint(training.optimizer, tmp_path).steps == pace
+            assert load_checkpoint(training.optimizer, tmp_path).steps == steps_per_round
         else:
-            training.steps(pace)
+            training.steps(steps_per_round)
             save_checkpoint(training.optimizer, tmp_path)
-        return training.steps(2 * pace)
+        return training.steps(2 * steps_per_round)
 
     whole = ranks.run(3, lambda world: work(world, resumes=False))
     if not whole_rounds:
@@ -230,7 +241,7 @@ def test_state_dicts_go_on_bit_for_bit_from_inside_a_round_and_mid_flight(ranks,
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_model_loaded_alone_while_a_fragment_is_in_flight_is_refused(ranks):
-    plain = AllReduce(pace=4, when=Merge(steps=2))
+    plain = AllReduce(steps_per_round=4, sync=DelayedMerge(steps=2))
 
     def work(world):
         training = training_of(world, plain)
@@ -245,16 +256,16 @@ def test_a_model_loaded_alone_while_a_fragment_is_in_flight_is_refused(ranks):
 
 def test_a_fragment_is_equal_on_all_workers_after_its_turn_and_the_rest_is_not(ranks):
     """Eight bits, too: what is rounded is the movement."""
-    strategy = AllReduce(pace=6, what=Routes(outer=DILOCO, fragments=(("[01].*",), ("[23].*",))))
+    strategy = AllReduce(steps_per_round=6, payload=Payload(outer=DILOCO, fragments=(("[01].*",), ("[23].*",))))
 
-    def work(world, how):
-        training = training_of(world, replace(strategy, how=how))
+    def work(world, transport):
+        training = training_of(world, replace(strategy, transport=transport))
         first = training.steps(3)
         return first, training.steps(3)
 
     border = sum(p.numel() for p in Worker(job(strategy), 0).model[:2].parameters())
-    for how in (How(), How(codec=Codec.INT8)):
-        results = ranks.run(3, lambda world, how=how: work(world, how))
+    for transport in (Transport(), Transport(codec=Codec.INT8)):
+        results = ranks.run(3, lambda world, transport=transport: work(world, transport))
         for other in results[1:]:
             assert torch.equal(results[0][0][:border], other[0][:border])
             assert not torch.equal(results[0][0][border:], other[0][border:])
@@ -314,7 +325,7 @@ def test_the_mean_model_may_be_looked_at_in_mid_flight(ranks, strategy):
         assert torch.equal(one, other)
 
 
-LATE_TURNS = AllReduce(pace=8, when=Merge(steps=2), what=Routes(outer=DILOCO, fragments=2))
+LATE_TURNS = AllReduce(steps_per_round=8, sync=DelayedMerge(steps=2), payload=Payload(outer=DILOCO, fragments=2))
 """A turn in steps 2 to 4 of 4: who is lost before sends nothing, who is lost later has sent."""
 
 
@@ -329,9 +340,9 @@ def test_a_worker_lost_before_an_average_or_in_mid_flight_ends_the_run_by_name(r
         if world.rank == 2:
             training.steps(taken - 2)
             training.optimizer.runner.abandon()
-            training.optimizer.ending.after(PeerLostError("worker 2 gives up"))
+            training.optimizer.ending.after(PeerFailedError("worker 2 gives up"))
             return "gone"
-        with pytest.raises(PeerLostError) as caught:
+        with pytest.raises(PeerFailedError) as caught:
             training.steps(7)
         after = training.optimizer.runner.state() if taken == 2 else before
         assert all(torch.equal(before[name], after[name]) for name in before)
@@ -368,25 +379,25 @@ def test_the_cut_by_number_keeps_layers_whole_and_the_largest_fragment_smallest(
 
 
 def test_turns_are_each_once_in_a_round_apart_and_the_last_at_its_end():
-    for pace in range(1, 60):
-        for count in range(1, pace + 1):
-            ends = round_ends(count, pace)
+    for steps_per_round in range(1, 60):
+        for count in range(1, steps_per_round + 1):
+            ends = round_ends(count, steps_per_round)
             assert len(ends) == count
-            assert ends[-1] == pace
+            assert ends[-1] == steps_per_round
             gaps = [after - before for before, after in zip((0, *ends), ends, strict=False)]
-            assert min(gaps) == pace // count >= 1
-            assert max(gaps) <= -(-pace // count)
+            assert min(gaps) == steps_per_round // count >= 1
+            assert max(gaps) <= -(-steps_per_round // count)
     assert round_ends(19, 36)[:3] == (1, 3, 5), "MaxText's 36 steps in 19 turns, each once"
 
 
 def test_moves_are_those_of_turns_counted_through_all_rounds_and_as_few_are_in_flight_as_claimed():
-    for pace, count in [(most, count) for most in range(1, 25) for count in range(1, most + 1)]:
-        for late in range(pace):
-            listed = moves(count, pace, late)
+    for steps_per_round, count in [(most, count) for most in range(1, 25) for count in range(1, most + 1)]:
+        for late in range(steps_per_round):
+            listed = moves(count, steps_per_round, late)
             flying, worst, sent, merged = [], 0, [], []
-            for step in range(1, 4 * pace + 1):
+            for step in range(1, 4 * steps_per_round + 1):
                 for move in listed:
-                    if move.taken != (step - 1) % pace + 1:
+                    if move.taken != (step - 1) % steps_per_round + 1:
                         continue
                     if not move.merges:
                         flying.append(move.fragment)
@@ -395,18 +406,22 @@ def test_moves_are_those_of_turns_counted_through_all_rounds_and_as_few_are_in_f
                         assert flying.pop(0) == move.fragment, "merged in the order in which they are sent"
                         merged.append((step, move.fragment))
                     worst = max(worst, len(flying))
-            turns = [(end + round_ * pace, p) for round_ in range(5) for p, end in enumerate(round_ends(count, pace))]
-            assert sent == [(end - late, p) for end, p in turns if 0 < end - late <= 4 * pace]
-            assert merged == [(end, p) for end, p in turns if late < end <= 4 * pace]
+            turns = [
+                (end + round_ * steps_per_round, p)
+                for round_ in range(5)
+                for p, end in enumerate(round_ends(count, steps_per_round))
+            ]
+            assert sent == [(end - late, p) for end, p in turns if 0 < end - late <= 4 * steps_per_round]
+            assert merged == [(end, p) for end, p in turns if late < end <= 4 * steps_per_round]
             assert len({step for step, _ in sent}) == len(sent), "at most one a step"
-            assert worst == max(1, -(-late * count // pace))
+            assert worst == max(1, -(-late * count // steps_per_round))
 
 
 def test_a_parameter_in_no_fragment_or_in_two_is_refused_by_name():
     for patterns, words in {
         (("0.*",), ("1.weight",)): "parameter '1.bias' is in no fragment",
         (("0.*",), ("1.*", "*.bias")): "parameter '0.bias' is in fragments 0 ('0.*') and 1 ('*.bias')",
-        (("0.*",), ("1.*",), ("head.*",)): "has no parameter for what.fragments[2] of the schedule (head.*)",
+        (("0.*",), ("1.*",), ("head.*",)): "has no parameter for payload.fragments[2] of the schedule (head.*)",
     }.items():
         with pytest.raises(InputError) as caught:
             assign(patterns, names(2))
@@ -421,29 +436,41 @@ def test_a_parameter_in_no_fragment_or_in_two_is_refused_by_name():
 
 def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
     everybody = GroupPhases((Phase.from_groups(3, [range(3)]),))
-    two = Routes(fragments=2)
+    two = Payload(fragments=2)
     refused = {
-        "what.fragments: are 2; outer steps from anchors of each worker's own": Static(
-            phases=everybody, pace=2, what=Routes(fragments=2, outer=Outer(lr="1/2", anchor=Anchor.OWN))
+        "payload.fragments: are 2; outer steps from anchors of each worker's own": StaticGroups(
+            phases=everybody,
+            steps_per_round=2,
+            payload=Payload(fragments=2, outer=OuterStep(lr="1/2", outer_params=OuterParams.PER_WORKER)),
         ),
-        "what.fragments: are 2; when.late is for whole models;": Static(
-            phases=everybody, pace=2, when=Late(), what=two
+        "payload.fragments: are 2; sync.delay is for whole models;": StaticGroups(
+            phases=everybody, steps_per_round=2, sync=DelayedAveraging(), payload=two
         ),
-        "what.fragments: are 2; strategy 'server' averages": Server(hosts=(0,), pace=2, what=two),
-        "what.fragments: are 2; when.late is for whole models": AllReduce(pace=2, when=Late(), what=two),
-        "what.fragments: are 2, and each has its turn in a round of 1 steps": AllReduce(what=two),
-        "what.fragments: are 2, and each has its turn in a round of 1": AllReduce(pace=(2, 1, 4), what=two),
-        "when.merge: goes with one pace for all workers": AllReduce(pace=(4, 3, 4), when=Merge(steps=1)),
-        "when.merge: goes with plain means": AllReduce(
-            pace=4, when=Merge(steps=1), averaging=Averaging.STEP_NORMALISED
+        "payload.fragments: are 2; strategy 'server' averages": Server(hosts=(0,), steps_per_round=2, payload=two),
+        "payload.fragments: are 2; sync.delay is for whole models": AllReduce(
+            steps_per_round=2, sync=DelayedAveraging(), payload=two
         ),
-        "when.merge.steps: is 5; what is averaged every 5 steps": AllReduce(pace=5, when=Merge(steps=5), what=two),
-        "when.merge.steps: is 1; what is averaged every 1 steps": AllReduce(when=Merge(steps=1)),
-        "when.merge.alpha: is 1; a worker keeps at least 0": AllReduce(pace=2, when=Merge(alpha=1)),
-        "which is lockstep; leave it out": AllReduce(pace=2, when=Merge()),
-        "when: strategy 'static' has no merging inside a round": Static(phases=everybody, pace=2, when=Merge(steps=1)),
-        "what.outer.lr: is 5; with alpha 9/10 and this momentum anchors and models go apart from a rate of 19/9": (
-            AllReduce(pace=2, when=Merge(alpha=0.9), what=Routes(outer=Outer(lr=5)))
+        "payload.fragments: are 2, and each has its turn in a round of 1 steps": AllReduce(payload=two),
+        "payload.fragments: are 2, and each has its turn in a round of 1": AllReduce(
+            steps_per_round=(2, 1, 4), payload=two
+        ),
+        "sync.merge: goes with one steps_per_round for all workers": AllReduce(
+            steps_per_round=(4, 3, 4), sync=DelayedMerge(steps=1)
+        ),
+        "sync.merge: goes with plain means": AllReduce(
+            steps_per_round=4, sync=DelayedMerge(steps=1), averaging=Averaging.STEP_NORMALIZED
+        ),
+        "sync.merge.steps: is 5; what is averaged every 5 steps": AllReduce(
+            steps_per_round=5, sync=DelayedMerge(steps=5), payload=two
+        ),
+        "sync.merge.steps: is 1; what is averaged every 1 steps": AllReduce(sync=DelayedMerge(steps=1)),
+        "sync.merge.alpha: is 1; a worker keeps at least 0": AllReduce(steps_per_round=2, sync=DelayedMerge(alpha=1)),
+        "which is synchronous; leave it out": AllReduce(steps_per_round=2, sync=DelayedMerge()),
+        "sync: strategy 'static' has no merging inside a round": StaticGroups(
+            phases=everybody, steps_per_round=2, sync=DelayedMerge(steps=1)
+        ),
+        "payload.outer.lr: is 5; with alpha 9/10 and this momentum anchors and models go apart from a rate of 19/9": (
+            AllReduce(steps_per_round=2, sync=DelayedMerge(alpha=0.9), payload=Payload(outer=OuterStep(lr=5)))
         ),
     }
     for words, strategy in refused.items():
@@ -451,13 +478,13 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
             Schedule("refused", Cluster.regular(1, 3), strategy)
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
-    with pytest.raises(ScheduleError, match=r"when\.merge\.alpha: is 'half'; it is a number such as 0\.7"):
-        Merge(alpha="half")
+    with pytest.raises(ScheduleError, match=r"sync\.merge\.alpha: is 'half'; it is a number such as 0\.7"):
+        DelayedMerge(alpha="half")
 
     def work(world):
         texts = []
         for strategy, options in (
-            (AllReduce(pace=8, what=Routes(fragments=5)), {}),
+            (AllReduce(steps_per_round=8, payload=Payload(fragments=5)), {}),
             (STREAMING, {"initial": "keep"}),
             (STREAMING, {"optimizer_state": "average"}),
         ):
@@ -465,7 +492,7 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
                 training_of(world, strategy, **options)
             texts.append(str(caught.value))
         with pytest.raises(InputError) as caught:
-            ScheduleAverager(job(AllReduce(pace=4, what=two)).schedule, world=world)
+            ScheduleAverager(job(AllReduce(steps_per_round=4, payload=two)).schedule, world=world)
         return [*texts, str(caught.value)]
 
     for layers, keep, states, averager in ranks.run(3, work):

@@ -26,7 +26,7 @@ from partreduce.runtime.state.checkpoint_directory import file_of, read_bytes
 from partreduce.runtime.state.saved_state import unpack
 from partreduce.schedulers.protocols.hop import Advance, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
-from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 from partreduce.verify.gap_bounds import exact_bounds
 
 RUNS = int(os.environ.get("PARTREDUCE_GAP_RUNS", "30"))
@@ -49,10 +49,12 @@ def test_every_average_uses_what_the_protocol_allows(ranks, block):
             assert all(fill <= result["log"].capacities[source] for fill, source in held)
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(UpdateOrder))
 def test_before_a_skip_updates_count_by_their_age(ranks, order):
     """Own parameters are then some steps old, and an update may be newer than the step; in NumPy from the log."""
-    gap = Gap(max_ig=4, staleness=5, weights=Weights.ITERATION, skip=Skip(limit=10), order=order)
+    gap = IterationGap(
+        max_ig=4, staleness=5, weights=EdgeWeighting.ITERATION, skip=SkipPolicy(limit=10), update_order=order
+    )
     numbers, n, rounds = np.random.default_rng(11), 4, 12
     start, push = numbers.normal(size=(n, 3)), numbers.normal(size=(n, rounds, 3))
     case = GapCase(plan_of(n, ring_edges(n), gap), rounds, start, push, {(0, 3): np.inf}, 0.001, (rounds,) * n)
@@ -65,10 +67,12 @@ def test_before_a_skip_updates_count_by_their_age(ranks, order):
 
 def test_weights_are_the_equations():
     edges = {1: Fraction(1, 4), 2: Fraction(1, 8)}
-    assert weights_of(Gap(backup=1, max_ig=1), edges, 5, 5, [(2, 5)]) == (Fraction(7, 8), [Fraction(1, 8)])
-    uniform = Gap(weights=Weights.UNIFORM)
+    assert weights_of(IterationGap(backup=1, max_ig=1), edges, 5, 5, [(2, 5)]) == (Fraction(7, 8), [Fraction(1, 8)])
+    uniform = IterationGap(weights=EdgeWeighting.UNIFORM)
     assert weights_of(uniform, edges, 5, 5, [(1, 5), (2, 5)]) == (Fraction(1, 3), [Fraction(1, 3)] * 2)
-    by_age = Gap(staleness=2, weights=Weights.ITERATION)  # in step 5: of step 3 once, of its own three times, of 7 five
+    by_age = IterationGap(
+        staleness=2, weights=EdgeWeighting.ITERATION
+    )  # in step 5: of step 3 once, of its own three times, of 7 five
     assert weights_of(by_age, edges, 5, 5, [(1, 3), (2, 7)]) == (Fraction(3, 9), [Fraction(1, 9), Fraction(5, 9)])
     assert weights_of(by_age, edges, 9, 5, [(1, 9)]) == (
         Fraction(1, 4),
@@ -77,11 +81,11 @@ def test_weights_are_the_equations():
 
 
 SETTINGS = [
-    Gap(order=Order.PARALLEL),
-    Gap(order=Order.PARALLEL, notify_ack=True),
-    Gap(max_ig=3, staleness=2, order=Order.PARALLEL),
-    Gap(max_ig=3, staleness=2),
-    Gap(max_ig=3, backup=1, skip=Skip(limit=4)),
+    IterationGap(update_order=UpdateOrder.DPSGD),
+    IterationGap(update_order=UpdateOrder.DPSGD, notify_ack=True),
+    IterationGap(max_ig=3, staleness=2, update_order=UpdateOrder.DPSGD),
+    IterationGap(max_ig=3, staleness=2),
+    IterationGap(max_ig=3, backup=1, skip=SkipPolicy(limit=4)),
 ]
 
 
@@ -89,7 +93,10 @@ SETTINGS = [
     ("gap", "width"),
     [
         *((gap, 3) for gap in SETTINGS),
-        (Gap(order=Order.PARALLEL, notify_ack=True, max_ig=1), 700_000),  # two parts, which tokens and acks overtake
+        (
+            IterationGap(update_order=UpdateOrder.DPSGD, notify_ack=True, max_ig=1),
+            700_000,
+        ),  # two parts, which tokens and acks overtake
     ],
 )
 def test_a_run_goes_on_from_its_checkpoint(ranks, gap, width, tmp_path):
@@ -126,7 +133,11 @@ def test_a_run_goes_on_from_its_checkpoint(ranks, gap, width, tmp_path):
     first = ranks.run(n, lambda world: work(world, resumes=False))
     again = ranks.run(n, lambda world: work(world, resumes=True))
     for (values, _), (values_again, state) in zip(first, again, strict=True):
-        assert gap.order is Order.SERIAL or gap.staleness or any(name.startswith("gap/update") for name in state)
+        assert (
+            gap.update_order is UpdateOrder.ADAPT_THEN_COMBINE
+            or gap.staleness
+            or any(name.startswith("gap/update") for name in state)
+        )
         if gap.takes_all:
             np.testing.assert_array_equal(values, values_again)
 
@@ -137,11 +148,11 @@ HELD = [
     ({"notify_ack": True}, True),
     ({"max_ig": 3, "staleness": 1}, True),
     ({"max_ig": 3, "staleness": 2, "backup": 1}, False),
-    ({"max_ig": 2, "backup": 1, "skip": Skip(limit=10)}, True),
+    ({"max_ig": 2, "backup": 1, "skip": SkipPolicy(limit=10)}, True),
 ]
 
 
-@pytest.mark.parametrize("order", list(Order))
+@pytest.mark.parametrize("order", list(UpdateOrder))
 @pytest.mark.parametrize("held", [*((*held, False) for held in HELD), (*HELD[-1], True)], ids=str)
 def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ranks, held, order, monkeypatch):
     """Worker 0 stops with its update sent; the others stop at the bound, and its queues are full.
@@ -150,8 +161,8 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
     """
     n, rounds = 5, 20
     options, both, is_late = held
-    schedule = plan_of(n, ring_edges(n, both=both), Gap(order=order, **options))
-    machine = hop_of(schedule.strategy.rounds[0], schedule.strategy.when)
+    schedule = plan_of(n, ring_edges(n, both=both), IterationGap(update_order=order, **options))
+    machine = hop_of(schedule.strategy.rounds[0], schedule.strategy.sync)
     bounds = exact_bounds(machine.graph, machine.setting)
     stop_before = Advance if machine.setting.notify_ack else Reduce  # whose acknowledgement lets its sources go on
     capacity = {u: 1 if machine.setting.staleness else bounds[u][0] + 1 for u in machine.graph.sources[0]}
@@ -202,7 +213,7 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
 
     results = ranks.run(n, work)
     assert seen == [wanted]
-    assert stopped == [3] or schedule.strategy.when.skip is not None
+    assert stopped == [3] or schedule.strategy.sync.skip is not None
     entered = [event.step for event in results[0]["events"] if event.kind == "entered" and event.step <= stopped[0]]
     assert not is_late or entered != list(range(stopped[0] + 1)), "a late worker skips on its way"
     assert not gap_problems(SimpleNamespace(schedule=schedule, gap=machine.setting), results)

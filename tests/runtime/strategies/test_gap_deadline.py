@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from partreduce.runtime.strategies.gap.deadline import wait_in_step
-from partreduce.runtime.strategies.missing import LackError, Missing
+from partreduce.runtime.strategies.missing import Missing, PeerWaitError
 
 
 class Heartbeat:
@@ -42,7 +42,7 @@ class Heartbeat:
 def wait(heartbeat, done, *, pausing):
     lack = Missing("the end of what was sent before all paused", (1, 3), 2)
     condition = threading.Condition()
-    wait_in_step(8, done, lambda: lack, condition, heartbeat, timeout=60, refuse_failure=lambda: None, pausing=pausing)
+    wait_in_step(8, done, lambda: lack, condition, heartbeat, timeout=60, check_failure=lambda: None, pausing=pausing)
 
 
 def test_in_a_pause_who_has_taken_the_last_step_is_still_waited_for():
@@ -53,5 +53,7 @@ def test_in_a_pause_who_has_taken_the_last_step_is_still_waited_for():
 
 
 def test_in_a_step_who_has_taken_the_last_one_sends_nothing_more():
-    with pytest.raises(LackError, match=r"worker 1 finished after 8 rounds \(worker 0 waited in step 8 for the end"):
+    with pytest.raises(
+        PeerWaitError, match=r"worker 1 finished after 8 rounds \(worker 0 waited in step 8 for the end"
+    ):
         wait(Heartbeat(8), lambda: False, pausing=False)

@@ -10,7 +10,7 @@ from partreduce.runtime.transport.payload_rings import PayloadRings
 from partreduce.runtime.transport.updates import Layout
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce
-from partreduce.topo.strategies.gap import Gap, Order, Skip
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
 
 RING = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
 ARRAY = torch.ones(4)
@@ -36,7 +36,7 @@ def update(source, step, tokens=0, generation=0):
 
 
 def test_totals_that_come_late_or_twice_give_nothing_more():
-    driver, _ = opened(Gap(max_ig=2))
+    driver, _ = opened(IterationGap(max_ig=2))
     for total in (2, 1, 2):  # the message about the first token was overtaken
         driver.deliver(Message(1, "token", (0, total)))
     assert driver.state.tokens == (4, 2)
@@ -47,7 +47,7 @@ def test_totals_that_come_late_or_twice_give_nothing_more():
 
 def test_a_mark_says_what_urgent_messages_have_not_said_yet():
     """A mark keeps its order among updates; tokens and acknowledgements sent before it may come after it."""
-    driver, sent = opened(Gap(max_ig=2, notify_ack=True, order=Order.PARALLEL))
+    driver, sent = opened(IterationGap(max_ig=2, notify_ack=True, update_order=UpdateOrder.DPSGD))
     for source in (1, 2):
         driver.deliver(update(source, 0))
     driver.fire(Reduce)
@@ -67,7 +67,7 @@ def test_a_mark_says_what_urgent_messages_have_not_said_yet():
 
 
 def test_messages_of_another_beginning_wait_for_it_or_are_dropped():
-    driver, _ = opened(Gap())
+    driver, _ = opened(IterationGap())
     driver.deliver(update(1, 5, generation=1))
     driver.deliver(update(2, 0))
     driver.drop()
@@ -86,7 +86,7 @@ def test_what_was_sent_before_the_queues_were_thrown_away_changes_nothing_afterw
         Message(1, "ack", (0, 1)),
         Message(1, "mark", (0, 5, 3, 1)),
     ]
-    driver, sent = driver_of(Gap(max_ig=2, notify_ack=True, order=Order.PARALLEL))
+    driver, sent = driver_of(IterationGap(max_ig=2, notify_ack=True, update_order=UpdateOrder.DPSGD))
     driver.open(0)
     driver.drop()
     for message in old:
@@ -104,7 +104,7 @@ def test_what_was_sent_before_the_queues_were_thrown_away_changes_nothing_afterw
 
 
 def test_what_comes_before_the_first_step_waits_for_it():
-    driver, _ = driver_of(Gap(max_ig=2))
+    driver, _ = driver_of(IterationGap(max_ig=2))
     driver.deliver(update(1, 0, tokens=1))
     driver.deliver(Message(2, "token", (0, 2)))
     driver.open(0)
@@ -113,7 +113,7 @@ def test_what_comes_before_the_first_step_waits_for_it():
 
 
 def test_a_new_beginning_has_no_update_and_no_pause_of_the_last_one():
-    driver, _ = opened(Gap(max_ig=2))
+    driver, _ = opened(IterationGap(max_ig=2))
     driver.deliver(update(1, 0))
     driver.pause()
     driver.deliver(Message(1, "mark", (0, 1, 0, 0)))
@@ -132,7 +132,7 @@ def test_a_new_beginning_has_no_update_and_no_pause_of_the_last_one():
 
 
 def test_what_is_sent_after_the_next_beginning_waits_for_it():
-    driver, _ = driver_of(Gap(max_ig=2))
+    driver, _ = driver_of(IterationGap(max_ig=2))
     driver.open(0)
     driver.deliver(Message(1, "mark", (1, 1, 4, 0)))
     driver.deliver(Message(1, "token", (1, 3)))
@@ -145,7 +145,7 @@ def test_what_is_sent_after_the_next_beginning_waits_for_it():
 
 
 def test_what_is_sent_after_the_beginning_after_next_waits_for_that_one():
-    driver, _ = driver_of(Gap(max_ig=2))
+    driver, _ = driver_of(IterationGap(max_ig=2))
     driver.open(0)
     driver.deliver(update(1, 0, generation=2))
     driver.deliver(Message(2, "token", (1, 1)))
@@ -157,8 +157,8 @@ def test_what_is_sent_after_the_beginning_after_next_waits_for_that_one():
 
 
 def test_what_is_missing_is_said_by_name():
-    driver, _ = opened(Gap(max_ig=1, backup=(1, 0, 0)))
-    assert driver.missing().what == "an update of step 0"
+    driver, _ = opened(IterationGap(max_ig=1, backup=(1, 0, 0)))
+    assert driver.missing().payload == "an update of step 0"
     assert (driver.missing().of, driver.missing().needed) == ((1, 2), 1)
     driver.deliver(update(2, 0))
     assert driver.missing() is None
@@ -167,12 +167,12 @@ def test_what_is_missing_is_said_by_name():
     driver.offer(())
     driver.deliver(update(2, 1))
     driver.fire(Reduce)
-    assert (driver.missing().what, driver.missing().of) == ("a token to enter step 2", (1, 2))
+    assert (driver.missing().payload, driver.missing().of) == ("a token to enter step 2", (1, 2))
 
 
 def test_a_token_that_comes_after_a_look_makes_the_step_a_skip():
     """What is raised is chosen under the lock: a message may come between seeing that one may go on and doing so."""
-    driver, _ = opened(Gap(max_ig=2, backup=1, skip=Skip(limit=10)))
+    driver, _ = opened(IterationGap(max_ig=2, backup=1, skip=SkipPolicy(limit=10)))
     for source in (1, 2):
         driver.deliver(update(source, 0))
     driver.fire(Reduce)

@@ -1,4 +1,4 @@
-"""Hop's workers at their end, and when a neighbour is gone: who needs it says what is missing, others go on."""
+"""Hop's workers at their end, and when a neighbor is gone: who needs it says what is missing, others go on."""
 
 import threading
 import time
@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from helpers.gap_runs import optimizer_of, plan_of, ring_edges, until_left_behind
-from partreduce.topo.errors import PeerLostError
-from partreduce.topo.strategies.gap import Gap, Order, Skip
+from partreduce.topo.errors import PeerFailedError
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
 
 
 @pytest.fixture(autouse=True)
@@ -30,18 +30,18 @@ def lose(optimizer):
 
 
 LOST = [
-    (Gap(), 3, "an update of step 3"),
-    (Gap(order=Order.PARALLEL), 4, "an update of step 4"),  # that of step 3 left when it was entered
-    (Gap(staleness=2), 5, "an update of step 3 or later"),
-    (Gap(notify_ack=True, max_ig=1), 3, "an update of step 3"),
-    (Gap(max_ig=2, backup=1), 5, "a token to enter step 6"),
+    (IterationGap(), 3, "an update of step 3"),
+    (IterationGap(update_order=UpdateOrder.DPSGD), 4, "an update of step 4"),  # that of step 3 left when it was entered
+    (IterationGap(staleness=2), 5, "an update of step 3 or later"),
+    (IterationGap(notify_ack=True, max_ig=1), 3, "an update of step 3"),
+    (IterationGap(max_ig=2, backup=1), 5, "a token to enter step 6"),
 ]
 
 
 @pytest.mark.parametrize(("gap", "step", "lack"), LOST)
 def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
     """Each goes on as far as its setting lets it, once what worker 1 sent has come."""
-    together, last = threading.Barrier(3), 2 + (gap.order is Order.PARALLEL)
+    together, last = threading.Barrier(3), 2 + (gap.update_order is UpdateOrder.DPSGD)
 
     def work(world):
         model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=120)
@@ -56,7 +56,7 @@ def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
             return
         train(model, optimizer, 100)
 
-    errors = ranks.run(3, work, catch=PeerLostError)
+    errors = ranks.run(3, work, catch=PeerFailedError)
     texts = [str(errors[0]), str(errors[2])]
     assert all("worker 1 stopped in round 3 with ValueError: a bug" in text for text in texts)
     first = [text for rank, text in zip((0, 2), texts, strict=True) if f"(worker {rank} waited" in text]
@@ -64,9 +64,9 @@ def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
 
 
 def test_whose_updates_others_can_do_without_ends_nobodys_training(ranks):
-    """Worker 3 only sends, to worker 0, which has one more in-neighbour than it needs."""
+    """Worker 3 only sends, to worker 0, which has one more in-neighbor than it needs."""
     edges = [*ring_edges(3, both=False), (3, 0)]
-    schedule = plan_of(4, edges, Gap(max_ig=2, backup=(1, 0, 0, 0)))
+    schedule = plan_of(4, edges, IterationGap(max_ig=2, backup=(1, 0, 0, 0)))
 
     def work(world):
         model, optimizer = optimizer_of(world, schedule, np.zeros(3), timeout=60)
@@ -82,17 +82,17 @@ def test_whose_updates_others_can_do_without_ends_nobodys_training(ranks):
         train(model, optimizer, 300)
         optimizer.finish()
 
-    errors = ranks.run(4, work, catch=PeerLostError)
+    errors = ranks.run(4, work, catch=PeerFailedError)
     for error in errors[:3]:
         assert "finish: worker 3 stopped in round 2 with ValueError: a bug" in str(error)
 
 
 def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap()), np.zeros(3), timeout=120)
+        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), IterationGap()), np.zeros(3), timeout=120)
         optimizer.run.reducer.timeout = 1
         if world.rank == 0:
-            with pytest.raises(PeerLostError) as caught:
+            with pytest.raises(PeerFailedError) as caught:
                 train(model, optimizer, 5)
             assert "(worker 0 waited in step 0 for an update of step 0 from worker 1)" in str(caught.value)
             told.set()
@@ -104,11 +104,13 @@ def test_a_silent_worker_ends_a_wait_at_the_timeout(ranks):
 
 def test_who_ended_after_fewer_rounds_is_named(ranks):
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap(max_ig=2)), np.zeros(3), timeout=60)
+        model, optimizer = optimizer_of(
+            world, plan_of(2, ring_edges(2), IterationGap(max_ig=2)), np.zeros(3), timeout=60
+        )
         train(model, optimizer, 5 if world.rank else 3)
         optimizer.finish()
 
-    errors = ranks.run(2, work, catch=PeerLostError)
+    errors = ranks.run(2, work, catch=PeerFailedError)
     assert "worker 0 finished after 3 rounds" in str(errors[1])
     assert "waited in step 3 for an update of step 3 from worker 0" in str(errors[1])
     assert "join()" in str(errors[1])
@@ -116,32 +118,34 @@ def test_who_ended_after_fewer_rounds_is_named(ranks):
 
 def test_who_waits_where_all_meet_is_named_by_who_went_past(ranks):
     def work(world):
-        model, optimizer = optimizer_of(world, plan_of(2, ring_edges(2), Gap(max_ig=2)), np.zeros(3), timeout=120)
+        model, optimizer = optimizer_of(
+            world, plan_of(2, ring_edges(2), IterationGap(max_ig=2)), np.zeros(3), timeout=120
+        )
         train(model, optimizer, 3)
         if world.rank == 1:
             with optimizer.mean_model():
                 pass
         train(model, optimizer, 9)
 
-    errors = ranks.run(2, work, catch=PeerLostError)
+    errors = ranks.run(2, work, catch=PeerFailedError)
     assert "worker 1 waits for all in mean_model()" in str(errors[0])
     assert "waited in step 3 for an update of step 3 from worker 1" in str(errors[0])
     assert "worker 0" in str(errors[1])
 
 
-@pytest.mark.parametrize("pace", [1, 2])
-def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, pace):
+@pytest.mark.parametrize("steps_per_round", [1, 2])
+def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, steps_per_round):
     """A worker that is left behind catches up, and drops the batches of the steps that it skipped."""
     n, rounds = 4, 30
-    gap = Gap(max_ig=4, backup=1, skip=Skip(limit=10))
-    schedule = plan_of(n, ring_edges(n), gap, pace=pace)
+    gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=10))
+    schedule = plan_of(n, ring_edges(n), gap, steps_per_round=steps_per_round)
 
     def work(world):
         model, optimizer = optimizer_of(world, schedule, np.zeros(3))
         seen, means = [], []
         for epoch in range(2):
-            for batch in optimizer.batches(range(rounds * pace // 2)):
-                seen.append(epoch * rounds * pace // 2 + batch)
+            for batch in optimizer.batches(range(rounds * steps_per_round // 2)):
+                seen.append(epoch * rounds * steps_per_round // 2 + batch)
                 assert optimizer.steps == seen[-1], "the batch belongs to the step"
                 if world.rank == 0 and batch == 3:
                     until_left_behind(optimizer.runner)
@@ -154,13 +158,13 @@ def test_a_loop_over_n_batches_ends_in_step_n_however_many_it_skips(ranks, pace)
         return len(seen), steps, skipped, means
 
     results = ranks.run(n, work)
-    assert all(taken + skipped == steps == rounds * pace for taken, steps, skipped, _ in results)
+    assert all(taken + skipped == steps == rounds * steps_per_round for taken, steps, skipped, _ in results)
     assert results[0][2] > 0
     assert all(means == results[0][3] for *_, means in results)
 
 
 def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
-    gap = Gap(max_ig=4, backup=1, skip=Skip(limit=10))
+    gap = IterationGap(max_ig=4, backup=1, skip=SkipPolicy(limit=10))
 
     def work(world):
         model, optimizer = optimizer_of(world, plan_of(3, ring_edges(3), gap), np.zeros(3), timeout=60)
@@ -171,5 +175,5 @@ def test_who_skips_and_keeps_its_batches_is_told_how_to_drop_them(ranks):
             optimizer.step()
         optimizer.finish()
 
-    for error in ranks.run(3, work, catch=PeerLostError):
+    for error in ranks.run(3, work, catch=PeerFailedError):
         assert "loop over `optimizer.batches(loader)`" in str(error)

@@ -15,10 +15,10 @@ from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Outer, Routes, Static
-from partreduce.topo.strategies.axes import LOCKSTEP, Codec, How, Late
+from partreduce.topo.strategies import AllReduce, OuterStep, Payload, StaticGroups
+from partreduce.topo.strategies.axes import SYNCHRONOUS, Codec, DelayedAveraging, Transport
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.verify import prove
 
 N, WIDTH = 4, 30_011
@@ -27,22 +27,28 @@ N, WIDTH = 4, 30_011
 EDGES = [(i, (i + d) % N, Fraction(1, 5)) for i in range(N) for d in (1, 2)]
 STRATEGIES = {
     "allreduce of gradients": lambda **options: AllReduce(**options),
-    "allreduce of parameters": lambda **options: AllReduce(pace=2, **options),
-    "allreduce of coded parameters": lambda **options: AllReduce(pace=2, how=How(codec=Codec.INT8), **options),
-    "outer steps": lambda when, **options: AllReduce(pace=2, what=Routes(outer=Outer(momentum=0.9)), **options),
-    "pairs": lambda **options: Static(phases=build("hyper-cuboid", Cluster.regular(2, 2)).strategy.phases, **options),
-    "neighbours": lambda **options: Neighbor(rounds=(Round.from_edges(N, EDGES),), **options),
+    "allreduce of parameters": lambda **options: AllReduce(steps_per_round=2, **options),
+    "allreduce of coded parameters": lambda **options: AllReduce(
+        steps_per_round=2, transport=Transport(codec=Codec.INT8), **options
+    ),
+    "outer steps": lambda sync, **options: AllReduce(
+        steps_per_round=2, payload=Payload(outer=OuterStep(momentum=0.9)), **options
+    ),
+    "pairs": lambda **options: StaticGroups(
+        phases=build("hyper-cuboid", Cluster.regular(2, 2)).strategy.phases, **options
+    ),
+    "neighbors": lambda **options: NeighborAveraging(rounds=(Round.from_edges(N, EDGES),), **options),
 }
 
 
 @pytest.mark.parametrize(
-    ("when", "averaging"),
-    [(LOCKSTEP, Averaging.MEAN), (Late(), Averaging.MEAN), (LOCKSTEP, Averaging.STEP_NORMALISED)],
-    ids=["lockstep", "late", "step-normalised"],
+    ("sync", "averaging"),
+    [(SYNCHRONOUS, Averaging.MEAN), (DelayedAveraging(), Averaging.MEAN), (SYNCHRONOUS, Averaging.STEP_NORMALIZED)],
+    ids=["synchronous", "late", "step-normalized"],
 )
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, when, averaging):
-    schedule = Schedule(name, Cluster.regular(2, 2), STRATEGIES[name](when=when, averaging=averaging))
+def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, sync, averaging):
+    schedule = Schedule(name, Cluster.regular(2, 2), STRATEGIES[name](sync=sync, averaging=averaging))
     claimed = prove(schedule)["memory"].numbers["arrays"]
     together = threading.Barrier(N)
 
@@ -63,8 +69,8 @@ def test_no_more_arrays_are_kept_than_the_claim_says(ranks, name, when, averagin
         return kept
 
     kept = ranks.run(N, work)[0]
-    spare = name == "allreduce of gradients" and when is LOCKSTEP and averaging is Averaging.STEP_NORMALISED
-    assert kept == N * (1 + claimed - spare), "gradients have no progress to bring to a common pace"
+    spare = name == "allreduce of gradients" and sync is SYNCHRONOUS and averaging is Averaging.STEP_NORMALIZED
+    assert kept == N * (1 + claimed - spare), "gradients have no progress to bring to a common steps_per_round"
 
 
 def arrays_in_memory() -> int:

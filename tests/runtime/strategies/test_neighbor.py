@@ -10,18 +10,18 @@ import torch
 from helpers.random_schedules import WIDTH, Case, run_case
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.errors import InputError, PeerFailedError
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Late, Lockstep
+from partreduce.topo.strategies import DelayedAveraging, Synchronous
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 CASES = 150
 
 
 def random_case(seed):
-    """Directed or symmetric rounds (some empty), pace, overlap and normalisation, and training data."""
+    """Directed or symmetric rounds (some empty), steps_per_round, overlap and normalization, and training data."""
     rng = random.Random(seed)
     n = rng.randint(2, 6)
     rounds = []
@@ -31,13 +31,16 @@ def random_case(seed):
             edges = sorted({(min(e), max(e)) for e in edges})
             edges += [(t, s) for s, t in edges]
         rounds.append(Round.from_edges(n, [(s, t, Fraction(rng.randint(1, 4), 4 * n)) for s, t in edges]))
-    pace = tuple(rng.randint(1, 3) for _ in range(n)) if rng.random() < 0.4 else rng.choice([1, 1, 2])
-    averaging = rng.choice([Averaging.MEAN, Averaging.STEP_NORMALISED])
-    strategy = Neighbor(
-        rounds=tuple(rounds), pace=pace, when=Late() if rng.random() < 0.5 else Lockstep(), averaging=averaging
+    steps_per_round = tuple(rng.randint(1, 3) for _ in range(n)) if rng.random() < 0.4 else rng.choice([1, 1, 2])
+    averaging = rng.choice([Averaging.MEAN, Averaging.STEP_NORMALIZED])
+    strategy = NeighborAveraging(
+        rounds=tuple(rounds),
+        steps_per_round=steps_per_round,
+        sync=DelayedAveraging() if rng.random() < 0.5 else Synchronous(),
+        averaging=averaging,
     )
     schedule, num_rounds = Schedule(f"random {seed}", Cluster.regular(1, n), strategy), rng.randint(1, 6)
-    numbers, steps = np.random.default_rng(seed), num_rounds * int(schedule.paces().max())
+    numbers, steps = np.random.default_rng(seed), num_rounds * int(schedule.worker_steps().max())
     data = numbers.normal(size=(n, WIDTH)), numbers.uniform(0, 0.5, n), numbers.normal(size=(n, steps, WIDTH))
     return Case(schedule, num_rounds, False, torch.float64, *data)
 
@@ -53,9 +56,9 @@ def test_values_equal_the_numpy_reference_on_random_rounds(ranks, part):
 def test_random_rounds_cover_what_they_claim():
     schedules = [random_case(seed).schedule for seed in range(CASES)]
     assert {s.num_workers for s in schedules} == {2, 3, 4, 5, 6}
-    assert {s.strategy.overlap for s in schedules} == {True, False}
+    assert {s.strategy.is_delayed for s in schedules} == {True, False}
     assert any(len(r) == 0 for s in schedules for r in s.strategy.rounds), "a round without edges"
-    assert any(len(set(s.paces().tolist())) > 1 for s in schedules)
+    assert any(len(set(s.worker_steps().tolist())) > 1 for s in schedules)
     directed = [
         set(zip(r.sources.tolist(), r.targets.tolist(), strict=True)) for s in schedules for r in s.strategy.rounds
     ]
@@ -64,7 +67,7 @@ def test_random_rounds_cover_what_they_claim():
 
 def ring(n, **options):
     edges = [(i, (i + d) % n, Fraction(1, 3)) for i in range(n) for d in (1, n - 1)]
-    return Schedule("ring", Cluster.regular(1, n), Neighbor(rounds=(Round.from_edges(n, edges),), **options))
+    return Schedule("ring", Cluster.regular(1, n), NeighborAveraging(rounds=(Round.from_edges(n, edges),), **options))
 
 
 def big_model(world, schedule, *, dtype=torch.float32, buffers="average"):
@@ -77,12 +80,14 @@ def big_model(world, schedule, *, dtype=torch.float32, buffers="average"):
     return model, DistributedOptimizer(inner, model, schedule, timeout=60, initial="keep", buffers=buffers, world=world)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_a_directed_circle_of_large_messages_does_not_deadlock(ranks, overlap):
+@pytest.mark.parametrize("is_delayed", [False, True])
+def test_a_directed_circle_of_large_messages_does_not_deadlock(ranks, is_delayed):
     """Everybody sends to the next before receiving from the previous: blocking sends would wait for ever."""
     n = 5
     edges = [(i, (i + 1) % n, Fraction(1, 2)) for i in range(n)]
-    strategy = Neighbor(rounds=(Round.from_edges(n, edges),), when=Late() if overlap else Lockstep())
+    strategy = NeighborAveraging(
+        rounds=(Round.from_edges(n, edges),), sync=DelayedAveraging() if is_delayed else Synchronous()
+    )
     schedule = Schedule("directed circle", Cluster.regular(1, n), strategy)
 
     def work(world):
@@ -120,7 +125,7 @@ def test_mean_model_inside_a_parallel_round_leaves_it_as_it_was(ranks):
     """The exchange in flight is put aside while all workers average, and goes on afterwards."""
 
     def work(world):
-        schedule = ring(4, when=Late())
+        schedule = ring(4, sync=DelayedAveraging())
         results = []
         for look in (False, True):
             model, optimizer = big_model(world, schedule)
@@ -146,7 +151,7 @@ def test_broadcast_of_buffers_is_refused_with_the_way_out(ranks):
     ranks.fresh()
 
 
-def test_neighbours_in_different_rounds_are_told_by_the_tags(ranks):
+def test_neighbors_in_different_rounds_are_told_by_the_tags(ranks):
     ranks.fresh()
 
     def work(world):
@@ -155,13 +160,13 @@ def test_neighbours_in_different_rounds_are_told_by_the_tags(ranks):
             optimizer.engine.go_on_from(7)
         optimizer.step()
 
-    errors = ranks.run(3, work, catch=PeerLostError)
+    errors = ranks.run(3, work, catch=PeerFailedError)
     assert any("tags differ" in str(error) for error in errors)
-    assert all(isinstance(error, PeerLostError) for error in errors)
+    assert all(isinstance(error, PeerFailedError) for error in errors)
     ranks.fresh()
 
 
-def test_a_neighbour_that_never_comes_is_named_in_time(ranks):
+def test_a_neighbor_that_never_comes_is_named_in_time(ranks):
     ranks.fresh()
 
     def work(world):
@@ -172,6 +177,6 @@ def test_a_neighbour_that_never_comes_is_named_in_time(ranks):
         else:
             optimizer.ending.guard(lambda: None)
 
-    errors = ranks.run(3, work, catch=PeerLostError)
+    errors = ranks.run(3, work, catch=PeerFailedError)
     assert all("step 0, round 0: group {0,1,2}" in str(error) for error in errors[:2])
     ranks.fresh()

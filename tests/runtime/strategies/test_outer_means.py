@@ -26,25 +26,25 @@ from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
-    Anchor,
     Averaging,
     Codec,
+    DelayedAveraging,
     GroupPhases,
-    How,
-    Late,
-    Neighbor,
-    Outer,
+    NeighborAveraging,
+    OuterParams,
+    OuterStep,
     Pairwise,
-    Quorum,
+    PartialAllReduce,
+    Payload,
     Round,
-    Routes,
-    Static,
+    StaticGroups,
+    Transport,
 )
 
 RUNS = int(os.environ.get("PARTREDUCE_OUTER_RUNS", "24"))
 CHUNK = 12
 BASE = int(os.environ.get("PARTREDUCE_TEST_SEED", "0"))
-DILOCO = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True))
+DILOCO = Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True))
 
 
 @pytest.mark.parametrize("part", range(RUNS // CHUNK))
@@ -61,10 +61,10 @@ def test_random_runs_cover_what_they_claim():
     assert {case.inner for case in cases} == {"adamw", "sgd", "momentum"}
     assert {case.outer.nesterov for case in cases} == {True, False}
     assert {case.outer.is_plain for case in cases} == {True, False}
-    assert {case.outer.anchor for case in cases} == set(Anchor)
+    assert {case.outer.outer_params for case in cases} == set(OuterParams)
     assert {case.schedule.strategy.kind for case in cases} == {"static", "allreduce"}
     assert {case.schedule.strategy.averaging for case in cases} == set(Averaging)
-    assert any(len(set(case.steps)) > 1 == len(set(case.schedule.paces())) for case in cases), "uneven data"
+    assert any(len(set(case.steps)) > 1 == len(set(case.schedule.worker_steps())) for case in cases), "uneven data"
     assert any(case.schedule.strategy.steps_once for case in cases), "in each step"
     assert not any(case.schedule.strategy.averages_gradients for case in cases)
 
@@ -89,15 +89,15 @@ def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
     raise AssertionError("unnoticed")
 
 
-def job(strategy: AllReduce | Static) -> OuterRun:
+def job(strategy: AllReduce | StaticGroups) -> OuterRun:
     """Three workers' training by a strategy."""
     return OuterRun(Schedule("outer", Cluster.regular(1, 3), strategy), (4, 4, 4))
 
 
-def nested(**options: object) -> Static:
+def nested(**options: object) -> StaticGroups:
     """A pair, then everybody."""
     phases = (Phase.from_groups(3, [[0, 1]]), Phase.from_groups(3, [range(3)]))
-    return Static(phases=GroupPhases(phases), **({"what": DILOCO} | options))
+    return StaticGroups(phases=GroupPhases(phases), **({"payload": DILOCO} | options))
 
 
 def training_of(world, strategy, **options):
@@ -105,7 +105,10 @@ def training_of(world, strategy, **options):
 
 
 def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
-    plain, stated = AllReduce(pace=3), AllReduce(pace=3, what=Routes(outer=Outer(lr=1, momentum=0)))
+    plain, stated = (
+        AllReduce(steps_per_round=3),
+        AllReduce(steps_per_round=3, payload=Payload(outer=OuterStep(lr=1, momentum=0))),
+    )
     assert schedule_sha256(job(plain).schedule) == schedule_sha256(job(stated).schedule)
 
     def work(world):
@@ -117,40 +120,43 @@ def test_rate_one_without_momentum_is_plain_averaging_bit_for_bit(ranks):
         assert torch.equal(first, second)
 
 
-OWN = Routes(outer=Outer(lr=0.7, momentum=0.9, nesterov=True, anchor="own"))
+OWN = Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_params="per_worker"))
 
 
 @pytest.mark.parametrize(
     "strategy",
     [
-        AllReduce(pace=5, what=DILOCO),
-        nested(pace=2),
-        nested(pace=2, what=OWN),
-        AllReduce(pace=(5, 10, 5), what=DILOCO, averaging="step-normalised"),
-        nested(pace=(4, 2, 4), what=OWN, averaging="step-normalised"),
+        AllReduce(steps_per_round=5, payload=DILOCO),
+        nested(steps_per_round=2),
+        nested(steps_per_round=2, payload=OWN),
+        AllReduce(steps_per_round=(5, 10, 5), payload=DILOCO, averaging="step-normalized"),
+        nested(steps_per_round=(4, 2, 4), payload=OWN, averaging="step-normalized"),
     ],
-    ids=["everybody", "nested", "own anchors", "normalised", "own anchors, normalised"],
+    ids=["everybody", "nested", "own anchors", "normalized", "own anchors, normalized"],
 )
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, inside):
     """With uneven data, and wherever anchor and momentum lie."""
-    paces = job(strategy).schedule.paces()
-    saved = 10 if not inside else 5 if paces.min() == 2 else 8  # the shortest rounds have 2 steps, or 5
+    worker_steps = job(strategy).schedule.worker_steps()
+    saved = 10 if not inside else 5 if worker_steps.min() == 2 else 8  # the shortest rounds have 2 steps, or 5
 
     def whole(world):
         training = training_of(world, strategy)
-        training.steps(saved * paces[world.rank] // paces.min())
+        training.steps(saved * worker_steps[world.rank] // worker_steps.min())
         save_checkpoint(training.optimizer, tmp_path)
         return training.to_the_end(12), training.optimizer.runner.state()
 
     def resumed(world):
         training = training_of(world, strategy, outer_state="host" if world.rank else "device")
-        assert load_checkpoint(training.optimizer, tmp_path).steps == saved * paces[world.rank] // paces.min()
+        assert (
+            load_checkpoint(training.optimizer, tmp_path).steps
+            == saved * worker_steps[world.rank] // worker_steps.min()
+        )
         return training.to_the_end(12), training.optimizer.runner.state()
 
     for (one, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
         assert torch.equal(one, other)
-        own = strategy.what.outer.has_own_anchors
+        own = strategy.payload.outer.has_own_outer_params
         assert sorted(kept) == (["anchor/0", "momentum/0"] if own else ["momentum/0", "reference/0", "reference/place"])
         assert all(torch.equal(kept[name], theirs[name]) for name in kept)
 
@@ -159,7 +165,7 @@ def test_a_state_without_the_strategys_begins_an_anchor_where_it_is_loaded(ranks
     """As from a checkpoint of plain averaging: no momentum, and the model as the next step finds it."""
 
     def work(world):
-        training = training_of(world, AllReduce(pace=5, what=Routes(outer=Outer(lr=0.5))))
+        training = training_of(world, AllReduce(steps_per_round=5, payload=Payload(outer=OuterStep(lr=0.5))))
         training.steps(5)
         state = training.optimizer.state_dict()
         del state["partreduce"]["strategy"]
@@ -171,17 +177,17 @@ def test_a_state_without_the_strategys_begins_an_anchor_where_it_is_loaded(ranks
         return start, before, training.steps(1), training.optimizer.runner.state()
 
     results = ranks.run(3, work)
-    anchors = {tuple(state["reference/0"].tolist()) for *_, state in results}
-    assert len(anchors) == 1
+    outer_params = {tuple(state["reference/0"].tolist()) for *_, state in results}
+    assert len(outer_params) == 1
     assert all(torch.equal(result[2], results[0][2]) for result in results), "all met"
 
 
 def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(ranks):
     """And near the run without codec: what is rounded is the movement."""
-    eight = AllReduce(pace=3, what=DILOCO, how=How(codec=Codec.INT8))
+    eight = AllReduce(steps_per_round=3, payload=DILOCO, transport=Transport(codec=Codec.INT8))
 
     def work(world):
-        return training_of(world, eight).steps(12), training_of(world, replace(eight, how=How())).steps(12)
+        return training_of(world, eight).steps(12), training_of(world, replace(eight, transport=Transport())).steps(12)
 
     results = ranks.run(3, work)
     for coded, exact in results:
@@ -192,11 +198,11 @@ def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(r
 
 def test_own_anchors_with_which_workers_would_not_agree_are_refused_with_the_radius(ranks):
     pair = GroupPhases((Phase.from_groups(3, [[0, 1]]),))
-    wild = Routes(outer=Outer(lr=1.9, momentum=0.9, nesterov=True, anchor="own"))
+    wild = Payload(outer=OuterStep(lr=1.9, momentum=0.9, nesterov=True, outer_params="per_worker"))
 
     def work(world):
         texts = []
-        for strategy in (nested(what=wild), Static(phases=pair, what=OWN)):
+        for strategy in (nested(payload=wild), StaticGroups(phases=pair, payload=OWN)):
             with pytest.raises(InputError) as caught:
                 training_of(world, strategy)
             texts.append(str(caught.value))
@@ -211,37 +217,43 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
     edges = Round.from_edges(3, [(0, 1, "1/2"), (1, 0, "1/2")])
     pairs = GroupPhases((Phase.from_groups(3, [[0, 1]]),))
     refused = {
-        "when.late brings it later": AllReduce(pace=2, when=Late(), what=DILOCO),
-        "when.quorum brings it later": AllReduce(when=Quorum(quorum=2), what=DILOCO),
-        "strategy 'static' has no such round here": Static(phases=pairs, what=DILOCO),
-        "strategy 'neighbor' has no such round": Neighbor(rounds=(edges,), what=DILOCO),
-        "strategy 'pairwise' has no such round": Pairwise(active=(1,), what=DILOCO),
-        "what.outer.anchor: is own; workers of strategy 'allreduce'": AllReduce(pace=2, what=OWN),
-        "what.outer.anchor: is own; codec int8": Static(phases=pairs, what=OWN, how=How(codec=Codec.INT8)),
-        "what.outer.anchor: is own; a group has a relax": Static(
-            phases=GroupPhases((Phase.from_groups(3, [Group((0, 1), Fraction(1, 2))]),)), what=OWN
+        "sync.delay brings it later": AllReduce(steps_per_round=2, sync=DelayedAveraging(), payload=DILOCO),
+        "sync.partial brings it later": AllReduce(sync=PartialAllReduce(quorum=2), payload=DILOCO),
+        "strategy 'static' has no such round here": StaticGroups(phases=pairs, payload=DILOCO),
+        "strategy 'neighbor' has no such round": NeighborAveraging(rounds=(edges,), payload=DILOCO),
+        "strategy 'pairwise' has no such round": Pairwise(active=(1,), payload=DILOCO),
+        "payload.outer.outer_params: is own; workers of strategy 'allreduce'": AllReduce(
+            steps_per_round=2, payload=OWN
         ),
-        "what.outer.anchor: is own; plain averaging": Static(phases=pairs, what=Routes(outer=Outer(anchor="own"))),
-        "what.outer.lr: is 0; a learning rate is above 0": AllReduce(what=Routes(outer=Outer(lr=0))),
-        "what.outer.momentum: is 1; a momentum is": AllReduce(what=Routes(outer=Outer(momentum=1))),
-        "no momentum that it could look ahead with": AllReduce(what=Routes(outer=Outer(lr=0.7, nesterov=True))),
+        "payload.outer.outer_params: is own; codec int8": StaticGroups(
+            phases=pairs, payload=OWN, transport=Transport(codec=Codec.INT8)
+        ),
+        "payload.outer.outer_params: is own; a group has a relax": StaticGroups(
+            phases=GroupPhases((Phase.from_groups(3, [Group((0, 1), Fraction(1, 2))]),)), payload=OWN
+        ),
+        "payload.outer.outer_params: is own; plain averaging": StaticGroups(
+            phases=pairs, payload=Payload(outer=OuterStep(outer_params="per_worker"))
+        ),
+        "payload.outer.lr: is 0; a learning rate is above 0": AllReduce(payload=Payload(outer=OuterStep(lr=0))),
+        "payload.outer.momentum: is 1; a momentum is": AllReduce(payload=Payload(outer=OuterStep(momentum=1))),
+        "no momentum that it could look ahead with": AllReduce(payload=Payload(outer=OuterStep(lr=0.7, nesterov=True))),
     }
     for words, strategy in refused.items():
-        with pytest.raises(ScheduleError, match=r"what\.outer") as caught:
+        with pytest.raises(ScheduleError, match=r"payload\.outer") as caught:
             Schedule("refused", Cluster.regular(1, 3), strategy)
         assert words in str(caught.value)
         assert "\n" not in str(caught.value)
-    with pytest.raises(ScheduleError, match=r"what\.outer\.lr: is 'fast'; it is a number such as 0\.7"):
-        Outer(lr="fast")
+    with pytest.raises(ScheduleError, match=r"payload\.outer\.lr: is 'fast'; it is a number such as 0\.7"):
+        OuterStep(lr="fast")
 
     def work(world):
         with pytest.raises(InputError, match="measures what workers moved since they were equal"):
-            training_of(world, AllReduce(pace=2, what=DILOCO), initial="keep")
-        for where, what, words in (("disk", DILOCO, "is not one of"), ("host", Routes(), "has no outer steps")):
+            training_of(world, AllReduce(steps_per_round=2, payload=DILOCO), initial="keep")
+        for where, payload, words in (("disk", DILOCO, "is not one of"), ("host", Payload(), "has no outer steps")):
             with pytest.raises(InputError, match=f"outer_state: .*{words}"):
-                training_of(world, AllReduce(pace=2, what=what), outer_state=where)
+                training_of(world, AllReduce(steps_per_round=2, payload=payload), outer_state=where)
         with pytest.raises(InputError, match=r"with outer SGD 0\.7, Nesterov momentum 0\.9"):
-            ScheduleAverager(job(AllReduce(pace=2, what=DILOCO)).schedule, world=world)
+            ScheduleAverager(job(AllReduce(steps_per_round=2, payload=DILOCO)).schedule, world=world)
 
     ranks.run(3, work)
 
@@ -282,8 +294,10 @@ def test_random_pairs_are_nolocos_equations(ranks, workers, momentum):
 @pytest.mark.parametrize("feeds", [True, False])
 def test_what_four_bits_leave_over_of_a_movement_is_added_to_the_next(ranks, feeds):
     """Against the movements of a model in NumPy, whose workers and owners of shards keep what rounding took."""
-    how = How(codec=Codec.INT4, block=8, error_feedback=feeds)
-    schedule = Schedule("fed back", Cluster.regular(1, 4), AllReduce(pace=2, what=DILOCO, how=how))
+    transport = Transport(codec=Codec.INT4, block=8, error_feedback=feeds)
+    schedule = Schedule(
+        "fed back", Cluster.regular(1, 4), AllReduce(steps_per_round=2, payload=DILOCO, transport=transport)
+    )
     pushes = np.random.default_rng(0).normal(size=(6, 2, 4, 64)).astype(np.float32) / 16  # [rounds, steps, workers, ..]
 
     def work(world):
@@ -304,7 +318,7 @@ def test_what_four_bits_leave_over_of_a_movement_is_added_to_the_next(ranks, fee
         codes = coded_sums.in_blocks(values, 8, 7)
         return codes, values - codes
 
-    anchor, momentum, own, shards = np.full(64, 3.0), np.zeros(64), np.zeros((4, 64)), np.zeros((4, 16))
+    outer_params, momentum, own, shards = np.full(64, 3.0), np.zeros(64), np.zeros((4, 64)), np.zeros((4, 16))
     lr, factor = float(DILOCO.outer.lr), float(DILOCO.outer.momentum)
     expected = []
     for round_ in pushes:
@@ -312,7 +326,7 @@ def test_what_four_bits_leave_over_of_a_movement_is_added_to_the_next(ranks, fee
         codes, own = map(np.array, zip(*map(rounded, moved, own), strict=True))
         sums, shards = map(np.array, zip(*map(rounded, codes.sum(axis=0).reshape(4, 16), shards), strict=True))
         momentum = factor * momentum + sums.reshape(64)
-        anchor = anchor + lr * (sums.reshape(64) + factor * momentum)
-        expected.append(anchor)
+        outer_params = outer_params + lr * (sums.reshape(64) + factor * momentum)
+        expected.append(outer_params)
     for seen in ranks.run(4, work):
         np.testing.assert_allclose(seen, expected, atol=2e-6)

@@ -13,9 +13,9 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import pairwise as pairwise_module
 from partreduce.schedulers.protocols.adpsgd import Role, two_sides
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PeerLostError
+from partreduce.topo.errors import PeerFailedError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Late, Lockstep
+from partreduce.topo.strategies import DelayedAveraging, Synchronous
 from partreduce.topo.strategies.pairwise import Pairwise
 
 
@@ -29,32 +29,36 @@ def make(world, plan, start, *, timeout=60, **options):
     return model, DistributedOptimizer(inner, model, plan, timeout=timeout, initial="keep", world=world, **options)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize(("n", "active", "pace"), [(2, (0,), 1), (4, (1, 3), 1), (5, (0, 1, 2), (1, 2, 1, 1, 3))])
-def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active, pace, overlap):
+@pytest.mark.parametrize("is_delayed", [False, True])
+@pytest.mark.parametrize(
+    ("n", "active", "steps_per_round"), [(2, (0,), 1), (4, (1, 3), 1), (5, (0, 1, 2), (1, 2, 1, 1, 3))]
+)
+def test_the_sum_is_preserved_and_every_update_is_applied_once(ranks, n, active, steps_per_round, is_delayed):
     """Dyadic numbers make no rounding error: the mean is the start's plus all pushes, for any order of exchanges."""
     rounds = 8
 
     def work(world):
         rng = random.Random(world.rank)
-        plan = schedule(n, active, pace=pace, when=Late() if overlap else Lockstep())
+        plan = schedule(
+            n, active, steps_per_round=steps_per_round, sync=DelayedAveraging() if is_delayed else Synchronous()
+        )
         model, optimizer = make(world, plan, [world.rank, 2.0 * world.rank, 1.0])
-        for step in range(rounds * plan.pace_of(world.rank)):
+        for step in range(rounds * plan.steps_per_round_of(world.rank)):
             time.sleep(rng.random() * 0.004)
             model.set_gradient(0.0, np.array([1.0, step, world.rank]))
             optimizer.step()
-            if step == 3 * plan.pace_of(world.rank) - 1:
+            if step == 3 * plan.steps_per_round_of(world.rank) - 1:
                 with optimizer.mean_model():
                     seen = model.values().numpy().copy()
         optimizer.finish()
         return model.values().numpy().copy(), seen, optimizer.runner.pair.averaged
 
     results = ranks.run(n, work)
-    paces = [pace if isinstance(pace, int) else pace[rank] for rank in range(n)]
+    worker_steps = [steps_per_round if isinstance(steps_per_round, int) else steps_per_round[rank] for rank in range(n)]
     for which, upto in ((0, rounds), (1, 3)):
         total = np.zeros(3)
         for rank in range(n):
-            count = upto * paces[rank]
+            count = upto * worker_steps[rank]
             total += np.array([rank + count, 2 * rank + sum(range(count)), 1 + rank * count])
         for result in results:
             np.testing.assert_allclose(result[which], total / n, rtol=1e-15)
@@ -104,7 +108,7 @@ def test_workers_that_finish_at_different_times_end_cleanly(ranks, slow):
     """A passive worker that is done still answers; an active one that is done is waited for by finish()."""
 
     def work(world):
-        model, optimizer = make(world, schedule(3, (0,), when=Late()), [float(world.rank)] * 3)
+        model, optimizer = make(world, schedule(3, (0,), sync=DelayedAveraging()), [float(world.rank)] * 3)
         for _ in range(6):
             if world.rank == slow:
                 time.sleep(0.05)
@@ -200,6 +204,6 @@ def test_a_lost_partner_is_named(ranks):
             model.set_gradient(0.0, np.ones(3))
             optimizer.step()
 
-    errors = ranks.run(2, work, catch=PeerLostError)
+    errors = ranks.run(2, work, catch=PeerFailedError)
     assert "group {0,1}: worker 1 stopped in round 1 with ValueError: a bug" in str(errors[0])
     ranks.fresh()

@@ -14,10 +14,18 @@ from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import pipeline
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerLostError
+from partreduce.topo.errors import InputError, PeerFailedError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
-from partreduce.topo.strategies.axes import WIDER, Codec, Drain, GradientTotal, How, Lockstep, Pipeline
+from partreduce.topo.strategies.axes import (
+    WIDER,
+    Codec,
+    DrainPolicy,
+    GradientReduction,
+    Pipeline,
+    Synchronous,
+    Transport,
+)
 
 CASES = int(os.environ.get("PARTREDUCE_PIPELINE_CASES", "20"))
 """The whole campaign: `PARTREDUCE_PIPELINE_CASES=1000 pytest tests/runtime/strategies/test_pipeline.py -k replay`."""
@@ -62,14 +70,14 @@ def test_random_runs_cover_what_they_claim():
     cases = [make_case(seed) for seed in range(200)]
     assert {case.num_workers for case in cases} == {2, 3, 4}
     assert {case.optimizer for case in cases} == {"sgd", "momentum", "nesterov", "decay", "adam"}
-    assert {(case.when.width, case.when.drain, case.when.total) for case in cases} == {
-        (width, drain, total) for width in (2, 3) for drain in Drain for total in GradientTotal
+    assert {(case.sync.width, case.sync.drain, case.sync.total) for case in cases} == {
+        (width, drain, total) for width in (2, 3) for drain in DrainPolicy for total in GradientReduction
     }
-    assert {case.when.warm_up for case in cases} == {0, 1, 2, 3}
+    assert {case.sync.warm_up for case in cases} == {0, 1, 2, 3}
     assert {case.clip for case in cases} == {"", "local", "late"}
     for told in ("joins", "skips", "absent", "save_after"):
         assert {bool(getattr(case, told)) for case in cases} == {True, False}
-    assert any(case.steps < case.when.width for case in cases), "some end before the first gradient is back"
+    assert any(case.steps < case.sync.width for case in cases), "some end before the first gradient is back"
 
 
 class Numbers(torch.nn.Module):
@@ -91,10 +99,10 @@ class Numbers(torch.nn.Module):
         return [weight.item() for weight in self.weights]
 
 
-def wrapped(world, *, model=None, make=torch.optim.SGD, buffers="average", rate=1.0, timeout=60, options=None, **when):
+def wrapped(world, *, model=None, make=torch.optim.SGD, buffers="average", rate=1.0, timeout=60, options=None, **sync):
     model = model or Numbers()
     inner = make(model.parameters(), lr=rate, **(options or {}))
-    schedule = Schedule("late", Cluster.regular(1, world.size), AllReduce(when=Pipeline(**when)))
+    schedule = Schedule("late", Cluster.regular(1, world.size), AllReduce(sync=Pipeline(**sync)))
     return model, DistributedOptimizer(inner, model, schedule, timeout=timeout, buffers=buffers, world=world)
 
 
@@ -120,21 +128,21 @@ def test_a_step_applies_the_mean_of_the_step_before_and_the_first_one_a_zero(ran
 
 
 @pytest.mark.parametrize(
-    ("when", "wanted"),
+    ("sync", "wanted"),
     [
-        ({"drain": Drain.DROP}, [0, 1, 3, 6, 6]),
-        ({"total": GradientTotal.SUM}, [0, 2, 6, 12, 20]),
+        ({"drain": DrainPolicy.DROP}, [0, 1, 3, 6, 6]),
+        ({"total": GradientReduction.SUM}, [0, 2, 6, 12, 20]),
         ({"warm_up": 2}, [1, 3, 3, 6, 10]),
         ({"warm_up": 9}, [1, 3, 6, 10, 10]),
-        ({"warm_up": 1, "total": GradientTotal.SUM}, [2, 2, 6, 12, 20]),
+        ({"warm_up": 1, "total": GradientReduction.SUM}, [2, 2, 6, 12, 20]),
         ({"width": 3}, [0, 0, 1, 3, 10]),
-        ({"width": 3, "drain": Drain.DROP}, [0, 0, 1, 3, 3]),
+        ({"width": 3, "drain": DrainPolicy.DROP}, [0, 0, 1, 3, 3]),
     ],
 )
 @pytest.mark.filterwarnings("ignore:partreduce. schedule")
-def test_warm_up_drain_total_and_width_do_what_they_say(ranks, when, wanted):
+def test_warm_up_drain_total_and_width_do_what_they_say(ranks, sync, wanted):
     def work(world):
-        model, optimizer, seen = trained(world, 4, **when)
+        model, optimizer, seen = trained(world, 4, **sync)
         optimizer.finish()
         return [*seen, -model.values[0]]
 
@@ -331,7 +339,7 @@ def test_parameters_without_gradient_keep_none_and_frozen_ones_stay(ranks):
             for weight in model.weights:
                 weight.fill_(16.0)
         trainable = [weight for weight in model.weights if weight.requires_grad]
-        schedule = Schedule("late", Cluster.regular(1, 2), AllReduce(when=Pipeline()))
+        schedule = Schedule("late", Cluster.regular(1, 2), AllReduce(sync=Pipeline()))
         inner = torch.optim.SGD(trainable, lr=1.0, weight_decay=0.5)
         optimizer = DistributedOptimizer(inner, model, schedule, world=world)
         model.weights[2].requires_grad_(requires_grad=False)
@@ -428,7 +436,7 @@ def test_two_state_dicts_saved_by_torch_resume_a_pipeline_bit_for_bit(ranks, tmp
 
 
 def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(ranks):
-    """A state of a wider pipeline, or of any pipeline in lockstep."""
+    """A state of a wider pipeline, or of any pipeline synchronously."""
 
     def work(world):
         model, optimizer = wrapped(world, width=3)
@@ -437,10 +445,10 @@ def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(rank
             optimizer.step()
         state = optimizer.state_dict()
         optimizer.finish()
-        for when in (Pipeline(), Lockstep()):
+        for sync in (Pipeline(), Synchronous()):
             model = Numbers()
             inner = torch.optim.SGD(model.parameters(), lr=1.0)
-            schedule = Schedule("other", Cluster.regular(1, world.size), AllReduce(when=when))
+            schedule = Schedule("other", Cluster.regular(1, world.size), AllReduce(sync=sync))
             optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
             optimizer.load_state_dict(state)
             assert optimizer.steps == 3
@@ -458,7 +466,7 @@ def test_what_a_load_drops_is_said_at_the_line_that_loads(ranks, tmp_path):
     def work(world):
         _, optimizer, _ = trained(world, 3)
         save_checkpoint(optimizer, tmp_path)
-        load_checkpoint(optimizer, tmp_path, other_run=True)
+        load_checkpoint(optimizer, tmp_path, allow_different_run=True)
         optimizer.finish()
 
     with warnings.catch_warnings(record=True) as caught:
@@ -479,7 +487,7 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
             before = model.values, model.weights[0].grad.clone()
             if step == 4:
                 start, optimizer.run.reducer.timeout = time.monotonic(), 1
-                with pytest.raises(PeerLostError, match=r"step 3, round 3: group \{0,1\}") as caught:
+                with pytest.raises(PeerFailedError, match=r"step 3, round 3: group \{0,1\}") as caught:
                     optimizer.step()
                 assert time.monotonic() - start < 30
                 assert before == (model.values, model.weights[0].grad)
@@ -503,15 +511,15 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
 
 
 @pytest.mark.parametrize(
-    "how",
-    [How(codec=Codec.FLOAT16), How(codec=Codec.INT8, block=4, error_feedback=True)],
-    ids=lambda how: how.codec.value,
+    "transport",
+    [Transport(codec=Codec.FLOAT16), Transport(codec=Codec.INT8, block=4, error_feedback=True)],
+    ids=lambda transport: transport.codec.value,
 )
-def test_coded_gradients_of_a_pipeline_are_those_of_lockstep_one_step_later(ranks, tmp_path, how):
+def test_coded_gradients_of_a_pipeline_are_those_of_synchronous_one_step_later(ranks, tmp_path, transport):
     """The gradients depend on no parameters; in the middle a checkpoint, which holds what roundings left over."""
 
-    def run(world, when):
-        folder = tmp_path / type(when).__name__
+    def run(world, sync):
+        folder = tmp_path / type(sync).__name__
         generator = torch.Generator().manual_seed(world.rank)
 
         def made():
@@ -519,7 +527,7 @@ def test_coded_gradients_of_a_pipeline_are_those_of_lockstep_one_step_later(rank
             with torch.no_grad():
                 model.weight.zero_()
                 model.bias.zero_()
-            schedule = Schedule("coded", Cluster.regular(1, 2), AllReduce(when=when, how=how))
+            schedule = Schedule("coded", Cluster.regular(1, 2), AllReduce(sync=sync, transport=transport))
             return model, DistributedOptimizer(
                 torch.optim.SGD(model.parameters(), lr=0.5), model, schedule, world=world
             )
@@ -539,7 +547,9 @@ def test_coded_gradients_of_a_pipeline_are_those_of_lockstep_one_step_later(rank
         optimizer.finish()
         return [*seen, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])]
 
-    (first, second), (at_once, _) = (ranks.run(2, lambda world, w=w: run(world, w)) for w in (Pipeline(), Lockstep()))
+    (first, second), (at_once, _) = (
+        ranks.run(2, lambda world, w=w: run(world, w)) for w in (Pipeline(), Synchronous())
+    )
     assert all(torch.equal(mine, other) for mine, other in zip(first, second, strict=True))
     assert not first[0].any()
     assert all(torch.equal(mine, should) for mine, should in zip(first[1:], at_once[:-1], strict=True))

@@ -7,7 +7,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce
-from partreduce.topo.strategies.axes import Drain, GradientTotal, Pipeline
+from partreduce.topo.strategies.axes import DrainPolicy, GradientReduction, Pipeline
 from partreduce.verify import prove
 
 STEPS = 12
@@ -50,26 +50,26 @@ def steps_in(number):
     return [bit for bit in range(STEPS) if int(number) >> bit & 1]
 
 
-WHENS = [
+SYNCS = [
     Pipeline(),
-    Pipeline(drain=Drain.DROP, warm_up=3),
-    Pipeline(width=3, total=GradientTotal.SUM),
-    Pipeline(width=4, drain=Drain.DROP),
+    Pipeline(drain=DrainPolicy.DROP, warm_up=3),
+    Pipeline(width=3, total=GradientReduction.SUM),
+    Pipeline(width=4, drain=DrainPolicy.DROP),
     Pipeline(width=5, warm_up=2),
     Pipeline(warm_up=STEPS + 1),
 ]
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. schedule")
-@pytest.mark.parametrize("when", WHENS, ids=str)
-def test_a_run_applies_every_gradient_when_the_claim_says(ranks, when):
-    schedule = Schedule("late", Cluster.regular(1, 2), AllReduce(when=when))
+@pytest.mark.parametrize("sync", SYNCS, ids=str)
+def test_a_run_applies_every_gradient_when_the_claim_says(ranks, sync):
+    schedule = Schedule("late", Cluster.regular(1, 2), AllReduce(sync=sync))
     proof = prove(schedule)
     entry = proof["lag"].numbers
     runs = ranks.run(2, lambda world: trained(world, schedule))
     assert runs[0][0] == runs[1][0], "equal replicas after every step"
     applied, flying, arrays = runs[0]
-    times = 2 if when.total is GradientTotal.SUM else 1
+    times = 2 if sync.total is GradientReduction.SUM else 1
     *by_step, last = [steps_in(number / times) for number in applied]
     start = min(entry["warm_up"], STEPS)
     assert by_step[:start] == [[step] for step in range(start)]

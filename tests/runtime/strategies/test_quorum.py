@@ -34,13 +34,13 @@ from partreduce.runtime.strategies.quorum.sums import GradientSum
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.nccl import NcclWorld
 from partreduce.runtime.transport.tags import tag_of
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.schedulers.protocols.partial_state import Share
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PeerLostError, UnavailableError
+from partreduce.topo.errors import InputError, PeerFailedError, UnavailableError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Form, How
-from partreduce.topo.strategies.quorum import Counting, MissedResults, Quorum, QuorumStart
+from partreduce.topo.strategies import AllReduce, AllReduceAlgorithm, Transport
+from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, PartialAllReduce, QuorumStart
 
 RUNS = int(os.environ.get("PARTREDUCE_QUORUM_RUNS", "16"))
 """`PARTREDUCE_QUORUM_RUNS=1000 pytest --timeout=3000 tests/runtime/strategies/test_quorum.py -k conserved` draws on."""
@@ -52,19 +52,19 @@ def assert_conserved(case, results):
     assert len({tuple(result["rounds"]) for result in results}) == 1, case
     allowed = ARRAYS["quorum"](case.schedule.strategy, case.num_workers) - 1  # which the mean model has
     assert all(result["made"] <= allowed for result in results), case
-    exact = not case.when.synchronise_every
+    exact = not case.sync.synchronize_every
     for result, wanted in zip(results, replayed(case, results), strict=True):
         np.testing.assert_allclose(
             result["history"], np.reshape(wanted, (-1, 5)), rtol=0, atol=0 if exact else 1e-4, err_msg=f"{case}"
         )
-    if case.when.missed is MissedResults.LATEST:
+    if case.sync.missed is MissedResultPolicy.LATEST:
         return
     first = results[0]
     for result in results:
         np.testing.assert_array_equal(result["final"], first["final"])
         np.testing.assert_array_equal(result["means"], first["means"])
         assert result["last"] is None or np.array_equal(result["final"], first["final"])
-        if case.when.missed is MissedResults.EACH:
+        if case.sync.missed is MissedResultPolicy.EACH:
             np.testing.assert_array_equal(result["history"], first["history"])
     np.testing.assert_array_equal(first["final"], -sum(case.made(), np.zeros(5)) / case.num_workers)
 
@@ -78,9 +78,11 @@ def test_gradients_are_conserved(ranks, block):
         assert_conserved(case, results)
 
 
-def schedule_of(n, nodes=1, how=None, **options):
-    when = Quorum(**({"quorum": QuorumStart.SOLO} | options))
-    return Schedule("quorum", Cluster.regular(nodes, n // nodes), AllReduce(when=when, how=how or How()))
+def schedule_of(n, nodes=1, transport=None, **options):
+    sync = PartialAllReduce(**({"quorum": QuorumStart.SOLO} | options))
+    return Schedule(
+        "quorum", Cluster.regular(nodes, n // nodes), AllReduce(sync=sync, transport=transport or Transport())
+    )
 
 
 def wrapped(world, schedule, make=None, values=(0.0,) * WIDTH, **options):
@@ -94,7 +96,7 @@ def call(model, optimizer, value):
     optimizer.step()
 
 
-@pytest.mark.parametrize("count", list(Counting))
+@pytest.mark.parametrize("count", list(LateGradientPolicy))
 @pytest.mark.parametrize(("bound", "before"), [(1, 2), (3, 0)])
 def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_further(ranks, bound, before, count):
     """Its process goes on, and with it the thread that sums: C rounds wait for it, and the next one waits as well."""
@@ -225,7 +227,7 @@ def test_who_meets_after_fewer_calls_is_told_the_rule(ranks):
                 pass
         optimizer.finish()
 
-    errors = ranks.run(2, work, catch=PeerLostError)
+    errors = ranks.run(2, work, catch=PeerFailedError)
     ranks.fresh()
     assert any("after the same number of step() calls" in str(error) for error in errors)
     assert not any("put the training loop into" in str(error) for error in errors)
@@ -397,7 +399,7 @@ def test_workers_read_what_each_of_them_has_told_and_notice_who_is_elsewhere(see
     for thread, one in zip(threads, begun, strict=True):
         assert thread._read(one, here) == (shares, any(one.scaled for one in brought))
     told([*[here] * (size - 1), there])
-    with pytest.raises(GoneError, match="different rounds"):
+    with pytest.raises(PeerGoneError, match="different rounds"):
         threads[0]._read(begun[0], here)
 
 
@@ -421,18 +423,18 @@ def test_activations_down_a_tree_run_the_same_rounds(ranks, monkeypatch):
 
 def test_a_sum_in_two_levels_is_summed_so(ranks):
     """The form of a schedule holds for partial sums, too."""
-    schedule = schedule_of(4, nodes=2, how=How(form=Form.HIERARCHICAL))
+    schedule = schedule_of(4, nodes=2, transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL))
 
     def work(world):
         model, _, optimizer = wrapped(world, schedule)
-        form = type(optimizer.runner.communicator).__name__
+        algorithm = type(optimizer.runner.communicator).__name__
         for number in range(3):
             call(model, optimizer, number)
         optimizer.finish()
-        return form, model.values()
+        return algorithm, model.values()
 
-    for form, values in ranks.run(4, work):
-        assert form == "HierarchicalCommunicator"
+    for algorithm, values in ranks.run(4, work):
+        assert algorithm == "HierarchicalCommunicator"
         np.testing.assert_array_equal(values, -3)
 
 

@@ -16,9 +16,9 @@ from partreduce.runtime.transport.arrays import frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.schedulers.protocols.shards import shards_of
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import PeerLostError
+from partreduce.topo.errors import PeerFailedError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Late, Lockstep
+from partreduce.topo.strategies import DelayedAveraging, Synchronous
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.server import Server
 
@@ -67,12 +67,12 @@ def test_synchronous_server_has_the_losses_of_all_reduce(ranks, hosts):
     assert all(torch.equal(weights, results[0][0][1]) for (_, weights), _ in results)
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_synchronous_server_averages_parameters_at_the_end_of_a_section(ranks, overlap):
+@pytest.mark.parametrize("is_delayed", [False, True])
+def test_synchronous_server_averages_parameters_at_the_end_of_a_section(ranks, is_delayed):
     def work(world):
-        when = Late() if overlap else Lockstep()
-        reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(pace=2, when=when))
-        return losses(world, schedule(3, hosts=(2,), pace=2, when=when), 6), losses(world, reduced, 6)
+        sync = DelayedAveraging() if is_delayed else Synchronous()
+        reduced = Schedule("all", Cluster.regular(1, 3), AllReduce(steps_per_round=2, sync=sync))
+        return losses(world, schedule(3, hosts=(2,), steps_per_round=2, sync=sync), 6), losses(world, reduced, 6)
 
     for (mine, weights), (wanted, their_weights) in ranks.run(3, work):
         assert mine == pytest.approx(wanted, rel=1e-4)
@@ -86,31 +86,39 @@ def push_model(world, plan, start, **options):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "overlap", "pace"),
+    ("hosts", "is_delayed", "steps_per_round"),
     [((0,), False, 1), ((0,), True, (1, 2, 3)), ((1, 2), False, (1, 2, 3)), ((1, 2), True, 1)],
 )
-def test_every_push_is_applied_exactly_once(ranks, hosts, overlap, pace):
+def test_every_push_is_applied_exactly_once(ranks, hosts, is_delayed, steps_per_round):
     """Dyadic pushes make the sum exact: the final model is the start plus every push of every worker."""
     rounds = 12
 
     def work(world):
-        plan = schedule(3, hosts=hosts, synchronous=False, when=Late() if overlap else Lockstep(), pace=pace)
+        plan = schedule(
+            3,
+            hosts=hosts,
+            synchronous=False,
+            sync=DelayedAveraging() if is_delayed else Synchronous(),
+            steps_per_round=steps_per_round,
+        )
         model, optimizer = push_model(world, plan, [1.0, 2.0, 3.0])
-        for step in range(rounds * plan.pace_of(world.rank)):
+        for step in range(rounds * plan.steps_per_round_of(world.rank)):
             model.set_gradient(0.0, np.array([1.0, 2.0**world.rank, step]) / 4)
             optimizer.step()
-            if step == 5 * plan.pace_of(world.rank) - 1:
+            if step == 5 * plan.steps_per_round_of(world.rank) - 1:
                 with optimizer.mean_model():
                     pass
         optimizer.finish()
         return model.values().numpy().copy()
 
-    steps = [rounds * (pace if isinstance(pace, int) else pace[rank]) for rank in range(3)]
+    steps = [
+        rounds * (steps_per_round if isinstance(steps_per_round, int) else steps_per_round[rank]) for rank in range(3)
+    ]
     wanted = np.array([1.0, 2.0, 3.0])
     for rank, count in enumerate(steps):
         wanted = wanted + np.array([count, count * 2.0**rank, sum(range(count))]) / 4
     for values in ranks.run(3, work):
-        if overlap:  # the last pushes may be under way when the first worker looks
+        if is_delayed:  # the last pushes may be under way when the first worker looks
             assert np.abs(values - wanted).max() <= np.abs(wanted).max() / 4
         else:
             np.testing.assert_array_equal(values, wanted)
@@ -184,7 +192,7 @@ def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
 
 
 def test_all_may_start_again_before_their_first_step(ranks):
-    """As where a state is loaded after a worker of a longer pace has begun its round, and others have not."""
+    """As where a state is loaded after a worker of a longer steps_per_round has begun its round, and others have not."""
 
     def work(world):
         model, optimizer = push_model(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)
@@ -270,7 +278,7 @@ def test_a_worker_that_fails_is_named_to_those_who_wait_for_it(ranks, synchronou
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
 
-    errors = ranks.run(3, work, catch=PeerLostError)
+    errors = ranks.run(3, work, catch=PeerFailedError)
     for rank in (0, 2):
         assert "worker 1 stopped in round 1 with ValueError: a bug" in str(errors[rank])
         assert "step 1, round 1" in str(errors[rank])

@@ -8,7 +8,7 @@ import pytest
 from helpers.signs import Signs
 from partreduce.runtime.transport import deadline, waiting
 from partreduce.runtime.transport.deadline import MOST_SECONDS, Deadline, OwnTime
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GoneError, LateError, NoSigns, Wait
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, NoSigns, PeerGoneError, PeerTimeoutError, Wait
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_wait_names_whom_it_waits_for_and_takes_a_little_longer_where_nobody_i
         signs.sees_silence = lambda _members, known=is_known: known
         wait = Wait(signs, (1, 2), 5.0)
         passes(clock, 4.9 + extra, wait.look)
-        with pytest.raises(LateError, match="waits for worker 1 for more than 5 s"):
+        with pytest.raises(PeerTimeoutError, match="waits for worker 1 for more than 5 s"):
             passes(clock, 0.3, wait.look)
 
 
@@ -76,7 +76,7 @@ def test_a_wait_ends_early_where_one_of_those_that_are_still_missing_is_gone(clo
     wait = Wait(signs, (1, 2), 60.0)
     passes(clock, 3.0, wait.look)
     signs.why = "worker 2 left"
-    with pytest.raises(GoneError, match="worker 2 left"):
+    with pytest.raises(PeerGoneError, match="worker 2 left"):
         passes(clock, 1.5, wait.look)
     asked = []
     signs.gone = lambda members, _round=None: asked.append(members)
@@ -91,7 +91,7 @@ def test_a_wait_that_somebody_else_limits_for_a_while_begins_anew(clock):
     passes(clock, 1.9, wait.look)
     wait.begin_anew()
     passes(clock, 1.9, wait.look)
-    with pytest.raises(LateError, match="waits for worker 1, for more than 2 s"):
+    with pytest.raises(PeerTimeoutError, match="waits for worker 1, for more than 2 s"):
         passes(clock, 0.3, wait.look)
 
 
@@ -101,5 +101,5 @@ def test_a_reason_of_ones_own_replaces_that_of_the_others(clock):
     wait = Wait(signs, (1,), 60.0, why=lambda: reasons[0])
     passes(clock, 3.0, wait.look)
     reasons[0] = "it is void"
-    with pytest.raises(GoneError, match="it is void"):
+    with pytest.raises(PeerGoneError, match="it is void"):
         passes(clock, 1.5, wait.look)

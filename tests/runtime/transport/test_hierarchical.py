@@ -10,16 +10,16 @@ from partreduce.runtime.environment import OVER_GLOO
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import hierarchical
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.forms import chosen_form, formed
+from partreduce.runtime.transport.forms import chosen_algorithm, formed
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import HandshakeError, InputError, MissingFeatureError, PeerLostError, UnavailableError
+from partreduce.topo.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, How, Late, Static
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.strategies.generated import Division, Generated
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, StaticGroups, Transport
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
 
 MOST = 8
 _building = threading.Lock()
@@ -33,7 +33,7 @@ def small_parts(monkeypatch):
 
 def all_of(world, cluster):
     """The hierarchical group of all workers; made on its first use."""
-    ours = formed(world, Form.HIERARCHICAL, cluster)
+    ours = formed(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
     everyone = tuple(range(world.size))
     return ours.communicator(everyone) if ours.has(everyone) else ours.create(everyone)
 
@@ -85,10 +85,10 @@ def test_the_condition_is_that_of_the_cost_model():
 def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks):
     cluster = Cluster.irregular([[0, 1], [2, 3], [4]])
     phases = tuple(Phase.from_groups(5, groups) for groups in ([[0, 1, 2, 3]], [[0, 1, 2]], [range(5)]))
-    schedule = Schedule("uneven", cluster, Static(phases=GroupPhases(phases)))
+    schedule = Schedule("uneven", cluster, StaticGroups(phases=GroupPhases(phases)))
 
     def work(world):
-        ours = formed(world, Form.HIERARCHICAL, cluster)
+        ours = formed(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
         ours.max_groups = 4
         try:
             ours.prepare(schedule)
@@ -98,8 +98,8 @@ def test_uneven_groups_keep_the_ring_and_inner_groups_count_in_the_budget(ranks)
             refused = None
         ours.max_groups = 5
         ours.prepare(schedule)
-        assert formed(world, Form.HIERARCHICAL, Cluster.irregular([[0, 1], [2, 3], [4]])) is ours
-        assert formed(world, Form.RING, cluster) is world
+        assert formed(world, AllReduceAlgorithm.HIERARCHICAL, Cluster.irregular([[0, 1], [2, 3], [4]])) is ours
+        assert formed(world, AllReduceAlgorithm.RING, cluster) is world
         kinds = {members: type(ours.communicator(members)) for members in ours._groups}
         sums = []
         for members in sorted(kinds):
@@ -128,7 +128,7 @@ def test_a_destroyed_group_ends_its_sums_and_those_of_its_peers(ranks):
         group, everyone = all_of(world, cluster), tuple(range(4))
         tensor = torch.ones(100_000)
         group.all_reduce(tensor).wait()
-        ours = formed(world, Form.HIERARCHICAL, cluster)
+        ours = formed(world, AllReduceAlgorithm.HIERARCHICAL, cluster)
         if world.rank == 3:
             meeting.wait()
             ours.destroy([everyone])
@@ -158,10 +158,10 @@ def network(seed=1):
         return torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.BatchNorm1d(40), torch.nn.Linear(40, 1))
 
 
-def train(world, schedule, form, steps=7, **options):
+def train(world, schedule, algorithm, steps=7, **options):
     model = network()
     inner = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    optimizer = DistributedOptimizer(inner, model, schedule, form=form, timeout=60, world=world, **options)
+    optimizer = DistributedOptimizer(inner, model, schedule, algorithm=algorithm, timeout=60, world=world, **options)
     generator = torch.Generator().manual_seed(world.rank)
     for step in range(steps):
         x = torch.randn(8, 24, generator=generator)
@@ -178,12 +178,12 @@ def train(world, schedule, form, steps=7, **options):
 
 def node_then_all(**options):
     phases = (Phase.from_groups(4, [[0, 1], [2, 3]]), Phase.from_groups(4, [range(4)]))
-    return Schedule("node, then all", Cluster.regular(2, 2), Static(phases=GroupPhases(phases), **options))
+    return Schedule("node, then all", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases(phases), **options))
 
 
 SCHEDULES = {
     "node, then all": node_then_all(),
-    "overlap": node_then_all(when=Late()),
+    "is_delayed": node_then_all(sync=DelayedAveraging()),
     "gradients": Schedule("gradients", Cluster.regular(2, 2), AllReduce()),
 }
 
@@ -206,10 +206,14 @@ def test_training_ends_where_it_does_with_rings(ranks, small_parts, name):
 
 
 def test_the_form_comes_from_the_schedule_unless_the_option_names_another(ranks):
-    plan = Schedule("all", Cluster.regular(2, 2), AllReduce(pace=2, how=How(form=Form.HIERARCHICAL)))
+    plan = Schedule(
+        "all",
+        Cluster.regular(2, 2),
+        AllReduce(steps_per_round=2, transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)),
+    )
 
     def work(world):
-        worlds = [train(world, plan, form, steps=2)[2].run.reducer.world for form in (None, "ring")]
+        worlds = [train(world, plan, algorithm, steps=2)[2].run.reducer.world for algorithm in (None, "ring")]
         return worlds[0] in world.relatives, worlds[1] is world
 
     assert ranks.run(4, work) == [(True, True)] * 4
@@ -218,9 +222,9 @@ def test_the_form_comes_from_the_schedule_unless_the_option_names_another(ranks)
 def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
     def work(world):
         model = network()
-        schedule = Schedule("all", Cluster.regular(2, 2), AllReduce(pace=2))
+        schedule = Schedule("all", Cluster.regular(2, 2), AllReduce(steps_per_round=2))
         inner = torch.optim.SGD(model.parameters(), lr=0.05)
-        optimizer = DistributedOptimizer(inner, model, schedule, form="hierarchical", timeout=60, world=world)
+        optimizer = DistributedOptimizer(inner, model, schedule, algorithm="hierarchical", timeout=60, world=world)
         for step in range(20):
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
@@ -230,7 +234,7 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
                 return None
             try:
                 optimizer.step()
-            except PeerLostError as error:
+            except PeerFailedError as error:
                 return str(error)
         return "nobody noticed"
 
@@ -242,7 +246,7 @@ def test_a_member_that_goes_away_ends_the_others_with_its_name(ranks):
 
 def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeypatch):
     pytest.importorskip("zmq")
-    schedule = Schedule("g", Cluster.regular(2, 2), Generated(group_size=4, division=Division.GLOBAL))
+    schedule = Schedule("g", Cluster.regular(2, 2), DynamicGroups(group_size=4, division=GroupSplit.GLOBAL))
 
     def work(world):
         model = torch.nn.Linear(300, 2, dtype=torch.float64)
@@ -251,7 +255,7 @@ def test_groups_of_a_generator_are_hierarchical_where_they_can_be(ranks, monkeyp
                 parameter.fill_(2.0**world.rank)
         inner = torch.optim.SGD(model.parameters(), lr=0.0)
         optimizer = DistributedOptimizer(
-            inner, model, schedule, initial="keep", form="hierarchical", world=world, timeout=60
+            inner, model, schedule, initial="keep", algorithm="hierarchical", world=world, timeout=60
         )
         for _ in range(3):
             model(torch.ones(1, 300, dtype=torch.float64)).sum().backward()
@@ -283,14 +287,14 @@ def test_workers_with_other_forms_are_named(ranks):
     [
         ("star", "cpu", InputError, "form: 'star' is not one of ring, hierarchical"),
         (None, "cpu", InputError, "form: None is not one of ring, hierarchical"),
-        ("hierarchical", "cuda", MissingFeatureError, "no CUDA stream waits for that; .* or leave form at ring"),
+        ("hierarchical", "cuda", MissingDependencyError, "no CUDA stream waits for that; .* or leave form at ring"),
     ],
 )
 def test_forms_that_cannot_run_are_refused_in_a_line(monkeypatch, word, device, kind, text):
     monkeypatch.setenv(OVER_GLOO, "1")
     with pytest.raises(kind, match=text) as refusal:
-        chosen_form(word, torch.device(device))
+        chosen_algorithm(word, torch.device(device))
     assert "\n" not in str(refusal.value)
-    assert chosen_form("ring", torch.device("cuda")) is Form.RING
+    assert chosen_algorithm("ring", torch.device("cuda")) is AllReduceAlgorithm.RING
     monkeypatch.delenv(OVER_GLOO)
-    assert chosen_form("hierarchical", torch.device("cuda")) is Form.HIERARCHICAL
+    assert chosen_algorithm("hierarchical", torch.device("cuda")) is AllReduceAlgorithm.HIERARCHICAL

@@ -12,7 +12,7 @@ from partreduce.runtime.transport import in_rounds
 from partreduce.runtime.transport.in_rounds import AHEAD, goes_in_rounds, rounds
 from partreduce.runtime.transport.in_thread import InThread
 from partreduce.topo.strategies.axes import Codec
-from partreduce.topo.strategies.routes import Gradient, Route, Routes, TableWay
+from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 
@@ -88,19 +88,19 @@ def test_messages_are_long_where_more_would_meet_at_a_link_than_its_queue_holds(
 @pytest.mark.parametrize(("cluster", "local"), [("4x1", True), ("2x2", False)])
 def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks, monkeypatch, cluster, local):
     tables = tuple(
-        Route(
+        TablePlacement(
             parameter=f"{index}.weight",
             rows=ROWS,
             columns=COLUMNS,
-            way=TableWay.SHARDED,
+            way=Placement.SHARDED,
             gradient=Gradient.SPARSE,
             codec=codec,
         )
         for index, codec in ((0, Codec.NONE), (1, Codec.FLOAT16))
     )
     plain = partreduce.design(cluster, using="allreduce")
-    what = Routes(tables=tables, local_aggregation=local)
-    schedule = replace(plain, strategy=replace(plain.strategy, what=what))
+    payload = Payload(tables=tables, local_aggregation=local)
+    schedule = replace(plain, strategy=replace(plain.strategy, payload=payload))
     used = []
     monkeypatch.setattr(wire, "rounds", lambda group, *given: used.append(group.place) or rounds(group, *given))
 

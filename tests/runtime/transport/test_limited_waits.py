@@ -11,7 +11,7 @@ from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport import waiting
 from partreduce.runtime.transport.communicators import HostWork, LimitedShortWork
 from partreduce.runtime.transport.waiting import LimitedWork
-from partreduce.topo.strategies.axes import Codec, How
+from partreduce.topo.strategies.axes import Codec, Transport
 
 STARTS = {
     "all_reduce": lambda group: group.all_reduce(torch.ones(4)),
@@ -143,7 +143,7 @@ def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for
 def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(ranks):
     def run(world):
         tensor = torch.full((3,), 1.0 + world.rank)
-        work = group_of(world).all_reduce(tensor, Coding(How(codec=Codec.FLOAT16), (0, 0)))
+        work = group_of(world).all_reduce(tensor, Coding(Transport(codec=Codec.FLOAT16), (0, 0)))
         assert isinstance(work, LimitedShortWork)
         assert work.ended_within(60)
         work.wait()
@@ -186,9 +186,9 @@ def test_who_waits_glances_often_and_looks_closely_at_times_and_at_news(monkeypa
         said.append(watch.gone())
     apart = [later - earlier for earlier, later in itertools.pairwise([0.0, *signs.glances])]
     assert all(0.19 < one < 0.22 for one in apart)
-    times = [when for when, *_ in signs.looks]
+    times = [sync for sync, *_ in signs.looks]
     expected = [1.0, 1.5, times[1] + 1.0, 3.6]  # by the clock, at news, by the clock from there, at news
-    assert all(0 <= when - due < 0.22 for when, due in zip(times, expected, strict=True)), times
+    assert all(0 <= sync - due < 0.22 for sync, due in zip(times, expected, strict=True)), times
     assert {look[1:] for look in signs.looks} == {(members, 7)}
     assert signs.watched == ([members] * 4 if size <= waiting.MAX_WATCHED else [])
     assert [one for one in said if one] == ["worker 1 left"]

@@ -16,7 +16,7 @@ from helpers.random_schedules import Quadratic
 from helpers.signs import Signs
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.mailbox import Mailbox
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.schedule import Schedule
@@ -168,7 +168,7 @@ def test_the_end_of_the_side_thread_is_told_to_who_waits_and_who_sends():
 
     pair = Pair(broken)
     pair.boxes[0].send(1, "hello")
-    with pytest.raises(GoneError, match="could not be delivered"):
+    with pytest.raises(PeerGoneError, match="could not be delivered"):
         pair.boxes[1].until(lambda: False, Signs(), (0, 1), 0)
     with pytest.raises(UnavailableError, match="could not be delivered"):
         pair.boxes[1].send(0, "hello")

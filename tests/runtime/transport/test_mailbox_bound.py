@@ -22,7 +22,7 @@ from partreduce.runtime.transport import arrays
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.credit import Account, Bound, Tally
 from partreduce.runtime.transport.mailbox import Mailbox
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.errors import UnavailableError
 
 pytest.importorskip("zmq")
@@ -145,8 +145,8 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
             for number in range(1, 100):
                 sender.send(1, "more", (number,), [frame_of(torch.zeros(4 * MB, dtype=torch.uint8).add_(1))])
 
-        sending = threading.Thread(target=send)
-        sending.start()
+        gradient_buckets = threading.Thread(target=send)
+        gradient_buckets.start()
         soon(lambda: sender.traffic()[1].sent.messages == 4)
         time.sleep(1)  # for more of them, which there must not be
         held = sender.traffic()[1]
@@ -155,7 +155,7 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
         # On the way are 16 MB, and they may lie with sender and receiver; the next message stands ready.
         assert resident() - before < 45 * MB
         gate.set()
-        sending.join(60)
+        gradient_buckets.join(60)
         soon(lambda: len(came) == 100)
     assert came == list(range(100))
 
@@ -186,7 +186,7 @@ def test_a_stopped_process_lets_its_sender_wait_no_longer_than_the_timeout_and_g
         while sender.traffic()[1].on_the_way.num_bytes + MB <= 4 * MB:
             sender.send(1, "more", (number,), [np.zeros(MB, dtype=np.uint8)])
             number += 1
-        with pytest.raises(GoneError, match=r"waits for worker 1 .* for room to send worker 1 1\.0 MB"):
+        with pytest.raises(PeerGoneError, match=r"waits for worker 1 .* for room to send worker 1 1\.0 MB"):
             sender.send(1, "more", (number,), [np.zeros(MB, dtype=np.uint8)])
         assert 4 <= number <= 6
         assert resident() - before < 10 * MB
@@ -205,7 +205,7 @@ def test_waiting_for_room_ends_when_the_receiver_is_known_to_be_gone():
     with Boxes(ignore, lambda message: gate.wait(), signs=signs, bound=Bound(1, 2 * MB)) as (sender, _):
         sender.send(1, "one")
         signs.why = "worker 1 was killed"
-        with pytest.raises(GoneError, match="worker 1 was killed"):
+        with pytest.raises(PeerGoneError, match="worker 1 was killed"):
             sender.send(1, "two")
         gate.set()
 
@@ -220,7 +220,7 @@ def test_waiting_for_room_ends_when_the_run_does():
         def send():
             try:
                 sender.send(1, "two")
-            except GoneError as error:
+            except PeerGoneError as error:
                 errors.put(str(error))
 
         threading.Thread(target=send).start()

@@ -15,7 +15,7 @@ from partreduce.schedulers import registry
 from partreduce.schedulers.imports import formats, from_networkx, import_schedule
 from partreduce.schedulers.imports.exact import balanced
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import FileProblem, InputError, ScheduleError
+from partreduce.topo.errors import FileError, InputError, ScheduleError
 from partreduce.topo.graphs.classic import ring
 from partreduce.topo.graphs.directed import exponential
 from partreduce.topo.graphs.weights import weigh
@@ -140,7 +140,7 @@ BAD = [
     ("word.txt", "0 1 x\n", "is not a number"),
     ("mixed.txt", "0 1\n1 2 0.5\n", "line 2: give all edges a weight"),
     ("rank.txt", "0 b\n", "line 1: 'b' is not a rank"),
-    ("four.txt", "0 1 2 3\n", "format is not recognised"),
+    ("four.txt", "0 1 2 3\n", "format is not recognized"),
     ("empty.txt", "", "empty.txt: is empty; the file may be cut off"),
     ("a.npy", "hello", "is not a NumPy array file"),
     ("a.graphml", "<graphml", "is not GraphML"),
@@ -194,7 +194,7 @@ def test_files_cut_off_anywhere_never_give_a_traceback(tmp_path, suffix):
 
 
 def test_missing_files_and_unknown_formats(tmp_path):
-    with pytest.raises(FileProblem):
+    with pytest.raises(FileError):
         import_schedule(tmp_path / "absent.json")
     path = tmp_path / "a.txt"
     path.write_text("0 1\n")

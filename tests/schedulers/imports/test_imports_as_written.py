@@ -1,4 +1,4 @@
-"""Imports take what the file says, as it stands; what they change or recognise they note. References are NumPy's."""
+"""Imports take what the file says, as it stands; what they change or recognize they note. References are NumPy's."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_other_numbers_are_not_taken_for_fractions_of_32_bits():
     assert len(moved) < 60
 
 
-def test_what_is_recognised_and_repaired_is_noted(tmp_path):
+def test_what_is_recognized_and_repaired_is_noted(tmp_path):
     notes, path = [], tmp_path / "w.npy"
     np.save(path, base_2_of_6())
     import_schedule(path, notes=notes)

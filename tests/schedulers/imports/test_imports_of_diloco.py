@@ -14,8 +14,8 @@ from partreduce.__main__ import main
 from partreduce.schedulers.imports import import_schedule
 from partreduce.schedulers.imports.diloco import torchft_buckets
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, MissingFeatureError, RefutedError
-from partreduce.topo.strategies import AllReduce, Merge, Outer, Routes
+from partreduce.topo.errors import InputError, MissingDependencyError, RefutedError
+from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload
 from partreduce.topo.strategies.fragments import round_ends
 from partreduce.verify import prove
 
@@ -47,7 +47,7 @@ def maxtext(tmp_path):
 
 def findings(path):
     rows = []
-    with contextlib.suppress(RefutedError, MissingFeatureError):
+    with contextlib.suppress(RefutedError, MissingDependencyError):
         import_schedule(path, rows=rows)
     return {name: (value, meaning) for name, value, meaning in rows}
 
@@ -135,28 +135,30 @@ def test_a_bucket_is_filled_as_long_as_whole_tensors_fit_and_none_is_added():
 
 
 def test_true_settings_become_a_schedule_with_an_outer_step(maxtext, torchft):
-    outer = Routes(outer=Outer(**DILOCO))
+    outer = Payload(outer=OuterStep(**DILOCO))
     schedule = import_schedule(torchft())
-    assert schedule.strategy == AllReduce(pace=20, what=outer)
+    assert schedule.strategy == AllReduce(steps_per_round=20, payload=outer)
     assert schedule.num_workers == 4
     assert prove(schedule).verdict == "proved"
     schedule = import_schedule(maxtext(), cluster=Cluster.regular(2, 8))
-    assert schedule.strategy == AllReduce(pace=36, what=Routes(outer=Outer(lr=0.3, momentum=0.9, nesterov=True)))
+    assert schedule.strategy == AllReduce(
+        steps_per_round=36, payload=Payload(outer=OuterStep(lr=0.3, momentum=0.9, nesterov=True))
+    )
     assert schedule.num_workers == 16
 
 
 def test_alpha_keeps_a_share_of_a_workers_own_model(torchft):
     """As torchft merges it: the anchor is the global model, and the worker goes on from between the two."""
     schedule = import_schedule(torchft(fragment_update_alpha=0.25))
-    assert schedule.phase(0)[0].relax == Fraction(3, 4)
-    assert schedule.strategy.what.outer == Outer(**DILOCO)
+    assert schedule.phase(0)[0].relaxation == Fraction(3, 4)
+    assert schedule.strategy.payload.outer == OuterStep(**DILOCO)
 
 
 def test_fragments_and_late_merges_become_turns_in_the_steps_of_torchfts_hook(torchft):
     path = torchft(model_fragments=4, fragment_sync_delay=3)
     schedule = import_schedule(path)
-    outer = Routes(outer=Outer(**DILOCO), fragments=4)
-    assert schedule.strategy == AllReduce(pace=20, when=Merge(steps=3), what=outer)
+    outer = Payload(outer=OuterStep(**DILOCO), fragments=4)
+    assert schedule.strategy == AllReduce(steps_per_round=20, sync=DelayedMerge(steps=3), payload=outer)
     assert prove(schedule).verdict == "proved"
     ends = [20 * round_ + end for round_ in range(3) for end in round_ends(4, 20)]
     assert list(zip(ends, [0, 1, 2, 3] * 3, strict=True)) == sent_by_torchft(20, 4, 60), "merged there, 3 steps late"
@@ -170,14 +172,14 @@ def test_maxtexts_fragments_become_turns_in_its_order(maxtext):
     """Its fragment 1 comes first: which is called 0 is a name, as long as the model is cut by number."""
     streams = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 2}
     schedule = import_schedule(maxtext(**streams, communication_overlapping_alpha=0.5))
-    outer = Routes(outer=Outer(lr=0.3, momentum=0.9, nesterov=True), fragments=6)
-    assert schedule.strategy == AllReduce(pace=36, when=Merge(steps=2, alpha="1/2"), what=outer)
+    outer = Payload(outer=OuterStep(lr=0.3, momentum=0.9, nesterov=True), fragments=6)
+    assert schedule.strategy == AllReduce(steps_per_round=36, sync=DelayedMerge(steps=2, alpha="1/2"), payload=outer)
     assert [step for step, _ in sent_by_maxtext(36, 6, 36)] == list(round_ends(6, 36))
 
 
 def test_a_fragment_may_be_sent_while_others_are_on_their_way_and_not_while_it_is_itself(maxtext):
     late = {"enable_streaming_diloco": True, "num_diloco_fragments": 6, "num_communication_overlapping_steps": 35}
-    assert import_schedule(maxtext(**late)).strategy.when == Merge(steps=35)
+    assert import_schedule(maxtext(**late)).strategy.sync == DelayedMerge(steps=35)
     late["num_communication_overlapping_steps"] = 36
     with pytest.raises(RefutedError, match="merged 36 steps after it is sent, and sent again after 36"):
         import_schedule(maxtext(**late))
@@ -192,7 +194,7 @@ def test_a_fragment_may_be_sent_while_others_are_on_their_way_and_not_while_it_i
         ({"sync_evry": 3}, 'has the unknown key "sync_evry"; did you mean "sync_every"?'),
         ({"outer_optimizer": None}, "outer_optimizer: is null; it must be such as"),
         ({"outer_optimizer": {"lr": 0.7, "nesterov": True}}, "no momentum that it could look ahead with"),
-        ({"outer_optimizer": {"lr": [1]}}, "what.outer.lr: is [1]; it is a number such as 0.7"),
+        ({"outer_optimizer": {"lr": [1]}}, "payload.outer.lr: is [1]; it is a number such as 0.7"),
         ({"model_fragments": [[6, 0]]}, "it must list the numbers of elements of the fragment's tensors"),
         ({"model_fragments": []}, "model_fragments: is []; there must be at least 1 fragment"),
         ({"num_replicas": None}, "does not say how many replicas there are; give a cluster"),
@@ -240,19 +242,19 @@ def titan(tmp_path, more="", method="diloco"):
 
 def test_torchtitans_modules_of_each_fragment_become_patterns(tmp_path):
     modules = 'module_fqns_per_model_fragment = [["tok_embeddings", "layers.0"], ["layers.1", "norm", "output"]]'
-    outer = Outer(**DILOCO)
+    outer = OuterStep(**DILOCO)
     patterns = (("tok_embeddings.*", "layers.0.*"), ("layers.1.*", "norm.*", "output.*"))
     schedule = titan(tmp_path, modules)
     assert schedule.strategy == AllReduce(
-        pace=20, when=Merge(steps=1), what=Routes(outer=outer, fragments=patterns)
+        steps_per_round=20, sync=DelayedMerge(steps=1), payload=Payload(outer=outer, fragments=patterns)
     )  # fmt: skip
     assert schedule.num_workers == 4
     assert prove(schedule).verdict == "proved"
     by_number = titan(tmp_path, "num_fragments = 4\nfragment_update_alpha = 0.5").strategy
     assert by_number == AllReduce(
-        pace=20, when=Merge(steps=1, alpha="1/2"), what=Routes(outer=outer, fragments=4)
+        steps_per_round=20, sync=DelayedMerge(steps=1, alpha="1/2"), payload=Payload(outer=outer, fragments=4)
     )  # fmt: skip
-    assert titan(tmp_path, method="local_sgd").strategy == AllReduce(pace=20)
+    assert titan(tmp_path, method="local_sgd").strategy == AllReduce(steps_per_round=20)
 
 
 @pytest.mark.parametrize(

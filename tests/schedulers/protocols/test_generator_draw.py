@@ -17,7 +17,7 @@ from partreduce.schedulers.protocols.group_generator.draw import (
 )
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
 
 LOW_SALTS = range(24)
 SALTS = [low + (high << 61) for low in LOW_SALTS for high in range(6)]
@@ -27,10 +27,10 @@ def drawing(nodes=(0, 0, 0, 1, 1, 1), **facts):
     return Drawing(GeneratorSetting(nodes=nodes, **({"group_size": 2, "slow_threshold": 2} | facts)))
 
 
-def now_of(setting, initiator=0, **facts):
+def now_of(setting, slow_worker_policy=0, **facts):
     everybody = frozenset(range(setting.num_workers))
     default = {"alive": everybody, "idle": everybody, "counts": (5,) * setting.num_workers, "alone": 0, "known": ()}
-    return Situation(initiator, **(default | {"salt": 0} | facts))
+    return Situation(slow_worker_policy, **(default | {"salt": 0} | facts))
 
 
 def outcomes(draw, salts=SALTS):
@@ -72,24 +72,24 @@ def test_the_last_of_many_workers_are_in_random_order_too():
 # Who is slow
 
 
-@pytest.mark.parametrize("rule", InitiatorRule)
-def test_a_laggard_is_behind_the_fastest_worker_that_takes_part_by_the_threshold(rule):
-    rules = drawing(initiator=rule)
+@pytest.mark.parametrize("rule", SlowWorkerPolicy)
+def test_a_straggler_is_behind_the_fastest_worker_that_takes_part_by_the_threshold(rule):
+    rules = drawing(slow_worker_policy=rule)
     for ahead, lags in ((6, False), (7, True), (8, True)):
         now = now_of(rules.setting, counts=(5, ahead, 0, 0, 0, 0))
-        assert rules.is_laggard(now) == lags
-        assert rules.is_limited(now) == (lags and rule != InitiatorRule.PAPER)
+        assert rules.is_slow_worker(now) == lags
+        assert rules.is_limited(now) == (lags and rule != SlowWorkerPolicy.PAPER)
     gone = now_of(rules.setting, counts=(5, 9, 5, 5, 5, 5), alive=frozenset((0, 2, 3)))
-    assert not rules.is_laggard(gone)
+    assert not rules.is_slow_worker(gone)
 
 
 def test_nobody_lags_without_a_threshold_and_where_slowness_is_known_it_alone_decides():
     behind = {"counts": (0, 99, 0, 0, 0, 0)}
-    assert not drawing(slow_threshold=None).is_laggard(now_of(drawing().setting, **behind))
+    assert not drawing(slow_threshold=None).is_slow_worker(now_of(drawing().setting, **behind))
     rules = drawing()
-    assert not rules.is_laggard(now_of(rules.setting, slow=frozenset((1,)), **behind))
-    assert rules.is_laggard(now_of(rules.setting, slow=frozenset((0,))))
-    assert not drawing(slow_threshold=None).is_laggard(now_of(rules.setting, slow=frozenset((0,))))
+    assert not rules.is_slow_worker(now_of(rules.setting, slow=frozenset((1,)), **behind))
+    assert rules.is_slow_worker(now_of(rules.setting, slow=frozenset((0,))))
+    assert not drawing(slow_threshold=None).is_slow_worker(now_of(rules.setting, slow=frozenset((0,))))
 
 
 def test_the_filter_passes_whoever_is_less_than_the_threshold_behind_the_initiator():
@@ -106,7 +106,7 @@ def test_the_filter_passes_whoever_is_less_than_the_threshold_behind_the_initiat
 
 
 def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
-    late = drawing(initiator=InitiatorRule.LAGGARD_LATE)
+    late = drawing(slow_worker_policy=SlowWorkerPolicy.DEFER)
     assert late.slow({0: 10, 1: 19, 2: 20, 3: 21, 4: 0}) == frozenset()  # the lower of the two middle ones: 19
     assert late.slow({0: 10, 1: 10, 2: 20, 3: 21}) == {2, 3}
     assert late.slow({0: 10, 1: 20, 2: 19}) == frozenset()  # 38 would be slow beside 19
@@ -115,15 +115,15 @@ def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
     assert late.slow({0: 0, 1: 20, 2: 0, 3: 10}) == {1}
     assert late.slow({0: 1, 1: 1, 2: 2}) == {2}
     assert late.slow({0: 0, 1: 0}) == late.slow({}) == frozenset()
-    assert drawing(initiator=InitiatorRule.LAGGARD_LATE, slow_threshold=None).slow({0: 1, 1: 9}) is None
-    assert drawing(initiator=InitiatorRule.LAGGARD_LOCAL).slow({0: 1, 1: 9}) is None
+    assert drawing(slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=None).slow({0: 1, 1: 9}) is None
+    assert drawing(slow_worker_policy=SlowWorkerPolicy.PAIR_LOCALLY).slow({0: 1, 1: 9}) is None
 
 
 # Partners and small groups
 
 
 def test_a_random_group_takes_in_whom_the_filter_passes_and_everybody_where_it_passes_nobody():
-    rules = drawing(division=Division.RANDOM, initiator=InitiatorRule.PAPER, group_size=3)
+    rules = drawing(division=GroupSplit.RANDOM, slow_worker_policy=SlowWorkerPolicy.PAPER, group_size=3)
     now = now_of(rules.setting, counts=(5, 5, 4, 3, 3, 5), alive=frozenset((0, 1, 2, 3, 4)), idle=frozenset((0,)))
     for salt in LOW_SALTS:
         assert rules.partners(replace(now, salt=salt)) == shuffled(frozenset((1, 2)), salt)
@@ -134,16 +134,16 @@ def test_a_random_group_takes_in_whom_the_filter_passes_and_everybody_where_it_p
 
 
 def test_who_was_alone_twice_gets_a_random_group_whoever_is_idle():
-    for division in (Division.GLOBAL, Division.INTER_INTRA):
+    for division in (GroupSplit.GLOBAL, GroupSplit.INTER_INTRA):
         rules = drawing(division=division, group_size=3)
         now = now_of(rules.setting, idle=frozenset((0,)), salt=5)
         assert rules.draw(replace(now, alone=1)) == ()
         assert rules.draw(replace(now, alone=2)) == (tuple(sorted((0, *rules.partners(now)[:2]))),)
 
 
-def test_a_laggard_waits_with_an_idle_worker_of_its_node_else_with_its_node_else_with_an_idle_one_else_with_anybody():
+def test_a_straggler_waits_with_an_idle_worker_of_its_node_else_with_its_node_else_with_an_idle_one_else_with_anybody():
     rules = drawing(group_size=4)
-    lags = now_of(rules.setting, initiator=1, counts=(5, 0, 5, 5, 5, 5))
+    lags = now_of(rules.setting, slow_worker_policy=1, counts=(5, 0, 5, 5, 5, 5))
 
     def partner(**facts):
         groups = outcomes(lambda salt: rules.draw(replace(lags, salt=salt, **facts)))
@@ -166,7 +166,7 @@ def test_a_laggard_waits_with_an_idle_worker_of_its_node_else_with_its_node_else
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_division_cuts_one_random_order_into_groups_and_leaves_one_over_alone(size):
-    rules = drawing(division=Division.GLOBAL, group_size=size)
+    rules = drawing(division=GroupSplit.GLOBAL, group_size=size)
     for workers in (frozenset(range(6)), frozenset(range(1, 6)), frozenset((0, 3, 4, 5)), frozenset((2,)), frozenset()):
         for salt in LOW_SALTS:
             order = shuffled(workers, salt)
@@ -176,7 +176,7 @@ def test_a_division_cuts_one_random_order_into_groups_and_leaves_one_over_alone(
 
 
 def test_a_global_division_is_of_the_idle_ones_that_the_filter_passes():
-    rules = drawing(division=Division.GLOBAL)
+    rules = drawing(division=GroupSplit.GLOBAL)
     now = now_of(rules.setting, idle=frozenset((0, 1, 2, 5)), counts=(5, 5, 5, 5, 5, 0), salt=1)
     assert rules.draw(now) == rules.divided(now, frozenset((0, 1, 2)))
     assert {w for group in rules.draw(now) for w in group} == {0, 1}
@@ -186,15 +186,15 @@ def test_inter_joins_the_first_of_each_node_and_the_others_at_home_then_whole_no
     rules = drawing((0, 0, 0, 1, 1, 1, 2, 2), group_size=3)
     taking_part = frozenset(range(8)) - {0}
     for salt in LOW_SALTS:
-        now = now_of(rules.setting, initiator=1, idle=taking_part, salt=salt)
+        now = now_of(rules.setting, slow_worker_policy=1, idle=taking_part, salt=salt)
         assert rules.draw(now) == ((1, 3, 6), (4, 5), (1, 2), (3, 4, 5), (6, 7))
     assert rules.by_node(frozenset((7, 1, 2))) == [{1, 2}, {7}]
     assert rules.intra(now, frozenset((1, 3, 4))) == ((3, 4),)
 
 
 def test_a_node_meets_without_its_busy_and_slow_ones_and_who_was_alone_twice_waits_for_its_node():
-    rules = drawing(division=Division.NODE_THEN_ALL, initiator=InitiatorRule.PAPER)
-    now = now_of(rules.setting, initiator=3, idle=frozenset((0, 3, 4)), salt=3)
+    rules = drawing(division=GroupSplit.NODE_THEN_ALL, slow_worker_policy=SlowWorkerPolicy.PAPER)
+    now = now_of(rules.setting, slow_worker_policy=3, idle=frozenset((0, 3, 4)), salt=3)
     assert rules.draw(now) == ((3, 4),)
     assert rules.draw(replace(now, idle=frozenset((0, 3)))) == ()
     assert rules.draw(replace(now, idle=frozenset((0, 3)), alone=1)) == ()
@@ -207,13 +207,13 @@ def test_a_node_meets_without_its_busy_and_slow_ones_and_who_was_alone_twice_wai
 
 
 def test_all_are_due_when_the_fast_ones_have_asked_often_enough():
-    rules = drawing(division=Division.NODE_THEN_ALL, all_every=4)
+    rules = drawing(division=GroupSplit.NODE_THEN_ALL, all_every=4)
     now = now_of(rules.setting, counts=(5, 5, 5, 5, 3, 3), alive=frozenset(range(5)))
     assert [rules.is_due(now, apart) for apart in (0, 15, 16, 17)] == [False, False, True, True]
-    assert not rules.is_due(replace(now, counts=(5, 9, 5, 5, 5, 5)), 99), "a laggard calls no meeting"
+    assert not rules.is_due(replace(now, counts=(5, 9, 5, 5, 5, 5)), 99), "a straggler calls no meeting"
     assert not rules.is_due(replace(now, counts=(5, 3, 3, 3, 3, 3)), 99), "nobody meets alone"
     assert rules.is_due(replace(now, counts=(5, 5, 3, 3, 3, 3)), 8)
-    other = drawing(division=Division.GLOBAL, all_every=4)
+    other = drawing(division=GroupSplit.GLOBAL, all_every=4)
     assert not other.is_due(now, 99)
     assert [rules.further(apart) for apart in (0, 22, 23, 24, 30)] == [1, 23, 24, 24, 24]
     assert other.further(3) == 0
@@ -223,7 +223,7 @@ def test_all_are_due_when_the_fast_ones_have_asked_often_enough():
 
 
 def test_a_bounded_worker_gets_any_known_group_that_fits_and_not_always_the_first():
-    rules = drawing(division=Division.RANDOM, max_known=3, initiator=InitiatorRule.PAPER)
+    rules = drawing(division=GroupSplit.RANDOM, max_known=3, slow_worker_policy=SlowWorkerPolicy.PAPER)
     known = ((0, 1), (0, 2), (0, 5), (1, 2))
     now = now_of(rules.setting, known=known, counts=(5, 5, 5, 5, 5, 0))
     assert outcomes(lambda salt: rules.draw(replace(now, salt=salt))) == {((0, 1),), ((0, 2),)}
@@ -238,7 +238,7 @@ def test_a_bounded_worker_gets_any_known_group_that_fits_and_not_always_the_firs
 
 
 def test_a_bounded_division_takes_known_groups_of_those_that_are_left_or_leaves_a_worker_alone():
-    rules = drawing((0, 0, 0, 0), division=Division.GLOBAL, max_known=2)
+    rules = drawing((0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
     known = ((0, 1), (0, 2), (1, 3), (2, 3))
     now = now_of(rules.setting, known=known)
     drawn = outcomes(lambda salt: rules.divided(replace(now, salt=salt), frozenset(range(4))))
@@ -255,7 +255,7 @@ def test_a_bounded_division_takes_known_groups_of_those_that_are_left_or_leaves_
 
 def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the_first():
     """One and the same order of workers, and a choice from the bits above."""
-    rules = drawing((0, 0, 0, 0), division=Division.GLOBAL, max_known=2)
+    rules = drawing((0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
     everybody = frozenset(range(4))
     now = now_of(rules.setting, known=((0, 1), (0, 2)))
     order = next(salt for salt in range(24) if shuffled(everybody, salt) == [0, 3, 1, 2])
@@ -264,7 +264,7 @@ def test_a_bounded_division_takes_any_known_group_of_a_worker_and_not_always_the
 
 
 def test_what_is_known_already_is_drawn_as_it_comes_and_a_bounded_worker_speaks_for_itself_alone():
-    rules = drawing((0, 0, 0, 0, 0), division=Division.GLOBAL, max_known=2)
+    rules = drawing((0, 0, 0, 0, 0), division=GroupSplit.GLOBAL, max_known=2)
     now = now_of(rules.setting, known=((0, 1), (0, 2)))
     numbers = [high << 61 for high in range(1, 60, 2) if shuffled(frozenset((0, 1, 2)), high << 61) == [0, 1, 2]]
     assert numbers
@@ -275,7 +275,7 @@ def test_what_is_known_already_is_drawn_as_it_comes_and_a_bounded_worker_speaks_
 
 
 def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
-    rules = drawing(division=Division.NODE_THEN_ALL, max_known=2)
+    rules = drawing(division=GroupSplit.NODE_THEN_ALL, max_known=2)
     known = ((0, 1), (0, 1, 2), (0, 1, 2, 3), (3, 4, 5))
     now = now_of(rules.setting, known=known)
     assert rules.all_of(now, frozenset((0, 1, 2))) == ((0, 1, 2),)
@@ -283,7 +283,7 @@ def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
     assert rules.all_of(now, frozenset((0, 1, 5))) == ((0, 1),)
     assert rules.all_of(now, frozenset((0, 1, 3, 4, 5))) == ((0, 1),)
     assert rules.all_of(now, frozenset((0, 5))) == ((0, 5),)
-    assert rules.all_of(replace(now, initiator=5), frozenset((0, 5))) == ((0, 5),)
+    assert rules.all_of(replace(now, slow_worker_policy=5), frozenset((0, 5))) == ((0, 5),)
     assert rules.all_of(now, frozenset((1, 5))) == ((0, 1, 5),), "the initiator is in it"
     assert rules.all_of(now, frozenset((0,))) == rules.all_of(now, frozenset()) == ()
 
@@ -301,13 +301,13 @@ def test_a_worker_is_bounded_by_the_distinct_groups_that_hold_it():
 
 
 def test_the_setting_of_a_schedule_is_the_strategys_with_each_worker_on_its_node():
-    chosen = Generated(
-        group_size=4, division=Division.GLOBAL, initiator=InitiatorRule.LAGGARD_LATE, slow_threshold=7, all_every=5,
+    chosen = DynamicGroups(
+        group_size=4, division=GroupSplit.GLOBAL, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=7, all_every=5,
         seed=11, max_known=9,
     )  # fmt: skip
     setting = GeneratorSetting.of(chosen, Cluster.regular(2, 3))
     assert setting == GeneratorSetting(
-        nodes=(0, 0, 0, 1, 1, 1), group_size=4, division=Division.GLOBAL, initiator=InitiatorRule.LAGGARD_LATE,
+        nodes=(0, 0, 0, 1, 1, 1), group_size=4, division=GroupSplit.GLOBAL, slow_worker_policy=SlowWorkerPolicy.DEFER,
         slow_threshold=7, all_every=5, seed=11, max_known=9,
     )  # fmt: skip
     assert setting.num_workers == 6
@@ -315,7 +315,7 @@ def test_the_setting_of_a_schedule_is_the_strategys_with_each_worker_on_its_node
 
 def test_a_setting_has_the_strategys_own_defaults():
     """Except for the bound, which a strategy has and an exploration does not need."""
-    default = GeneratorSetting.of(Generated(), Cluster.regular(2, 3))
+    default = GeneratorSetting.of(DynamicGroups(), Cluster.regular(2, 3))
     assert replace(default, max_known=None) == GeneratorSetting(nodes=(0, 0, 0, 1, 1, 1))
 
 

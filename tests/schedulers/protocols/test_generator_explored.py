@@ -8,7 +8,7 @@ from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.draw import Drawing, GeneratorSetting, salt_of, shuffled
 from partreduce.schedulers.protocols.group_generator.service import Ask, Grant, GroupGenerator, Void
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
 
 
 @pytest.mark.parametrize("configuration", SMALL, ids=lambda c: c.name)
@@ -17,14 +17,14 @@ def test_every_property_holds_in_every_state(configuration):
 
 
 DRAWS = [
-    GeneratorSetting(nodes=nodes, group_size=size, division=division, slow_threshold=threshold, initiator=rule)
+    GeneratorSetting(nodes=nodes, group_size=size, division=division, slow_threshold=threshold, slow_worker_policy=rule)
     for nodes in ((0, 0, 0), (0, 1, 2, 3), (0, 0, 1, 1, 1))
     for size in (2, 3)
-    for division in Division
+    for division in GroupSplit
     for threshold in (None, 2)
-    for rule in InitiatorRule
-    if rule != InitiatorRule.LAGGARD_LATE and (len(nodes) < 5 or rule == InitiatorRule.LAGGARD_LOCAL)
-    if division != Division.NODE_THEN_ALL or (size == 2 and len(set(nodes)) < len(nodes))  # it looks at no group size
+    for rule in SlowWorkerPolicy
+    if rule != SlowWorkerPolicy.DEFER and (len(nodes) < 5 or rule == SlowWorkerPolicy.PAIR_LOCALLY)
+    if division != GroupSplit.NODE_THEN_ALL or (size == 2 and len(set(nodes)) < len(nodes))  # it looks at no group size
 ]
 
 
@@ -45,7 +45,7 @@ def test_orders_drawn_from_a_seed_are_uniform():
 
 def test_known_groups_are_bounded_and_every_worker_goes_on_averaging():
     cluster = Cluster.regular(2, 4)
-    setting = GeneratorSetting.of(Generated(group_size=3, slow_threshold=None, max_known=4), cluster)
+    setting = GeneratorSetting.of(DynamicGroups(group_size=3, slow_threshold=None, max_known=4), cluster)
     machine = GroupGenerator(setting)
     state, granted = machine.initial(), [0] * 8
     for _ in range(60):

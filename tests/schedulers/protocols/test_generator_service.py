@@ -23,14 +23,14 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Later,
     Void,
 )
-from partreduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
 
 
 class Service:
     """A generator with its state; random numbers are 0 unless said, so a draw takes the lowest ranks."""
 
     def __init__(self, n=2, *, modulus=None, **facts):
-        facts = {"group_size": 2, "division": Division.RANDOM, "slow_threshold": None} | facts
+        facts = {"group_size": 2, "division": GroupSplit.RANDOM, "slow_threshold": None} | facts
         self.machine = GroupGenerator(GeneratorSetting(**({"nodes": (0,) * n} | facts)), modulus=modulus)
         self.state = self.machine.initial()
 
@@ -300,7 +300,7 @@ def test_groups_are_remembered_once_each_and_only_where_they_are_bounded():
 
 def slow_last(**facts):
     """Three workers of which the last takes ten times as long, and everybody has said so."""
-    facts = {"nodes": (0, 0, 0), "initiator": InitiatorRule.LAGGARD_LATE, "slow_threshold": 4} | facts
+    facts = {"nodes": (0, 0, 0), "slow_worker_policy": SlowWorkerPolicy.DEFER, "slow_threshold": 4} | facts
     service = Service(3, **facts)
     service.ask(0, cost=1)
     service.ask(1, cost=1)
@@ -365,7 +365,7 @@ def test_who_is_told_to_ask_later_may_free_others_by_reporting_a_failure():
 
 
 def test_meetings_of_all_are_counted_and_begin_anew_when_all_met():
-    service = Service(2, nodes=(0, 1), division=Division.NODE_THEN_ALL, all_every=2)
+    service = Service(2, nodes=(0, 1), division=GroupSplit.NODE_THEN_ALL, all_every=2)
     for apart in (1, 2, 3):
         assert service.ask(0) == [Send(0, Alone(0, apart - 1))]
         assert service.state.apart == apart
@@ -379,7 +379,7 @@ def test_meetings_of_all_are_counted_and_begin_anew_when_all_met():
 
 
 def test_a_draw_looks_at_those_that_take_part_the_idle_ones_and_the_initiator_whatever_it_was_told():
-    service = Service(4, initiator=InitiatorRule.LAGGARD_LATE, slow_threshold=4)
+    service = Service(4, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=4)
     service.state = replace(
         service.state,
         status=(ACTIVE, LEFT, ACTIVE, ACTIVE),
@@ -391,14 +391,14 @@ def test_a_draw_looks_at_those_that_take_part_the_idle_ones_and_the_initiator_wh
     )
     service.state = replace(service.state, buffers=service.machine.locking.pushed(service.state.buffers, (2, 3)))
     now = service.machine.situation(service.state, 0, 77)
-    assert (now.initiator, now.alive, now.idle) == (0, {0, 3}, {0})
+    assert (now.slow_worker_policy, now.alive, now.idle) == (0, {0, 3}, {0})
     assert (now.counts, now.alone, now.known, now.salt) == ((3, 1, 4, 1), 2, ((0, 1),), 77)
     assert (now.slow, now.due) == ({3}, False)
     assert service.machine.situation(service.state, 3, 0).alive == {3}
 
 
 def test_endless_runs_wrap_request_numbers_and_count_from_the_slowest_that_takes_part():
-    service = Service(3, modulus=4, slow_threshold=2, initiator=InitiatorRule.PAPER)
+    service = Service(3, modulus=4, slow_threshold=2, slow_worker_policy=SlowWorkerPolicy.PAPER)
     assert [service.machine.following(request) for request in (-1, 0, 2, 3)] == [0, 1, 3, 0]
     assert Service(2).machine.following(3) == 4
     counted = service.machine.counted

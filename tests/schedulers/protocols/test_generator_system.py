@@ -40,11 +40,11 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     Retry,
 )
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
 
-PAIRS = GeneratorSetting(nodes=(0, 0, 0), group_size=2, division=Division.RANDOM, slow_threshold=None)
+PAIRS = GeneratorSetting(nodes=(0, 0, 0), group_size=2, division=GroupSplit.RANDOM, slow_threshold=None)
 SPLIT = GeneratorSetting(nodes=(0, 0, 1), group_size=2, slow_threshold=2)
-LATE = GeneratorSetting(nodes=(0, 0, 1), group_size=2, initiator=InitiatorRule.LAGGARD_LATE, slow_threshold=2)
+LATE = GeneratorSetting(nodes=(0, 0, 1), group_size=2, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=2)
 
 
 def test_the_processes_are_the_workers_and_behind_them_the_generator():

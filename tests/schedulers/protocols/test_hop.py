@@ -13,8 +13,8 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
+    GRADIENT_BUCKETS,
     REDUCING,
-    SENDING,
     Ack,
     Advance,
     Reduce,
@@ -22,7 +22,7 @@ from partreduce.schedulers.protocols.hop import (
     Update,
 )
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
 
 RING = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
 BOTH_WAYS = Digraph.undirected(3, [(0, 1), (1, 2), (2, 0)])
@@ -30,21 +30,21 @@ UNEVEN = Digraph.of(4, [(0, 1), (1, 0), (1, 2), (2, 1), (2, 3), (3, 0), (0, 2), 
 STAR = Digraph.undirected(4, [(0, 1), (0, 2), (0, 3)])
 
 SETTINGS = {
-    "standard": Gap(),
-    "tokens 0": Gap(max_ig=0),
-    "tokens 1": Gap(max_ig=1),
-    "tokens 3": Gap(max_ig=3),
-    "backup": Gap(backup=1, max_ig=2),
-    "backup of one": Gap(backup=(1, 0, 0, 0), max_ig=2),
-    "stale": Gap(staleness=1),
-    "stale with tokens": Gap(staleness=2, max_ig=3),
-    "stale with backup": Gap(staleness=2, max_ig=2, backup=1),
-    "skips": Gap(max_ig=3, skip=Skip(limit=3), staleness=2),
-    "skips with backup": Gap(max_ig=3, skip=Skip(limit=3), backup=1),
-    "long skips": Gap(max_ig=4, skip=Skip(limit=4, trigger=3), backup=1, staleness=1),
-    "skips of 2 from 4 behind": Gap(max_ig=2, skip=Skip(limit=2, behind=4), backup=1, staleness=2),
-    "notify-ack": Gap(notify_ack=True),
-    "notify-ack with tokens": Gap(notify_ack=True, max_ig=1),
+    "standard": IterationGap(),
+    "tokens 0": IterationGap(max_ig=0),
+    "tokens 1": IterationGap(max_ig=1),
+    "tokens 3": IterationGap(max_ig=3),
+    "backup": IterationGap(backup=1, max_ig=2),
+    "backup of one": IterationGap(backup=(1, 0, 0, 0), max_ig=2),
+    "stale": IterationGap(staleness=1),
+    "stale with tokens": IterationGap(staleness=2, max_ig=3),
+    "stale with backup": IterationGap(staleness=2, max_ig=2, backup=1),
+    "skips": IterationGap(max_ig=3, skip=SkipPolicy(limit=3), staleness=2),
+    "skips with backup": IterationGap(max_ig=3, skip=SkipPolicy(limit=3), backup=1),
+    "long skips": IterationGap(max_ig=4, skip=SkipPolicy(limit=4, trigger=3), backup=1, staleness=1),
+    "skips of 2 from 4 behind": IterationGap(max_ig=2, skip=SkipPolicy(limit=2, behind=4), backup=1, staleness=2),
+    "notify-ack": IterationGap(notify_ack=True),
+    "notify-ack with tokens": IterationGap(notify_ack=True, max_ig=1),
 }
 GRAPHS = {"ring": RING, "both ways": BOTH_WAYS, "uneven": UNEVEN, "star": STAR}
 CASES = [
@@ -95,21 +95,21 @@ def test_hop_does_under_new_names_what_it_did_under_the_old(graph, setting):
 
 
 def test_renaming_keeps_backup_workers_where_they_are():
-    """Worker 1 of the star may do without its centre, and nobody else may: only the two others change places."""
-    machine = Hop(STAR, Gap(backup=(0, 1, 0, 0), max_ig=2))
+    """Worker 1 of the star may do without its center, and nobody else may: only the two others change places."""
+    machine = Hop(STAR, IterationGap(backup=(0, 1, 0, 0), max_ig=2))
     assert set(machine.symmetries()) == {(0, 1, 2, 3), (0, 1, 3, 2)}
     check_renaming(machine, seed=7, note=renamed_note)
 
 
 def test_renaming_takes_every_queue_along():
-    """Queues of a worker stand in the order of its neighbours; the new names turn that order around."""
-    machine = Hop(BOTH_WAYS, Gap(notify_ack=True, max_ig=2))
+    """Queues of a worker stand in the order of its neighbors; the new names turn that order around."""
+    machine = Hop(BOTH_WAYS, IterationGap(notify_ack=True, max_ig=2))
     state = replace(machine.start(0)[0], updates=(1, 0), tokens=(5, 6), acked=(True, False))
     turned = machine.renamed(0, state, (0, 2, 1))
     assert (turned.updates, turned.tokens, turned.acked) == ((0, 1), (6, 5), (False, True))
-    stale = Hop(BOTH_WAYS, Gap(staleness=1), fine=True)
+    stale = Hop(BOTH_WAYS, IterationGap(staleness=1), fine=True)
     assert stale.renamed(0, replace(stale.start(0)[0], fresh=(True, False)), (0, 2, 1)).fresh == (False, True)
-    bare = Hop(BOTH_WAYS, Gap())
+    bare = Hop(BOTH_WAYS, IterationGap())
     assert bare.renamed(0, bare.start(0)[0], (0, 2, 1)) == bare.start(0)[0]
 
 
@@ -138,22 +138,22 @@ def test_hop_does_a_thousand_steps_later_what_it_did(setting):
 
 def test_the_channels_are_the_edges_and_with_tokens_or_acknowledgements_the_way_back():
     back = sorted({*RING.edges, *((v, u) for u, v in RING.edges)})
-    assert list(Hop(RING, Gap()).channels) == list(RING.edges)
-    assert list(Hop(RING, Gap(max_ig=1)).channels) == back
-    assert list(Hop(RING, Gap(notify_ack=True)).channels) == back
-    assert Hop(RING, Gap()).num_processes == 3
+    assert list(Hop(RING, IterationGap()).channels) == list(RING.edges)
+    assert list(Hop(RING, IterationGap(max_ig=1)).channels) == back
+    assert list(Hop(RING, IterationGap(notify_ack=True)).channels) == back
+    assert Hop(RING, IterationGap()).num_processes == 3
 
 
 def test_the_first_state():
-    state, actions = Hop(STAR, Gap(max_ig=2)).start(0)
+    state, actions = Hop(STAR, IterationGap(max_ig=2)).start(0)
     assert (state.step, state.updates, state.tokens, state.acked) == (0, (0, 0, 0), (2, 2, 2), ())
     assert actions == (Send(1, Update(0)), Send(2, Update(0)), Send(3, Update(0)))
-    state, actions = Hop(STAR, Gap(notify_ack=True)).start(0)
-    assert (state.stage, state.tokens, state.acked, actions) == (SENDING, (), (True, True, True), ())
+    state, actions = Hop(STAR, IterationGap(notify_ack=True)).start(0)
+    assert (state.stage, state.tokens, state.acked, actions) == (GRADIENT_BUCKETS, (), (True, True, True), ())
 
 
 def test_an_update_too_old_to_serve_is_thrown_away_and_the_oldest_that_serves_is_not():
-    machine = Hop(RING, Gap(staleness=2, max_ig=9))
+    machine = Hop(RING, IterationGap(staleness=2, max_ig=9))
     state = replace(machine.start(1)[0], step=10)
     kept = [machine.step(1, state, Received(0, Update(step)))[0].updates for step in (7, 8, 9, 10, 12)]
     assert kept == [(0,), (1,), (2,), (4,), (16,)]
@@ -161,26 +161,26 @@ def test_an_update_too_old_to_serve_is_thrown_away_and_the_oldest_that_serves_is
     assert late.updates == (4,)
 
 
-def test_a_worker_left_behind_skips_to_its_slowest_out_neighbour_and_not_past_it():
-    machine = Hop(BOTH_WAYS, Gap(max_ig=1, backup=2, skip=Skip(limit=9, trigger=3)))
+def test_a_worker_left_behind_skips_to_its_slowest_out_neighbor_and_not_past_it():
+    machine = Hop(BOTH_WAYS, IterationGap(max_ig=1, backup=2, skip=SkipPolicy(limit=9, trigger=3)))
     state = machine.start(0)[0]
     assert machine.ready(0, replace(state, tokens=(9, 4))) == (Advance(3),)  # the second is 3 steps ahead
     assert machine.ready(0, replace(state, tokens=(9, 3))) == (Advance(1),)  # 2 are too few to skip
     assert machine.ready(0, replace(state, tokens=(99, 99))) == (Advance(9),)
-    needy = Hop(BOTH_WAYS, Gap(max_ig=1, staleness=2, skip=Skip(limit=9)))
+    needy = Hop(BOTH_WAYS, IterationGap(max_ig=1, staleness=2, skip=SkipPolicy(limit=9)))
     state = replace(needy.start(0)[0], tokens=(9, 9), updates=(1 << 5, 1 << 4))
     assert needy.ready(0, state) == (Advance(5),)  # step 4 is reduced with updates 3 and 2, step 5 would need 3
 
 
 def test_a_worker_skips_by_less_than_it_is_behind_where_the_condition_to_jump_is_apart_from_the_longest_jump():
-    machine = Hop(BOTH_WAYS, Gap(max_ig=1, backup=2, skip=Skip(limit=2, behind=6)))
+    machine = Hop(BOTH_WAYS, IterationGap(max_ig=1, backup=2, skip=SkipPolicy(limit=2, behind=6)))
     state = machine.start(0)[0]
     assert machine.ready(0, replace(state, tokens=(9, 6))) == (Advance(1),)  # the second is 5 steps ahead
     assert machine.ready(0, replace(state, tokens=(9, 7))) == (Advance(2),)
 
 
 def test_before_a_skip_the_updates_that_are_there_are_taken_and_tokens_are_given():
-    machine = Hop(BOTH_WAYS, Gap(max_ig=1, backup=1, skip=Skip(limit=4)), fine=True)
+    machine = Hop(BOTH_WAYS, IterationGap(max_ig=1, backup=1, skip=SkipPolicy(limit=4)), fine=True)
     state = replace(machine.start(0)[0], stage=ENTERING, updates=(0b101, 0b1001), tokens=(4, 5))
     assert machine.ready(0, state) == (Advance(3),)
     after, actions = machine.step(0, state, Advance(3))
@@ -189,7 +189,7 @@ def test_before_a_skip_the_updates_that_are_there_are_taken_and_tokens_are_given
 
 
 def test_what_has_come_counts_once():
-    machine = Hop(BOTH_WAYS, Gap(staleness=1), fine=True)
+    machine = Hop(BOTH_WAYS, IterationGap(staleness=1), fine=True)
     state = machine.start(0)[0]
 
     def reduced(state):
@@ -210,20 +210,20 @@ def test_what_has_come_counts_once():
 def test_a_setting_that_does_not_fit_its_graph_is_refused():
     """Every rule has its row in tests/topo/document/test_gap_document.py."""
     with pytest.raises(InputError, match="skip: tokens say where"):
-        Hop(RING, Gap(skip=Skip(limit=2), backup=1))
-    with pytest.raises(InputError, match=r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbours"):
-        Hop(RING, Gap(backup=(0, 2, 0)))
+        Hop(RING, IterationGap(skip=SkipPolicy(limit=2), backup=1))
+    with pytest.raises(InputError, match=r"backup\[1\]: is 2, but worker 1 has only 1 in-neighbors"):
+        Hop(RING, IterationGap(backup=(0, 2, 0)))
 
 
 def test_backups_are_one_number_for_all_or_one_for_each():
-    assert Gap(backup=2).backups(3) == (2, 2, 2)
-    assert Gap(backup=(0, 1)).backups(2) == (0, 1)
-    assert Gap().backups(2) == (0, 0)
-    assert Gap(backup=()).backups(0) == ()
+    assert IterationGap(backup=2).backups(3) == (2, 2, 2)
+    assert IterationGap(backup=(0, 1)).backups(2) == (0, 1)
+    assert IterationGap().backups(2) == (0, 0)
+    assert IterationGap(backup=()).backups(0) == ()
 
 
 def test_what_is_no_event_is_an_error():
-    machine = Hop(RING, Gap())
+    machine = Hop(RING, IterationGap())
     with pytest.raises(AssertionError, match="not an event"):
         machine.step(0, machine.start(0)[0], "hello")
     assert Advance().by == 1

@@ -249,7 +249,7 @@ class LosesMoreThanItMay(Membership):
     dies_in = ONE_MAY
 
     def _looked(self, state):
-        return Membership(self.num_workers, self.most_lost + 1)._looked(state)
+        return Membership(self.num_workers, self.max_failures + 1)._looked(state)
 
 
 class LosesFewerThanItMay(Membership):
@@ -258,7 +258,7 @@ class LosesFewerThanItMay(Membership):
     dies_in = ONE_MAY
 
     def _looked(self, state):
-        return Membership(self.num_workers, self.most_lost - 1)._looked(state)
+        return Membership(self.num_workers, self.max_failures - 1)._looked(state)
 
 
 class TakesTheStateOfTheSlowest(Membership):

@@ -22,11 +22,11 @@ from partreduce.schedulers.protocols.partial_state import (
     Share,
     Take,
 )
-from partreduce.topo.strategies import Quorum
+from partreduce.topo.strategies import PartialAllReduce
 
 
 def test_a_late_worker_brings_what_it_has_and_its_gradient_joins_the_next_round():
-    machine = Partial(Quorum(quorum="solo"), 2)
+    machine = Partial(PartialAllReduce(quorum="solo"), 2)
     (fast, _), (slow, _) = machine.start(0), machine.start(1)
     fast, actions = machine.step(0, fast, Call())
     assert actions == (Send(1, Activate(0)),)
@@ -52,7 +52,7 @@ ROUNDS = 400
 
 def initiators(seed):
     """In each round the worker that all wait for."""
-    machine = Partial(Quorum(quorum="majority", seed=seed), 4)
+    machine = Partial(PartialAllReduce(quorum="majority", seed=seed), 4)
     started, _ = machine.start(0)
     drawn = []
     for round_ in range(ROUNDS):
@@ -73,7 +73,7 @@ def test_the_initiator_is_drawn_anew_in_each_round():
 
 
 def test_only_the_initiator_starts_a_round_and_the_next_worker_does_once_it_has_ended():
-    machine = Partial(Quorum(quorum="majority"), 4, initiators=(2,))
+    machine = Partial(PartialAllReduce(quorum="majority"), 4, initiators=(2,))
     states = [machine.start(worker)[0] for worker in range(4)]
     started = [machine.step(worker, state, Call())[1] for worker, state in enumerate(states)]
     assert started == [(), (), tuple(Send(v, Activate(0)) for v in (0, 1, 3)), ()]
@@ -86,7 +86,7 @@ def test_only_the_initiator_starts_a_round_and_the_next_worker_does_once_it_has_
 
 
 def test_who_may_still_start_a_round_is_awaited_and_nobody_else():
-    machine = Partial(Quorum(quorum=3), 4)
+    machine = Partial(PartialAllReduce(quorum=3), 4)
     state, _ = machine.start(0)
     assert machine.awaited(0, state) == (1, 2, 3), "not itself"
     state, _ = machine.step(0, state, Received(1, Arrived(0)))
@@ -101,7 +101,7 @@ def test_who_may_still_start_a_round_is_awaited_and_nobody_else():
 
 
 def test_where_all_have_ended_any_other_worker_may_hold_up_a_round():
-    machine = Partial(Quorum(quorum="majority"), 3)
+    machine = Partial(PartialAllReduce(quorum="majority"), 3)
     state, _ = machine.step(0, machine.start(0)[0], End())
     for source in (1, 2):
         state, _ = machine.step(0, state, Received(source, Ended(-1)))
@@ -109,12 +109,12 @@ def test_where_all_have_ended_any_other_worker_may_hold_up_a_round():
 
 
 SETTINGS = (
-    Quorum(quorum="solo", staleness=2),
-    Quorum(quorum="majority", count="call", seed=3),
-    Quorum(quorum=3, staleness=1),
-    Quorum(quorum=4, count="call", staleness=3),
-    Quorum(quorum="majority", missed="latest", synchronise_every=3),
-    Quorum(quorum="solo", count="call", missed="latest"),
+    PartialAllReduce(quorum="solo", staleness=2),
+    PartialAllReduce(quorum="majority", count="call", seed=3),
+    PartialAllReduce(quorum=3, staleness=1),
+    PartialAllReduce(quorum=4, count="call", staleness=3),
+    PartialAllReduce(quorum="majority", missed="latest", synchronize_every=3),
+    PartialAllReduce(quorum="solo", count="call", missed="latest"),
 )
 
 
@@ -138,7 +138,7 @@ def test_random_runs_of_many_workers_end_together_with_every_gradient_summed(set
 
 @pytest.mark.parametrize("quorum", ["solo", "majority", 2])
 def test_workers_that_have_no_data_at_all_end_without_a_round(quorum):
-    machine = Partial(Quorum(quorum=quorum), 3, (0, 0, 0))
+    machine = Partial(PartialAllReduce(quorum=quorum), 3, (0, 0, 0))
     walk = Walk(machine, 0, in_order=False)
     for process, state in enumerate(walk.states):
         walk.states[process], actions = machine.step(process, state, End())
@@ -165,7 +165,9 @@ class NewestOnly(Walk):
         super()._send(process, actions)
 
 
-@pytest.mark.parametrize("setting", [SETTINGS[0], Quorum(quorum=2, staleness=1), Quorum(quorum=2)], ids=repr)
+@pytest.mark.parametrize(
+    "setting", [SETTINGS[0], PartialAllReduce(quorum=2, staleness=1), PartialAllReduce(quorum=2)], ids=repr
+)
 def test_a_word_may_replace_those_before_it(setting):
     lost = 0
     for seed in range(24):

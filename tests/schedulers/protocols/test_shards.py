@@ -11,7 +11,7 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.shards import (
     Answer,
     Ask,
-    Drain,
+    DrainPolicy,
     Open,
     Opened,
     Progress,
@@ -23,7 +23,7 @@ from partreduce.schedulers.protocols.shards import (
     WorkerState,
     shards_of,
 )
-from partreduce.topo.strategies import Late, Server
+from partreduce.topo.strategies import DelayedAveraging, Server
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL}
 FREE, FREE_LATE = "free, 2 workers, 2 shards", "free, overlapped, 2 workers, 2 shards"
@@ -152,7 +152,7 @@ class DrainsWithAnAnswerUnderWay(Shards):
 
     def ready(self, process, state):
         if isinstance(state, WorkerState) and state.missing and self.plan.drains[:1] == (state.round,):
-            return (Drain(),) if state.generation == 0 else ()
+            return (DrainPolicy(),) if state.generation == 0 else ()
         return super().ready(process, state)
 
 
@@ -213,7 +213,7 @@ def test_a_worker_without_a_plan_may_do_whatever_the_protocol_allows():
     assert machine.ready(0, state) == (Open(0),)
     state, actions = machine.step(0, state, Open(7))
     assert actions == (Send(2, Opened(0, 7)),)
-    assert machine.ready(0, state) == (Push(), Pull(), Drain())
+    assert machine.ready(0, state) == (Push(), Pull(), DrainPolicy())
     state, actions = machine.step(0, state, Push())
     assert actions == (Send(2, Progress(0, 1)),)
     assert machine.ready(0, state) == ()
@@ -222,7 +222,7 @@ def test_a_worker_without_a_plan_may_do_whatever_the_protocol_allows():
 
 
 def test_a_late_answer_is_taken_with_the_next_push():
-    machine = shards_of(Server(hosts=(1,), synchronous=False, when=Late()), 2)
+    machine = shards_of(Server(hosts=(1,), synchronous=False, sync=DelayedAveraging()), 2)
     state, _ = machine.step(0, machine.start(0)[0], Open(0))
     state, actions = machine.step(0, state, Push())
     assert actions == (Send(2, Progress(0, 1)),)

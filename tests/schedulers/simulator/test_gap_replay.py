@@ -1,4 +1,4 @@
-"""Replays of gaps: the figures of the graph where every update is taken, a small run by hand, and the prices."""
+"""Replays of gaps: the metrics of the graph where every update is taken, a small run by hand, and the prices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.gaps import run_gaps
 from partreduce.schedulers.simulator.replay import Replay, Replayed
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.figures import consensus_distance, drift
 from partreduce.topo.hardware import Hardware
-from partreduce.topo.strategies import Gap, Round, Skip
-from partreduce.topo.strategies.axes import Form
-from partreduce.topo.strategies.gap import Order
+from partreduce.topo.metrics import consensus_distance, drift
+from partreduce.topo.strategies import IterationGap, Round, SkipPolicy
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
+from partreduce.topo.strategies.iteration_gap import UpdateOrder
 from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 
 if TYPE_CHECKING:
@@ -29,21 +29,21 @@ SLOW = ComputeTimes(base=1.0, slowdown=((5, 4.0),), jitter=0.05)
 
 
 def replayed(schedule: Schedule, compute: ComputeTimes, num_rounds: int = 90) -> Replayed:
-    gap = schedule.strategy.when
-    assert isinstance(gap, Gap)
+    gap = schedule.strategy.sync
+    assert isinstance(gap, IterationGap)
     replay = Replay(schedule.strategy.graphs[0], gap)
-    case = Case(schedule, Hardware(), compute, num_rounds, seed=1, model_bytes=1, form=Form.RING)
+    case = Case(schedule, Hardware(), compute, num_rounds, seed=1, model_bytes=1, algorithm=AllReduceAlgorithm.RING)
     run_gaps(case, listeners=(replay,))
     return replay.replayed(schedule.cluster.node_of())
 
 
-def keeping(gap: Gap, name: str = "clustered") -> Schedule:
+def keeping(gap: IterationGap, name: str = "clustered") -> Schedule:
     schedule = registry.build(name, Cluster.parse("2x4"))
-    return replace(schedule, strategy=replace(schedule.strategy, when=gap))
+    return replace(schedule, strategy=replace(schedule.strategy, sync=gap))
 
 
-@pytest.mark.parametrize("gap", [Gap(max_ig=3), Gap(order=Order.PARALLEL)])
-def test_where_every_update_is_taken_the_figures_are_those_of_the_matrix(gap: Gap) -> None:
+@pytest.mark.parametrize("gap", [IterationGap(max_ig=3), IterationGap(update_order=UpdateOrder.DPSGD)])
+def test_where_every_update_is_taken_the_metrics_are_those_of_the_matrix(gap: IterationGap) -> None:
     schedule = keeping(gap)
     assert schedule.is_mixing
     found = replayed(schedule, RANDOM, 200)
@@ -57,13 +57,13 @@ def test_where_every_update_is_taken_the_figures_are_those_of_the_matrix(gap: Ga
 
 
 def test_what_is_left_out_or_late_has_its_price() -> None:
-    exact = float(consensus_distance(keeping(Gap())))
-    backup = replayed(keeping(Gap(max_ig=6, backup=1), "ring-based"), RANDOM)
-    assert backup.consensus_distance > 1.2 * float(consensus_distance(keeping(Gap(), "ring-based")))
+    exact = float(consensus_distance(keeping(IterationGap())))
+    backup = replayed(keeping(IterationGap(max_ig=6, backup=1), "ring-based"), RANDOM)
+    assert backup.consensus_distance > 1.2 * float(consensus_distance(keeping(IterationGap(), "ring-based")))
     assert backup.progress == pytest.approx(1.0), "only updates of the same step are averaged"
-    stale = replayed(keeping(Gap(staleness=5)), RANDOM)
+    stale = replayed(keeping(IterationGap(staleness=5)), RANDOM)
     assert stale.consensus_distance > exact, "late updates leave workers further apart"
-    skipping = replayed(keeping(Gap(max_ig=8, staleness=5, skip=Skip(limit=8))), SLOW)
+    skipping = replayed(keeping(IterationGap(max_ig=8, staleness=5, skip=SkipPolicy(limit=8))), SLOW)
     assert skipping.computed < 1
     assert skipping.shares[5] == skipping.shares.min()
     assert skipping.consensus_distance > exact
@@ -73,7 +73,7 @@ def test_a_run_by_hand() -> None:
     """Two workers; worker 1 misses the update of step 1, so that nothing of it is ever in its parameters."""
     quarter = Fraction(1, 4)
     pair = Round.from_edges(2, [(0, 1, quarter), (1, 0, quarter)])
-    replay = Replay(pair, Gap(max_ig=2, backup=1))
+    replay = Replay(pair, IterationGap(max_ig=2, backup=1))
     for step in range(4):
         for worker in (0, 1):
             replay.sends(worker, step, adds_own=True)

@@ -21,8 +21,8 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Late, Lockstep, Neighbor, Round
-from partreduce.topo.strategies.gap import Gap, Order, Skip
+from partreduce.topo.strategies import DelayedAveraging, NeighborAveraging, Round, Synchronous
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder
 from partreduce.topo.timing.compute import ComputeTimes, RandomSlowdown
 from partreduce.topo.timing.cost import round_seconds
 from partreduce.verify.gap_bounds import exact_bounds
@@ -32,10 +32,10 @@ FOUR_NODES = Cluster.regular(4, 4)
 SIXFOLD = ComputeTimes(base=1.0, disturbance=RandomSlowdown(6.0))
 
 
-def keeping(name, cluster=FOUR_NODES, when=None, **setting):
+def keeping(name, cluster=FOUR_NODES, sync=None, **setting):
     """A graph of the catalogue whose workers keep a gap."""
     built = build(name, cluster)
-    return replace(built, strategy=replace(built.strategy, when=Gap(**setting) if when is None else when))
+    return replace(built, strategy=replace(built.strategy, sync=IterationGap(**setting) if sync is None else sync))
 
 
 def random_graph(rng, count):
@@ -86,7 +86,9 @@ class ByTheRules:
         computed = self.entered[v] + self.seconds[k, v]
         self.instants |= {computed} if computed > now else set()
         for event in self.hop.events(v):
-            if computed <= now or (isinstance(event, SendUpdate) and self.hop.setting.order is Order.PARALLEL):
+            if computed <= now or (
+                isinstance(event, SendUpdate) and self.hop.setting.update_order is UpdateOrder.DPSGD
+            ):
                 self.carry_out(v, k, event, now)
                 return True
         return False
@@ -98,8 +100,8 @@ class ByTheRules:
                 way = self.wires.seconds(v, action.to, 1, now) if is_long else self.wires.latency(v, action.to)
                 self.flying.append((now + way, v, action.to, action.message))
                 self.instants.add(now + way)
-            elif action.what[0] != "entered":
-                self.used.append((action.what[0], v, *action.what[1:]))
+            elif action.payload[0] != "entered":
+                self.used.append((action.payload[0], v, *action.payload[1:]))
         if isinstance(event, Reduce):
             self.left[k, v] = now
         if isinstance(event, Advance):
@@ -113,20 +115,20 @@ SETTINGS = [
     {"staleness": 2},
     {"max_ig": 4, "staleness": 2, "backup": 1},
     {"max_ig": 4, "staleness": 2},
-    {"max_ig": 3, "backup": 1, "skip": Skip(limit=4)},
-    {"max_ig": 5, "staleness": 3, "backup": 1, "skip": Skip(limit=10, trigger=3)},
-    {"max_ig": 4, "backup": 1, "skip": Skip(limit=2, behind=4)},
+    {"max_ig": 3, "backup": 1, "skip": SkipPolicy(limit=4)},
+    {"max_ig": 5, "staleness": 3, "backup": 1, "skip": SkipPolicy(limit=10, trigger=3)},
+    {"max_ig": 4, "backup": 1, "skip": SkipPolicy(limit=2, behind=4)},
     {"notify_ack": True},
 ]
 
 
-@pytest.mark.parametrize("order", Order)
+@pytest.mark.parametrize("order", UpdateOrder)
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_every_setting_does_what_the_papers_rules_say(setting, order):
     skipped = 0
     for seed in range(3):
         rng = np.random.default_rng(seed)
-        count, gap = int(rng.integers(3, 8)), Gap(order=order, **setting)
+        count, gap = int(rng.integers(3, 8)), IterationGap(update_order=order, **setting)
         graph, wires = random_graph(rng, count), Wires(rng, count)
         seconds = rng.uniform(0.5, 1.5, (25, count)) * np.where(np.arange(count) == 1, 5.0, 1.0)
         expected = ByTheRules(graph, gap, seconds, wires).go()
@@ -138,17 +140,19 @@ def test_every_setting_does_what_the_papers_rules_say(setting, order):
             assert np.allclose(timing.reduced, expected.left, rtol=0, atol=1e-9)
             assert np.array_equal(timing.begun[1:], timing.finish[:-1])
             assert np.allclose(timing.computed, timing.begun + seconds, rtol=0, atol=1e-9)
-        used = [(n.what[0], n.process, *n.what[1:]) for n in notes if n.what[0] != "entered"]
+        used = [(n.payload[0], n.process, *n.payload[1:]) for n in notes if n.payload[0] != "entered"]
         assert sorted(used) == sorted(expected.used)
         skipped += int(timing.skipped.sum())
     assert (skipped > 0) == ("skip" in setting)
 
 
-@pytest.mark.parametrize(("order", "when"), [(Order.SERIAL, Lockstep()), (Order.PARALLEL, Late())])
+@pytest.mark.parametrize(
+    ("order", "sync"), [(UpdateOrder.ADAPT_THEN_COMBINE, Synchronous()), (UpdateOrder.DPSGD, DelayedAveraging())]
+)
 @pytest.mark.parametrize("tokens", [None, 1, 4])
-def test_standard_and_tokens_take_the_time_of_dpsgds_rounds(order, when, tokens):
-    one = simulate(keeping("ring-based", max_ig=tokens, order=order), compute=SIXFOLD, num_rounds=30, seed=3)
-    other = simulate(keeping("ring-based", when=when), compute=SIXFOLD, num_rounds=30, seed=3)
+def test_standard_and_tokens_take_the_time_of_dpsgds_rounds(order, sync, tokens):
+    one = simulate(keeping("ring-based", max_ig=tokens, update_order=order), compute=SIXFOLD, num_rounds=30, seed=3)
+    other = simulate(keeping("ring-based", sync=sync), compute=SIXFOLD, num_rounds=30, seed=3)
     for field in ("compute_start", "compute_end", "finish"):
         assert np.array_equal(getattr(one, field), getattr(other, field)), field
     assert np.array_equal(one.waiting(), other.waiting())
@@ -161,11 +165,11 @@ def test_nobody_is_further_ahead_than_is_proved_and_no_queue_is_fuller(setting):
     slow = ComputeTimes(base=1.0, slowdown=((1, 7.0),), jitter=0.3)
     record = simulate(schedule, compute=slow, num_rounds=60).observed.gaps
     graph = Digraph.of(8, zip(record.sources.tolist(), record.targets.tolist(), strict=True))
-    bound = exact_bounds(graph, schedule.strategy.when)
+    bound = exact_bounds(graph, schedule.strategy.sync)
     edges = max(max(bound[u][v], bound[v][u]) for u, v in graph.edges)
     pairs = max(bound[i][j] for i, j in itertools.permutations(range(8), 2))
     stated = Stated(schedule)
-    assert [stated.numbers(name)["bound"] for name in ("gap", "gap-of-pairs")] == [edges, pairs]
+    assert [stated.numbers(name)["bound"] for name in ("iteration_gap", "gap-of-pairs")] == [edges, pairs]
     assert 0 < record.largest_over_edges() <= edges
     assert record.largest_over_edges() <= record.largest_over_pairs() <= pairs
     full = []
@@ -178,7 +182,7 @@ def test_nobody_is_further_ahead_than_is_proved_and_no_queue_is_fuller(setting):
 
 def test_gaps_are_counted_as_somebody_would_who_watches():
     """Every entry in its order, and the gaps after each."""
-    schedule = keeping("ring", Cluster.regular(2, 3), max_ig=4, backup=1, skip=Skip(limit=3))
+    schedule = keeping("ring", Cluster.regular(2, 3), max_ig=4, backup=1, skip=SkipPolicy(limit=3))
     record = simulate(
         schedule, compute=ComputeTimes(base=1.0, slowdown=((2, 4.0),), jitter=0.5), num_rounds=40
     ).observed.gaps
@@ -224,7 +228,9 @@ def test_a_wire_that_is_the_bottleneck_sets_the_step():
     wires = Hardware(nic=Link(0.0, 0.01), model_bytes=100)
     half = Fraction(1, 2)
     edges = [edge for v in range(4) for edge in ((v, v + 4, half), (v + 4, v, half))]
-    strategy = Neighbor(rounds=(Round.from_edges(8, edges),), when=Gap(order=Order.PARALLEL))
+    strategy = NeighborAveraging(
+        rounds=(Round.from_edges(8, edges),), sync=IterationGap(update_order=UpdateOrder.DPSGD)
+    )
     pair = Schedule("p", Cluster.regular(2, 4), strategy)
     timeline = simulate(pair, wires, compute=ComputeTimes(base=0.5), num_rounds=40)
     assert timeline.per_step(warm_up=10) == pytest.approx(4.0)
@@ -237,7 +243,7 @@ def test_a_wire_that_is_the_bottleneck_sets_the_step():
 def test_a_setting_that_never_ends_is_refused():
     """Two workers, each in need of a token of the other one, who never moves: reached only past the file's checks."""
     ring = Digraph.of(3, [(0, 1), (1, 2), (2, 0)])
-    hop = Hop(ring, Gap(max_ig=0), fine=True)
+    hop = Hop(ring, IterationGap(max_ig=0), fine=True)
     timing = GapTiming(hop, np.ones((3, 3)), InTurn(Cluster.regular(1, 3), Hardware()), num_bytes=1)
     machine = VirtualMachine(hop, timing)
     machine.run()
@@ -248,13 +254,16 @@ def test_a_setting_that_never_ends_is_refused():
 def test_predictions_of_a_gap_are_those_of_its_run_and_its_proved_queues():
     wires = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-8), model_bytes=2_000_000)
     small = {"compute": SIXFOLD, "num_rounds": 60}
-    standard, late = (predict(keeping("ring", order=order), wires, **small) for order in (Order.SERIAL, Order.PARALLEL))
-    assert standard.how == "simulated"
+    standard, late = (
+        predict(keeping("ring", update_order=order), wires, **small)
+        for order in (UpdateOrder.ADAPT_THEN_COMBINE, UpdateOrder.DPSGD)
+    )
+    assert standard.transport == "simulated"
     timeline = simulate(keeping("ring"), wires, **small)
     assert standard.step_seconds == timeline.per_step(warm_up=15)
     assert standard.nic_bytes == 2 * 2_000_000, "two edges of a ring leave a node, each with a model a step"
     assert (standard.largest_age, standard.mean_age) == (timeline.observed.largest_age, timeline.observed.mean_age)
-    # Standard: an in-neighbour is 1 step ahead at most, so 2 places for each; 2 snapshots and the next; the sums.
+    # Standard: an in-neighbor is 1 step ahead at most, so 2 places for each; 2 snapshots and the next; the sums.
     assert standard.arrays == 2 * 2 + 2 + 1 + 1
     assert late.arrays == standard.arrays + 1
     assert late.memory_bytes == late.arrays * 2_000_000
@@ -262,13 +271,13 @@ def test_predictions_of_a_gap_are_those_of_its_run_and_its_proved_queues():
     assert tokens.arrays == 2 * 6 + 6 + 1 + 1
     assert tokens.step_seconds < standard.step_seconds
     stale = predict(keeping("ring", max_ig=5, staleness=3, backup=1), wires, **small)
-    assert stale.arrays == 2 + 6 + 1 + 1, "under staleness one place an in-neighbour"
+    assert stale.arrays == 2 + 6 + 1 + 1, "under staleness one place an in-neighbor"
     assert stale.mean_age < tokens.mean_age
 
 
 def per_step(name, compute, *, steps=50, seeds=4, **setting):
     """Mean seconds per step in the parallel order, the start included, as short runs in a lab have it."""
-    schedule = keeping(name, order=Order.PARALLEL, **setting)
+    schedule = keeping(name, update_order=UpdateOrder.DPSGD, **setting)
     each = []
     for seed in range(seeds):
         rng = np.random.default_rng(seed)
@@ -278,8 +287,8 @@ def per_step(name, compute, *, steps=50, seeds=4, **setting):
     return float(np.mean(each))
 
 
-def test_what_physics_leaves_of_the_papers_figures():
-    """Luo et al., ASPLOS 2019, figures 12 and 15 to 18, without communication; expectations from another simulation."""
+def test_what_physics_leaves_of_the_papers_metrics():
+    """Luo et al., ASPLOS 2019, metrics 12 and 15 to 18, without communication; expectations from another simulation."""
     standard = {name: per_step(name, SIXFOLD, seeds=6) for name in ("ring", "ring-based", "double-ring")}
     assert list(standard.values()) == pytest.approx([2.00, 2.15, 2.27], rel=0.04), "Figure 12: sparser suffers less"
     for name, alone in list(standard.items())[:2]:
@@ -291,7 +300,7 @@ def test_what_physics_leaves_of_the_papers_figures():
     slow = ComputeTimes(base=1.0, slowdown=((3, 4.0),))
     figure_18 = [
         per_step("ring-based", slow, steps=100, seeds=1),
-        per_step("ring-based", slow, steps=100, seeds=1, max_ig=2, backup=1, skip=Skip(limit=2)),
-        per_step("ring-based", slow, steps=100, seeds=1, max_ig=8, backup=1, skip=Skip(limit=10)),
+        per_step("ring-based", slow, steps=100, seeds=1, max_ig=2, backup=1, skip=SkipPolicy(limit=2)),
+        per_step("ring-based", slow, steps=100, seeds=1, max_ig=8, backup=1, skip=SkipPolicy(limit=10)),
     ]
     assert figure_18 == pytest.approx([3.93, 1.94, 1.00], abs=0.03)

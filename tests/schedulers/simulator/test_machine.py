@@ -8,7 +8,7 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop
 from partreduce.schedulers.simulator.machine import Meeting, Timing, VirtualMachine
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.iteration_gap import IterationGap
 
 
 def both_ways(pairs):
@@ -36,10 +36,10 @@ def compute(times, **wire):
 def test_a_slow_message_delays_only_who_waits_for_it():
     pair = Digraph.of(3, [(0, 1), (1, 2)])
     machine = VirtualMachine(
-        Hop(pair, Gap()), compute([1.0, 1.0, 1.0], way=lambda source, to: 5.0 if source == 0 else 0.0)
+        Hop(pair, IterationGap()), compute([1.0, 1.0, 1.0], way=lambda source, to: 5.0 if source == 0 else 0.0)
     )
     notes = machine.run(until=6.0)
-    entered = {(n.process, n.what[1]): n.seconds for n in notes if n.what[0] == "entered"}
+    entered = {(n.process, n.payload[1]): n.seconds for n in notes if n.payload[0] == "entered"}
     assert entered[0, 1] == 1.0
     assert entered[1, 1] == 5.0
     assert entered[2, 1] == 1.0
@@ -58,8 +58,8 @@ def test_adpsgd_lets_fast_workers_run_on():
     steps = [sum(n.process == worker for n in notes) for worker in range(4)]
     assert steps[:3] == [200, 200, 200]
     assert steps[3] == 40
-    partners = [n.what[1] for n in notes if n.process == 0]
-    assert set(partners) == {4, 5, 6, 7}, "ties between neighbours are drawn"
+    partners = [n.payload[1] for n in notes if n.process == 0]
+    assert set(partners) == {4, 5, 6, 7}, "ties between neighbors are drawn"
 
 
 def test_a_circle_of_waiting_workers_is_seen_as_idle():
@@ -77,15 +77,15 @@ def test_a_circle_of_waiting_workers_is_seen_as_idle():
 def test_negative_times_are_refused():
     ring = Digraph.of(2, [(0, 1), (1, 0)])
     with pytest.raises(InputError, match="finite time >= 0"):
-        VirtualMachine(Hop(ring, Gap()), Taking(lambda *_: -1.0)).run(max_events=10)
+        VirtualMachine(Hop(ring, IterationGap()), Taking(lambda *_: -1.0)).run(max_events=10)
 
 
 def test_a_thousand_workers():
     count = 1000
     ring = Digraph.of(count, both_ways([(i, (i + 1) % count) for i in range(count)]))
-    machine = VirtualMachine(Hop(ring, Gap(max_ig=2)), compute([1.0] * count))
+    machine = VirtualMachine(Hop(ring, IterationGap(max_ig=2)), compute([1.0] * count))
     notes = machine.run(until=5.0)
-    assert sum(n.what == ("entered", 5) for n in notes) == count
+    assert sum(n.payload == ("entered", 5) for n in notes) == count
 
 
 class Pair:

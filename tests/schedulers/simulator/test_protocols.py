@@ -12,8 +12,8 @@ from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Generated, Late, Pairwise
-from partreduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.topo.strategies import DelayedAveraging, DynamicGroups, Pairwise
+from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
 from partreduce.topo.timing.compute import ComputeTimes
 
 CLUSTER = Cluster.regular(2, 4)
@@ -23,7 +23,7 @@ WIRES = Hardware(inside=Link.of_bandwidth(20.0), nic=Link.of_bandwidth(4.0), mod
 
 
 def generated(cluster=CLUSTER, **options):
-    return Schedule("g", cluster, Generated(**options))
+    return Schedule("g", cluster, DynamicGroups(**options))
 
 
 def pairwise(**options):
@@ -36,10 +36,10 @@ def parts(timeline):
     return listed, sum(float(part.sum()) for part in listed)
 
 
-@pytest.mark.parametrize("division", Division)
-@pytest.mark.parametrize("rule", InitiatorRule)
+@pytest.mark.parametrize("division", GroupSplit)
+@pytest.mark.parametrize("rule", SlowWorkerPolicy)
 def test_rounds_of_generated_groups_follow_one_another_and_members_meet(division, rule):
-    schedule = generated(division=division, initiator=rule)
+    schedule = generated(division=division, slow_worker_policy=rule)
     timeline = simulate(schedule, WIRES, compute=SLOW, num_rounds=30)
     assert timeline.free_running
     assert timeline.finish.shape == (30, 8)
@@ -56,7 +56,7 @@ def test_rounds_of_generated_groups_follow_one_another_and_members_meet(division
 
 
 def test_one_pair_of_a_generated_schedule_takes_what_a_static_pair_takes():
-    pair = generated(Cluster.regular(1, 2), group_size=2, division=Division.GLOBAL, slow_threshold=None)
+    pair = generated(Cluster.regular(1, 2), group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
     compute = ComputeTimes(base=1.0, slowdown=((1, 3.0),))
     timeline = simulate(pair, Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1), compute=compute, num_rounds=4)
     assert timeline.finish.tolist() == [[4.0, 4.0], [8.0, 8.0], [12.0, 12.0], [16.0, 16.0]]
@@ -64,8 +64,8 @@ def test_one_pair_of_a_generated_schedule_takes_what_a_static_pair_takes():
     assert timeline.per_step() == 4.0
 
 
-def test_fast_workers_do_not_wait_for_a_late_laggard():
-    late = {"division": Division.GLOBAL, "initiator": InitiatorRule.LAGGARD_LATE}
+def test_fast_workers_do_not_wait_for_a_late_straggler():
+    late = {"division": GroupSplit.GLOBAL, "slow_worker_policy": SlowWorkerPolicy.DEFER}
     timeline = simulate(generated(Cluster.regular(4, 4), **late), compute=SLOW, num_rounds=60)
     everybody = simulate(generated(Cluster.regular(4, 4), **late), compute=ONE_SECOND, num_rounds=60)
     fast = np.delete(timeline.finish[-1], 1)
@@ -88,18 +88,18 @@ def test_active_workers_wait_for_the_answer_and_passive_ones_for_nobody():
 
 def test_an_exchange_hides_behind_the_next_round_under_overlap():
     wires = replace(WIRES, nic=Link.of_bandwidth(16.0))  # four models at once take a quarter second each way
-    timeline = simulate(pairwise(when=Late()), wires, compute=ONE_SECOND, num_rounds=3)
+    timeline = simulate(pairwise(sync=DelayedAveraging()), wires, compute=ONE_SECOND, num_rounds=3)
     assert timeline.finish[:, 0].tolist() == [1.0, 2.0, 3.0]
     assert timeline.communicate_start[:, 0].tolist() == [0.0, 1.0, 2.0]
     assert timeline.communicate_end[:, 0].tolist() == [0.0, 1.5, 2.5]
     assert timeline.waiting().tolist() == [0.0] * 8
     slow_wire = Hardware(nic=Link.of_bandwidth(2.0), model_bytes=1)
-    longer = simulate(pairwise(when=Late()), slow_wire, compute=ONE_SECOND, num_rounds=3)
+    longer = simulate(pairwise(sync=DelayedAveraging()), slow_wire, compute=ONE_SECOND, num_rounds=3)
     assert longer.finish[:, 0].tolist() == [1.0, 5.0, 9.0], "the answer takes longer than the round"
     assert longer.waiting().tolist() == [0.0] * 8
 
 
-def test_an_active_worker_without_neighbours_goes_on_alone():
+def test_an_active_worker_without_neighbors_goes_on_alone():
     timeline = simulate(pairwise(edges=((0, 4), (1, 4), (2, 5))), WIRES, compute=ONE_SECOND, num_rounds=2)
     assert timeline.finish[:, 3].tolist() == [1.0, 2.0]
 
@@ -112,8 +112,8 @@ def test_the_same_seed_gives_the_same_timeline(schedule):
     assert not np.array_equal(one, other)
 
 
-def test_paces_take_as_many_steps():
-    timeline = simulate(generated(pace=3), compute=ONE_SECOND, num_rounds=5)
+def test_steps_per_round_take_as_many_steps():
+    timeline = simulate(generated(steps_per_round=3), compute=ONE_SECOND, num_rounds=5)
     assert np.allclose(timeline.compute_end - timeline.compute_start, 3.0)
 
 
@@ -122,10 +122,10 @@ def test_workers_that_take_no_time_are_no_error():
     assert simulate(pairwise(), num_rounds=5).makespan == 0.0
 
 
-def test_a_group_that_starts_a_laggards_round_is_not_counted_twice():
+def test_a_group_that_starts_a_stragglers_round_is_not_counted_twice():
     """A worker that was told to ask later computes once, then asks; its round is one entry."""
     rounds = []
-    setting = GeneratorSetting(nodes=(0, 0, 1, 1), group_size=2, initiator=InitiatorRule.LAGGARD_LATE)
+    setting = GeneratorSetting(nodes=(0, 0, 1, 1), group_size=2, slow_worker_policy=SlowWorkerPolicy.DEFER)
     timing = GroupTiming(lambda worker, _: 5.0 if worker == 1 else 1.0, lambda members: 0.25, rounds.append)
     machine = group_machine(setting, timing, rounds=10, costs=(1, 5, 1, 1))
     machine.run()
@@ -134,7 +134,7 @@ def test_a_group_that_starts_a_laggards_round_is_not_counted_twice():
     assert all(done.computed - done.begun == (5.0 if done.worker == 1 else 1.0) for done in rounds)
 
 
-SIXTEEN = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), seed=1, initiator=InitiatorRule.LAGGARD_LATE)
+SIXTEEN = GeneratorSetting(nodes=tuple(w // 4 for w in range(16)), seed=1, slow_worker_policy=SlowWorkerPolicy.DEFER)
 
 
 def steps_of_groups(setting, slow, *, rounds):
@@ -160,14 +160,14 @@ def steps_of_groups(setting, slow, *, rounds):
     return listed, sum(steps[w] for w in near) / len(near), sum(steps[w] for w in far) / len(far)
 
 
-@pytest.mark.parametrize("division", [Division.GLOBAL, Division.INTER_INTRA])
-def test_a_late_laggard_holds_nobody_up_and_is_not_starved(division):
+@pytest.mark.parametrize("division", [GroupSplit.GLOBAL, GroupSplit.INTER_INTRA])
+def test_a_late_straggler_holds_nobody_up_and_is_not_starved(division):
     """One of 16 workers computes 5 times as long; the others of its node keep up with all others."""
     setting = replace(SIXTEEN, division=division)
     listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=80)
     assert same_node > 0.9 * other_nodes
     assert all(done.members for done in listed if done.worker == 5), "it is in a group in every round"
-    local = replace(setting, initiator=InitiatorRule.LAGGARD_LOCAL)
+    local = replace(setting, slow_worker_policy=SlowWorkerPolicy.PAIR_LOCALLY)
     _, same_node, other_nodes = steps_of_groups(local, {5: 5.0}, rounds=80)
     assert same_node < 0.8 * other_nodes
 
@@ -175,7 +175,7 @@ def test_a_late_laggard_holds_nobody_up_and_is_not_starved(division):
 @pytest.mark.parametrize("every", [1, 3, 16])
 def test_node_then_all_meets_after_every_so_many_rounds(every):
     """With one slow worker: all others meet, and only they; between two meetings only nodes do."""
-    setting = replace(SIXTEEN, division=Division.NODE_THEN_ALL, all_every=every)
+    setting = replace(SIXTEEN, division=GroupSplit.NODE_THEN_ALL, all_every=every)
     listed, same_node, other_nodes = steps_of_groups(setting, {5: 5.0}, rounds=100)
     groups = {done.seq: done.members for done in listed if done.members}
     met = [members for members in groups.values() if len({w // 4 for w in members}) > 1]

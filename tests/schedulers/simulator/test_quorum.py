@@ -12,7 +12,7 @@ from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Quorum
+from partreduce.topo.strategies import AllReduce, PartialAllReduce
 from partreduce.topo.timing.compute import ComputeTimes
 
 
@@ -28,7 +28,7 @@ def run(setting, seconds, *, sum_seconds=0.0, initiators=None, way=0.0):
 def test_a_solo_round_by_hand():
     # Worker 0 starts round 0 at 1 and has it at 1.5; its call at 2.5 starts round 1, which worker 1 joins only when it
     # has taken round 0 at its own call at 3 (C is 1). What it computes then is taken with round 1 at 6.
-    timing = run(Quorum(quorum="solo", staleness=1), [[1, 3], [1, 3]], sum_seconds=0.5)
+    timing = run(PartialAllReduce(quorum="solo", staleness=1), [[1, 3], [1, 3]], sum_seconds=0.5)
     assert timing.finish.tolist() == [[1.5, 3.0], [3.5, 6.0]]
     assert timing.begun.tolist() == [[0.0, 0.0], [1.5, 3.0]]
     assert timing.computed.tolist() == [[1.0, 3.0], [2.5, 6.0]]
@@ -38,7 +38,7 @@ def test_a_solo_round_by_hand():
 
 
 def test_with_a_longer_queue_nobody_waits_for_the_slow_one():
-    timing = run(Quorum(quorum="solo", staleness=2), [[1, 3.25], [1, 3.25]], sum_seconds=0.5)
+    timing = run(PartialAllReduce(quorum="solo", staleness=2), [[1, 3.25], [1, 3.25]], sum_seconds=0.5)
     assert timing.finish.tolist() == [[1.5, 3.25], [3.0, 3.25]]
     assert timing.begun[1, 1] == timing.computed[1, 1] == 3.25, "both results in one call: the second row is empty"
 
@@ -52,14 +52,16 @@ def test_latencies_under_a_linear_skew_have_the_published_limits(size):
     def latency(timing):
         return float(np.maximum(timing.finish - timing.computed, 0).mean())
 
-    majority = [latency(run(Quorum(quorum="majority"), skew, initiators=(first,))) for first in range(size)]
+    majority = [latency(run(PartialAllReduce(quorum="majority"), skew, initiators=(first,))) for first in range(size)]
     assert everybody / np.mean(majority) == pytest.approx(3 * size / (size + 1), rel=1e-12)
-    active = [run(Quorum(quorum="majority"), skew, initiators=(first,)).gradients.sum() for first in range(size)]
+    active = [
+        run(PartialAllReduce(quorum="majority"), skew, initiators=(first,)).gradients.sum() for first in range(size)
+    ]
     assert np.mean(active) == (size + 1) / 2
-    half = run(Quorum(quorum=size // 2), skew)
+    half = run(PartialAllReduce(quorum=size // 2), skew)
     assert everybody / latency(half) == pytest.approx(4 * (size - 1) / (size - 2), rel=1e-12)
     assert half.gradients.sum() == size // 2
-    assert latency(run(Quorum(quorum="solo"), skew)) == 0
+    assert latency(run(PartialAllReduce(quorum="solo"), skew)) == 0
 
 
 SLOW = ComputeTimes(base=1.0, slowdown=((7, 5.0),), jitter=0.02)
@@ -67,7 +69,7 @@ SLOW = ComputeTimes(base=1.0, slowdown=((7, 5.0),), jitter=0.02)
 
 def against_all_reduce(*, rounds=200, **members):
     """(gradients a second over all-reduce's 8/5, active workers a round, largest age); one of 8 is 5 times slow."""
-    schedule = Schedule("s", Cluster.regular(8, 1), AllReduce(when=Quorum(**members)))
+    schedule = Schedule("s", Cluster.regular(8, 1), AllReduce(sync=PartialAllReduce(**members)))
     observed = simulate(schedule, Hardware(), compute=SLOW, num_rounds=rounds, seed=1).observed
     first = rounds // 4
     rate = observed.quorum.rates(warm_up=first)[1] / (8 / 5)
@@ -93,7 +95,7 @@ def test_one_worker_five_times_slow():
 def test_the_slow_workers_queue_bounds_rounds_and_ages(capacity):
     rate, _, age = against_all_reduce(quorum="solo", staleness=capacity, rounds=60)
     assert age == capacity, "attained"
-    schedule = Schedule("s", Cluster.regular(8, 1), AllReduce(when=Quorum(quorum="solo", staleness=capacity)))
+    schedule = Schedule("s", Cluster.regular(8, 1), AllReduce(sync=PartialAllReduce(quorum="solo", staleness=capacity)))
     observed = simulate(schedule, Hardware(), compute=SLOW, num_rounds=60).observed
     assert observed.quorum.rates(warm_up=15)[0] == pytest.approx(capacity / 5, rel=0.1)
     assert rate <= 4.5 + 1e-9
@@ -101,7 +103,7 @@ def test_the_slow_workers_queue_bounds_rounds_and_ages(capacity):
 
 def test_every_gradient_counts_once_and_words_and_sums_take_their_time():
     hardware = Hardware(inside=Link(1e-5, 1e-10), nic=Link(1e-4, 1e-9), model_bytes=2_000_000)
-    schedule = Schedule("s", Cluster.regular(2, 2), AllReduce(when=Quorum(quorum=2)))
+    schedule = Schedule("s", Cluster.regular(2, 2), AllReduce(sync=PartialAllReduce(quorum=2)))
     compute = ComputeTimes(base=0.01, jitter=0.5)
     timeline = simulate(schedule, hardware, compute=compute, num_rounds=50, seed=3)
     assert (np.diff(timeline.finish, axis=0) >= 0).all()
@@ -113,39 +115,41 @@ def test_every_gradient_counts_once_and_words_and_sums_take_their_time():
     assert (timeline.observed.quorum.active >= 2).all()
     assert simulate(schedule, hardware, compute=compute, num_rounds=50, seed=3).makespan == timeline.makespan
     found = predict(schedule, hardware, compute=compute, num_rounds=50)
-    assert found.how == "simulated"
+    assert found.transport == "simulated"
     assert found.arrays == 10, "mean model, send buffer, four that wait, four that are applied"
     assert found.largest_age <= 4
 
 
 def test_grace_by_hand():
     # Worker 0 comes at 1, worker 1 at 1.5: within a grace of 0.75 s the thread of worker 1 waits for it, and no more.
-    both = run(Quorum(quorum="solo", grace=750_000), [[1, 1.5]] * 3, sum_seconds=0.25)
+    both = run(PartialAllReduce(quorum="solo", grace=750_000), [[1, 1.5]] * 3, sum_seconds=0.25)
     assert both.gradients.tolist() == [[1, 1]] * 3
     assert both.summed[0].tolist() == [1.5, 3.25, 5.0]
     assert both.ages == [0] * 6
     # A grace of 0.25 s ends at 1.25; worker 1 comes at 1.5, when round 0 has ended, and starts round 1. The thread of
     # worker 0, whose next call is at 2.5, gives it until 1.75. So it goes on: the other one is waited for in vain.
-    one = run(Quorum(quorum="solo", grace=250_000), [[1, 1.5]] * 3, sum_seconds=0.25)
+    one = run(PartialAllReduce(quorum="solo", grace=250_000), [[1, 1.5]] * 3, sum_seconds=0.25)
     assert one.summed[0].tolist() == [1.25, 1.75, 2.75]
     assert one.gradients.tolist() == [[1, 0], [0, 1], [1, 0]]
     assert one.finish.T.tolist() == [[1.5, 2.5, 3.5], [1.5, 3.0, 3.0]]
     # Word of the start is 0.125 s on its way, and grace begins when it has come.
-    later = run(Quorum(quorum="solo", grace=250_000), [[1, 1.5]] * 3, sum_seconds=0.25, way=0.125)
+    later = run(PartialAllReduce(quorum="solo", grace=250_000), [[1, 1.5]] * 3, sum_seconds=0.25, way=0.125)
     assert later.summed[0, 0] == 1.375
 
 
 def test_a_mean_of_models_by_hand():
     # Worker 0 has round 0 at 1.5 and waits with its model for worker 1, which takes it at 3; the mean takes 0.5 s. Only
     # then threads enter round 1, which worker 1 started with its call at 3; both compute from 3.5 on.
-    timing = run(Quorum(quorum="solo", missed="latest", synchronise_every=1), [[1, 3]] * 2, sum_seconds=0.5)
+    timing = run(PartialAllReduce(quorum="solo", missed="latest", synchronize_every=1), [[1, 3]] * 2, sum_seconds=0.5)
     assert timing.summed.tolist() == [[1.0, 3.5], [1.5, 4.0]]
     assert timing.finish.tolist() == [[3.5, 3.5], [7.0, 7.0]]
     assert timing.begun.tolist() == [[0.0, 0.0], [3.5, 3.5]]
     assert timing.gradients.tolist() == [[1, 0], [0, 1]]
     assert (timing.rounds, timing.ages) == ([0, 1], [0, 1])
     # Every second round: worker 0 does not wait after round 0, and worker 1 takes both at its call.
-    timing = run(Quorum(quorum="solo", missed="latest", synchronise_every=2), [[1, 3.25]] * 2, sum_seconds=0.5)
+    timing = run(
+        PartialAllReduce(quorum="solo", missed="latest", synchronize_every=2), [[1, 3.25]] * 2, sum_seconds=0.5
+    )
     assert timing.summed[0].tolist() == [1.0, 2.5]
     assert timing.finish.tolist() == [[1.5, 3.25], [3.75, 3.75]]
 
@@ -156,7 +160,7 @@ def test_grace_lets_nearly_equal_workers_meet_and_means_are_paid_for():
     compute = ComputeTimes(base=0.02, jitter=0.05)
 
     def observed(**members):
-        schedule = Schedule("s", Cluster.regular(2, 4), AllReduce(when=Quorum(quorum="solo", **members)))
+        schedule = Schedule("s", Cluster.regular(2, 4), AllReduce(sync=PartialAllReduce(quorum="solo", **members)))
         return simulate(schedule, hardware, compute=compute, num_rounds=60, seed=2).observed
 
     alone, met = observed(), observed(grace=8000)
@@ -167,6 +171,6 @@ def test_grace_lets_nearly_equal_workers_meet_and_means_are_paid_for():
     assert record.oldest().max() == alone.largest_age
     assert record.shares_of_ages().sum() == pytest.approx(1)
     assert len(record.ages) == record.gradients.sum()
-    plain, mean = observed(missed="latest"), observed(missed="latest", synchronise_every=10)
+    plain, mean = observed(missed="latest"), observed(missed="latest", synchronize_every=10)
     assert mean.nic_bytes == pytest.approx(plain.nic_bytes * 66 / 60)
     assert mean.largest_age <= 10

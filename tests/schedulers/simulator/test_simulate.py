@@ -9,12 +9,12 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Outer, Routes, Static
-from partreduce.topo.timing.compute import MOST_DRAWN, ComputeTimes, RandomDelay, RandomSlowdown, ShiftingDelay
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, OuterStep, Payload, StaticGroups
+from partreduce.topo.timing.compute import MOST_DRAWN, ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay
 from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import read_trace, sample
 
-PAIR = Schedule("p", Cluster.regular(1, 3), Static(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
+PAIR = Schedule("p", Cluster.regular(1, 3), StaticGroups(phases=GroupPhases((Phase.from_groups(3, [(0, 1)]),))))
 UNIT = Hardware(inside=Link.of_bandwidth(1.0), model_bytes=1)
 
 
@@ -30,7 +30,7 @@ def test_a_worker_waits_for_its_group_and_for_nobody_else():
 
 
 def test_overlap_starts_from_the_rounds_start():
-    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, when=Late()))
+    schedule = Schedule("p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, sync=DelayedAveraging()))
     timeline = simulate(schedule, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=2)
     assert timeline.communicate_start[0].tolist() == [0.0, 0.0, 0.0]
     assert timeline.finish[0].tolist() == [2.0, 6.0, 2.0]
@@ -39,24 +39,26 @@ def test_overlap_starts_from_the_rounds_start():
     assert timeline.waiting().tolist() == [2.0, 0.0, 0.0]
 
 
-def test_pace_lets_a_slow_worker_meet_without_waiting():
-    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, pace=(3, 1, 3)))
+def test_steps_per_round_lets_a_slow_worker_meet_without_waiting():
+    schedule = Schedule("p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, steps_per_round=(3, 1, 3)))
     timeline = simulate(schedule, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=4)
     assert timeline.waiting().tolist() == [0.0, 0.0, 0.0]
     assert timeline.per_step() == pytest.approx(7.0 / 3)
 
 
 def test_the_prologue_runs_first_and_averages_all():
-    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, prologue=1))
+    schedule = Schedule("p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, prologue=1))
     timeline = simulate(schedule, UNIT, num_rounds=2)
     assert timeline.finish[0].tolist() == pytest.approx([4 / 3] * 3)
     assert timeline.finish[1].tolist() == pytest.approx([7 / 3, 7 / 3, 4 / 3])
 
 
 def test_outer_steps_from_own_anchors_take_the_time_of_their_meetings():
-    plain = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, pace=2))
-    outer = Outer(lr="1/2", momentum="1/2", nesterov=True, anchor="own")
-    schedule = Schedule("p", PAIR.cluster, Static(phases=PAIR.strategy.phases, pace=2, what=Routes(outer=outer)))
+    plain = Schedule("p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, steps_per_round=2))
+    outer = OuterStep(lr="1/2", momentum="1/2", nesterov=True, outer_params="per_worker")
+    schedule = Schedule(
+        "p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, steps_per_round=2, payload=Payload(outer=outer))
+    )
     one, other = (simulate(each, UNIT, compute=ComputeTimes(base=2.0), num_rounds=3) for each in (plain, schedule))
     assert np.array_equal(one.finish, other.finish)
 
@@ -83,7 +85,7 @@ def test_published_disturbances():
     assert (slowed == 6.0).mean() == pytest.approx(1 / 8, rel=0.05)
     delayed = RandomDelay(4, 0.3).disturb(ones, 0, rng)
     assert ((delayed > 1).sum(axis=1) == 4).all()
-    first, second = (ShiftingDelay(0.05, 0.4).disturb(np.zeros((1, 8)), step, rng)[0] for step in (0, 1))
+    first, second = (RotatingDelay(0.05, 0.4).disturb(np.zeros((1, 8)), step, rng)[0] for step in (0, 1))
     assert first == pytest.approx(np.linspace(0.05, 0.4, 8))
     assert second == pytest.approx(np.roll(first, -1))
 
@@ -148,7 +150,7 @@ def test_a_thousand_workers_fit():
 def test_sampling_counts_whole_periods_whatever_phase_comes_first(rotation):
     quiet, pairs = Phase.from_groups(3, []), Phase.from_groups(3, [(0, 1)])
     phases = (pairs, quiet, quiet, Phase.from_groups(3, [(0, 1, 2)]))
-    turned = Schedule("turned", PAIR.cluster, Static(phases=GroupPhases(phases[rotation:] + phases[:rotation])))
+    turned = Schedule("turned", PAIR.cluster, StaticGroups(phases=GroupPhases(phases[rotation:] + phases[:rotation])))
     exact = cycle_time(turned, UNIT, ComputeTimes(base=0.1)).per_step
     for num_rounds in (50, 51, 52, 53):
         sampled = sample(turned, UNIT, ComputeTimes(base=0.1), num_rounds=num_rounds, num_samples=2)
@@ -159,10 +161,10 @@ def test_sampling_counts_whole_periods_whatever_phase_comes_first(rotation):
 @pytest.mark.parametrize("disturbance", [None, RandomSlowdown(6.0, 0.3)])
 def test_many_rounds_are_drawn_at_once_as_their_steps_would_be_one_by_one(disturbance):
     compute = ComputeTimes(base=0.1, slowdown=((1, 2.0),), jitter=0.3, disturbance=disturbance)
-    paces, samples = np.array([3, 1, 2]), MOST_DRAWN // 20  # two rounds at once, and one is left at the end
-    drawn = list(compute.rounds(paces, 5, np.random.default_rng(1), num_samples=samples))
+    worker_steps, samples = np.array([3, 1, 2]), MOST_DRAWN // 20  # two rounds at once, and one is left at the end
+    drawn = list(compute.rounds(worker_steps, 5, np.random.default_rng(1), num_samples=samples))
     rng = np.random.default_rng(1)
     for number, found in enumerate(drawn):
         steps = [compute.step_seconds(3, 3 * number + step, rng, num_samples=samples) for step in range(3)]
-        expected = sum(np.where(step < paces, seconds, 0.0) for step, seconds in enumerate(steps))
+        expected = sum(np.where(step < worker_steps, seconds, 0.0) for step, seconds in enumerate(steps))
         assert np.array_equal(found, expected)

@@ -8,31 +8,40 @@ import pytest
 from partreduce.planner.predict import predict
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, MissingFeatureError
+from partreduce.topo.errors import InputError, MissingDependencyError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Pipeline, Route, Routes, Server, Static
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    GroupPhases,
+    Payload,
+    Pipeline,
+    Server,
+    StaticGroups,
+    TablePlacement,
+)
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication
-from partreduce.topo.timing.tables import Touched, exchanges
+from partreduce.topo.timing.tables import RowAccess, exchanges
 
 CLUSTER = Cluster.regular(2, 2)
-WHAT = Routes(tables=(Route(parameter="words.weight", rows=1000, columns=16),))
-TOUCHED = {"words.weight": Touched(0.1, 0.15, 0.3)}
+PAYLOAD = Payload(tables=(TablePlacement(parameter="words.weight", rows=1000, columns=16),))
+TOUCHED = {"words.weight": RowAccess(0.1, 0.15, 0.3)}
 HARDWARE = Hardware(inside=Link(1e-5, 1e-9), nic=Link(1e-4, 1e-7), model_bytes=10_000)
-TABLES = exchanges(WHAT, TOUCHED, CLUSTER, HARDWARE)
+TABLES = exchanges(PAYLOAD, TOUCHED, CLUSTER, HARDWARE)
 TIMES = ComputeTimes(base=0.01, slowdown=((3, 4.0),))
 
 
 def schedule(strategy):
-    return Schedule("s", CLUSTER, replace(strategy, what=WHAT))
+    return Schedule("s", CLUSTER, replace(strategy, payload=PAYLOAD))
 
 
 def pairs(**members):
     """Only one pair at a time averages, the others go on."""
     phases = tuple(Phase.from_groups(4, [pair]) for pair in ([0, 1], [2, 3]))
-    return Static(phases=GroupPhases(phases), **members)
+    return StaticGroups(phases=GroupPhases(phases), **members)
 
 
 def test_a_step_takes_the_slowest_computing_the_exchange_and_the_strategy_s_own_averages():
@@ -46,8 +55,8 @@ def test_a_step_takes_the_slowest_computing_the_exchange_and_the_strategy_s_own_
 
 
 def test_workers_of_groups_that_never_meet_meet_in_every_step():
-    alone = simulate(Schedule("s", CLUSTER, pairs(pace=3)), HARDWARE, compute=TIMES, num_rounds=4)
-    met = simulate(schedule(pairs(pace=3)), HARDWARE, compute=TIMES, num_rounds=4, touched=TOUCHED)
+    alone = simulate(Schedule("s", CLUSTER, pairs(steps_per_round=3)), HARDWARE, compute=TIMES, num_rounds=4)
+    met = simulate(schedule(pairs(steps_per_round=3)), HARDWARE, compute=TIMES, num_rounds=4, touched=TOUCHED)
     assert alone.finish[-1, 0] < 0.5 * alone.finish[-1, 3]
     own = communication(schedule(pairs()), HARDWARE).per_round
     assert met.makespan == pytest.approx(4 * (3 * (0.04 + TABLES.seconds) + own))
@@ -58,7 +67,14 @@ def test_workers_of_groups_that_never_meet_meet_in_every_step():
 
 @pytest.mark.parametrize(
     "strategy",
-    [AllReduce(), AllReduce(when=Late()), AllReduce(when=Pipeline()), AllReduce(pace=4), pairs(), pairs(when=Late())],
+    [
+        AllReduce(),
+        AllReduce(sync=DelayedAveraging()),
+        AllReduce(sync=Pipeline()),
+        AllReduce(steps_per_round=4),
+        pairs(),
+        pairs(sync=DelayedAveraging()),
+    ],
     ids=str,
 )
 def test_the_steady_step_is_the_simulated_one(strategy):
@@ -66,7 +82,7 @@ def test_the_steady_step_is_the_simulated_one(strategy):
     timeline = simulate(found, HARDWARE, compute=TIMES, num_rounds=40, touched=TOUCHED)
     predicted = predict(found, HARDWARE, compute=TIMES, touched=TOUCHED)
     assert predicted.step_seconds == pytest.approx(timeline.per_step(warm_up=20), rel=1e-9)
-    assert predicted.how == "exact"
+    assert predicted.transport == "exact"
     without = predict(Schedule("s", CLUSTER, strategy), HARDWARE, compute=TIMES)
     assert predicted.nic_bytes == pytest.approx(without.nic_bytes + TABLES.nic_bytes)
 
@@ -74,18 +90,18 @@ def test_the_steady_step_is_the_simulated_one(strategy):
 def test_late_averages_are_hidden_behind_computing_and_rows_are_not():
     fast, slow = (replace(HARDWARE, model_bytes=size) for size in (1_000, 1_000_000))
     for hardware in (fast, slow):
-        found = predict(schedule(AllReduce(when=Late())), hardware, compute=TIMES, touched=TOUCHED)
+        found = predict(schedule(AllReduce(sync=DelayedAveraging())), hardware, compute=TIMES, touched=TOUCHED)
         sums = communication(schedule(AllReduce()), hardware).per_step
         assert found.step_seconds == pytest.approx(max(0.04 + TABLES.seconds, sums))
 
 
 def test_with_jitter_every_step_waits_for_its_slowest_and_draws_stay_the_same():
     times = ComputeTimes(base=0.01, jitter=0.5)
-    timeline = simulate(schedule(AllReduce(pace=2)), HARDWARE, compute=times, num_rounds=30, touched=TOUCHED)
-    plain = simulate(Schedule("s", CLUSTER, AllReduce(pace=2)), HARDWARE, compute=times, num_rounds=30)
+    timeline = simulate(schedule(AllReduce(steps_per_round=2)), HARDWARE, compute=times, num_rounds=30, touched=TOUCHED)
+    plain = simulate(Schedule("s", CLUSTER, AllReduce(steps_per_round=2)), HARDWARE, compute=times, num_rounds=30)
     assert timeline.computing() == pytest.approx(plain.computing())
     assert timeline.makespan > plain.makespan + 60 * TABLES.seconds
-    found = predict(schedule(AllReduce(pace=2)), HARDWARE, compute=times, touched=TOUCHED)
+    found = predict(schedule(AllReduce(steps_per_round=2)), HARDWARE, compute=times, touched=TOUCHED)
     assert found.step_seconds == pytest.approx(timeline.per_step(), rel=0.2)
 
 
@@ -99,5 +115,5 @@ def test_what_is_touched_must_be_said_unless_links_take_no_time():
         simulate(schedule(AllReduce()), HARDWARE, touched=TOUCHED | {"other": TOUCHED["words.weight"]})
     with pytest.raises(InputError, match="tables of schedule 's' are none"):
         simulate(Schedule("s", CLUSTER, AllReduce()), HARDWARE, touched=TOUCHED)
-    with pytest.raises(MissingFeatureError, match="knows no tables beside strategy 'server'; take allreduce"):
+    with pytest.raises(MissingDependencyError, match="knows no tables beside strategy 'server'; take allreduce"):
         simulate(schedule(Server()), HARDWARE, touched=TOUCHED)

@@ -12,7 +12,7 @@ from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from partreduce.schedulers.synthesis.hints import indices_of, rule_rounds
 from partreduce.schedulers.synthesis.period_search import Search, Target
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from partreduce.topo import figures
+from partreduce.topo import metrics
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
@@ -45,7 +45,7 @@ def alphabet_of(asked: Problem):
 
 
 @pytest.mark.parametrize("shape", ["4x4", "8x4", "3,2"])
-def test_hints_spelled_in_phases_keep_their_figures(shape):
+def test_hints_spelled_in_phases_keep_their_metrics(shape):
     asked = problem(shape)
     alphabet = alphabet_of(asked)
     maps = alphabet.covariance_maps()
@@ -55,7 +55,7 @@ def test_hints_spelled_in_phases_keep_their_figures(shape):
         value = scoring.consensus_distance(
             alphabet.space, scoring.compose_all(alphabet.space, [maps[i] for i in indices])
         )
-        assert float(value) == pytest.approx(float(figures.consensus_distance(hint)), rel=1e-6)
+        assert float(value) == pytest.approx(float(metrics.consensus_distance(hint)), rel=1e-6)
         assert alphabet.costs[list(indices)].mean() == pytest.approx(communication(hint, HARDWARE).per_step)
 
 
@@ -87,7 +87,7 @@ def test_no_hint_beats_the_archive(shape):
     for hint in asked.hints:
         found = tried.archive.best_within(communication(hint, HARDWARE).per_step)
         assert found is not None
-        assert found.value <= float(figures.consensus_distance(hint)) * (1 + 1e-9)
+        assert found.value <= float(metrics.consensus_distance(hint)) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("shape", ["4x2", "3,2"])

@@ -72,8 +72,8 @@ def test_the_crossing_bound_is_below_every_connected_schedule_and_above_a_pair_i
     bound = crossing_bound(problem)
     assert bound == pytest.approx(10 / 1.0), "a pair across the thin uplink"
     assert bound > crossing_bound(Problem(cluster=racked(str(cluster)), limits=Limits(max_period=1)))
-    paces = (1,) * cluster.num_workers
-    alphabet = explicit_alphabet(problem, paces, seed=0, expired=never)
+    worker_steps = (1,) * cluster.num_workers
+    alphabet = explicit_alphabet(problem, worker_steps, seed=0, expired=never)
     full = alphabet.full_average()
     assert alphabet.costs[full] >= bound
 

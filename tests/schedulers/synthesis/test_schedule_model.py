@@ -6,14 +6,14 @@ from itertools import product
 import networkx as nx
 import pytest
 
-from helpers.synthesis import synthesise
+from helpers.synthesis import synthesize
 from partreduce.schedulers.synthesis import Limits, Problem
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.cp_sat import new_model, solve
 from partreduce.schedulers.synthesis.explicit_alphabet import partition_cost, partitions
 from partreduce.schedulers.synthesis.partitions import PartitionCosts, labels_of
 from partreduce.schedulers.synthesis.schedule_model import ScheduleModel, by_digits, groups_of, schedule_of
-from partreduce.topo import figures
+from partreduce.topo import metrics
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.phase import Phase
@@ -39,13 +39,13 @@ def decided(asked, num_phases, **more):
 @pytest.mark.parametrize(("shape", "value"), [("1x9", 2 / 9), ("5,3,1", 2 / 9)])
 def test_a_grid_of_groups_of_three_is_found(shape, value):
     asked = problem(shape, max_group=3)
-    assert float(figures.consensus_distance(schedule_of(asked, decided(asked, 2)))) == pytest.approx(value)
+    assert float(metrics.consensus_distance(schedule_of(asked, decided(asked, 2)))) == pytest.approx(value)
 
 
 def test_a_cube_is_found_among_three_phases_of_pairs():
     asked = problem("1x8", max_group=2)
     phases = decided(asked, 3, hint=by_digits(8, 2, 3))
-    assert float(figures.consensus_distance(schedule_of(asked, phases))) == pytest.approx(4 / 8)
+    assert float(metrics.consensus_distance(schedule_of(asked, phases))) == pytest.approx(4 / 8)
 
 
 @pytest.mark.parametrize("largest", [2, 4])
@@ -53,11 +53,11 @@ def test_no_schedule_of_two_phases_is_better(largest):
     asked = problem("2,2", max_group=largest)
     listed = phases_of(4, largest)
     found = [
-        float(figures.consensus_distance(schedule_of(asked, phases)))
+        float(metrics.consensus_distance(schedule_of(asked, phases)))
         for phases in product(listed, repeat=2)
         if joined(phases, 4)
     ]
-    assert float(figures.consensus_distance(schedule_of(asked, decided(asked, 2)))) == pytest.approx(min(found))
+    assert float(metrics.consensus_distance(schedule_of(asked, decided(asked, 2)))) == pytest.approx(min(found))
 
 
 def phases_of(num_workers, largest):
@@ -126,7 +126,7 @@ def test_the_start_by_digits_is_a_period_of_groups_within_the_limit():
     ],
 )
 def test_limits_on_groups_are_met_where_no_listed_phase_meets_them(shape, hardware, limits):
-    front = synthesise(problem(shape, hardware, **limits), effort=1.0)
+    front = synthesize(problem(shape, hardware, **limits), effort=1.0)
     assert front.best is not None
     assert prove(front.best.schedule).verdict == "proved"
     for one in front.candidates:

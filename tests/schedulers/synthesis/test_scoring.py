@@ -1,4 +1,4 @@
-"""The batched evaluators against topo.figures and topo.timing, which share no code with them."""
+"""The batched evaluators against topo.metrics and topo.timing, which share no code with them."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from partreduce.schedulers.synthesis import Problem, scoring
 from partreduce.schedulers.synthesis.alphabet import Alphabet
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet
 from partreduce.schedulers.synthesis.rule_alphabet import all_phases, count_phases, prime_radices, rule_alphabet
-from partreduce.topo import figures
+from partreduce.topo import metrics
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.cost import communication
@@ -29,8 +29,8 @@ def alphabets() -> dict[str, Alphabet]:
         "rules 4x4": rule_alphabet(problem("4x4")),
         "rules 6x2": rule_alphabet(problem("6x2")),
         "explicit 3,2": explicit_alphabet(problem("3,2"), (1,) * 5, seed=0, expired=never),
-        "paces 3,2": explicit_alphabet(problem("3,2"), (1, 1, 1, 3, 3), seed=0, expired=never),
-        "paces uniform": explicit_alphabet(problem("3,2"), (2,) * 5, seed=0, expired=never),
+        "steps per round 3,2": explicit_alphabet(problem("3,2"), (1, 1, 1, 3, 3), seed=0, expired=never),
+        "steps per round uniform": explicit_alphabet(problem("3,2"), (2,) * 5, seed=0, expired=never),
     }
 
 
@@ -47,7 +47,7 @@ def test_consensus_distance_and_cost_agree_with_topo(name):
         mine = float(
             scoring.consensus_distance(alphabet.space, scoring.compose_all(alphabet.space, [maps[i] for i in indices]))
         )
-        theirs = float(figures.consensus_distance(schedule))
+        theirs = float(metrics.consensus_distance(schedule))
         assert mine == pytest.approx(theirs, rel=1e-6)
         compared += np.isfinite(theirs)
         cost = communication(schedule, HARDWARE).per_step

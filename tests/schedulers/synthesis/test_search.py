@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from helpers.synthesis import synthesise
+from helpers.synthesis import synthesize
 from partreduce.schedulers.synthesis import Limits, Problem, scoring
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.explicit_alphabet import explicit_alphabet, partition_cost
@@ -16,10 +16,10 @@ from partreduce.schedulers.synthesis.front import scattered
 from partreduce.schedulers.synthesis.partitions import PartitionCosts
 from partreduce.schedulers.synthesis.period_search import Search
 from partreduce.schedulers.synthesis.rule_alphabet import rule_alphabet
-from partreduce.topo import figures
+from partreduce.topo import metrics
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link, Switch
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing.cost import communication
 
 HARDWARE = Hardware(
@@ -42,10 +42,10 @@ def random_labels(rng: np.random.Generator, count: int, n: int) -> np.ndarray:
     return (names[:, :, None] == names[:, None, :]).argmax(axis=2)
 
 
-def started(asked: Problem, pace: tuple[int, ...] | None = None, *, effort: float, seed: int = 0) -> Search:
+def started(asked: Problem, steps_per_round: tuple[int, ...] | None = None, *, effort: float, seed: int = 0) -> Search:
     """A search over an explicit alphabet, with some of its periods in the archive."""
     clock = Clock(seconds=1e6, effort=effort)
-    alphabet = explicit_alphabet(asked, pace or (1,) * asked.cluster.num_workers, seed=0, expired=never)
+    alphabet = explicit_alphabet(asked, steps_per_round or (1,) * asked.cluster.num_workers, seed=0, expired=never)
     tried, rng = Search(alphabet, asked, clock=clock, seed=seed), np.random.default_rng(5)
     full, periods = alphabet.full_average(), []
     for _ in range(40):
@@ -63,25 +63,25 @@ def cost_of(alphabet, indices) -> float:
 
 
 def exact_value(alphabet, indices) -> float:
-    return float(figures.consensus_distance(alphabet.schedule(indices, "tried")))
+    return float(metrics.consensus_distance(alphabet.schedule(indices, "tried")))
 
 
-@pytest.mark.parametrize("form", Form)
-def test_costs_of_many_partitions_are_those_of_each(form):
+@pytest.mark.parametrize("form", AllReduceAlgorithm)
+def test_costs_of_many_partitions_are_those_of_each(algorithm):
     hardware = replace(
         HARDWARE, num_nics=2, bus=Link.of_bandwidth(3e10), switches=(Switch((0, 1), Link.of_bandwidth(2e9)),)
     )
-    asked = problem("3,3,2", hardware, form=form)
+    asked = problem("3,3,2", hardware, algorithm=algorithm)
     labels = random_labels(np.random.default_rng(1), 300, 8)  # more than one call of `topo.timing` takes
     groups = [[tuple(np.flatnonzero(row == name)) for name in np.unique(row)] for row in labels]
     costs = [partition_cost(tuple(g for g in row if len(g) > 1), asked) for row in groups]
     assert PartitionCosts(asked).seconds(labels) == pytest.approx(np.array(costs))
 
 
-@pytest.mark.parametrize("pace", [None, (1, 1, 1, 2, 2, 2, 2, 2, 2)])
-def test_refined_values_are_exact_and_never_worse(pace):
+@pytest.mark.parametrize("steps_per_round", [None, (1, 1, 1, 2, 2, 2, 2, 2, 2)])
+def test_refined_values_are_exact_and_never_worse(steps_per_round):
     asked = problem("3,4,2")
-    tried = started(asked, pace, effort=0.8)
+    tried = started(asked, steps_per_round, effort=0.8)
     alphabet, archive, before = tried.alphabet, tried.archive, tried.archive.front()
     tried.refine(0.8)
     after = archive.front()
@@ -155,9 +155,9 @@ def test_rules_are_refined():
     assert len(tried.archive.front()) > 1
 
 
-def test_time_is_left_for_figures_when_only_small_groups_may_meet():
+def test_time_is_left_for_metrics_when_only_small_groups_may_meet():
     """Without a full average there is nothing on the front before the search over the alphabet."""
-    found = synthesise(problem("4,2", limits=Limits(max_group=2)), effort=1.0)
+    found = synthesize(problem("4,2", limits=Limits(max_group=2)), effort=1.0)
     assert len(found.candidates) > 1
 
 

@@ -94,14 +94,14 @@ def test_solutions_fulfil_the_equations_and_singular_ones_have_none(size):
 
 def test_averaging_rows_is_the_product_with_the_mixing_matrix():
     rng = np.random.default_rng(2)
-    rows, relax = drawn(rng, 5, 3), Fraction(3, 5)
-    mixed = ExactMatrix.of_rows(rows).averaged([((0, 2, 4), relax, True), ((1, 3), Fraction(1), False)]).rows()
+    rows, relaxation = drawn(rng, 5, 3), Fraction(3, 5)
+    mixed = ExactMatrix.of_rows(rows).averaged([((0, 2, 4), relaxation, True), ((1, 3), Fraction(1), False)]).rows()
     mean = [sum(rows[i][c] for i in (0, 2, 4)) / 3 for c in range(3)]
     for i in range(5):
         if i in (1, 3):
             assert mixed[i] == [0, 0, 0]
         else:
-            assert mixed[i] == [x + relax * (m - x) for x, m in zip(rows[i], mean, strict=True)]
+            assert mixed[i] == [x + relaxation * (m - x) for x, m in zip(rows[i], mean, strict=True)]
 
 
 def test_long_denominators_are_reduced_on_the_way():

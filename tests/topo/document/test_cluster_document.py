@@ -12,7 +12,7 @@ from partreduce.topo import units
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import cluster_of, dump_cluster, load_cluster, write_cluster
 from partreduce.topo.document.yaml_reader import parse_yaml
-from partreduce.topo.errors import DocumentError, FileProblem, InputError
+from partreduce.topo.errors import DocumentError, FileError, InputError
 from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 
 EXAMPLE = """\
@@ -79,7 +79,7 @@ def test_shorthand_or_path(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="not understood"):
         load_cluster("no-such-thing")
     for absent in ("absent.yaml", "absent.json", "folder/absent"):
-        with pytest.raises(FileProblem, match="cannot be opened"):
+        with pytest.raises(FileError, match="cannot be opened"):
             load_cluster(absent)
 
 
@@ -141,7 +141,7 @@ def test_written_files_use_units(tmp_path):
     text = (tmp_path / "c.yaml").read_text()
     for words in ("bandwidth: 10GB/s", "latency: 5us", "model_bytes: 552MB", "compute: 50ms", "5x"):
         assert words in text
-    with pytest.raises(FileProblem, match=r"ends in \.yaml"):
+    with pytest.raises(FileError, match=r"ends in \.yaml"):
         write_cluster(tmp_path / "c.txt", VALUE)
 
 

@@ -8,7 +8,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import canonical_bytes
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import DocumentError, ScheduleError
-from partreduce.topo.strategies import Division, Generated, InitiatorRule
+from partreduce.topo.strategies import DynamicGroups, GroupSplit, SlowWorkerPolicy
 
 
 def document(strategy):
@@ -25,23 +25,23 @@ def document(strategy):
 
 def test_node_then_all_needs_two_workers_on_every_node():
     with pytest.raises(ScheduleError, match=r"division: node-then-all averages inside nodes and node 1 has one worker"):
-        Generated(division=Division.NODE_THEN_ALL).check(Cluster(2, None, ((0, 1), (2,))))
-    Generated(division=Division.NODE_THEN_ALL).check(Cluster.regular(2, 2))
+        DynamicGroups(division=GroupSplit.NODE_THEN_ALL).check(Cluster(2, None, ((0, 1), (2,))))
+    DynamicGroups(division=GroupSplit.NODE_THEN_ALL).check(Cluster.regular(2, 2))
 
 
 def test_defaults_of_generated_are_not_written():
-    schedule = parse_schedule(document({"kind": "generated"}))
-    assert dump_schedule(schedule)["strategy"] == {"kind": "generated"}
+    schedule = parse_schedule(document({"kind": "dynamic_groups"}))
+    assert dump_schedule(schedule)["strategy"] == {"kind": "dynamic_groups"}
     strategy = schedule.strategy
-    assert (strategy.division, strategy.initiator) == (Division.INTER_INTRA, InitiatorRule.LAGGARD_LOCAL)
-    spelled = {"kind": "generated", "group_size": 3, "division": "inter-intra", "slow_threshold": 4, "seed": 0}
+    assert (strategy.division, strategy.slow_worker_policy) == (GroupSplit.INTER_INTRA, SlowWorkerPolicy.PAIR_LOCALLY)
+    spelled = {"kind": "dynamic_groups", "group_size": 3, "division": "inter-intra", "slow_threshold": 4, "seed": 0}
     assert parse_schedule(document(spelled)) == schedule
 
 
 def test_no_filter_is_null_and_kept():
-    schedule = parse_schedule(document({"kind": "generated", "slow_threshold": None}))
+    schedule = parse_schedule(document({"kind": "dynamic_groups", "slow_threshold": None}))
     assert schedule.strategy.slow_threshold is None
-    assert dump_schedule(schedule)["strategy"] == {"kind": "generated", "slow_threshold": None}
+    assert dump_schedule(schedule)["strategy"] == {"kind": "dynamic_groups", "slow_threshold": None}
 
 
 def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
@@ -55,16 +55,16 @@ def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
 @pytest.mark.parametrize(
     ("strategy", "place", "problem"),
     [
-        ({"kind": "generated", "group_size": 1}, "strategy.group_size", "is 1; it must be >= 2"),
-        ({"kind": "generated", "group_size": 5}, "strategy.group_size", "between 2 and the number of workers, 4"),
-        ({"kind": "generated", "group_size": True}, "strategy.group_size", "must be an integer"),
-        ({"kind": "generated", "division": "smart"}, "strategy.division", "must be"),
-        ({"kind": "generated", "initiator": "anybody"}, "strategy.initiator", "must be"),
-        ({"kind": "generated", "slow_threshold": 0}, "strategy.slow_threshold", "is 0; it must be >= 1"),
-        ({"kind": "generated", "all_every": 0}, "strategy.all_every", "is 0; it must be >= 1"),
-        ({"kind": "generated", "seed": -1}, "strategy.seed", "is -1; it must be >= 0"),
-        ({"kind": "generated", "groupsize": 2}, "strategy", 'did you mean "group_size"?'),
-        ({"kind": "generated", "pace": [1, 2]}, "strategy.pace", "2 entries"),
+        ({"kind": "dynamic_groups", "group_size": 1}, "strategy.group_size", "is 1; it must be >= 2"),
+        ({"kind": "dynamic_groups", "group_size": 5}, "strategy.group_size", "between 2 and the number of workers, 4"),
+        ({"kind": "dynamic_groups", "group_size": True}, "strategy.group_size", "must be an integer"),
+        ({"kind": "dynamic_groups", "division": "smart"}, "strategy.division", "must be"),
+        ({"kind": "dynamic_groups", "slow_worker_policy": "anybody"}, "strategy.initiator", "must be"),
+        ({"kind": "dynamic_groups", "slow_threshold": 0}, "strategy.slow_threshold", "is 0; it must be >= 1"),
+        ({"kind": "dynamic_groups", "all_every": 0}, "strategy.all_every", "is 0; it must be >= 1"),
+        ({"kind": "dynamic_groups", "seed": -1}, "strategy.seed", "is -1; it must be >= 0"),
+        ({"kind": "dynamic_groups", "groupsize": 2}, "strategy", 'did you mean "group_size"?'),
+        ({"kind": "dynamic_groups", "steps_per_round": [1, 2]}, "strategy.steps_per_round", "2 entries"),
         ({"kind": "pairwise"}, "strategy", 'the key "active" is missing'),
         ({"kind": "pairwise", "active": []}, "strategy.active", "at least 1 is active"),
         ({"kind": "pairwise", "active": [0, 1, 2, 3]}, "strategy.active", "at least 1 passive"),

@@ -1,4 +1,4 @@
-"""`when.gap` in documents: every member round trips, has one hash, and is refused in one line with place and rule."""
+"""`sync.iteration_gap` in documents: every member round trips, has one hash, and is refused in one line with place and rule."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.document.schema import schedule_schema
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Neighbor, Round
-from partreduce.topo.strategies.gap import Gap, Order, Skip, Weights
+from partreduce.topo.strategies import NeighborAveraging, Round
+from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, SkipPolicy, UpdateOrder
 from partreduce.verify import checker
 
 RING = [(i, (i + d) % 4, Fraction(1, 3)) for i in range(4) for d in (1, 3)]
 ONE_WAY = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (1, 2, Fraction(1, 2)), (2, 3, Fraction(1, 2))]
 
 GAPS = {
-    "standard": (Gap(), {}),
-    "tokens": (Gap(max_ig=4), {"max_ig": 4}),
-    "paper": (Gap(max_ig=4, staleness=5, skip=Skip(limit=10), weights=Weights.ITERATION, order=Order.PARALLEL),
+    "standard": (IterationGap(), {}),
+    "tokens": (IterationGap(max_ig=4), {"max_ig": 4}),
+    "paper": (IterationGap(max_ig=4, staleness=5, skip=SkipPolicy(limit=10), weights=EdgeWeighting.ITERATION, update_order=UpdateOrder.DPSGD),
         {"max_ig": 4, "staleness": 5, "skip": {"limit": 10}, "weights": "iteration", "order": "parallel"}),
-    "backups": (Gap(max_ig=1, backup=(1, 0, 2, 0), weights=Weights.UNIFORM),
+    "backups": (IterationGap(max_ig=1, backup=(1, 0, 2, 0), weights=EdgeWeighting.UNIFORM),
         {"max_ig": 1, "backup": [1, 0, 2, 0], "weights": "uniform"}),
-    "skips": (Gap(max_ig=2, staleness=1, skip=Skip(limit=5, trigger=3)),
+    "skips": (IterationGap(max_ig=2, staleness=1, skip=SkipPolicy(limit=5, trigger=3)),
         {"max_ig": 2, "staleness": 1, "skip": {"limit": 5, "trigger": 3}}),
-    "notify-ack": (Gap(notify_ack=True, weights=Weights.UNIFORM), {"notify_ack": True, "weights": "uniform"}),
+    "notify-ack": (IterationGap(notify_ack=True, weights=EdgeWeighting.UNIFORM), {"notify_ack": True, "weights": "uniform"}),
 }  # fmt: skip
 
 
 def document(gap, edges=RING, n=4, **members):
     rounds = [{"edges": [[s, t] for s, t, _ in edges], "weights": [str(w) for _, _, w in edges]}]
-    strategy = {"kind": "neighbor", "rounds": rounds, "when": {"gap": gap}, **members}
+    strategy = {"kind": "neighbor", "rounds": rounds, "sync": {"iteration_gap": gap}, **members}
     cluster = {"num_nodes": n, "workers_per_node": 1}
     return {"format": "partreduce.schedule", "version": 1, "name": "g", "cluster": cluster, "strategy": strategy}
 
@@ -44,9 +44,9 @@ def document(gap, edges=RING, n=4, **members):
 @pytest.mark.parametrize("name", GAPS)
 def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
     gap, raw = GAPS[name]
-    schedule = Schedule("g", Cluster.regular(4, 1), Neighbor(rounds=(Round.from_edges(4, RING),), when=gap))
+    schedule = Schedule("g", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, RING),), sync=gap))
     dumped = dump_schedule(schedule)
-    assert dumped["strategy"]["when"] == {"gap": raw}
+    assert dumped["strategy"]["sync"] == {"gap": raw}
     assert parse_schedule(json.dumps(dumped).encode()).strategy == schedule.strategy
     every = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None}
     spelled = every | {"weights": "graph", "order": "serial"} | raw
@@ -57,41 +57,57 @@ def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
         assert loaded.strategy == schedule.strategy
         read = checker.read_schedule(json.loads(json.dumps(document(written))))
         assert read.sha256 == schedule_sha256(loaded) == schedule_sha256(schedule)
-        assert (read.gap.takes_all, read.is_late) == (gap.takes_all, gap.order is Order.PARALLEL)
+        assert (read.gap.takes_all, read.is_late) == (gap.takes_all, gap.update_order is UpdateOrder.DPSGD)
 
 
 REFUSED = [
-    ({"max_ig": 0}, {}, r"when\.gap\.max_ig: is 0; without a token nobody"),
+    ({"max_ig": 0}, {}, r"sync\.iteration_gap\.max_ig: is 0; without a token nobody"),
     ({"max_ig": -1}, {}, "max_ig"),
     ({"max_ig": 1.0}, {}, "max_ig"),
     ({"max_ig": True}, {}, "max_ig"),
     ({"staleness": -1}, {}, "staleness"),
     ({"staleness": "1"}, {}, "staleness"),
-    ({"backup": 1}, {}, r"when\.gap\.backup: without token queues a worker that others do without"),
-    ({"backup": 3, "max_ig": 1}, {}, r"when\.gap\.backup\[0\]: is 3, but worker 0 has only 2"),
-    ({"backup": [0, 3, 0, 0], "max_ig": 1}, {}, r"when\.gap\.backup\[1\]: is 3, but worker 1 has only 2"),
-    ({"backup": [1, 0], "max_ig": 1}, {}, r"when\.gap\.backup: has 2 numbers; give 1 number or 1 for each of 4"),
+    ({"backup": 1}, {}, r"sync\.iteration_gap\.backup: without token queues a worker that others do without"),
+    ({"backup": 3, "max_ig": 1}, {}, r"sync\.iteration_gap\.backup\[0\]: is 3, but worker 0 has only 2"),
+    ({"backup": [0, 3, 0, 0], "max_ig": 1}, {}, r"sync\.iteration_gap\.backup\[1\]: is 3, but worker 1 has only 2"),
+    (
+        {"backup": [1, 0], "max_ig": 1},
+        {},
+        r"sync\.iteration_gap\.backup: has 2 numbers; give 1 number or 1 for each of 4",
+    ),
     ({"backup": [0, 0, -1, 0], "max_ig": 1}, {}, "backup"),
-    ({"notify_ack": True, "staleness": 1}, {}, r"when\.gap\.notify_ack: needs every update"),
-    ({"notify_ack": True, "backup": [0, 0, 1, 0], "max_ig": 1}, {}, r"when\.gap\.notify_ack: needs every update"),
-    ({"notify_ack": True, "skip": {"limit": 2}, "max_ig": 4}, {}, r"when\.gap\.notify_ack: needs every update"),
+    ({"notify_ack": True, "staleness": 1}, {}, r"sync\.iteration_gap\.notify_ack: needs every update"),
+    (
+        {"notify_ack": True, "backup": [0, 0, 1, 0], "max_ig": 1},
+        {},
+        r"sync\.iteration_gap\.notify_ack: needs every update",
+    ),
+    (
+        {"notify_ack": True, "skip": {"limit": 2}, "max_ig": 4},
+        {},
+        r"sync\.iteration_gap\.notify_ack: needs every update",
+    ),
     ({"notify_ack": 1}, {}, "notify_ack"),
-    ({"skip": {"limit": 3}, "staleness": 1}, {}, r"when\.gap\.skip: tokens say where"),
-    ({"skip": {"limit": 3}, "max_ig": 1}, {}, r"when\.gap\.skip: never happens"),
-    ({"skip": {"limit": 3, "trigger": 1}, "max_ig": 1, "staleness": 1}, {}, r"when\.gap\.skip\.trigger: is 1"),
-    ({"skip": {"limit": 2, "trigger": 3}, "max_ig": 1, "staleness": 1}, {}, r"when\.gap\.skip\.limit: is 2"),
-    ({"skip": {"limit": 2, "behind": 1}, "max_ig": 1, "staleness": 1}, {}, r"when\.gap\.skip\.behind: is 1"),
+    ({"skip": {"limit": 3}, "staleness": 1}, {}, r"sync\.iteration_gap\.skip: tokens say where"),
+    ({"skip": {"limit": 3}, "max_ig": 1}, {}, r"sync\.iteration_gap\.skip: never happens"),
+    (
+        {"skip": {"limit": 3, "trigger": 1}, "max_ig": 1, "staleness": 1},
+        {},
+        r"sync\.iteration_gap\.skip\.trigger: is 1",
+    ),
+    ({"skip": {"limit": 2, "trigger": 3}, "max_ig": 1, "staleness": 1}, {}, r"sync\.iteration_gap\.skip\.limit: is 2"),
+    ({"skip": {"limit": 2, "behind": 1}, "max_ig": 1, "staleness": 1}, {}, r"sync\.iteration_gap\.skip\.behind: is 1"),
     ({"skip": {}, "max_ig": 1, "staleness": 1}, {}, "limit"),
     ({"skip": {"limit": 3, "far": 1}, "max_ig": 1, "staleness": 1}, {}, "far"),
     ({"reduce": "newest", "staleness": 1}, {}, "reduce"),  # a setting of earlier versions
-    ({"weights": "iteration"}, {}, r"when\.gap\.weights: is iteration; without staleness"),
-    ({"weights": "uniform"}, {"edges": RING[:-1]}, r"when\.gap\.weights: is uniform, but edge"),
+    ({"weights": "iteration"}, {}, r"sync\.iteration_gap\.weights: is iteration; without staleness"),
+    ({"weights": "uniform"}, {"edges": RING[:-1]}, r"sync\.iteration_gap\.weights: is uniform, but edge"),
     ({"inquire": True, "max_ig": 2, "backup": 1}, {}, "inquire"),  # a setting of earlier versions
     ({"order": "other"}, {}, "order"),
     ({"gaps": 1}, {}, "gaps"),
-    ([], {}, r"when\.gap"),
+    ([], {}, r"sync\.iteration_gap"),
     ({}, {"edges": ONE_WAY}, r"rounds\[0\]: no path leads back along edge 1→2"),
-    ({}, {"pace": [1, 1, 2, 1]}, "pace: has one number for each worker"),
+    ({}, {"steps_per_round": [1, 1, 2, 1]}, "steps_per_round: has one number for each worker"),
 ]
 
 
@@ -107,13 +123,13 @@ def test_what_makes_no_sense_is_refused_by_loader_and_checker(gap, members, mess
             checker.read_schedule(json.loads(json.dumps(raw)))
 
 
-def test_a_gap_goes_with_one_graph_of_neighbours():
+def test_a_gap_goes_with_one_graph_of_neighbors():
     two = document({})
     two["strategy"]["rounds"] *= 2
     with pytest.raises(InputError, match=r"rounds: has 2; a gap is kept over the edges of 1 fixed graph"):
         parse_schedule(json.dumps(two).encode())
-    everybody = {**document({}), "strategy": {"kind": "allreduce", "when": {"gap": {}}}}
-    with pytest.raises(InputError, match="has no gap between neighbours"):
+    everybody = {**document({}), "strategy": {"kind": "allreduce", "sync": {"iteration_gap": {}}}}
+    with pytest.raises(InputError, match="has no gap between neighbors"):
         parse_schedule(json.dumps(everybody).encode())
     for raw in (two, everybody):
         with pytest.raises(checker.Refusal, match="goes with 1 weighted graph"):
@@ -122,12 +138,12 @@ def test_a_gap_goes_with_one_graph_of_neighbours():
 
 def test_the_schema_has_every_member_of_a_gap():
     text = json.dumps(schedule_schema())
-    for value in (Gap, Skip):
+    for value in (IterationGap, SkipPolicy):
         for field in fields(value):
             assert f'"{field.name}"' in text
 
 
 @pytest.mark.parametrize("name", ["max_ig", "staleness"])
 def test_numbers_that_certificates_or_a_state_cannot_count_to_are_refused(name):
-    with pytest.raises(InputError, match=rf"when\.gap\.{name}: is {2**40}; .*(at most|must be <=)"):
+    with pytest.raises(InputError, match=rf"sync\.iteration_gap\.{name}: is {2**40}; .*(at most|must be <=)"):
         parse_schedule(json.dumps(document({name: 2**40})).encode())

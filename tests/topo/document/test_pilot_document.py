@@ -9,7 +9,7 @@ import pytest
 
 from partreduce.topo.document.pilot import dump_pilot, load_pilot, pilot_of, write_pilot
 from partreduce.topo.document.schema import FOLDER
-from partreduce.topo.errors import DocumentError, FileProblem
+from partreduce.topo.errors import DocumentError, FileError
 from partreduce.topo.pilot import Pilot, Price, Prices, Probe
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def test_every_other_document_is_refused_in_one_line_with_its_place(document: ob
 
 def test_a_file_that_is_no_document_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "pilot.json"
-    with pytest.raises(FileProblem, match=r"pilot\.json"):
+    with pytest.raises(FileError, match=r"pilot\.json"):
         load_pilot(path)
     path.write_text('{"format": "partreduce.pilot", "format": "partreduce.pilot"}')
     with pytest.raises(DocumentError, match=r"pilot\.json"):

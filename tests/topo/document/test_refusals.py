@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partreduce.topo.document.reader import parse_json, read_json
 from partreduce.topo.document.schedule import load_schedule, parse_schedule
-from partreduce.topo.errors import DocumentError, FileProblem, InputError, ScheduleError
+from partreduce.topo.errors import DocumentError, FileError, InputError, ScheduleError
 
 RULE = {
     "format": "partreduce.schedule",
@@ -30,8 +30,8 @@ GROUPS = {
     "cluster": {"nodes": [[0, 2], [1, 3]]},
     "strategy": {
         "kind": "static",
-        "pace": [1, 2, 1, 1],
-        "phases": [[{"group": [3, 1], "relax": "4/3"}, {"group": [2, 0]}], []],
+        "steps_per_round": [1, 2, 1, 1],
+        "phases": [[{"group": [3, 1], "relaxation": "4/3"}, {"group": [2, 0]}], []],
     },
     "certificate": {"note": 'a "quoted" [bracket'},
 }
@@ -42,7 +42,7 @@ NEIGHBOR = {
     "cluster": {"num_nodes": 3, "workers_per_node": 1},
     "strategy": {
         "kind": "neighbor",
-        "when": {"late": 1},
+        "sync": {"delay": 1},
         "rounds": [{"edges": [[0, 1], [1, 2], [2, 0]], "weights": ["1/2", "1/2", "1/3"]}],
     },
 }
@@ -144,15 +144,15 @@ BROKEN = [
             ({"rule": "keep_groups", "failures": 1, "lost": [0]}, "", 'has the unknown key "lost"'),
         )
     ),
-    (changed(RULE, ["contingencies"], [{"lost": [0]}]), "document", 'has the unknown key "contingencies"'),
+    (changed(RULE, ["failure_plans"], [{"lost": [0]}]), "document", 'has the unknown key "failure plans"'),
     (changed(NEIGHBOR, ["failure_plan"], KEEP), "strategy.kind", "failure plans are for static and"),
     (
         text_of(
             RULE
-            | {"strategy": {"kind": "allreduce", "pace": 2, "when": {"late": 1}, "how": {"codec": "bfloat16"}}}
+            | {"strategy": {"kind": "allreduce", "steps_per_round": 2, "sync": {"delay": 1}, "transport": {"codec": "bfloat16"}}}
             | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
         ),
-        "strategy.how.codec",
+        "strategy.transport.codec",
         "failure plans are for late averages without one",
     ),
     (
@@ -222,7 +222,7 @@ BROKEN = [
     (changed(RULE, [*P0, 1, "local", 0], False), "strategy.phases[0][1].local[0]", "is false; it must be an integer"),
     (changed(RULE, [*P0, 1, "local", 0], 2.0), "strategy.phases[0][1].local[0]", "is 2.0; it must be an integer"),
     (changed(RULE, [*P0, 0, "across", 0], 2), "strategy.phases[0][0].across", "digit 2 is out of range"),
-    (changed(RULE, [*P0, 0, "relax"], 0.5), "strategy.phases[0][0].relax", "must be exact"),
+    (changed(RULE, [*P0, 0, "relaxation"], 0.5), "strategy.phases[0][0].relaxation", "must be exact"),
     (changed(RULE, [*P0, 0, "group"], [0, 1]), "strategy.phases[0][0]", 'unknown key "group"'),
     (changed(RULE, ["strategy", "node_radices"], [2, 3]), "strategy", "their product is the number of nodes, 4"),
     (changed(RULE, ["strategy", "node_radices"], [4, 1]), "strategy.node_radices[1]", "is 1; it must be >= 2"),
@@ -233,33 +233,38 @@ BROKEN = [
     (changed(RULE, ["strategy", "prologue"], True), "strategy.prologue", "is true; it must be an integer"),
     (changed(RULE, ["strategy", "overlap"], True), "strategy", 'has the unknown key "overlap"'),
     (
-        changed(RULE, ["strategy", "when"], 1),
-        "strategy.when",
+        changed(RULE, ["strategy", "sync"], 1),
+        "strategy.sync",
         (
-            'is 1; it must be "lockstep", {"late": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"gap": {}} or '
-            '{"quorum": {"quorum": "solo"}}'
+            'is 1; it must be "synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, '
+            '{"iteration_gap": {}} or '
+            '{"partial": {"quorum": "solo"}}'
         ),
     ),
-    (changed(RULE, ["strategy", "when"], {"late": True}), "strategy.when.late", "is true; an averaging is late by 1"),
-    (changed(RULE, ["strategy", "when"], {"late": 2}), "strategy.when.late", "is 2; an averaging is late by 1 round"),
+    (changed(RULE, ["strategy", "sync"], {"delay": True}), "strategy.sync.delay", "is true; an averaging is late by 1"),
+    (changed(RULE, ["strategy", "sync"], {"delay": 2}), "strategy.sync.delay", "is 2; an averaging is late by 1 round"),
     (
-        changed(RULE, ["strategy", "when"], {"late": 1, "gap": 2}),
-        "strategy.when",
+        changed(RULE, ["strategy", "sync"], {"delay": 1, "gap": 2}),
+        "strategy.sync",
         (
-            'it must be "lockstep", {"late": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"gap": {}} or '
-            '{"quorum": {"quorum": "solo"}}'
+            'it must be "synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": '
+            '{}} or '
+            '{"partial": {"quorum": "solo"}}'
         ),
     ),
-    (changed(RULE, ["strategy", "how"], "ring"), "strategy.how", 'is "ring"; it must be an object'),
-    (changed(RULE, ["strategy", "how"], {"fom": "ring"}), "strategy.how",
-        'has the unknown key "fom"; did you mean "form"?'),
-    (changed(RULE, ["strategy", "how"], {"form": "star"}), "strategy.how.form", "it must be 'ring' or 'hierarchical'"),
-    (changed(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalised'"),
-    (changed(RULE, ["strategy", "pace"], 0), "strategy.pace", "is 0; it must be >= 1"),
-    (changed(RULE, ["strategy", "pace"], "fast"), "strategy.pace", 'is "fast"; it must be an integer'),
-    (changed(GROUPS, ["strategy", "pace"], [1, 2]), "strategy.pace", "has 2 entries"),
-    (changed(GROUPS, ["strategy", "pace", 1], 1.5), "strategy.pace[1]", "is 1.5; it must be an integer"),
-    (changed(GROUPS, ["strategy", "pace", 1], True), "strategy.pace[1]", "is true"),
+    (changed(RULE, ["strategy", "transport"], "ring"), "strategy.transport", 'is "ring"; it must be an object'),
+    (changed(RULE, ["strategy", "transport"], {"algoritm": "ring"}), "strategy.transport",
+        'has the unknown key "algoritm"; did you mean "algorithm"?'),
+    (changed(RULE, ["strategy", "transport"], {"algorithm": "star"}), "strategy.transport.algorithm", "it "
+    "must be 'ring' or 'hierarchical'"),
+    (changed(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalized'"),
+    (changed(RULE, ["strategy", "steps_per_round"], 0), "strategy.steps_per_round", "is 0; it must be >= 1"),
+    (changed(RULE, ["strategy", "steps_per_round"], "fast"), "strategy.steps_per_round", 'is "fast"; it must be an '
+    'integer'),
+    (changed(GROUPS, ["strategy", "steps_per_round"], [1, 2]), "strategy.steps_per_round", "has 2 entries"),
+    (changed(GROUPS, ["strategy", "steps_per_round", 1], 1.5), "strategy.steps_per_round[1]", "is 1.5; it must be an "
+    "integer"),
+    (changed(GROUPS, ["strategy", "steps_per_round", 1], True), "strategy.steps_per_round[1]", "is true"),
     (changed(GROUPS, [*P0, 0, "group"], [3]), "strategy.phases[0][0].group", "a group has at least 2 workers"),
     (changed(GROUPS, [*P0, 0, "group"], []), "strategy.phases[0][0].group", "a group has at least 2 workers"),
     (changed(GROUPS, [*P0, 0, "group"], 3), "strategy.phases[0][0].group", "must be a list"),
@@ -272,16 +277,16 @@ BROKEN = [
     (changed(GROUPS, [*P0, 1, "group", 1], "0"), "strategy.phases[0][1].group[1]", 'is "0"; it must be an integer'),
     (changed(GROUPS, [*P0, 1, "group"], [0, 1, 0]), "strategy.phases[0][1].group", "worker 0 stands twice"),
     (changed(GROUPS, [*P0, 1, "local"], [0]), "strategy.phases[0][1]", 'unknown key "local"'),
-    (changed(GROUPS, [*P0, 0, "relax"], 1.5), "strategy.phases[0][0].relax", "is 1.5; it must be exact"),
-    (changed(GROUPS, [*P0, 0, "relax"], "1.5"), "strategy.phases[0][0].relax", "a fraction string"),
-    (changed(GROUPS, [*P0, 0, "relax"], "1/0"), "strategy.phases[0][0].relax", "no zero below"),
-    (changed(GROUPS, [*P0, 0, "relax"], " 1/2"), "strategy.phases[0][0].relax", "no spaces"),
-    (changed(GROUPS, [*P0, 0, "relax"], "１/２"), "strategy.phases[0][0].relax", "a fraction string"),
-    (changed(GROUPS, [*P0, 0, "relax"], "1/2\n"), "strategy.phases[0][0].relax", "a fraction string"),
-    (changed(GROUPS, [*P0, 0, "relax"], "1/" + "9" * 65), "strategy.phases[0][0].relax", "at most 64 digits"),
-    (changed(GROUPS, [*P0, 0, "relax"], True), "strategy.phases[0][0].relax", "is true; it must be exact"),
-    (changed(GROUPS, [*P0, 0, "relax"], None), "strategy.phases[0][0].relax", "is null"),
-    (changed(GROUPS, [*P0, 0, "relax"], {"a": []}), "strategy.phases[0][0].relax", "must be exact"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], 1.5), "strategy.phases[0][0].relaxation", "is 1.5; it must be exact"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], "1.5"), "strategy.phases[0][0].relaxation", "a fraction string"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], "1/0"), "strategy.phases[0][0].relaxation", "no zero below"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], " 1/2"), "strategy.phases[0][0].relaxation", "no spaces"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], "１/２"), "strategy.phases[0][0].relaxation", "a fraction string"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], "1/2\n"), "strategy.phases[0][0].relaxation", "a fraction string"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], "1/" + "9" * 65), "strategy.phases[0][0].relaxation", "at most 64 digits"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], True), "strategy.phases[0][0].relaxation", "is true; it must be exact"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], None), "strategy.phases[0][0].relaxation", "is null"),
+    (changed(GROUPS, [*P0, 0, "relaxation"], {"a": []}), "strategy.phases[0][0].relaxation", "must be exact"),
     (changed(NEIGHBOR, ["strategy", "rounds"], []), "strategy.rounds", "at least 1 round"),
     (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1, 1]), "strategy.rounds[0].edges[1]", "is 1→1"),
     (changed(NEIGHBOR, ["strategy", "rounds", 0, "edges", 1], [1, 3]), "strategy.rounds[0].edges[1]", "ranks are 0..2"),
@@ -419,7 +424,7 @@ def test_unreadable_files_are_file_problems(tmp_path):
     (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
     (tmp_path / "dangling.json").symlink_to(tmp_path / "nowhere")
     for name in ("absent.json", "loop.json", "dangling.json", "nul\0.json", "new\nline.json"):
-        with pytest.raises(FileProblem) as caught:
+        with pytest.raises(FileError) as caught:
             load_schedule(tmp_path / name)
         assert caught.value.exit_code == 74
         assert "cannot be opened" in str(caught.value)
@@ -427,7 +432,7 @@ def test_unreadable_files_are_file_problems(tmp_path):
     # A socket cannot even be opened; its path must be short, so it is made from inside the folder.
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"/proc/self/fd/{os.open(tmp_path, os.O_RDONLY)}/s")
-        with pytest.raises((FileProblem, DocumentError)):
+        with pytest.raises((FileError, DocumentError)):
             load_schedule(tmp_path / "s")
 
 

@@ -17,34 +17,34 @@ from partreduce.topo.document.groups import is_clean, phase_text, plain_phase
 from partreduce.topo.document.phases import GroupModel
 from partreduce.topo.document.schedule import dump_schedule, load_schedule, parse_schedule
 from partreduce.topo.document.writer import schedule_text, write_schedule
-from partreduce.topo.errors import DocumentError, FileProblem, ScheduleError
+from partreduce.topo.errors import DocumentError, FileError, ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.losses import planned_losses
+from partreduce.topo.failure_symmetries import planned_failures
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
+    AllReduceAlgorithm,
     Averaging,
-    Division,
-    Form,
-    Generated,
+    DelayedAveraging,
+    DynamicGroups,
     GroupPhases,
-    How,
-    InitiatorRule,
-    Late,
-    Lockstep,
-    Neighbor,
+    GroupSplit,
+    NeighborAveraging,
     Pairwise,
     Round,
     RulePhases,
     Server,
-    Static,
+    SlowWorkerPolicy,
+    StaticGroups,
+    Synchronous,
+    Transport,
 )
-from partreduce.topo.survivors import after_loss
+from partreduce.topo.survivors import after_failure
 
-SUMS = (Form.RING, Form.HIERARCHICAL)
-WHENS = (Lockstep(), Late())
+SUMS = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
+SYNCS = (Synchronous(), DelayedAveraging())
 
 laws = settings(max_examples=50)
 
@@ -72,14 +72,14 @@ def phases(draw, num_workers):
 
 @st.composite
 def rule_phases(draw, size, digits):
-    colours = draw(st.lists(st.integers(-1, size - 1), min_size=size, max_size=size))
+    colors = draw(st.lists(st.integers(-1, size - 1), min_size=size, max_size=size))
     return tuple(
         Block(
-            tuple(draw(st.permutations([rank for rank in range(size) if colours[rank] == colour]))),
+            tuple(draw(st.permutations([rank for rank in range(size) if colors[rank] == color]))),
             tuple(draw(st.permutations(sorted(draw(st.sets(st.sampled_from(range(digits)))) if digits else set())))),
             draw(relaxes),
         )
-        for colour in sorted(set(colours) - {-1})
+        for color in sorted(set(colors) - {-1})
     )
 
 
@@ -87,7 +87,7 @@ def rule_phases(draw, size, digits):
 def failure_plans(draw, cluster, strategy):
     """A plan that fits, or the simplest one where groups share a worker."""
     rules = [SurvivorRule.ALL_REDUCE]
-    if isinstance(strategy, Static):
+    if isinstance(strategy, StaticGroups):
         rules.append(SurvivorRule.KEEP_GROUPS)
         rules += [SurvivorRule.REAPPLY_RULE] * isinstance(strategy.phases, RulePhases)
     plan = FailurePlan(draw(st.sampled_from(rules)), draw(st.integers(1, min(4, cluster.num_workers - 2))))
@@ -97,50 +97,50 @@ def failure_plans(draw, cluster, strategy):
         return FailurePlan(SurvivorRule.ALL_REDUCE, plan.failures)
 
 
-def common(draw, num_workers, whens=WHENS, forms=(Form.RING,)):
-    paces = st.lists(st.integers(1, 5), min_size=num_workers, max_size=num_workers).map(tuple)
+def common(draw, num_workers, sync_types=SYNCS, algorithms=(AllReduceAlgorithm.RING,)):
+    worker_steps = st.lists(st.integers(1, 5), min_size=num_workers, max_size=num_workers).map(tuple)
     return {
-        "pace": draw(st.one_of(st.integers(1, 9), paces)),
-        "when": draw(st.sampled_from(whens)),
-        "how": How(form=draw(st.sampled_from(forms))),
+        "steps_per_round": draw(st.one_of(st.integers(1, 9), worker_steps)),
+        "sync": draw(st.sampled_from(sync_types)),
+        "transport": Transport(algorithm=draw(st.sampled_from(algorithms))),
         "averaging": draw(st.sampled_from(Averaging)),
     }
 
 
 @st.composite
 def schedules(draw):
-    kind = draw(st.sampled_from(["rule", "groups", "allreduce", "neighbor", "generated", "pairwise", "server"]))
+    kind = draw(st.sampled_from(["rule", "groups", "allreduce", "neighbor", "dynamic_groups", "pairwise", "server"]))
     if kind == "rule":
         radices = tuple(draw(st.lists(st.integers(2, 4), max_size=3)))
         cluster = Cluster.regular(prod(radices), draw(st.integers(2, 4)))
         size = cluster.workers_per_node
         listed = draw(st.lists(rule_phases(size, len(radices)), min_size=1, max_size=3))
-        strategy = Static(
+        strategy = StaticGroups(
             phases=RulePhases(radices, tuple(listed)),
             prologue=draw(st.integers(0, 3)),
-            **common(draw, cluster.num_workers, forms=SUMS),
+            **common(draw, cluster.num_workers, algorithms=SUMS),
         )
     else:
         cluster = draw(clusters())
         n = cluster.num_workers
         if kind == "groups":
             listed = draw(st.lists(phases(n), min_size=1, max_size=3))
-            strategy = Static(
-                phases=GroupPhases(tuple(listed)), prologue=draw(st.integers(0, 3)), **common(draw, n, forms=SUMS)
+            strategy = StaticGroups(
+                phases=GroupPhases(tuple(listed)), prologue=draw(st.integers(0, 3)), **common(draw, n, algorithms=SUMS)
             )
         elif kind == "allreduce":
-            strategy = AllReduce(**common(draw, n, forms=SUMS))
-        elif kind == "generated":
+            strategy = AllReduce(**common(draw, n, algorithms=SUMS))
+        elif kind == "dynamic_groups":
             alone = any(len(cluster.workers_of(node)) < 2 for node in range(cluster.num_nodes))
-            possible = [division for division in Division if not (alone and division is Division.NODE_THEN_ALL)]
-            strategy = Generated(
+            possible = [division for division in GroupSplit if not (alone and division is GroupSplit.NODE_THEN_ALL)]
+            strategy = DynamicGroups(
                 group_size=draw(st.integers(2, n)),
                 division=draw(st.sampled_from(possible)),
                 all_every=draw(st.integers(1, 9)),
-                initiator=draw(st.sampled_from(InitiatorRule)),
+                slow_worker_policy=draw(st.sampled_from(SlowWorkerPolicy)),
                 slow_threshold=draw(st.none() | st.integers(1, 9)),
                 seed=draw(st.integers(0, 2**53 - 1)),
-                **common(draw, n, (Lockstep(),), SUMS),
+                **common(draw, n, (Synchronous(),), SUMS),
             )
         elif kind == "pairwise":
             active = draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=n - 1, unique=True))
@@ -164,9 +164,13 @@ def schedules(draw):
                 Round.from_edges(n, [(a, b, draw(fractions)) for a, b in draw(edges)])
                 for _ in range(draw(st.integers(1, 3)))
             )
-            strategy = Neighbor(rounds=rounds, **common(draw, n))
+            strategy = NeighborAveraging(rounds=rounds, **common(draw, n))
     certificate = draw(st.one_of(st.none(), st.just({}), st.just({"claims": [{"x": [1, "2/3"]}]})))
-    able = isinstance(strategy, Static | AllReduce) and isinstance(strategy.when, Lockstep) and cluster.num_workers > 2
+    able = (
+        isinstance(strategy, StaticGroups | AllReduce)
+        and isinstance(strategy.sync, Synchronous)
+        and cluster.num_workers > 2
+    )
     planned = draw(st.none() | failure_plans(cluster, strategy)) if able else None
     return Schedule(draw(names), cluster, strategy, certificate, planned)
 
@@ -187,8 +191,8 @@ def test_load_is_the_inverse_of_dump(schedule):
 @given(schedules())
 def test_a_plan_that_is_read_can_be_built_after_every_failure_that_it_covers(schedule):
     plan = schedule.failure_plan
-    for lost in islice(planned_losses(schedule, plan), 100) if plan is not None else ():
-        survivors = after_loss(schedule, lost)
+    for lost in islice(planned_failures(schedule, plan), 100) if plan is not None else ():
+        survivors = after_failure(schedule, lost)
         assert survivors.num_workers == schedule.num_workers - len(lost)
         assert len(survivors.steps()) == survivors.period
         assert parse_schedule(json.dumps(dump_schedule(survivors)).encode()) == survivors
@@ -213,16 +217,16 @@ def shuffled(document, rng):
         for item in phase:
             for key in item.keys() & {"group", "local", "across"}:
                 rng.shuffle(item[key])
-            relax = Fraction(item.get("relax", 1))
-            item["relax"] = f"{2 * relax.numerator}/{2 * relax.denominator}"
+            relaxation = Fraction(item.get("relaxation", 1))
+            item["relaxation"] = f"{2 * relaxation.numerator}/{2 * relaxation.denominator}"
     for listed in strategy.get("rounds", []):
         order = rng.permutation(len(listed["edges"]))
         if isinstance(listed["weights"], list):
             listed["weights"] = [listed["weights"][i] for i in order]
         listed["edges"] = [listed["edges"][i] for i in order]
-    if isinstance(strategy.get("pace", 1), int):
+    if isinstance(strategy.get("steps_per_round", 1), int):
         n = parse_schedule(json.dumps(document).encode()).num_workers
-        strategy["pace"] = [strategy.get("pace", 1)] * n
+        strategy["steps_per_round"] = [strategy.get("steps_per_round", 1)] * n
     return {key: document[key] for key in rng.permutation(list(document))}
 
 
@@ -234,23 +238,27 @@ def test_hash_does_not_depend_on_the_order_or_layout_of_the_file(schedule, seed)
 
 
 def test_hash_sees_every_change():
-    base = Schedule("s", Cluster.regular(2, 2), Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),))))
+    base = Schedule(
+        "s", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1], [2, 3]]),)))
+    )
     variants = [
         base,
         Schedule("t", base.cluster, base.strategy),
         Schedule("s", Cluster.regular(1, 4), base.strategy),
         Schedule("s", base.cluster, AllReduce()),
-        Schedule("s", base.cluster, AllReduce(pace=2)),
-        Schedule("s", base.cluster, AllReduce(when=Late())),
-        Schedule("s", base.cluster, AllReduce(averaging=Averaging.STEP_NORMALISED)),
-        Schedule("s", base.cluster, Static(phases=base.strategy.phases, prologue=1)),
-        Schedule("s", base.cluster, Static(phases=GroupPhases(base.strategy.phases.phases * 2))),
-        Schedule("s", base.cluster, Static(phases=GroupPhases((Phase.from_groups(4, [[0, 2], [1, 3]]),)))),
+        Schedule("s", base.cluster, AllReduce(steps_per_round=2)),
+        Schedule("s", base.cluster, AllReduce(sync=DelayedAveraging())),
+        Schedule("s", base.cluster, AllReduce(averaging=Averaging.STEP_NORMALIZED)),
+        Schedule("s", base.cluster, StaticGroups(phases=base.strategy.phases, prologue=1)),
+        Schedule("s", base.cluster, StaticGroups(phases=GroupPhases(base.strategy.phases.phases * 2))),
+        Schedule("s", base.cluster, StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 2], [1, 3]]),)))),
         Schedule(
-            "s", base.cluster, Static(phases=GroupPhases((Phase.from_groups(4, [Group((0, 1), Fraction(1, 2))]),)))
+            "s",
+            base.cluster,
+            StaticGroups(phases=GroupPhases((Phase.from_groups(4, [Group((0, 1), Fraction(1, 2))]),))),
         ),
-        Schedule("s", base.cluster, Static(phases=GroupPhases((Phase.from_groups(4, [[0, 1]]),)))),
-        Schedule("s", base.cluster, Static(phases=RulePhases((2,), ((Block((0, 1)),),)))),
+        Schedule("s", base.cluster, StaticGroups(phases=GroupPhases((Phase.from_groups(4, [[0, 1]]),)))),
+        Schedule("s", base.cluster, StaticGroups(phases=RulePhases((2,), ((Block((0, 1)),),)))),
         Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1)),
         Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 2)),
         Schedule("s", base.cluster, base.strategy, failure_plan=FailurePlan(SurvivorRule.ALL_REDUCE, 1)),
@@ -263,16 +271,16 @@ def test_hash_of_a_known_schedule_never_changes():
     expected = (
         b'{"cluster":{"num_nodes":2,"workers_per_node":2},"format":"partreduce.schedule","name":"pairs","strategy":'
     )
-    expected += b'{"kind":"static","phases":[[{"group":[0,2]},{"group":[1,3],"relax":"4/3"}]]},"version":1}'
+    expected += b'{"kind":"static","phases":[[{"group":[0,2]},{"group":[1,3],"relaxation":"4/3"}]]},"version":1}'
     phase = Phase.from_groups(4, [Group((3, 1), Fraction(4, 3)), Group((0, 2))])
-    schedule = Schedule("pairs", Cluster.regular(2, 2), Static(phases=GroupPhases((phase,))))
+    schedule = Schedule("pairs", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases((phase,))))
     assert canonical_bytes(schedule) == expected
     assert schedule_sha256(schedule) == "eac8aeecd48c29cc168edc2861184f6f70f7d2471f51d6deb696d0d8d37c9a3c"
 
 
 def test_file_round_trip_and_atomic_replacement(tmp_path):
     first = Schedule("first", Cluster.regular(2, 2), AllReduce())
-    second = Schedule("second", Cluster.regular(2, 2), AllReduce(pace=3))
+    second = Schedule("second", Cluster.regular(2, 2), AllReduce(steps_per_round=3))
     path, link = tmp_path / "schedule.json", tmp_path / "link.json"
     write_schedule(path, first)
     link.symlink_to(path)
@@ -303,10 +311,10 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
     too_fine = Fraction(1, 10**70)
     phase = Phase.from_groups(4, [Group((0, 1), too_fine)])
     with pytest.raises(ScheduleError, match="more than 64 digits"):
-        write_schedule(path, Schedule("s", good.cluster, Static(phases=GroupPhases((phase,)))))
-    with pytest.raises(FileProblem, match="cannot be written"):
+        write_schedule(path, Schedule("s", good.cluster, StaticGroups(phases=GroupPhases((phase,)))))
+    with pytest.raises(FileError, match="cannot be written"):
         write_schedule(tmp_path / "absent" / "schedule.json", good)
-    with pytest.raises(FileProblem, match="cannot be written"):
+    with pytest.raises(FileError, match="cannot be written"):
         write_schedule(tmp_path, good)
     assert load_schedule(path) == good
     assert len(list(tmp_path.iterdir())) == 1
@@ -314,7 +322,7 @@ def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path):
 
 def test_one_phase_a_line():
     phases = tuple(Phase.from_groups(4, [[0, 1 + t], [2 - t % 2, 3]]) for t in range(2))
-    text = schedule_text(Schedule("s", Cluster.regular(2, 2), Static(phases=GroupPhases(phases))))
+    text = schedule_text(Schedule("s", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases(phases))))
     assert '      [{"group": [0, 1]}, {"group": [2, 3]}],\n' in text
     assert len(text.splitlines()) == 13
 
@@ -328,7 +336,7 @@ def test_bulk_check_accepts_only_what_the_model_accepts(data):
     )
     members = st.lists(st.one_of(st.integers(0, 9), st.integers(0, 9), junk), max_size=4)
     item = st.fixed_dictionaries(
-        {}, optional={"group": st.one_of(members, junk), "relax": st.one_of(st.just("1/2"), junk), "x": st.just(1)}
+        {}, optional={"group": st.one_of(members, junk), "relaxation": st.one_of(st.just("1/2"), junk), "x": st.just(1)}
     )
     clean = st.fixed_dictionaries({"group": st.lists(st.integers(0, 9), min_size=2, max_size=3)})
     phase = data.draw(st.lists(st.one_of(clean, item), max_size=3))
@@ -375,7 +383,7 @@ def test_large_explicit_schedule_round_trips():
     n = 200_000
     labels = rng.integers(0, n // 4, n)
     phase = Phase.from_labels(labels)
-    schedule = Schedule("large", Cluster.regular(n // 4, 4), Static(phases=GroupPhases((phase, phase))))
+    schedule = Schedule("large", Cluster.regular(n // 4, 4), StaticGroups(phases=GroupPhases((phase, phase))))
     document = dump_schedule(schedule)
     for listed in document["strategy"]["phases"]:
         rng.shuffle(listed)
@@ -386,7 +394,7 @@ def test_large_explicit_schedule_round_trips():
 
 def test_million_worker_rule_is_a_small_file():
     block = (Block((0,), (0, 1)), Block((2, 3)))
-    schedule = Schedule("rule", Cluster.regular(250_000, 4), Static(phases=RulePhases((2, 125_000), (block,))))
+    schedule = Schedule("rule", Cluster.regular(250_000, 4), StaticGroups(phases=RulePhases((2, 125_000), (block,))))
     assert len(canonical_bytes(schedule)) < 300
     assert parse_schedule(canonical_bytes(schedule)) == schedule
 
@@ -407,7 +415,7 @@ def test_write_that_breaks_off_halfway_leaves_the_old_file_and_no_litter(tmp_pat
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
     try:
-        with pytest.raises(FileProblem, match="cannot be written"):
+        with pytest.raises(FileError, match="cannot be written"):
             write_schedule(path, good.with_certificate({"long": "x" * 5000}))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -1,4 +1,4 @@
-"""Topologies and their weights against closed forms and printed figures."""
+"""Topologies and their weights against closed forms and printed metrics."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_random_regular_is_regular_connected_and_repeatable(n, degree):
     assert n < 60 or graph != random_regular(n, degree, seed=4)
 
 
-def test_large_graphs_are_vectorised():
+def test_large_graphs_are_vectorized():
     for graph in (ring(10**5), torus(300, 300), exponential(10**4), random_regular(10**4, 4, 0), hypercube(13)):
         round_ = weigh(graph)
         assert len(round_) == len(graph)

@@ -12,14 +12,14 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import (
     AllReduce,
     Codec,
-    Generated,
+    DynamicGroups,
+    GradientBuckets,
     GroupPhases,
-    How,
-    Quorum,
-    Sending,
-    Static,
+    PartialAllReduce,
+    StaticGroups,
+    Transport,
 )
-from partreduce.topo.strategies.quorum import Counting, MissedResults, QuorumStart
+from partreduce.topo.strategies.partial import LateGradientPolicy, MissedResultPolicy, QuorumStart
 from partreduce.verify.base import Status
 from partreduce.verify.certificate import confirm
 from partreduce.verify.prove import prove
@@ -28,11 +28,11 @@ CLUSTER = Cluster.regular(2, 2)
 
 
 def schedule(**members):
-    return Schedule("s", CLUSTER, AllReduce(when=Quorum(**members)))
+    return Schedule("s", CLUSTER, AllReduce(sync=PartialAllReduce(**members)))
 
 
 def document(members):
-    strategy = {"kind": "allreduce", "when": {"quorum": members}}
+    strategy = {"kind": "allreduce", "sync": {"partial": members}}
     cluster = {"num_nodes": 2, "workers_per_node": 2}
     text = {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
     return json.dumps(text).encode()
@@ -44,28 +44,28 @@ def document(members):
         {"quorum": "solo"},
         {"quorum": 3, "count": "call", "staleness": 1, "grace": 2000},
         {"quorum": "majority", "seed": 2**53 - 1},
-        {"quorum": "majority", "count": "call", "missed": "latest", "synchronise_every": 10},
+        {"quorum": "majority", "count": "call", "missed": "latest", "synchronize_every": 10},
     ],
     ids=str,
 )
 def test_files_hold_it_as_it_is(members):
     loaded = parse_schedule(document(members))
     assert loaded == schedule(**members)
-    assert dump_schedule(loaded)["strategy"]["when"] == {"quorum": members}
+    assert dump_schedule(loaded)["strategy"]["sync"] == {"quorum": members}
 
 
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ({"quorum": 1}, 'quorum.quorum: is 1; whoever comes first starts a round: say "solo"'),
-        ({"quorum": -2}, "quorum.quorum: is -2"),
-        ({"quorum": 4}, "is 4 of 4 workers; a quorum of all is lockstep; leave when out"),
+        ({"quorum": 1}, 'partial.quorum: is 1; whoever comes first starts a round: say "solo"'),
+        ({"quorum": -2}, "partial.quorum: is -2"),
+        ({"quorum": 4}, "is 4 of 4 workers; a quorum of all is synchronous; leave sync out"),
         ({"quorum": 5}, "is 5 of 4 workers; it is at most that"),
         ({"quorum": "most"}, "quorum: is 'most'; it must be a number of workers or one of solo, majority"),
-        ({"quorum": 2, "staleness": 0}, "quorum.staleness: is 0; it must be >= 1"),
-        ({"quorum": 2, "grace": -1}, "quorum.grace: is -1; it must be >= 0"),
-        ({"quorum": 2, "seed": 1}, "quorum.seed: is 1; only the quorum majority draws a worker; leave it out"),
-        ({"quorum": 2, "synchronise_every": 5}, "synchronise_every: is 5; with missed each parameters never part"),
+        ({"quorum": 2, "staleness": 0}, "partial.staleness: is 0; it must be >= 1"),
+        ({"quorum": 2, "grace": -1}, "partial.grace: is -1; it must be >= 0"),
+        ({"quorum": 2, "seed": 1}, "partial.seed: is 1; only the quorum majority draws a worker; leave it out"),
+        ({"quorum": 2, "synchronize_every": 5}, "synchronize_every: is 5; with missed each parameters never part"),
         ({"quorum": 2, "missed": "latest", "staleness": 2}, "staleness: is 2; the newest result replaces older ones"),
     ],
     ids=str,
@@ -79,9 +79,9 @@ def test_settings_that_mean_nothing_are_refused(members, words):
     ("members", "line"),
     [
         ({}, 'quorum: the key "quorum" is missing'),
-        ({"quorum": True}, 'quorum.quorum: is true; it must be "solo" or "majority", or a number of workers'),
-        ({"quorum": 2.0}, 'quorum.quorum: is 2.0; it must be "solo" or "majority", or a number of workers'),
-        ({"quorum": "solo", "grace": 0.5}, "quorum.grace: is 0.5"),
+        ({"quorum": True}, 'partial.quorum: is true; it must be "solo" or "majority", or a number of workers'),
+        ({"quorum": 2.0}, 'partial.quorum: is 2.0; it must be "solo" or "majority", or a number of workers'),
+        ({"quorum": "solo", "grace": 0.5}, "partial.grace: is 0.5"),
         ({"quorum": "solo", "majority": 1}, 'quorum: has the unknown key "majority"'),
         (3, "quorum: is 3; it must be an object"),
     ],
@@ -90,43 +90,52 @@ def test_settings_that_mean_nothing_are_refused(members, words):
 def test_files_that_do_not_hold_one_are_refused_with_the_place(members, line):
     with pytest.raises(DocumentError) as caught:
         parse_schedule(document(members))
-    assert f"strategy.when.{line}" in str(caught.value)
+    assert f"strategy.sync.{line}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
-        (lambda when: AllReduce(when=when, pace=2), "when.quorum: goes with pace 1"),
-        (lambda when: AllReduce(when=when, how=How(codec=Codec.FLOAT16)), "how.codec: is float16; a quorum's sums"),
-        (lambda when: AllReduce(when=when, how=How(sending=Sending.LAYERS)), "how.sending: is layers; what a quorum"),
-        (lambda when: Generated(group_size=2, when=when), "when: strategy 'generated' has no quorum; leave it out"),
+        (lambda sync: AllReduce(sync=sync, steps_per_round=2), "sync.partial: goes with steps_per_round 1"),
         (
-            lambda when: Static(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), when=when),
-            "when: strategy 'static' has no quorum; leave it out",
+            lambda sync: AllReduce(sync=sync, transport=Transport(codec=Codec.FLOAT16)),
+            "transport.codec: is float16; a quorum's sums",
+        ),
+        (
+            lambda sync: AllReduce(sync=sync, transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
+            "transport.gradient_buckets: is layers; what a quorum",
+        ),
+        (
+            lambda sync: DynamicGroups(group_size=2, sync=sync),
+            "sync: strategy 'dynamic_groups' has no quorum; leave it out",
+        ),
+        (
+            lambda sync: StaticGroups(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), sync=sync),
+            "sync: strategy 'static' has no quorum; leave it out",
         ),
     ],
-    ids=["pace", "codec", "layers", "kind", "groups"],
+    ids=["steps_per_round", "codec", "layers", "kind", "groups"],
 )
 def test_what_does_not_go_with_a_quorum_is_refused(strategy, words):
     with pytest.raises(ScheduleError, match=words):
-        Schedule("s", CLUSTER, strategy(Quorum(quorum=QuorumStart.SOLO)))
+        Schedule("s", CLUSTER, strategy(PartialAllReduce(quorum=QuorumStart.SOLO)))
 
 
 def test_what_it_says_of_itself():
     made = schedule(quorum=3, staleness=2)
-    when = made.strategy.when
-    assert (when.lag, when.bound, when.keeps_equal, when.needed(4), when.needed(2)) == (2, 2, True, 3, 2)
-    assert when.in_words == "quorum 3 up to 2 late"
+    sync = made.strategy.sync
+    assert (sync.lag, sync.bound, sync.keeps_equal, sync.needed(4), sync.needed(2)) == (2, 2, True, 3, 2)
+    assert sync.in_words == "quorum 3 up to 2 late"
     assert made.strategy.averages_gradients
     assert made.strategy.protocol == "quorum"
     assert AllReduce().protocol == ""
     assert not made.is_mixing
-    with pytest.raises(ScheduleError, match=r"when\.quorum: which updates a round averages is decided while the job"):
+    with pytest.raises(ScheduleError, match=r"sync\.partial: which updates a round averages is decided while the job"):
         _ = made.period
-    latest = Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST)
+    latest = PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST)
     assert latest.in_words == "solo latest"
     assert (latest.bound, latest.lag, latest.keeps_equal, latest.needed(9)) == (None, 1, False, 1)
-    assert Quorum(quorum=QuorumStart.SOLO, missed=MissedResults.LATEST, synchronise_every=7).bound == 7
+    assert PartialAllReduce(quorum=QuorumStart.SOLO, missed=MissedResultPolicy.LATEST, synchronize_every=7).bound == 7
 
 
 FOLLOWS = Status.FOLLOWS
@@ -136,9 +145,9 @@ FOLLOWS = Status.FOLLOWS
     ("members", "verdict", "staleness", "equal"),
     [
         ({"quorum": "solo"}, "proved", FOLLOWS, FOLLOWS),
-        ({"quorum": 2, "count": Counting.CALL, "staleness": 1}, "proved", FOLLOWS, FOLLOWS),
+        ({"quorum": 2, "count": LateGradientPolicy.CALL, "staleness": 1}, "proved", FOLLOWS, FOLLOWS),
         ({"quorum": "solo", "missed": "latest"}, "not proved", "not proved", "not proved"),
-        ({"quorum": "solo", "missed": "latest", "synchronise_every": 9}, "proved", FOLLOWS, FOLLOWS),
+        ({"quorum": "solo", "missed": "latest", "synchronize_every": 9}, "proved", FOLLOWS, FOLLOWS),
     ],
     ids=str,
 )
@@ -148,4 +157,4 @@ def test_what_is_proved(members, verdict, staleness, equal):
     assert proof.certificate["claims"] == [], "what follows from the rules has no witness"
     assert confirm(schedule(**members).with_certificate(proof.certificate)) == []
     if staleness == FOLLOWS:
-        assert proof["staleness"].numbers == {"rounds": schedule(**members).strategy.when.bound}
+        assert proof["staleness"].numbers == {"rounds": schedule(**members).strategy.sync.bound}

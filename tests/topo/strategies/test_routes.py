@@ -15,16 +15,26 @@ from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.errors import DocumentError, PartreduceError, ScheduleError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Generated, Gradient, Pairwise, Quorum, Route, Routes, Server, TableWay
-from partreduce.topo.strategies.axes import Codec, Late, Pipeline
+from partreduce.topo.strategies import (
+    AllReduce,
+    DynamicGroups,
+    Gradient,
+    Pairwise,
+    PartialAllReduce,
+    Payload,
+    Placement,
+    Server,
+    TablePlacement,
+)
+from partreduce.topo.strategies.axes import Codec, DelayedAveraging, Pipeline
 from partreduce.verify import checker
 
 CLUSTER = Cluster.regular(2, 2)
 WORDS = {"parameter": "words.weight", "rows": 10, "columns": 4}
 
 
-def document(what, **strategy):
-    strategy = {"kind": "allreduce", **strategy, "what": what}
+def document(payload, **strategy):
+    strategy = {"kind": "allreduce", **strategy, "payload": payload}
     cluster = {"num_nodes": 2, "workers_per_node": 2}
     text = {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy}
     return json.dumps(text).encode()
@@ -35,62 +45,64 @@ def routes(draw, num_workers):
     names = draw(st.lists(st.text(min_size=1, max_size=5), max_size=4, unique=True))
     tables = []
     for name in names:
-        way, rows = draw(st.sampled_from(TableWay)), draw(st.integers(1, 60))
+        way, rows = draw(st.sampled_from(Placement)), draw(st.integers(1, 60))
         own = {}
-        if way is TableWay.SHARDED:
+        if way is Placement.SHARDED:
             hosts = draw(st.lists(st.integers(0, num_workers - 1), unique=True))
             least = len(hosts) or num_workers
             own = {"hosts": tuple(hosts)}
             own["partitions"] = draw(st.none() | st.integers(least, rows)) if least <= rows else None
-        gradient = draw(st.sampled_from(Gradient)) if way is not TableWay.DENSE else Gradient.DENSE
+        gradient = draw(st.sampled_from(Gradient)) if way is not Placement.DENSE else Gradient.DENSE
         columns = draw(st.integers(1, 9))
-        codec = Codec.NONE if way is TableWay.DENSE else draw(st.sampled_from(list(Codec)[:-1]))  # int4 is for sums
-        tables.append(Route(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient, codec=codec, **own))
+        codec = Codec.NONE if way is Placement.DENSE else draw(st.sampled_from(list(Codec)[:-1]))  # int4 is for sums
+        tables.append(
+            TablePlacement(parameter=name, rows=rows, columns=columns, way=way, gradient=gradient, codec=codec, **own)
+        )
     names = ("local_aggregation", "average", "average_dense") if tables else ()
     settings_ = {name: draw(st.booleans()) for name in names}
-    return Routes(tables=tuple(tables), **settings_)
+    return Payload(tables=tuple(tables), **settings_)
 
 
 @settings(max_examples=60)
 @given(routes(4))
-def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(what):
-    schedule = Schedule("s", CLUSTER, AllReduce(what=what))
+def test_files_hold_routes_as_they_are_and_the_checker_reads_the_same_schedule(payload):
+    schedule = Schedule("s", CLUSTER, AllReduce(payload=payload))
     loaded = parse_schedule(schedule_text(schedule).encode())
     assert loaded == schedule
     assert parse_schedule(canonical_bytes(schedule)) == schedule
     full = document(
         {
-            "local_aggregation": what.local_aggregation,
-            "average": what.average,
-            "average_dense": what.average_dense,
+            "local_aggregation": payload.local_aggregation,
+            "average": payload.average,
+            "average_dense": payload.average_dense,
             "tables": [
                 {"parameter": route.parameter, "rows": route.rows, "columns": route.columns}
                 | {"way": route.way.value, "gradient": route.gradient.value}
                 | {"hosts": list(route.hosts), "partitions": route.partitions, "codec": route.codec.value}
-                for route in what.tables
+                for route in payload.tables
             ],
         }
     )
     assert schedule_sha256(parse_schedule(full)) == schedule_sha256(schedule)
     read = checker.read_schedule(json.loads(full))
     assert read.sha256 == schedule_sha256(schedule)
-    for route, table in zip(what.tables, read.tables.listed, strict=True):
+    for route, table in zip(payload.tables, read.tables.listed, strict=True):
         assert table.row_bytes == row_bytes(route.codec.value, route.columns)
         owners = [table.hosts[row % table.partitions % len(table.hosts)] for row in range(route.rows)]
-        assert owners == [what.owner(route, row, 4) for row in range(route.rows)]
+        assert owners == [payload.owner(route, row, 4) for row in range(route.rows)]
 
 
 def test_without_tables_a_file_says_nothing_of_them_and_no_hash_changes():
     plain = Schedule("s", CLUSTER, AllReduce())
     assert not plain.routes
-    assert "what" not in dump_schedule(plain)["strategy"]
+    assert "payload" not in dump_schedule(plain)["strategy"]
     assert schedule_sha256(parse_schedule(document({"tables": []}))) == schedule_sha256(plain)
 
 
 def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
-    words = Route(parameter="words.weight", rows=10, columns=4, hosts=(3, 1), partitions=5)
-    tags = Route(parameter="tags.weight", rows=3, columns=4, way=TableWay.GATHER)
-    schedule = Schedule("s", CLUSTER, AllReduce(what=Routes(tables=(words, tags))))
+    words = TablePlacement(parameter="words.weight", rows=10, columns=4, hosts=(3, 1), partitions=5)
+    tags = TablePlacement(parameter="tags.weight", rows=3, columns=4, way=Placement.GATHER)
+    schedule = Schedule("s", CLUSTER, AllReduce(payload=Payload(tables=(words, tags))))
     assert schedule.route_of("words.weight") is words
     assert schedule.route_of("dense.weight") is None
     assert [schedule.owner_of("words.weight", row) for row in range(6)] == [3, 1, 3, 1, 3, 3]
@@ -99,43 +111,52 @@ def test_a_schedule_says_which_way_a_parameter_goes_and_who_owns_a_row():
 
 
 @pytest.mark.parametrize(
-    ("what", "words"),
+    ("payload", "words"),
     [
-        (5, "strategy.what: is 5; it must be an object"),
-        ({"table": []}, 'strategy.what: has the unknown key "table"; did you mean "tables"?'),
-        ({"tables": 5}, "strategy.what.tables: is 5; it must be a list"),
-        ({"tables": [5]}, "strategy.what.tables[0]: is 5; it must be an object"),
-        ({"tables": [{}]}, 'strategy.what.tables[0]: the key "parameter" is missing'),
-        ({"tables": [WORDS | {"row": 1}]}, 'strategy.what.tables[0]: has the unknown key "row"; did you mean "rows"?'),
-        ({"tables": [WORDS | {"rows": 0}]}, "strategy.what.tables[0].rows: is 0; it must be >= 1"),
-        ({"tables": [WORDS | {"rows": True}]}, "strategy.what.tables[0].rows: is true"),
-        ({"tables": [WORDS | {"parameter": ""}]}, "strategy.what.tables[0].parameter: is"),
-        ({"tables": [WORDS | {"way": "server"}]}, 'strategy.what.tables[0].way: is "server"; it must be'),
-        ({"tables": [WORDS, WORDS]}, "strategy.what.tables[1].parameter: is 'words.weight', as in tables[0]"),
-        ({"tables": [WORDS | {"hosts": [4]}]}, "strategy.what.tables[0].hosts: has 4; workers are 0..3"),
-        ({"tables": [WORDS | {"hosts": [-1]}]}, "strategy.what.tables[0].hosts[0]: is -1"),
-        ({"tables": [WORDS | {"hosts": [1, 1]}]}, "strategy.what.tables[0].hosts: has a worker twice"),
+        (5, "strategy.payload: is 5; it must be an object"),
+        ({"table": []}, 'strategy.payload: has the unknown key "table"; did you mean "tables"?'),
+        ({"tables": 5}, "strategy.payload.tables: is 5; it must be a list"),
+        ({"tables": [5]}, "strategy.payload.tables[0]: is 5; it must be an object"),
+        ({"tables": [{}]}, 'strategy.payload.tables[0]: the key "parameter" is missing'),
+        (
+            {"tables": [WORDS | {"row": 1}]},
+            'strategy.payload.tables[0]: has the unknown key "row"; did you mean "rows"?',
+        ),
+        ({"tables": [WORDS | {"rows": 0}]}, "strategy.payload.tables[0].rows: is 0; it must be >= 1"),
+        ({"tables": [WORDS | {"rows": True}]}, "strategy.payload.tables[0].rows: is true"),
+        ({"tables": [WORDS | {"parameter": ""}]}, "strategy.payload.tables[0].parameter: is"),
+        ({"tables": [WORDS | {"way": "server"}]}, 'strategy.payload.tables[0].way: is "server"; it must be'),
+        ({"tables": [WORDS, WORDS]}, "strategy.payload.tables[1].parameter: is 'words.weight', as in tables[0]"),
+        ({"tables": [WORDS | {"hosts": [4]}]}, "strategy.payload.tables[0].hosts: has 4; workers are 0..3"),
+        ({"tables": [WORDS | {"hosts": [-1]}]}, "strategy.payload.tables[0].hosts[0]: is -1"),
+        ({"tables": [WORDS | {"hosts": [1, 1]}]}, "strategy.payload.tables[0].hosts: has a worker twice"),
         ({"tables": [WORDS | {"partitions": 3}]}, "partitions: is 3; at least one for each of 4 hosts"),
         ({"tables": [WORDS | {"partitions": 11}]}, "and at most one for each of 10 rows"),
         ({"tables": [WORDS | {"way": "gather", "hosts": [1]}]}, "way gather has no hosts and no partitions"),
         ({"tables": [WORDS | {"way": "gather", "partitions": 5}]}, "way gather has no hosts and no partitions"),
-        ({"tables": [WORDS | {"way": "dense", "gradient": "sparse"}]}, "strategy.what.tables[0].gradient: is sparse"),
-        ({"tables": [WORDS | {"codec": "float8"}]}, 'strategy.what.tables[0].codec: is "float8"; it must be'),
-        ({"tables": [WORDS | {"way": "dense", "codec": "int8"}]}, "strategy.what.tables[0].codec: is int8; way dense"),
-        ({"tables": [WORDS], "average": 1}, "strategy.what.average: is 1; it must be true or false"),
-        ({"average": False}, "strategy.what.average: is false; there is no table that it could be for"),
-        ({"tables": [WORDS | {"codec": "int4"}]}, "strategy.what.tables[0].codec: is int4, which is for sums"),
-        ({"average_dense": False}, "strategy.what.average_dense: is false; there is no table that it could be for"),
+        (
+            {"tables": [WORDS | {"way": "dense", "gradient": "sparse"}]},
+            "strategy.payload.tables[0].gradient: is sparse",
+        ),
+        ({"tables": [WORDS | {"codec": "float8"}]}, 'strategy.payload.tables[0].codec: is "float8"; it must be'),
+        (
+            {"tables": [WORDS | {"way": "dense", "codec": "int8"}]},
+            "strategy.payload.tables[0].codec: is int8; way dense",
+        ),
+        ({"tables": [WORDS], "average": 1}, "strategy.payload.average: is 1; it must be true or false"),
+        ({"average": False}, "strategy.payload.average: is false; there is no table that it could be for"),
+        ({"tables": [WORDS | {"codec": "int4"}]}, "strategy.payload.tables[0].codec: is int4, which is for sums"),
+        ({"average_dense": False}, "strategy.payload.average_dense: is false; there is no table that it could be for"),
     ],
     ids=str,
 )
-def test_what_means_nothing_is_refused_with_its_place_also_by_the_checker(what, words):
+def test_what_means_nothing_is_refused_with_its_place_also_by_the_checker(payload, words):
     with pytest.raises(DocumentError) as refusal:
-        parse_schedule(document(what))
+        parse_schedule(document(payload))
     assert words in str(refusal.value)
-    with pytest.raises(checker.Refusal, match=r"what") as refusal:
-        checker.read_schedule(json.loads(document(what)))
-    assert refusal.value.sentence.startswith("strategy.what")
+    with pytest.raises(checker.Refusal, match=r"payload") as refusal:
+        checker.read_schedule(json.loads(document(payload)))
+    assert refusal.value.sentence.startswith("strategy.payload")
 
 
 ODD = (
@@ -144,9 +165,9 @@ ODD = (
 MEMBERS = ("parameter", "rows", "columns", "way", "gradient", "hosts", "partitions", "codec")
 
 
-def readings(what):
+def readings(payload):
     """The hash that each of the two readers gives a document, None where it refuses it."""
-    text, read = document(what), []
+    text, read = document(payload), []
     for reader in (
         lambda: schedule_sha256(parse_schedule(text)),
         lambda: checker.read_schedule(json.loads(text)).sha256,
@@ -166,12 +187,12 @@ def test_the_checker_takes_the_very_documents_that_there_are():
     for _ in range(150):
         (first, second), odds = draw.sample(MEMBERS, 2), draw.choices(ODD, k=2)
         tables.append({**draw.choice([base, WORDS]), first: odds[0], second: odds[1]})
-    whats = [{"tables": [table]} for table in tables]
-    whats += [{"tables": some, name: odd} for some in ([], [base]) for odd in ODD
+    payloads = [{"tables": [table]} for table in tables]
+    payloads += [{"tables": some, name: odd} for some in ([], [base]) for odd in ODD
               for name in ("local_aggregation", "average", "average_dense")]  # fmt: skip
-    for what in (*whats, {}, {"tables": [base, {**base, "parameter": "tags"}]}):
-        one, other = readings(what)
-        assert one == other, what
+    for payload in (*payloads, {}, {"tables": [base, {**base, "parameter": "tags"}]}):
+        one, other = readings(payload)
+        assert one == other, payload
         taken += one is not None
     assert taken > 50
 
@@ -179,36 +200,49 @@ def test_the_checker_takes_the_very_documents_that_there_are():
 @pytest.mark.parametrize(
     ("strategy", "reason"),
     [
-        (Generated(group_size=2), "workers of strategy 'generated' have no common steps"),
+        (DynamicGroups(group_size=2), "workers of strategy 'dynamic_groups' have no common steps"),
         (Pairwise(active=(0,)), "workers of strategy 'pairwise' have no common steps"),
-        (Server(synchronous=False), "only where it is synchronous, with pace 1"),
-        (Server(pace=2), "only where it is synchronous, with pace 1"),
-        (AllReduce(when=Quorum(quorum=2)), "workers with when.quorum have no common steps"),
-        (AllReduce(pace=(1, 1, 1, 2)), "workers of unequal pace have no common steps; give one pace for all"),
+        (Server(synchronous=False), "only where it is synchronous, with steps_per_round 1"),
+        (Server(steps_per_round=2), "only where it is synchronous, with steps_per_round 1"),
+        (AllReduce(sync=PartialAllReduce(quorum=2)), "workers with sync.partial have no common steps"),
+        (
+            AllReduce(steps_per_round=(1, 1, 1, 2)),
+            "workers of unequal steps_per_round have no common steps; give one steps_per_round for all",
+        ),
     ],
     ids=str,
 )
 def test_without_common_steps_there_are_no_tables(strategy, reason):
     with pytest.raises(ScheduleError, match=reason) as refusal:
-        Schedule("s", CLUSTER, replace(strategy, what=Routes(tables=(Route(**WORDS),))))
-    assert str(refusal.value).startswith("what.tables: a table's rows are exchanged in every step, in lockstep, and ")
-
-
-@pytest.mark.parametrize(
-    "strategy", [AllReduce(pace=2), AllReduce(when=Pipeline()), AllReduce(when=Late(), pace=2)], ids=str
-)
-def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
-    what = Routes(tables=(Route(**WORDS),), average_dense=False)
-    with pytest.raises(ScheduleError, match=r"what\.average_dense: is false; only gradients that meet"):
-        Schedule("s", CLUSTER, replace(strategy, what=what))
+        Schedule("s", CLUSTER, replace(strategy, payload=Payload(tables=(TablePlacement(**WORDS),))))
+    assert str(refusal.value).startswith(
+        "payload.tables: a table's rows are exchanged in every step, synchronously, and "
+    )
 
 
 @pytest.mark.parametrize(
     "strategy",
-    [AllReduce(), AllReduce(pace=(3, 3, 3, 3)), AllReduce(when=Late()), AllReduce(when=Pipeline()), Server()],
+    [AllReduce(steps_per_round=2), AllReduce(sync=Pipeline()), AllReduce(sync=DelayedAveraging(), steps_per_round=2)],
+    ids=str,
+)
+def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
+    payload = Payload(tables=(TablePlacement(**WORDS),), average_dense=False)
+    with pytest.raises(ScheduleError, match=r"payload\.average_dense: is false; only gradients that meet"):
+        Schedule("s", CLUSTER, replace(strategy, payload=payload))
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        AllReduce(),
+        AllReduce(steps_per_round=(3, 3, 3, 3)),
+        AllReduce(sync=DelayedAveraging()),
+        AllReduce(sync=Pipeline()),
+        Server(),
+    ],
     ids=str,
 )
 def test_with_common_steps_tables_go_beside_anything(strategy):
-    what = Routes(tables=(Route(**WORDS),))
-    schedule = Schedule("s", CLUSTER, replace(strategy, what=what))
-    assert parse_schedule(schedule_text(schedule).encode()).routes == what
+    payload = Payload(tables=(TablePlacement(**WORDS),))
+    schedule = Schedule("s", CLUSTER, replace(strategy, payload=payload))
+    assert parse_schedule(schedule_text(schedule).encode()).routes == payload

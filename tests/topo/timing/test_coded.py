@@ -14,8 +14,16 @@ from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Static
-from partreduce.topo.strategies.axes import Codec, CodecScope, Drain, Form, How, Pipeline, Sending
+from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
+from partreduce.topo.strategies.axes import (
+    AllReduceAlgorithm,
+    Codec,
+    CodecScope,
+    DrainPolicy,
+    GradientBuckets,
+    Pipeline,
+    Transport,
+)
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.coding import LAYERS, Coding, Travel
 from partreduce.topo.timing.compute import ComputeTimes
@@ -24,21 +32,21 @@ from partreduce.topo.timing.event_graph import cycle_time
 from partreduce.topo.timing.sampling import sample
 from partreduce.topo.timing.stages import of_period
 
-HIERARCHICAL = {"form": Form.HIERARCHICAL}
+HIERARCHICAL = {"algorithm": AllReduceAlgorithm.HIERARCHICAL}
 NONE = CodecSeconds()
 FREE = tuple((codec.value, NONE) for codec in (Codec.BFLOAT16, Codec.FLOAT16, Codec.INT8))
 
 
-def everyone(cluster, **how):
-    return Schedule("a", cluster, AllReduce(how=How(**how)))
+def everyone(cluster, **transport):
+    return Schedule("a", cluster, AllReduce(transport=Transport(**transport)))
 
 
 def test_the_bytes_that_were_measured_on_16_workers():
     """What a prototype over gloo sent: MB out of each NIC in a sum of 2.19 MB."""
     cluster, hardware = Cluster.regular(4, 4), Hardware(nic=Link(0.0, 1e-7), model_bytes=2_192_296)
 
-    def megabytes(**how):
-        return communication(everyone(cluster, **how), hardware).nic_bytes_per_step / 1e6
+    def megabytes(**transport):
+        return communication(everyone(cluster, **transport), hardware).nic_bytes_per_step / 1e6
 
     wire = 2.192296 * (1 / 4 + 1 / 256)
     assert megabytes() == pytest.approx(2.192296 * 15 / 8)
@@ -92,7 +100,7 @@ def test_an_all_to_all_is_what_its_messages_are(placed, below):
         alone = loads.of_exchange(phase, cluster, Hardware(switches=(switch,)), num_bytes=60)
         assert alone.seconds().tolist() == pytest.approx([up])
     coded = loads.of_phase(
-        phase, cluster, hardware, model_bytes=60, form="ring", coding=Coding(wire=0.5, exchanged=True)
+        phase, cluster, hardware, model_bytes=60, algorithm="ring", coding=Coding(wire=0.5, exchanged=True)
     )
     ring = (k - 1) / k * 60 if len({node_of[m] for m in members}) > 1 else 0.0
     assert coded.busiest_node_bytes() == pytest.approx((sent.max() + ring) / 2)
@@ -112,8 +120,8 @@ def test_the_seconds_of_a_codec_are_added_to_those_of_the_wire():
     seconds = CodecSeconds(10.0, 1.0)
     hardware = Hardware(nic=Link(0.0, 1e-9), codec=(("bfloat16", seconds), ("int8", seconds)), model_bytes=80)
 
-    def cost(**how):
-        return communication(everyone(cluster, **how), hardware).per_step
+    def cost(**transport):
+        return communication(everyone(cluster, **transport), hardware).per_step
 
     assert cost(codec=Codec.BFLOAT16) == pytest.approx(80 * 11, rel=1e-6)
     assert cost(codec=Codec.INT8) == pytest.approx(80 * (10 * (1 + 1 / 8) + 2), rel=1e-6)
@@ -131,48 +139,53 @@ def test_inside_a_node_only_what_crosses_is_coded():
     assert communication(everyone(cluster, **half), hardware).per_step == 32
     assert communication(everyone(cluster, where=CodecScope.ACROSS_NODES, **half), hardware).per_step == 16 + 32
     pairs = (Phase.from_groups(4, [(0, 1), (2, 3)]), Phase.from_groups(4, [(0, 1, 2, 3)]))
-    coded = Static(phases=GroupPhases(pairs), how=How(where=CodecScope.ACROSS_NODES, **half))
+    coded = StaticGroups(phases=GroupPhases(pairs), transport=Transport(where=CodecScope.ACROSS_NODES, **half))
     assert communication(Schedule("s", cluster, coded), hardware).phases == (64, 48)
 
 
 def test_where_bytes_are_not_counted_codecs_take_no_time():
     schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8)
     assert cycle_time(schedule, Hardware(nic=Link(1.0)), ComputeTimes(base=1.0)).per_step == 1.0 + 6.0
-    assert Coding.of(schedule.strategy.how, Hardware(nic=Link(0.0, 1.0))).seconds != NONE
+    assert Coding.of(schedule.strategy.transport, Hardware(nic=Link(0.0, 1.0))).seconds != NONE
 
 
 def test_a_form_that_a_codec_cannot_have_is_refused():
     schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8, where=CodecScope.ACROSS_NODES, **HIERARCHICAL)
-    with pytest.raises(ScheduleError, match=r"how\.where: is across-nodes; form ring has no stage"):
-        communication(schedule, Hardware(model_bytes=8), form=Form.RING)
+    with pytest.raises(ScheduleError, match=r"transport\.where: is across-nodes; form ring has no stage"):
+        communication(schedule, Hardware(model_bytes=8), algorithm=AllReduceAlgorithm.RING)
 
 
 def test_scales_take_four_bytes_a_block():
-    assert Coding.of(How(codec=Codec.INT8, block=64), Hardware()).wire == 1 / 4 + 4 / (4 * 64)
-    assert Coding.of(How(codec=Codec.INT8), Hardware()).wire == 65 / 256
+    assert Coding.of(Transport(codec=Codec.INT8, block=64), Hardware()).wire == 1 / 4 + 4 / (4 * 64)
+    assert Coding.of(Transport(codec=Codec.INT8), Hardware()).wire == 65 / 256
 
 
 def test_layers_pay_their_latencies_one_by_one():
     cluster, model = Cluster.regular(1, 4), 90
     hardware = Hardware(inside=Link(1.0, 1.0), model_bytes=model, layers=3)
     whole = communication(everyone(cluster), hardware)
-    layers = communication(everyone(cluster, sending=Sending.LAYERS), hardware)
+    layers = communication(everyone(cluster, gradient_buckets=GradientBuckets.PER_LAYER), hardware)
     assert whole.per_step == 6 + 1.5 * model
     assert layers.per_step == pytest.approx(3 * 6 + 1.5 * model)
     assert layers.nic_bytes_per_step == whole.nic_bytes_per_step == 0
-    assert len(Travel.of(How(sending=Sending.LAYERS), Hardware()).shares) == LAYERS
-    assert Travel.of(How(sending=Sending.LAYERS), Hardware(layers=(30, 10))).shares == (0.75, 0.25)
-    late = Travel.of(How(sending=Sending.LAYERS), Hardware(layers=(0, 30, 0, 10), backward=0.5))
+    assert len(Travel.of(Transport(gradient_buckets=GradientBuckets.PER_LAYER), Hardware()).shares) == LAYERS
+    assert Travel.of(Transport(gradient_buckets=GradientBuckets.PER_LAYER), Hardware(layers=(30, 10))).shares == (
+        0.75,
+        0.25,
+    )
+    late = Travel.of(
+        Transport(gradient_buckets=GradientBuckets.PER_LAYER), Hardware(layers=(0, 30, 0, 10), backward=0.5)
+    )
     assert (late.shares, late.ready) == ((0.75, 0.25), (0.75, 1.0))
     early = Hardware(inside=Link(0.0, 1.0), model_bytes=8, layers=(8, 0), backward=0.5)
-    (stage,) = of_period(everyone(Cluster.regular(1, 2), sending=Sending.LAYERS), early)
+    (stage,) = of_period(everyone(Cluster.regular(1, 2), gradient_buckets=GradientBuckets.PER_LAYER), early)
     assert stage.before(np.array([4.0, 100.0])).tolist() == [3.0 + 8.0, 100.0]
 
 
 def test_segments_leave_during_backward():
     """A step computes 12 s, the last 6 of them backward; two segments of 2 s and 6 s, ready at 9 s and at 12 s."""
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=8, layers=(2, 6), backward=0.5)
-    schedule = everyone(Cluster.regular(1, 2), sending=Sending.LAYERS)
+    schedule = everyone(Cluster.regular(1, 2), gradient_buckets=GradientBuckets.PER_LAYER)
     (stage,) = of_period(schedule, hardware)
     assert stage.before(np.full(2, 12.0)).tolist() == [18.0, 18.0]
     timeline = simulate(schedule, hardware, compute=ComputeTimes(base=12.0), num_rounds=2)
@@ -189,9 +202,9 @@ def test_segments_leave_during_backward():
 @pytest.mark.parametrize("seconds", [2.0, 7.0, 30.0])
 def test_a_pipeline_takes_what_equation_4_says(width, seconds):
     hardware = Hardware(inside=Link(0.0, 1.0), model_bytes=int(seconds))
-    for drain in Drain:
-        when = Pipeline(width=width, drain=drain)
-        schedule = Schedule("a", Cluster.regular(1, 2), AllReduce(when=when))
+    for drain in DrainPolicy:
+        sync = Pipeline(width=width, drain=drain)
+        schedule = Schedule("a", Cluster.regular(1, 2), AllReduce(sync=sync))
         timeline = simulate(schedule, hardware, compute=ComputeTimes(base=7.0), num_rounds=20)
         whole = pipe_sgd_model.pipelined_seconds(7.0, seconds, 20, width=width)
         assert timeline.makespan == whole, "operations that have begun end, whether their gradients are dropped or not"
@@ -209,8 +222,8 @@ def test_the_ring_of_the_published_model_is_that_of_the_cost_model():
 
 def test_a_pipeline_waits_for_the_gradient_of_k_steps_ago():
     """Worker 1 computes 6 s, worker 0 2 s, an operation takes 1 s, K = 2: worked by hand."""
-    when = Pipeline(warm_up=1)
-    schedule = Schedule("a", Cluster.regular(1, 2), AllReduce(when=when))
+    sync = Pipeline(warm_up=1)
+    schedule = Schedule("a", Cluster.regular(1, 2), AllReduce(sync=sync))
     timeline = simulate(
         schedule, Hardware(inside=Link(0.0, 1.0), model_bytes=1), compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)),
         num_rounds=4,
@@ -223,7 +236,7 @@ def test_a_pipeline_waits_for_the_gradient_of_k_steps_ago():
     assert timeline.awaited.tolist() == [0, -1, 1, 2]
     assert timeline.drained.tolist() == [26, 26]
     assert timeline.makespan == 26
-    # Worker 0: 4 s in lockstep, nothing, 2 s (11 to 13), 3 s (16 to 19).
+    # Worker 0: 4 s synchronously, nothing, 2 s (11 to 13), 3 s (16 to 19).
     assert timeline.waiting().tolist() == [9.0, 0.0]
 
 
@@ -231,22 +244,30 @@ def test_a_pipeline_waits_for_the_gradient_of_k_steps_ago():
 def test_a_pipeline_with_layers_takes_what_equation_6_says(latency):
     """4 workers, 5 layers; update 1 s, forward 3 s, backward 8 s of the step."""
     hardware = Hardware(inside=Link(latency, 0.25), model_bytes=40, layers=5, backward=8 / 12)
-    schedule = Schedule("a", Cluster.regular(1, 4), AllReduce(when=Pipeline(), how=How(sending=Sending.LAYERS)))
+    schedule = Schedule(
+        "a",
+        Cluster.regular(1, 4),
+        AllReduce(sync=Pipeline(), transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
+    )
     compute = ComputeTimes(base=12.0)
     expected = pipe_sgd_model.pipelined_layers_seconds(
         12.0, 100, num_workers=4, num_bytes=40, num_layers=5, latency=latency, seconds_per_byte=0.25
     )
     assert expected == 100 * max(12.0, 2 * 3 * 5 * latency + 1.5 * 40 * 0.25)
     assert cycle_time(schedule, hardware, compute).per_step == pytest.approx(expected / 100)
-    whole = Schedule("a", schedule.cluster, AllReduce(when=Pipeline()))
+    whole = Schedule("a", schedule.cluster, AllReduce(sync=Pipeline()))
     ring = pipe_sgd_model.ring_seconds(4, 40, latency=latency, seconds_per_byte=0.25)
     assert cycle_time(whole, hardware, compute).per_step == pytest.approx(max(12.0, ring)), "equation 5"
 
 
 def test_sampling_runs_pipelines_and_layers():
-    for sending in Sending:
+    for gradient_buckets in GradientBuckets:
         hardware = Hardware(inside=Link(0.5, 1.0), model_bytes=9, layers=3)
-        schedule = Schedule("a", Cluster.regular(1, 4), AllReduce(when=Pipeline(warm_up=200), how=How(sending=sending)))
+        schedule = Schedule(
+            "a",
+            Cluster.regular(1, 4),
+            AllReduce(sync=Pipeline(warm_up=200), transport=Transport(gradient_buckets=gradient_buckets)),
+        )
         compute = ComputeTimes(base=4.0, slowdown=((2, 3.0),))
         exact = cycle_time(schedule, hardware, compute).per_step
         found = sample(schedule, hardware, compute, num_rounds=400, num_samples=2)
@@ -255,7 +276,7 @@ def test_sampling_runs_pipelines_and_layers():
 
 def test_group_seconds_of_a_codec():
     cluster, hardware = Cluster.regular(2, 1), Hardware(nic=Link(1.0, 1.0), codec=FREE, model_bytes=256)
-    coding = Coding.of(How(codec=Codec.INT8), hardware)
+    coding = Coding.of(Transport(codec=Codec.INT8), hardware)
     assert group_seconds(Phase.from_groups(2, [(0, 1)]), cluster, hardware, coding=coding).tolist() == [
         2 + float(Fraction(65, 256)) * 256
     ]

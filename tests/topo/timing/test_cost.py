@@ -6,33 +6,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.random_switches import switches_over
-from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, FIGURES, HARDWARE, NODE
+from helpers.worked_example import CLUSTER, EVERYBODY, FIGURE_10, HARDWARE, METRICS, NODE
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Neighbor, Round, RulePhases, Static
-from partreduce.topo.strategies.axes import Form
+from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 from partreduce.topo.timing import loads
 from partreduce.topo.timing.cost import communication, group_seconds, round_seconds
 from partreduce.topo.timing.event_graph import cycle_time
 
 
-def static(*phases, cluster=CLUSTER, radices=(2, 2), pace=1):
-    return Schedule("s", cluster, Static(phases=RulePhases(radices, tuple(phases)), pace=pace))
+def static(*phases, cluster=CLUSTER, radices=(2, 2), steps_per_round=1):
+    return Schedule(
+        "s", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases)), steps_per_round=steps_per_round)
+    )
 
 
 def test_worked_example_of_16_workers():
-    expected = {name: value[0] for name, value in FIGURES["ms_per_step_and_disagreement"].items()}
+    expected = {name: value[0] for name, value in METRICS["ms_per_step_and_disagreement"].items()}
     every = Schedule("a", CLUSTER, AllReduce())
     found = {
         "prague_figure_10": communication(static(*FIGURE_10), HARDWARE),
-        "hierarchical_allreduce_each_step": communication(every, HARDWARE, form=Form.HIERARCHICAL),
+        "hierarchical_allreduce_each_step": communication(every, HARDWARE, algorithm=AllReduceAlgorithm.HIERARCHICAL),
         "flat_ring_allreduce_each_step": communication(every, HARDWARE),
-        "allreduce_every_2": communication(Schedule("a", CLUSTER, AllReduce(pace=2)), HARDWARE),
-        "allreduce_every_4": communication(Schedule("a", CLUSTER, AllReduce(pace=4)), HARDWARE),
+        "allreduce_every_2": communication(Schedule("a", CLUSTER, AllReduce(steps_per_round=2)), HARDWARE),
+        "allreduce_every_4": communication(Schedule("a", CLUSTER, AllReduce(steps_per_round=4)), HARDWARE),
         "node_x3_then_all": communication(static(NODE, NODE, NODE, EVERYBODY), HARDWARE),
     }
     for name, cost in found.items():
@@ -65,20 +67,22 @@ def test_latency_counts_the_hops_of_each_form():
     assert group_seconds(phase, cluster, hardware).tolist() == [14.0]
     two = Cluster.regular(2, 4)
     assert group_seconds(phase, two, hardware).tolist() == [140.0]
-    assert group_seconds(phase, two, hardware, form=Form.HIERARCHICAL).tolist() == [6.0 + 20.0]
+    assert group_seconds(phase, two, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL).tolist() == [6.0 + 20.0]
 
 
 def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
     """Two pairs of one node send 4 messages of 1 byte in 2 hops each over a bus of 1 byte/s and 10 s per message."""
     hardware = Hardware(bus=Link(10.0, 1.0), model_bytes=1)
-    one = Schedule("one pair", Cluster.regular(1, 4), Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1)]),))))
+    one = Schedule(
+        "one pair", Cluster.regular(1, 4), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1)]),)))
+    )
     two = Schedule(
-        "two pairs", Cluster.regular(1, 4), Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
+        "two pairs", Cluster.regular(1, 4), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
     )
     assert communication(one, hardware).per_step == pytest.approx(2 * (2 * 10 + 1))
     assert communication(two, hardware).per_step == pytest.approx(4 * (2 * 10 + 1))
     apart = Schedule(
-        "apart", Cluster.regular(2, 2), Static(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
+        "apart", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),)))
     )
     assert communication(apart, hardware).per_step == pytest.approx(2 * (2 * 10 + 1)), "each node has a bus of its own"
 
@@ -86,7 +90,9 @@ def test_the_bus_of_a_node_is_shared_by_all_that_its_workers_send():
 def test_rails_carry_rings_side_by_side_as_they_carry_shards():
     hardware = Hardware(nic=Link.of_bandwidth(5e9), inside=Link.of_bandwidth(1e12), model_bytes=552_000_000, num_nics=4)
     every = Schedule("a", CLUSTER, AllReduce())
-    assert communication(every, hardware, form=Form.HIERARCHICAL).per_step == pytest.approx(0.1656 / 4)
+    assert communication(every, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL).per_step == pytest.approx(
+        0.1656 / 4
+    )
     assert communication(every, hardware).per_step == pytest.approx(0.207 / 4), "one ring for each rail, as NCCL makes"
 
 
@@ -105,8 +111,8 @@ def test_what_links_inside_a_node_carry_bounds_the_rings():
     assert communication(every, hardware).per_step == pytest.approx(2 * 63 / 64 * 0.0552)
 
 
-def test_pace_divides_the_cost_of_a_round():
-    assert communication(static(*FIGURE_10, pace=4), HARDWARE).per_step == pytest.approx(0.1104 / 4)
+def test_steps_per_round_divides_the_cost_of_a_round():
+    assert communication(static(*FIGURE_10, steps_per_round=4), HARDWARE).per_step == pytest.approx(0.1104 / 4)
 
 
 def test_a_million_workers_cost_no_expansion():
@@ -127,7 +133,7 @@ def test_neighbor_rounds_share_the_nic_of_their_node():
     hardware = Hardware(inside=Link.of_bandwidth(4.0), nic=Link.of_bandwidth(1.0), model_bytes=1)
     edges = Round.from_edges(4, [(0, 1, "1/2"), (0, 2, "1/3"), (1, 2, "1/3"), (3, 0, "1/2")])
     assert round_seconds(edges, cluster, hardware).tolist() == [1.0, 0.25, 2.0, 0.0]
-    schedule = Schedule("n", cluster, Neighbor(rounds=(edges,)))
+    schedule = Schedule("n", cluster, NeighborAveraging(rounds=(edges,)))
     assert communication(schedule, hardware).per_step == 2.0
 
 
@@ -160,32 +166,36 @@ def rules(draw):
         num_nics=draw(st.integers(1, 3)),
         model_bytes=3,
     )
-    return Schedule("r", cluster, Static(phases=RulePhases(radices, tuple(phases)))), hardware
+    return Schedule("r", cluster, StaticGroups(phases=RulePhases(radices, tuple(phases)))), hardware
 
 
 @settings(max_examples=80)
-@given(rules(), st.sampled_from(list(Form)))
-def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, form):
+@given(rules(), st.sampled_from(list(AllReduceAlgorithm)))
+def test_the_cost_of_a_rule_equals_the_cost_of_its_expansion(case, algorithm):
     schedule, hardware = case
     explicit = Schedule(
-        "e", schedule.cluster, Static(phases=GroupPhases(tuple(schedule.phase(t) for t in range(schedule.period))))
+        "e",
+        schedule.cluster,
+        StaticGroups(phases=GroupPhases(tuple(schedule.phase(t) for t in range(schedule.period)))),
     )
-    rule_cost = communication(schedule, hardware, form=form)
-    explicit_cost = communication(explicit, hardware, form=form)
+    rule_cost = communication(schedule, hardware, algorithm=algorithm)
+    explicit_cost = communication(explicit, hardware, algorithm=algorithm)
     assert rule_cost.phases == pytest.approx(explicit_cost.phases)
     assert rule_cost.nic_bytes_per_step == pytest.approx(explicit_cost.nic_bytes_per_step)
 
 
 @settings(max_examples=25)
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from(list(Form)), st.integers(1, 3))
-def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics):
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=5), st.sampled_from(list(AllReduceAlgorithm)), st.integers(1, 3)
+)
+def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, algorithm, num_nics):
     cluster = Cluster.parse(",".join(map(str, sizes))) if sum(sizes) > 1 else Cluster.regular(1, 2)
     hardware = Hardware(
         inside=Link(0.5, 1.0), nic=Link(2.0, 3.0), node_nic=((0, Link(1.0, 4.0)),), num_nics=num_nics, model_bytes=5
     )
-    everyone = Static(phases=GroupPhases((Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)]),)))
-    every = communication(Schedule("a", cluster, AllReduce()), hardware, form=form)
-    explicit = communication(Schedule("e", cluster, everyone), hardware, form=form)
+    everyone = StaticGroups(phases=GroupPhases((Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)]),)))
+    every = communication(Schedule("a", cluster, AllReduce()), hardware, algorithm=algorithm)
+    explicit = communication(Schedule("e", cluster, everyone), hardware, algorithm=algorithm)
     assert every == explicit
 
 
@@ -194,7 +204,8 @@ def test_allreduce_costs_what_one_group_of_everyone_costs(sizes, form, num_nics)
 def test_no_phase_costs_more_hierarchical_than_as_rings(case):
     schedule, hardware = case
     ring, hierarchical = (
-        communication(schedule, hardware, form=form).phases for form in (Form.RING, Form.HIERARCHICAL)
+        communication(schedule, hardware, algorithm=algorithm).phases
+        for algorithm in (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
     )
     assert all(split <= flat * (1 + 1e-12) for split, flat in zip(hierarchical, ring, strict=True))
 
@@ -209,18 +220,21 @@ def test_a_schedule_costs_what_its_own_form_costs():
     cluster = Cluster.regular(4, 4)
     hardware = Hardware(nic=Link(1e-5, 1e-9), inside=Link(1e-6, 1e-10), model_bytes=10**6)
     ring = Schedule("a", cluster, AllReduce())
-    formed = ring.travelling(Form.HIERARCHICAL)
-    asked = communication(ring, hardware, form=Form.HIERARCHICAL)
+    formed = ring.traveling(AllReduceAlgorithm.HIERARCHICAL)
+    asked = communication(ring, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL)
     assert communication(formed, hardware) == asked != communication(ring, hardware)
-    assert communication(formed, hardware, form=Form.RING) == communication(ring, hardware)
-    assert cycle_time(formed, hardware).per_step == cycle_time(ring, hardware, form=Form.HIERARCHICAL).per_step
+    assert communication(formed, hardware, algorithm=AllReduceAlgorithm.RING) == communication(ring, hardware)
+    assert (
+        cycle_time(formed, hardware).per_step
+        == cycle_time(ring, hardware, algorithm=AllReduceAlgorithm.HIERARCHICAL).per_step
+    )
 
 
 def test_what_a_caller_does_to_the_seconds_that_it_got_changes_no_later_answer():
     """Loads of a rule's phases are kept, and all who ask get the same."""
 
     def seconds():
-        return loads.of_rule(NODE, (2, 2), CLUSTER, HARDWARE, model_bytes=8, form="ring").seconds()
+        return loads.of_rule(NODE, (2, 2), CLUSTER, HARDWARE, model_bytes=8, algorithm="ring").seconds()
 
     first = seconds()
     before = first.tolist()

@@ -14,8 +14,17 @@ from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, Late, Lockstep, Neighbor, Round, RulePhases, Static
-from partreduce.topo.strategies.axes import Codec, CodecScope, Form, How, Pipeline, Sending
+from partreduce.topo.strategies import (
+    AllReduce,
+    DelayedAveraging,
+    GroupPhases,
+    NeighborAveraging,
+    Round,
+    RulePhases,
+    StaticGroups,
+    Synchronous,
+)
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, GradientBuckets, Pipeline, Transport
 from partreduce.topo.timing import event_graph
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.event_graph import cycle_time
@@ -37,10 +46,18 @@ def cases(draw):
         Phase.from_labels(draw(st.lists(st.integers(-1, 2), min_size=count, max_size=count)))
         for _ in range(draw(st.integers(1, 4)))
     ]
-    pace = draw(st.one_of(st.integers(1, 3), st.lists(st.integers(1, 4), min_size=count, max_size=count).map(tuple)))
-    overlap = draw(st.booleans())
+    steps_per_round = draw(
+        st.one_of(st.integers(1, 3), st.lists(st.integers(1, 4), min_size=count, max_size=count).map(tuple))
+    )
+    is_delayed = draw(st.booleans())
     schedule = Schedule(
-        "s", cluster, Static(phases=GroupPhases(tuple(phases)), pace=pace, when=Late() if overlap else Lockstep())
+        "s",
+        cluster,
+        StaticGroups(
+            phases=GroupPhases(tuple(phases)),
+            steps_per_round=steps_per_round,
+            sync=DelayedAveraging() if is_delayed else Synchronous(),
+        ),
     )
     compute = ComputeTimes(
         base=draw(st.integers(0, 8)),
@@ -58,14 +75,19 @@ def _nodes(count, num_nodes):
 
 @st.composite
 def gradients(draw):
-    """All-reduce of gradients: any lateness, codec, form and sending, on uneven clusters with uneven speeds."""
+    """All-reduce of gradients: any delay, codec, form and sending, on uneven clusters with uneven speeds."""
     count = draw(st.integers(2, 9))
     cluster = Cluster.irregular(_nodes(count, draw(st.integers(1, count))))
-    when = draw(st.just(Lockstep()) | st.builds(Pipeline, width=st.integers(2, 5), warm_up=st.integers(0, 3)))
-    form, codec = draw(st.sampled_from([Form.RING, Form.HIERARCHICAL])), draw(st.sampled_from(list(Codec)))
-    across = form is Form.HIERARCHICAL and codec is not Codec.NONE and draw(st.booleans())
+    sync = draw(st.just(Synchronous()) | st.builds(Pipeline, width=st.integers(2, 5), warm_up=st.integers(0, 3)))
+    algorithm, codec = (
+        draw(st.sampled_from([AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL])),
+        draw(st.sampled_from(list(Codec))),
+    )
+    across = algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE and draw(st.booleans())
     where = CodecScope.ACROSS_NODES if across else CodecScope.ALL
-    how = How(form=form, codec=codec, where=where, sending=draw(st.sampled_from(list(Sending))))
+    transport = Transport(
+        algorithm=algorithm, codec=codec, where=where, gradient_buckets=draw(st.sampled_from(list(GradientBuckets)))
+    )
     compute = ComputeTimes(
         base=draw(st.integers(0, 20)),
         slowdown=tuple((w, float(draw(st.integers(1, 5)))) for w in draw(st.sets(st.integers(0, count - 1)))),
@@ -79,7 +101,7 @@ def gradients(draw):
         layers=draw(st.none() | st.integers(1, 5) | st.lists(st.integers(0, 4), max_size=4).filter(any).map(tuple)),
         backward=draw(st.sampled_from([0.0, 0.5, 2 / 3, 1.0])),
     )  # fmt: skip
-    return Schedule("s", cluster, AllReduce(when=when, how=how)), hardware, compute
+    return Schedule("s", cluster, AllReduce(sync=sync, transport=transport)), hardware, compute
 
 
 @settings(max_examples=60)
@@ -113,15 +135,15 @@ def test_allreduce_takes_the_slowest_worker_and_the_operation():
     compute = ComputeTimes(base=1.0, slowdown=((3, 5.0),))
     every = cycle_time(Schedule("a", cluster, AllReduce()), hardware, compute)
     assert every.per_round == pytest.approx(5.0 + 1.5)
-    paced = cycle_time(Schedule("a", cluster, AllReduce(pace=(5, 5, 5, 1))), hardware, compute)
-    assert paced.per_step == pytest.approx((5.0 + 1.5) / 5), "a slow worker with pace 1 makes nobody wait"
-    hidden = cycle_time(Schedule("a", cluster, AllReduce(when=Late())), hardware, compute)
+    paced = cycle_time(Schedule("a", cluster, AllReduce(steps_per_round=(5, 5, 5, 1))), hardware, compute)
+    assert paced.per_step == pytest.approx((5.0 + 1.5) / 5), "a slow worker with steps_per_round 1 makes nobody wait"
+    hidden = cycle_time(Schedule("a", cluster, AllReduce(sync=DelayedAveraging())), hardware, compute)
     assert hidden.per_round == pytest.approx(5.0), "overlap hides the operation behind the computing"
 
 
 def test_unconnected_workers_keep_their_own_speed():
     phases = (Phase.from_groups(5, [(0, 1), (2, 3)]),)
-    schedule = Schedule("s", Cluster.regular(1, 5), Static(phases=GroupPhases(phases)))
+    schedule = Schedule("s", Cluster.regular(1, 5), StaticGroups(phases=GroupPhases(phases)))
     compute = ComputeTimes(base=1.0, slowdown=((1, 2.0), (3, 3.0)))
     result = cycle_time(schedule, Hardware(), compute)
     assert result.workers.tolist() == [2.0, 2.0, 3.0, 3.0, 1.0]
@@ -130,25 +152,30 @@ def test_unconnected_workers_keep_their_own_speed():
 
 def test_a_directed_chain_slows_only_downstream():
     edges = Round.from_edges(3, [(0, 1, "1/2"), (1, 2, "1/2")])
-    schedule = Schedule("n", Cluster.regular(1, 3), Neighbor(rounds=(edges,)))
+    schedule = Schedule("n", Cluster.regular(1, 3), NeighborAveraging(rounds=(edges,)))
     result = cycle_time(schedule, Hardware(), ComputeTimes(base=1.0, slowdown=((1, 4.0),)))
     assert result.workers.tolist() == [1.0, 4.0, 4.0]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("is_delayed", [False, True])
 @pytest.mark.parametrize("nodes", [2, 4, 6])
-def test_one_node_stands_for_all_when_they_are_alike(nodes, overlap):
+def test_one_node_stands_for_all_when_they_are_alike(nodes, is_delayed):
     cluster = Cluster.regular(nodes, 4)
     radices = (2, nodes // 2) if nodes > 2 else (2,)
     phases = tuple(
         tuple(Block(b.local, tuple(d for d in b.across if d < len(radices))) for b in phase) for phase in FIGURE_10
     )
-    rule = Schedule("r", cluster, Static(phases=RulePhases(radices, phases), when=Late() if overlap else Lockstep()))
+    rule = Schedule(
+        "r",
+        cluster,
+        StaticGroups(phases=RulePhases(radices, phases), sync=DelayedAveraging() if is_delayed else Synchronous()),
+    )
     explicit = Schedule(
         "e",
         cluster,
-        Static(
-            phases=GroupPhases(tuple(rule.phase(t) for t in range(rule.period))), when=Late() if overlap else Lockstep()
+        StaticGroups(
+            phases=GroupPhases(tuple(rule.phase(t) for t in range(rule.period))),
+            sync=DelayedAveraging() if is_delayed else Synchronous(),
         ),
     )
     hardware = Hardware(inside=Link.of_bandwidth(1e10, 1e-5), nic=Link.of_bandwidth(5e9, 5e-5), model_bytes=552_000_000)
@@ -158,40 +185,49 @@ def test_one_node_stands_for_all_when_they_are_alike(nodes, overlap):
     )
 
 
-@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("is_delayed", [False, True])
 @pytest.mark.parametrize("radices", [(2, 2, 3), (4, 3), (3, 4), (12,), (2, 6)])
 @pytest.mark.parametrize("racks", [(3,), (3, 6), (4,), (6,)])
-def test_one_node_stands_for_all_below_regular_switches(radices, racks, overlap):
+def test_one_node_stands_for_all_below_regular_switches(radices, racks, is_delayed):
     """Racks that the radices count are solved on one node, others on all; both are right."""
     cluster, last = Cluster.regular(12, 2), len(radices) - 1
     phases = ((Block((0,), (0,)),), (Block((0, 1), (last,)),), (Block((0,), tuple(range(last + 1))), Block((1,), (0,))))
-    rule = Schedule("r", cluster, Static(phases=RulePhases(radices, phases), when=Late() if overlap else Lockstep()))
+    rule = Schedule(
+        "r",
+        cluster,
+        StaticGroups(phases=RulePhases(radices, phases), sync=DelayedAveraging() if is_delayed else Synchronous()),
+    )
     explicit = Schedule(
         "e",
         cluster,
-        Static(
-            phases=GroupPhases(tuple(rule.phase(t) for t in range(rule.period))), when=Late() if overlap else Lockstep()
+        StaticGroups(
+            phases=GroupPhases(tuple(rule.phase(t) for t in range(rule.period))),
+            sync=DelayedAveraging() if is_delayed else Synchronous(),
         ),
     )
     switches = tuple(
         Switch(tuple(range(a, a + size)), Link(2.0, 1.0 / size)) for size in racks for a in range(0, 12, size)
     )
     hardware = Hardware(inside=Link(1.0, 0.5), nic=Link(1.0, 1.0), switches=switches, model_bytes=24)
-    for schedule in (rule, Schedule("a", cluster, AllReduce(when=Late() if overlap else Lockstep()))):
-        whole = explicit if schedule is rule else everyone(cluster, overlap)
+    for schedule in (rule, Schedule("a", cluster, AllReduce(sync=DelayedAveraging() if is_delayed else Synchronous()))):
+        whole = explicit if schedule is rule else everyone(cluster, is_delayed)
         exact = cycle_time(whole, hardware, ComputeTimes(base=1.0))
         found = cycle_time(schedule, hardware, ComputeTimes(base=1.0))
         assert found.workers.tolist() == pytest.approx(exact.workers[: len(found.workers)].tolist())
 
 
-def everyone(cluster, overlap):
+def everyone(cluster, is_delayed):
     phase = Phase.from_groups(cluster.num_workers, [range(cluster.num_workers)])
-    return Schedule("everyone", cluster, Static(phases=GroupPhases((phase,)), when=Late() if overlap else Lockstep()))
+    return Schedule(
+        "everyone",
+        cluster,
+        StaticGroups(phases=GroupPhases((phase,)), sync=DelayedAveraging() if is_delayed else Synchronous()),
+    )
 
 
 def test_a_million_workers_take_the_time_of_one_node():
     cluster = Cluster.regular(250_000, 4)
-    rule = Schedule("r", cluster, Static(phases=RulePhases((2, 125_000), FIGURE_10)))
+    rule = Schedule("r", cluster, StaticGroups(phases=RulePhases((2, 125_000), FIGURE_10)))
     hardware = Hardware(inside=Link.of_bandwidth(1e10), nic=Link.of_bandwidth(5e9), model_bytes=552_000_000)
     result = cycle_time(rule, hardware, ComputeTimes(base=0.05))
     phases = (2 * 249_999 / 250_000 * 0.1104, 0.0828, 0.1104, 0.0828)
@@ -214,6 +250,6 @@ def test_ties_between_cycles_of_equal_mean_settle():
         sources = np.array([worker for members, _ in phase for worker in members])
         offsets = np.cumsum([0, *(len(members) for members, _ in phase)])
         stages.append(Stage(sources, offsets, np.array([seconds for _, seconds in phase]), cell_of))
-    means, critical = event_graph._howard(stages, np.full(6, 0.05), Late())
+    means, critical = event_graph._howard(stages, np.full(6, 0.05), DelayedAveraging())
     assert means == pytest.approx([0.2734] * 6, abs=1e-12)
     assert critical == (1, 4)

@@ -10,9 +10,9 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies import Route, Routes, TableWay
+from partreduce.topo.strategies import Payload, Placement, TablePlacement
 from partreduce.topo.timing import loads
-from partreduce.topo.timing.tables import NUMBER_BYTES, Touched, exchange, exchanges
+from partreduce.topo.timing.tables import NUMBER_BYTES, RowAccess, exchange, exchanges
 
 ROWS, COLUMNS = 10_000, 64
 ROW = 4 * COLUMNS
@@ -25,7 +25,7 @@ CLUSTERS = {
 
 
 def table(**members):
-    return Route(parameter="words.weight", rows=ROWS, columns=COLUMNS, **members)
+    return TablePlacement(parameter="words.weight", rows=ROWS, columns=COLUMNS, **members)
 
 
 def counted(route, touched, cluster, *, aggregates):
@@ -47,15 +47,15 @@ def counted(route, touched, cluster, *, aggregates):
 @pytest.mark.parametrize("aggregates", [True, False])
 @pytest.mark.parametrize("codec", ["none", "float16", "int8"])
 def test_bytes_of_a_sharded_table_are_those_counted_message_by_message(name, hosts, aggregates, codec):
-    cluster, touched, route = CLUSTERS[name], Touched(0.01, 0.02, 0.05), table(hosts=hosts, codec=codec)
+    cluster, touched, route = CLUSTERS[name], RowAccess(0.01, 0.02, 0.05), table(hosts=hosts, codec=codec)
     found = exchange(route, touched, cluster, HARDWARE, local_aggregation=aggregates)
     many = aggregates and name != "16x1"
     assert found.nic_bytes == pytest.approx(counted(route, touched, cluster, aggregates=many))
 
 
-@pytest.mark.parametrize("way", [TableWay.SHARDED, TableWay.GATHER])
+@pytest.mark.parametrize("way", [Placement.SHARDED, Placement.GATHER])
 def test_a_codec_saves_seconds_on_slow_links_and_costs_some_where_only_coding_takes_time(way):
-    touched, cluster = Touched(0.01, 0.02, 0.05), CLUSTERS["4x4"]
+    touched, cluster = RowAccess(0.01, 0.02, 0.05), CLUSTERS["4x4"]
     slow = [exchange(table(way=way, codec=codec), touched, cluster, HARDWARE) for codec in ("none", "float16", "int8")]
     assert slow[0].seconds > slow[1].seconds > slow[2].seconds
     assert len({one.meetings for one in slow}) == 1, "latencies are the same"
@@ -64,14 +64,14 @@ def test_a_codec_saves_seconds_on_slow_links_and_costs_some_where_only_coding_ta
     plain, coded = (exchange(table(way=way, codec=codec), touched, cluster, coding) for codec in ("none", "float16"))
     brought, gathered = ROW * 50, ROW * 800
     expected = 2e-9 * brought + 1e-9 * gathered
-    if way is TableWay.SHARDED:
+    if way is Placement.SHARDED:
         expected = 2e-9 * (gathered / 16 + brought) + 1e-9 * (ROW * 100 + gathered / 16)
     assert coded.seconds - plain.seconds == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_reference_s_factors_on_16_workers():
     """Outgoing per NIC, in rows that a worker touches: 15 and 6 on 4x4, 6 α_node/4α aggregated, 15 and 1.9 on 16x1."""
-    touched = Touched(0.01, 0.02, 0.05)
+    touched = RowAccess(0.01, 0.02, 0.05)
     unit = 0.01 * ROWS * ROW
     numbers = 1 + NUMBER_BYTES / ROW
     four, sixteen = CLUSTERS["4x4"], CLUSTERS["16x1"]
@@ -80,12 +80,12 @@ def test_the_reference_s_factors_on_16_workers():
         found = exchange(table(way=way), touched, cluster, HARDWARE, local_aggregation=aggregates)
         return found.nic_bytes / unit
 
-    assert out(four, TableWay.GATHER) == pytest.approx(15 * numbers)
-    assert out(four, TableWay.GATHER, aggregates=True) == pytest.approx(15 * numbers * 2 / 4)
-    assert out(four, TableWay.SHARDED) == pytest.approx(6 * numbers)
-    assert out(four, TableWay.SHARDED, aggregates=True) == pytest.approx(6 * numbers * 2 / 4)
-    assert out(sixteen, TableWay.GATHER) == pytest.approx(15 * numbers)
-    assert out(sixteen, TableWay.SHARDED) == pytest.approx(15 / 8 * numbers)
+    assert out(four, Placement.GATHER) == pytest.approx(15 * numbers)
+    assert out(four, Placement.GATHER, aggregates=True) == pytest.approx(15 * numbers * 2 / 4)
+    assert out(four, Placement.SHARDED) == pytest.approx(6 * numbers)
+    assert out(four, Placement.SHARDED, aggregates=True) == pytest.approx(6 * numbers * 2 / 4)
+    assert out(sixteen, Placement.GATHER) == pytest.approx(15 * numbers)
+    assert out(sixteen, Placement.SHARDED) == pytest.approx(15 / 8 * numbers)
 
 
 @pytest.mark.parametrize("name", CLUSTERS)
@@ -105,33 +105,33 @@ def test_pieces_of_equal_size_cost_what_an_all_to_all_costs(name, switches):
 
 
 def test_one_host_is_the_bottleneck_and_a_dense_table_is_the_strategy_s_own():
-    touched, cluster = Touched(0.01, 0.02, 0.05), CLUSTERS["4x4"]
+    touched, cluster = RowAccess(0.01, 0.02, 0.05), CLUSTERS["4x4"]
     spread = exchange(table(), touched, cluster, HARDWARE)
     alone = exchange(table(hosts=(0,)), touched, cluster, HARDWARE)
     assert alone.nic_bytes > 1.9 * spread.nic_bytes
     assert alone.seconds > spread.seconds
-    assert exchange(table(way=TableWay.DENSE), touched, cluster, HARDWARE).seconds == 0
+    assert exchange(table(way=Placement.DENSE), touched, cluster, HARDWARE).seconds == 0
 
 
 def test_tables_are_exchanged_one_after_the_other_and_must_be_known():
-    other = Route(parameter="tags.weight", rows=100, columns=8, way=TableWay.GATHER)
-    what, touched = Routes(tables=(table(), other)), Touched(0.01, 0.02, 0.05)
+    other = TablePlacement(parameter="tags.weight", rows=100, columns=8, way=Placement.GATHER)
+    payload, touched = Payload(tables=(table(), other)), RowAccess(0.01, 0.02, 0.05)
     both = {"words.weight": touched, "tags.weight": touched}
-    whole = exchanges(what, both, CLUSTERS["4x4"], HARDWARE)
-    parts = [exchange(route, touched, CLUSTERS["4x4"], HARDWARE, beside_gathered=True) for route in what.tables]
+    whole = exchanges(payload, both, CLUSTERS["4x4"], HARDWARE)
+    parts = [exchange(route, touched, CLUSTERS["4x4"], HARDWARE, beside_gathered=True) for route in payload.tables]
     shared = [dict(part.meetings) for part in parts]
     both_share = sum(shared[0][name] for name in shared[0].keys() & shared[1].keys())
     assert both_share > 0
     assert whole.seconds == pytest.approx(sum(part.seconds for part in parts) - both_share)
     assert whole.nic_bytes == pytest.approx(sum(part.nic_bytes for part in parts))
     with pytest.raises(InputError, match=r"does not say how much of 'tags\.weight' a step touches"):
-        exchanges(what, {"words.weight": touched}, CLUSTERS["4x4"], HARDWARE)
+        exchanges(payload, {"words.weight": touched}, CLUSTERS["4x4"], HARDWARE)
 
 
 def test_shares_that_cannot_be_are_refused_and_independent_ones_are_between():
     with pytest.raises(InputError, match="a node touches what its workers do"):
-        Touched(0.1, 0.05, 0.2)
+        RowAccess(0.1, 0.05, 0.2)
     with pytest.raises(InputError, match=r"it must be (<= 1|>= 0)"):
-        Touched(0.1, 0.2, 1.2)
-    alone = Touched.independent(0.1, Cluster.regular(2, 2))
+        RowAccess(0.1, 0.2, 1.2)
+    alone = RowAccess.independent(0.1, Cluster.regular(2, 2))
     assert (alone.worker, alone.node, alone.everyone) == pytest.approx((0.1, 0.19, 0.3439))

@@ -15,7 +15,7 @@ from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Lockstep, Merge, Outer, Routes
+from partreduce.topo.strategies import AllReduce, DelayedMerge, OuterStep, Payload, Synchronous
 from partreduce.topo.strategies.fragments import round_ends
 from partreduce.topo.timing.compute import ComputeTimes
 from partreduce.topo.timing.cost import communication
@@ -29,10 +29,10 @@ def hardware():
     return Hardware(nic=Link(LATENCY, INVERSE), model_bytes=SIZE, compute=0.1)
 
 
-def schedule(pace, fragments=1, steps=0, alpha=0, n=4):
-    when = Merge(steps=steps, alpha=alpha) if steps or alpha else Lockstep()
-    what = Routes(outer=Outer(lr=0.7), fragments=fragments)
-    return Schedule("s", Cluster.regular(n, 1), AllReduce(pace=pace, when=when, what=what))
+def schedule(steps_per_round, fragments=1, steps=0, alpha=0, n=4):
+    sync = DelayedMerge(steps=steps, alpha=alpha) if steps or alpha else Synchronous()
+    payload = Payload(outer=OuterStep(lr=0.7), fragments=fragments)
+    return Schedule("s", Cluster.regular(n, 1), AllReduce(steps_per_round=steps_per_round, sync=sync, payload=payload))
 
 
 def seconds_of_sum(share, n=4):
@@ -43,16 +43,16 @@ def seconds_of_sum(share, n=4):
 def by_hand(streaming, times, num_rounds):
     """When every worker is done with so many rounds, and the last sum is: step by step, one sum after the other."""
     strategy = streaming.strategy
-    pace, count, late = strategy.pace, strategy.what.num_fragments, strategy.when.late_steps
+    steps_per_round, count, late = strategy.steps_per_round, strategy.payload.num_fragments, strategy.sync.late_steps
     now, free, over = np.zeros(len(times)), 0.0, {}
-    for step in range(1, num_rounds * pace + 1):
+    for step in range(1, num_rounds * steps_per_round + 1):
         now = now + times
-        ends = [(number, (number + 1) * pace // count) for number in range(count)]
-        merged = [number for number, end in ends if (step - end) % pace == 0 and step > late]
+        ends = [(number, (number + 1) * steps_per_round // count) for number in range(count)]
+        merged = [number for number, end in ends if (step - end) % steps_per_round == 0 and step > late]
         if late:
             now = np.maximum(now, max((over[number] for number in merged), default=0))
         for number, end in ends:
-            if (step + late - end) % pace == 0:
+            if (step + late - end) % steps_per_round == 0:
                 free = over[number] = max(now.max(), free) + seconds_of_sum(1 / count)
         now = np.maximum(now, max((over[number] for number in merged), default=0))
     return now, free
@@ -61,16 +61,16 @@ def by_hand(streaming, times, num_rounds):
 @pytest.mark.parametrize("seed", range(25))
 def test_a_round_of_equal_workers_takes_what_turns_do_not_hide(seed):
     draw = random.Random(seed)
-    pace = draw.randint(1, 20)
-    fragments = draw.randint(1, min(pace, 5))
-    late = draw.randrange(pace // fragments)
-    streaming = schedule(pace, fragments, late)
+    steps_per_round = draw.randint(1, 20)
+    fragments = draw.randint(1, min(steps_per_round, 5))
+    late = draw.randrange(steps_per_round // fragments)
+    streaming = schedule(steps_per_round, fragments, late)
     each, expected, before = seconds_of_sum(1 / fragments), 0.0, 0
-    for end in round_ends(fragments, pace):
+    for end in round_ends(fragments, steps_per_round):
         expected += max((end - before) * 0.1, (end - before - late) * 0.1 + each)
         before = end
     assert cycle_time(streaming, hardware()).per_round == pytest.approx(expected)
-    assert simulate(streaming, hardware(), num_rounds=5).per_step() == pytest.approx(expected / pace)
+    assert simulate(streaming, hardware(), num_rounds=5).per_step() == pytest.approx(expected / steps_per_round)
     sampled = sample(streaming, hardware(), ComputeTimes.of(hardware()), num_rounds=4, num_samples=2)
     assert sampled.per_round == pytest.approx(expected)
 
@@ -79,9 +79,9 @@ def test_a_round_of_equal_workers_takes_what_turns_do_not_hide(seed):
 def test_of_unequal_workers_event_graph_and_virtual_time_say_the_same(seed):
     """Also where several fragments are in flight, some of them from one round to the next."""
     draw = random.Random(seed)
-    pace = draw.randint(1, 12)
-    fragments = draw.randint(1, min(pace, 4))
-    streaming = schedule(pace, fragments, draw.randrange(pace), "1/2")
+    steps_per_round = draw.randint(1, 12)
+    fragments = draw.randint(1, min(steps_per_round, 4))
+    streaming = schedule(steps_per_round, fragments, draw.randrange(steps_per_round), "1/2")
     slow = ComputeTimes(base=0.1, slowdown=tuple((worker, draw.choice([1.0, 1.5, 4.0])) for worker in range(4)))
     exact = cycle_time(streaming, hardware(), slow)
     run = simulate(streaming, hardware(), compute=slow, num_rounds=80)
@@ -92,13 +92,13 @@ def test_of_unequal_workers_event_graph_and_virtual_time_say_the_same(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_at_unequal_paces_each_turn_waits_for_the_last_workers_share_of_its_own_steps(seed):
+def test_at_unequal_steps_per_round_each_turn_waits_for_the_last_workers_share_of_its_own_steps(seed):
     draw = random.Random(seed)
     fragments = draw.randint(2, 4)
-    paces = tuple(draw.randint(fragments, 12) for _ in range(4))
-    streaming = schedule(paces, fragments)
+    worker_steps = tuple(draw.randint(fragments, 12) for _ in range(4))
+    streaming = schedule(worker_steps, fragments)
     slow = ComputeTimes(base=0.1, slowdown=tuple((worker, draw.choice([1.0, 1.5, 4.0])) for worker in range(4)))
-    ends = np.array([[0, *round_ends(fragments, pace)] for pace in paces]).T
+    ends = np.array([[0, *round_ends(fragments, steps_per_round)] for steps_per_round in worker_steps]).T
     each = [(slow.fixed(4) * (after - before)).max() for before, after in pairwise(ends)]
     expected = sum(each) + fragments * seconds_of_sum(1 / fragments)
     assert cycle_time(streaming, hardware(), slow).per_round == pytest.approx(expected)
@@ -109,10 +109,10 @@ def test_at_unequal_paces_each_turn_waits_for_the_last_workers_share_of_its_own_
 @pytest.mark.parametrize("name", ["node-then-all", "prague-figure-10", "one-peer-hypercube"])
 def test_fragments_over_groups_take_as_long_in_virtual_time_as_the_event_graph_says(name):
     base = build(name, Cluster.parse("4x4"))
-    turns = Schedule("s", base.cluster, replace(base.strategy, pace=7, what=Routes(fragments=3)))
+    turns = Schedule("s", base.cluster, replace(base.strategy, steps_per_round=7, payload=Payload(fragments=3)))
     run = simulate(turns, hardware(), num_rounds=48)
     assert run.per_step(warm_up=24) == pytest.approx(cycle_time(turns, hardware()).per_step)
-    whole = Schedule("s", base.cluster, replace(base.strategy, pace=7))
+    whole = Schedule("s", base.cluster, replace(base.strategy, steps_per_round=7))
     costs = communication(whole, hardware()), communication(turns, hardware())
     assert costs[1].nic_bytes_per_step == pytest.approx(costs[0].nic_bytes_per_step)
     assert costs[1].peak_nic_bytes == pytest.approx(costs[0].peak_nic_bytes / 3)

@@ -114,14 +114,17 @@ def test_the_checker_computes_the_hash_that_the_documents_compute(name):
 
 AXES = [
     *(
-        {"when": when}
-        for when in ("lockstep", {"late": 1}, {"late": 2}, {"late": 0}, {"late": "1"}, {}, "free", None, 1)
+        {"sync": sync}
+        for sync in ("synchronous", {"delay": 1}, {"delay": 2}, {"delay": 0}, {"delay": "1"}, {}, "free", None, 1)
     ),
-    *({"when": when} for when in ({"gap": {"staleness": 1}}, {"late": 1, "gap": 1}, "late")),
-    *({"how": how} for how in ({}, {"form": "ring"}, {"form": "hierarchical"}, {"form": "tree"}, "ring", None)),
-    *({"how": how} for how in ({"form": "ring", "codec": "none"}, {"codec": "none"})),
-    {"when": {"late": 1}, "how": {"form": "hierarchical"}},
-    {"when": "lockstep", "how": {}},
+    *({"sync": sync} for sync in ({"gap": {"staleness": 1}}, {"delay": 1, "gap": 1}, "delay")),
+    *(
+        {"transport": transport}
+        for transport in ({}, {"algorithm": "ring"}, {"algorithm": "hierarchical"}, {"algorithm": "tree"}, "ring", None)
+    ),
+    *({"transport": transport} for transport in ({"algorithm": "ring", "codec": "none"}, {"codec": "none"})),
+    {"sync": {"delay": 1}, "transport": {"algorithm": "hierarchical"}},
+    {"sync": "synchronous", "transport": {}},
     {"overlap": True},
 ]
 
@@ -130,15 +133,15 @@ LAGS = [
     *({"pipeline": p} for p in ({}, {"width": 2}, {"width": 3}, {"width": 2**31}, {"width": 1}, [], None)),
     *({"pipeline": {name: value}} for name, value in (("drain", "drop"), ("drain", "keep"), ("warm_up", 2**53 - 1),
                                                      ("warm_up", -1), ("total", "sum"), ("wider", True), ("x", 1))),
-    {"pipeline": {}, "late": 1},
+    {"pipeline": {}, "delay": 1},
 ]  # fmt: skip
 CODED = [
     *({"codec": codec} for codec in ("float16", "bfloat16", "int8", "fp8", 16)),
     *({"codec": "int8", name: value} for name, value in (("rounding", "nearest"), ("block", 1), ("block", 0),
                                                          ("error_feedback", True), ("where", "all"))),
     *({"codec": "bfloat16", name: value} for name, value in (("error_feedback", True), ("block", 256), ("block", 8))),
-    *({"codec": codec, "form": "hierarchical", "where": "across-nodes"} for codec in ("int8", "float16", "none")),
-    *({"sending": "layers", "codec": codec} for codec in ("none", "int8")),
+    *({"codec": codec, "algorithm": "hierarchical", "where": "across-nodes"} for codec in ("int8", "float16", "none")),
+    *({"gradient_buckets": "layers", "codec": codec} for codec in ("none", "int8")),
     {"where": "across-nodes"},
 ]  # fmt: skip
 OUTERS = [
@@ -146,20 +149,27 @@ OUTERS = [
     *({"momentum": momentum} for momentum in ("9/10", 0, 1, "-1/2")),
     *({"nesterov": True, "momentum": momentum} for momentum in ("1/2", 0)),
     *({"optimizer": optimizer} for optimizer in ("sgd", "adam")),
-    *({"lr": "1/2", "anchor": anchor} for anchor in ("own", "common", "mine", None)), {"anchor": "own"},
+    *({"lr": "1/2", "outer_params": outer_params} for outer_params in ("own", "common", "mine", None)), {"outer_params": "per_worker"},
     {"nesterov": False}, {"nesterov": 1, "momentum": "1/2"}, {"dampening": 0}, {}, [], None,
 ]  # fmt: skip
-AXES += [{"what": {"outer": outer}} for outer in OUTERS] + [{"what": {"outer": {"lr": 2}}, "when": {"late": 1}}]
+AXES += [{"payload": {"outer": outer}} for outer in OUTERS] + [{"payload": {"outer": {"lr": 2}}, "sync": {"delay": 1}}]
 TURNS = [
     *({"fragments": parts} for parts in (1, 2, 3, 4, 0, "2", True, [["a.*"], ["b", "c"]], [["a"]], [["a"], []],
                                          [["a"], ["a"]], [["a"], "b"], [["a"], [""]], [["a"], ["b" * 1001]], [])),
     *({"merge": merge} for merge in ({"steps": 1}, {"alpha": "1/2"}, {"alpha": "2/4", "steps": 0}, {"alpha": 1}, {},
-                                     {"steps": -1}, {"steps": 3}, {"alpha": "-1/9", "steps": 1}, {"late": 1}, 1)),
+                                     {"steps": -1}, {"steps": 3}, {"alpha": "-1/9", "steps": 1}, {"delay": 1}, 1)),
 ]  # fmt: skip
-AXES += [{"pace": pace, "what" if "fragments" in turn else "when": turn} for turn in TURNS for pace in (3, [3, 3])]
-AXES += [{"pace": 3, "what": {"fragments": 2}, "when": when} for when in ({"late": 1}, {"merge": {"alpha": "1/2"}})]
-AXES += [{"pace": 3, "averaging": "step-normalised", "when": {"merge": {"steps": 1}}}]
-AXES += [{"when": when} for when in LAGS] + [{"how": how} for how in CODED]
+AXES += [
+    {"steps_per_round": steps_per_round, "payload" if "fragments" in turn else "sync": turn}
+    for turn in TURNS
+    for steps_per_round in (3, [3, 3])
+]
+AXES += [
+    {"steps_per_round": 3, "payload": {"fragments": 2}, "sync": sync}
+    for sync in ({"delay": 1}, {"merge": {"alpha": "1/2"}})
+]
+AXES += [{"steps_per_round": 3, "averaging": "step-normalized", "sync": {"merge": {"steps": 1}}}]
+AXES += [{"sync": sync} for sync in LAGS] + [{"transport": transport} for transport in CODED]
 
 
 @pytest.mark.parametrize("name", ["rule", "explicit", "allreduce", "graph", "pipeline", "coded", "coded-rule"])
@@ -172,8 +182,8 @@ def test_of_when_and_how_the_checker_reads_and_refuses_what_the_documents_do(nam
         assert (None if expected is None else schedule_sha256(expected)) == (found and found.sha256), axes
 
 
-def test_the_checker_reads_the_same_hash_from_random_axes_and_paces():
-    """Whatever a file says of when, how and pace: the same canonical hash, or no schedule for either."""
+def test_the_checker_reads_the_same_hash_from_random_axes_and_steps_per_round():
+    """Whatever a file says of when, how and steps_per_round: the same canonical hash, or no schedule for either."""
     draw = random.Random("axes")
     read = refused = 0
     for _ in range(500):
@@ -182,13 +192,13 @@ def test_the_checker_reads_the_same_hash_from_random_axes_and_paces():
         for _ in range(draw.randrange(1, 4)):
             aimed_payload(draw, raw["strategy"])
         if draw.random() < 0.3:
-            raw["strategy"]["pace"] = [draw.choice([1, 1, 1, 2])] * n
+            raw["strategy"]["steps_per_round"] = [draw.choice([1, 1, 1, 2])] * n
         expected, found = load(raw), reread(raw)
         assert (expected is None) == (found is None), raw
         if expected is not None:
             assert schedule_sha256(expected) == found.sha256, raw
             assert expected.strategy.averages_gradients == found.averages_gradients, raw
-            assert expected.strategy.when.lag == found.lag
+            assert expected.strategy.sync.lag == found.lag
             read += 1
         else:
             refused += 1

@@ -31,7 +31,8 @@ def document(nodes, size, **strategy):
 def groups(n, *phases):
     """A static schedule; a member list, or (member list, relax)."""
     listed = [
-        [{"group": g} if isinstance(g, list) else {"group": g[0], "relax": g[1]} for g in phase] for phase in phases
+        [{"group": g} if isinstance(g, list) else {"group": g[0], "relaxation": g[1]} for g in phase]
+        for phase in phases
     ]
     return document(n, 1, kind="static", phases=listed)
 
@@ -88,14 +89,14 @@ ASKED = {"claim": "membership", "answers": "0" * 64}
 HUGE_RULE = document(2**30, 1, kind="static", node_radices=[2] * 30, phases=[[{"local": [0], "across": [0]}]])
 FACTOR = {"claim": "contraction", "method": "factor", "squared": "2"}
 NOISE = {"claim": "consensus-distance", "at_most": "9", "bits": 8, "covariance": [[9**9, 0, 9**9]]}
-LONG_PACE = document(2, 1, kind="static", phases=[[{"group": [0, 1]}]], pace=10**9)
+LONG_STEPS_PER_ROUND = document(2, 1, kind="static", phases=[[{"group": [0, 1]}]], steps_per_round=10**9)
 ATTACKS = {
     "factor of two billion workers": (groups(MANY, [[0, 1]]), FACTOR),
     "factor of 2000 workers": (groups(2000, [[0, 1]]), FACTOR),
     "a norm next to 0": (PAIR, {**FACTOR, "squared": "1/" + "9" * 3000}),
     "a norm a little too small": (PAIR, {**FACTOR, "squared": "249999999/1000000000"}),
     "noise of two billion workers": (groups(MANY, [[0, 1]]), NOISE),
-    "noise of a billion steps a round": (LONG_PACE, NOISE),
+    "noise of a billion steps a round": (LONG_STEPS_PER_ROUND, NOISE),
     "a covariance of a swap": (SWAP, NOISE),
     "a covariance of a factor of 3": (groups(2, [([0, 1], 3)]), NOISE),
     "a covariance below what a period makes": (PAIR, {**NOISE, "covariance": [[9, 9, 9]]}),
@@ -156,10 +157,10 @@ HOSTILE = {
     "thirty digits": (HUGE_RULE, 0),
     "3000 phases and 12 digits": (BLOCKS, 0),
     "a graph of two billion workers": (BIG_LINE, 0),
-    "a billion steps a round": (LONG_PACE, 0),
+    "a billion steps a round": (LONG_STEPS_PER_ROUND, 0),
     "factors without a common denominator": (DENSE, 0),
-    "a codec of two billion workers": (document(2, MANY // 2, kind="allreduce", how={"codec": "bfloat16"}), 0),
-    "a gap of two billion workers": (document(MANY, 1, **BIG_LINE["strategy"] | {"when": {"gap": {}}}), 65),
+    "a codec of two billion workers": (document(2, MANY // 2, kind="allreduce", transport={"codec": "bfloat16"}), 0),
+    "a gap of two billion workers": (document(MANY, 1, **BIG_LINE["strategy"] | {"sync": {"iteration_gap": {}}}), 65),
     "a worker in two groups of 400001 workers": (DOUBLE, 1),
 }
 """Schedules that ask for gigabytes or hours, with the exit status of the program."""

@@ -350,13 +350,13 @@ def test_a_list_that_differs_is_named_by_its_first_difference():
     assert (Refusal("s", 65).status, Refusal("s\n", 1).sentence) == (65, "s\\u000a")
 
 
-def test_a_rule_whose_paces_differ_between_nodes_is_seen_group_by_group():
+def test_a_rule_whose_steps_per_round_differ_between_nodes_is_seen_group_by_group():
     raw = {
         "kind": "static",
         "node_radices": [2, 2],
-        "pace": [1, 2, 1, 2, 1, 2, 3, 2],
+        "steps_per_round": [1, 2, 1, 2, 1, 2, 3, 2],
         "phases": [
-            [{"local": [0], "across": [1]}, {"local": [1], "across": [0, 1], "relax": "1/2"}],
+            [{"local": [0], "across": [1]}, {"local": [1], "across": [0, 1], "relaxation": "1/2"}],
             [{"local": [0, 1], "across": []}],
         ],
     }
@@ -365,14 +365,16 @@ def test_a_rule_whose_paces_differ_between_nodes_is_seen_group_by_group():
     read = checker.read_schedule(document)
     seen = with_places(read, "here")
     assert (seen.form, seen.width) == ("groups", 8)
-    listed = [[(list(members), str(relax)) for members, _, relax in phase] for phase in seen.phases]
+    listed = [[(list(members), str(relaxation)) for members, _, relaxation in phase] for phase in seen.phases]
     assert [sorted(phase) for phase in listed] == [
         [([0, 2], "1"), ([1, 3, 5, 7], "1/2"), ([4, 6], "1")],
         [([0, 1], "1"), ([2, 3], "1"), ([4, 5], "1"), ([6, 7], "1")],
     ]
-    same = checker.read_schedule({**document, "strategy": {**raw, "pace": [1, 2] * 4}})
+    same = checker.read_schedule({**document, "strategy": {**raw, "steps_per_round": [1, 2] * 4}})
     assert with_places(same, "here") is same
     assert with_places(checker.read_schedule(dict(HALF)), "here").form == "groups"
-    assert with_places(checker.read_schedule(rule([2], 1, [([0], [0])], pace=[1, 2])), "here").form == "groups"
+    assert (
+        with_places(checker.read_schedule(rule([2], 1, [([0], [0])], steps_per_round=[1, 2])), "here").form == "groups"
+    )
     with pytest.raises(Refusal, match="over 1024 rows"):
         with_places(checker.read_schedule(groups(1025, [[0, 1]])), "here")

@@ -88,7 +88,7 @@ FILES = [
     (spelled("true"), HALF, "certificate.json: true, false and null have no place here"),
     (spelled("false"), HALF, "certificate.json: true, false and null have no place here"),
     (spelled("null"), HALF, "certificate.json: true, false and null have no place here"),
-    (certificate(raw=over_all(when={"late": 1})), json.dumps(over_all(when={"late": 1.0})).encode(),
+    (certificate(raw=over_all(sync={"delay": 1})), json.dumps(over_all(sync={"delay": 1.0})).encode(),
         "schedule.json: 1.0"),
     (certificate(), json.dumps(HALF).replace('"name"', '"version": 1, "name"').encode(),
         "schedule.json: an object has"),
@@ -108,7 +108,7 @@ def test_a_file_is_read_strictly(one, other, says, tmp_path, capsys):
 
 
 def test_a_schedule_may_say_true_and_false(tmp_path, capsys):
-    raw = over_all(how={"codec": "int8", "error_feedback": True})
+    raw = over_all(transport={"codec": "int8", "error_feedback": True})
     assert answer(capsys, tmp_path, certificate(raw=raw), raw)[0] == 0
 
 

@@ -70,7 +70,7 @@ def test_so_they_do_of_listed_groups_across_uneven_nodes_of_which_some_leave_wor
     for _ in range(150):
         workers = draw.sample(range(count := draw.randint(4, 12)), count)
         phases = [cut(draw.sample(workers, count - draw.choice((0, 0, 1, 3))), draw) for _ in range(draw.randint(1, 4))]
-        options = {"prologue": draw.choice((0, 2)), "how": {"form": draw.choice(("ring", "hierarchical"))}}
+        options = {"prologue": draw.choice((0, 2)), "transport": {"algorithm": draw.choice(("ring", "hierarchical"))}}
         nodes = [node["group"] for node in cut(workers, draw, least=1)]
         raw = document(1, 1, kind="static", phases=phases, **options) | {"cluster": {"nodes": nodes}}
         facts, truth = computed(raw), Truth(raw)
@@ -97,7 +97,7 @@ def cut(workers, draw, least=2):
 
 
 def reached(rounds):
-    """Of `staleness` in lockstep."""
+    """Of `staleness` synchronously."""
     return {"late": 0, "steps": 0, "reach": rounds, "age": rounds - 1, "age_steps": rounds - 1}
 
 
@@ -118,7 +118,7 @@ def turned_in_groups(fragments, every, apart, late, period):
     return {"fragments": fragments, "every": every, "apart": apart, "late": late, "flying": 1, "period": period}
 
 
-def sending(of_worker, of_node, in_flight=1, parts=1):
+def gradient_buckets(of_worker, of_node, in_flight=1, parts=1):
     named = {"of_worker": of_worker, "of_node": of_node, "in_flight": in_flight}
     return {"parts": parts, **{name: str(number) for name, number in named.items()}}
 
@@ -129,20 +129,20 @@ def apart(*nodes, **options):
 
 
 def mixed(**options):
-    """Two nodes of two: a pair of neighbours, then all."""
+    """Two nodes of two: a pair of neighbors, then all."""
     return document(2, 2, kind="static", phases=[[{"group": [0, 1]}], [{"group": [0, 1, 2, 3]}]], **options)
 
 
-def staged(raw, group, **how):
+def staged(raw, group, **transport):
     """A group, then all, with a second communicator for whatever int8 does not sum in stages."""
     raw["strategy"]["phases"] = [[{"group": group}], [{"group": list(range(6))}]]
-    raw["strategy"]["how"] = {"codec": "int8", "form": "hierarchical", **how}
+    raw["strategy"]["transport"] = {"codec": "int8", "algorithm": "hierarchical", **transport}
     return raw
 
 
 def blocks_staged(*blocks):
     """Six nodes of two, by two digits."""
-    return rule([2, 3], 2, *([block] for block in blocks), how={"codec": "int8", "form": "hierarchical"})
+    return rule([2, 3], 2, *([block] for block in blocks), transport={"codec": "int8", "algorithm": "hierarchical"})
 
 
 def listed(*nodes):
@@ -151,8 +151,8 @@ def listed(*nodes):
 
 def strided(*nodes):
     """A gathered table of workers that lie apart."""
-    what = {"tables": [{"parameter": "t", "rows": 6, "columns": 2, "way": "gather"}], "local_aggregation": False}
-    return {**document(1, 1, kind="allreduce", what=what), "cluster": {"nodes": list(nodes)}}
+    payload = {"tables": [{"parameter": "t", "rows": 6, "columns": 2, "way": "gather"}], "local_aggregation": False}
+    return {**document(1, 1, kind="allreduce", payload=payload), "cluster": {"nodes": list(nodes)}}
 
 
 CODED = {"tables": [{"parameter": "t", "rows": 6, "columns": 2, "codec": "int8"}]}
@@ -166,7 +166,7 @@ SKIPS = [
     ([(0, 1), (1, 0), (0, 2)], {"max_ig": 5, "backup": 1}, [5, 5, 0]),
     ([(0, 1), (1, 0), (0, 2)], {"max_ig": 2, "staleness": 4, "backup": [0, 0, 1]}, [2, 2, 0]),
     ([(1, 0), (1, 2)], {"max_ig": 2, "staleness": 1}, [0, 2, 0]),  # worker 1 waits for nobody's updates
-    # who is asked to be further behind than it gets behind its nearest out-neighbour never skips
+    # who is asked to be further behind than it gets behind its nearest out-neighbor never skips
     ([(0, 1), (1, 0), (0, 2)], {"max_ig": 5, "backup": 1, "skip": {"limit": 9, "behind": 5}}, [5, 5, 0]),
     ([(1, 0), (1, 2), (2, 1)], {"max_ig": 3, "staleness": 1, "skip": {"limit": 9, "behind": 3}}, [0, 0, 0]),
     # and so it is with who is asked to skip more steps than it can at once
@@ -177,7 +177,7 @@ SKIPS = [
 ]
 
 RING: dict[str, str] = {}
-STAGED = {"form": "hierarchical"}
+STAGED = {"algorithm": "hierarchical"}
 ACROSS = STAGED | {"where": "across-nodes"}
 CODED_SUMS = [
     # Nodes, workers on each, codec, form. Multiplied out: (1 + e) for each rounding, (1 + (n - 1)·u) where n are added
@@ -222,11 +222,11 @@ BY_HAND = [
     (graph(4, [(v, (v + 1) % 4, "1/2") for v in range(4)]), "queues", {"gap": 3, "capacities": [4] * 4}),
     (graph(2, [(0, 1, 0), (1, 0, "1/2")]), "queues", {"gap": -1, "capacities": [-1, 2]}),
     # what is held, and how it is rounded
-    (groups(3, [[0, 1]], averaging="step-normalised"), "memory", held(1, 1, 1, 2)),
+    (groups(3, [[0, 1]], averaging="step-normalized"), "memory", held(1, 1, 1, 2)),
     (graph(2, []), "memory", held(0, 0, 0, 1)),
-    (mixed(how={"codec": "int8", "form": "hierarchical"}), "memory", held(3, 5, 2, 2)),
-    (mixed(how={"codec": "int8", "form": "hierarchical"}), "codec-error", rounded(50935427, 2**32, 2**116, 3)),
-    (mixed(how={"codec": "float16"}, prologue=1), "codec-error", rounded(4196225, 2**31, 2**22, 4)),
+    (mixed(transport={"codec": "int8", "algorithm": "hierarchical"}), "memory", held(3, 5, 2, 2)),
+    (mixed(transport={"codec": "int8", "algorithm": "hierarchical"}), "codec-error", rounded(50935427, 2**32, 2**116, 3)),
+    (mixed(transport={"codec": "float16"}, prologue=1), "codec-error", rounded(4196225, 2**31, 2**22, 4)),
     (staged(document(3, 2, kind="static"), [0, 1, 2, 3]), "memory", held(2, 8, 2, 2)),
     (staged(document(3, 2, kind="static"), [0, 2]), "memory", held(3, 7, 2, 2)),
     (staged(document(2, 3, kind="static"), [0, 1, 2, 3, 4]), "memory", held(3, 13, 2, 2)),
@@ -237,67 +237,67 @@ BY_HAND = [
     (blocks_staged(([0, 1], [0]), ([0, 1], [0, 1])), "memory", held(2, 14, 2, 2)),
     (blocks_staged(([0], [0]), ([0, 1], [0, 1])), "memory", held(3, 13, 2, 2)),
     (rule([2], 2, [([0], [], "1/10")], [([0, 1], [])]), "doubly-stochastic", {"smallest_weight": "1/2"}),
-    (groups(2, [[0, 1]], what={"outer": {"lr": 2}}), "memory", held(1, 1, 1, 2)),
-    (groups(2, [[0, 1]], what={"outer": {"momentum": "1/2"}}), "memory", held(1, 1, 1, 3)),
+    (groups(2, [[0, 1]], payload={"outer": {"lr": 2}}), "memory", held(1, 1, 1, 2)),
+    (groups(2, [[0, 1]], payload={"outer": {"momentum": "1/2"}}), "memory", held(1, 1, 1, 3)),
     # turns of fragments
-    (document(1, 2, kind="allreduce", pace=7, what={"fragments": 3}), "fragments", turned(3, 7, 2, 0, 7, equal=True)),
-    (document(1, 2, kind="allreduce", pace=5, when={"merge": {"steps": 1}}), "fragments",
+    (document(1, 2, kind="allreduce", steps_per_round=7, payload={"fragments": 3}), "fragments", turned(3, 7, 2, 0, 7, equal=True)),
+    (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"steps": 1}}), "fragments",
         turned(1, 5, 5, 1, 6, equal=True)),
-    (document(1, 2, kind="allreduce", pace=9, what={"fragments": 2}, when={"merge": {"steps": 3, "alpha": "1/2"}}),
+    (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 2}, sync={"merge": {"steps": 3, "alpha": "1/2"}}),
         "fragments", turned(2, 9, 4, 3, 12, equal=False)),
-    (mixed(pace=5, what={"fragments": 2}), "fragments", turned_in_groups(2, 5, 2, 0, 10)),
-    (groups(2, [[0, 1]], pace=4, what={"fragments": 2}), "fragments", turned(2, 4, 2, 0, 4, equal=True)),
+    (mixed(steps_per_round=5, payload={"fragments": 2}), "fragments", turned_in_groups(2, 5, 2, 0, 10)),
+    (groups(2, [[0, 1]], steps_per_round=4, payload={"fragments": 2}), "fragments", turned(2, 4, 2, 0, 4, equal=True)),
     # of one group that is not all, and of all in one round of two: no age, as of other groups
     *(
-        (groups(3, *phases, pace=4, what={"fragments": 2}), "fragments", turned_in_groups(2, 4, 2, 0, period))
+        (groups(3, *phases, steps_per_round=4, payload={"fragments": 2}), "fragments", turned_in_groups(2, 4, 2, 0, period))
         for phases, period in (([[[0, 1]]], 4), ([[[0, 1, 2]], [[0, 1]]], 8))
     ),
-    *((document(1, 2, kind="allreduce", pace=9, what={"fragments": 4}, when={"merge": {"steps": steps}}), "fragments",
+    *((document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4}, sync={"merge": {"steps": steps}}), "fragments",
         turned(4, 9, 2, steps, 9 + steps, equal=True, flying=flying)) for steps, flying in (
         (2, 1), (3, 2), (4, 2), (5, 3), (6, 3), (7, 4), (8, 4),
     )),
-    *((document(1, 2, kind="allreduce", pace=9, what={"fragments": 4}, when={"merge": {"steps": steps}}), "staleness",
+    *((document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4}, sync={"merge": {"steps": steps}}), "staleness",
         {"late": late, "steps": 9 * late, "reach": 1, "age": late, "age_steps": 9 * late}) for steps, late in (
         (2, 1), (3, 2), (8, 2),
     )),
-    (document(1, 2, kind="static", phases=[[{"group": [0, 1], "relax": "1/2"}]], pace=4, what={"fragments": 2}),
+    (document(1, 2, kind="static", phases=[[{"group": [0, 1], "relaxation": "1/2"}]], steps_per_round=4, payload={"fragments": 2}),
         "fragments", turned(2, 4, 2, 0, 4, equal=False)),
-    (document(1, 2, kind="allreduce", pace=5, when={"merge": {"alpha": "1/2"}}), "fragments", None),
-    (document(1, 2, kind="allreduce", pace=5, when={"merge": {"alpha": "1/2"}}), "equal-replicas", None),
-    (document(1, 2, kind="allreduce", pace=5, what={"fragments": 2}), "equal-replicas", None),
-    (document(1, 2, kind="allreduce", pace=5, when={"merge": {"steps": 4}}), "equal-replicas",
+    (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"alpha": "1/2"}}), "fragments", None),
+    (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"alpha": "1/2"}}), "equal-replicas", None),
+    (document(1, 2, kind="allreduce", steps_per_round=5, payload={"fragments": 2}), "equal-replicas", None),
+    (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"steps": 4}}), "equal-replicas",
         {"of": "parameters", "rounds": [0]}),
-    (document(1, 2, kind="allreduce", pace=5, when={"merge": {"steps": 4}}), "staleness",
+    (document(1, 2, kind="allreduce", steps_per_round=5, sync={"merge": {"steps": 4}}), "staleness",
         {"late": 1, "steps": 5, "reach": 1, "age": 1, "age_steps": 5}),
-    # bytes: around a ring of 4, of which 1, or 2 that are no neighbours, are on a node
-    (document(2, 2, kind="allreduce"), "sent-bytes", sending("3/2", "3/2")),
-    (apart([0, 2], [1, 3]), "sent-bytes", sending("3/2", 3)),
-    (apart([0, 1, 3], [2]), "sent-bytes", sending("3/2", "3/2")),
-    (document(1, 4, kind="allreduce"), "sent-bytes", sending("3/2", 0)),
-    (groups(3, [], prologue=1), "sent-bytes", sending("4/3", "4/3")),
-    (groups(3, []), "sent-bytes", sending(0, 0)),
-    (groups(4, [[0, 1], [2, 3]], [[0, 1, 2]]), "sent-bytes", sending("4/3", "4/3")),
-    (rule([2], 2, [([0], [0]), ([1], [0])]), "sent-bytes", sending(1, 2)),
-    (rule([2], 2, [([0], [0])], [([0, 1], [])]), "sent-bytes", sending(1, 1)),
+    # bytes: around a ring of 4, of which 1, or 2 that are no neighbors, are on a node
+    (document(2, 2, kind="allreduce"), "sent-bytes", gradient_buckets("3/2", "3/2")),
+    (apart([0, 2], [1, 3]), "sent-bytes", gradient_buckets("3/2", 3)),
+    (apart([0, 1, 3], [2]), "sent-bytes", gradient_buckets("3/2", "3/2")),
+    (document(1, 4, kind="allreduce"), "sent-bytes", gradient_buckets("3/2", 0)),
+    (groups(3, [], prologue=1), "sent-bytes", gradient_buckets("4/3", "4/3")),
+    (groups(3, []), "sent-bytes", gradient_buckets(0, 0)),
+    (groups(4, [[0, 1], [2, 3]], [[0, 1, 2]]), "sent-bytes", gradient_buckets("4/3", "4/3")),
+    (rule([2], 2, [([0], [0]), ([1], [0])]), "sent-bytes", gradient_buckets(1, 2)),
+    (rule([2], 2, [([0], [0])], [([0, 1], [])]), "sent-bytes", gradient_buckets(1, 1)),
     # 16 bits; 8 bits in blocks of 8: w = 3/8; hierarchical; only across nodes
-    (document(2, 2, kind="allreduce", how={"codec": "float16"}), "sent-bytes", sending("3/4", "3/4", "1/2")),
-    (document(2, 2, kind="allreduce", how={"codec": "int8", "block": 8}), "sent-bytes",
-        sending("9/16", "21/32", "3/8")),
-    (document(2, 2, kind="allreduce", how={"form": "hierarchical"}), "sent-bytes", sending("3/2", 1)),
-    (document(2, 2, kind="allreduce", how={"codec": "float16", "form": "hierarchical"}), "sent-bytes",
-        sending("3/4", "1/2", "1/2")),
-    (document(2, 2, kind="allreduce", how={"codec": "float16", "form": "hierarchical", "where": "across-nodes"}),
-        "sent-bytes", sending(1, "1/2")),
-    (document(2, 2, kind="allreduce", how={"codec": "int4", "block": 8, "form": "hierarchical"}), "sent-bytes",
-        sending("3/8", "1/4", "1/4")),
+    (document(2, 2, kind="allreduce", transport={"codec": "float16"}), "sent-bytes", gradient_buckets("3/4", "3/4", "1/2")),
+    (document(2, 2, kind="allreduce", transport={"codec": "int8", "block": 8}), "sent-bytes",
+        gradient_buckets("9/16", "21/32", "3/8")),
+    (document(2, 2, kind="allreduce", transport={"algorithm": "hierarchical"}), "sent-bytes", gradient_buckets("3/2", 1)),
+    (document(2, 2, kind="allreduce", transport={"codec": "float16", "algorithm": "hierarchical"}), "sent-bytes",
+        gradient_buckets("3/4", "1/2", "1/2")),
+    (document(2, 2, kind="allreduce", transport={"codec": "float16", "algorithm": "hierarchical", "where": "across-nodes"}),
+        "sent-bytes", gradient_buckets(1, "1/2")),
+    (document(2, 2, kind="allreduce", transport={"codec": "int4", "block": 8, "algorithm": "hierarchical"}), "sent-bytes",
+        gradient_buckets("3/8", "1/4", "1/4")),
     # fragments, of which up to 4 fly; a pipeline; edges of graphs, also of weight 0
-    (document(1, 2, kind="allreduce", pace=9, what={"fragments": 4}, when={"merge": {"steps": 8}}), "sent-bytes",
-        sending(1, 0, 4, 4)),
-    (document(1, 2, kind="allreduce", pace=9, what={"fragments": 4}, when={"merge": {"steps": 6}}), "sent-bytes",
-        sending(1, 0, 3, 4)),
-    (document(1, 2, kind="allreduce", when={"pipeline": {"width": 4}}, how={"codec": "bfloat16"}), "sent-bytes",
-        sending("1/2", 0, "3/2")),
-    (graph(3, [(0, 1, "1/4"), (0, 2, "0"), (1, 2, "1/4")]), "sent-bytes", sending(2, 2)),
+    (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4}, sync={"merge": {"steps": 8}}), "sent-bytes",
+        gradient_buckets(1, 0, 4, 4)),
+    (document(1, 2, kind="allreduce", steps_per_round=9, payload={"fragments": 4}, sync={"merge": {"steps": 6}}), "sent-bytes",
+        gradient_buckets(1, 0, 3, 4)),
+    (document(1, 2, kind="allreduce", sync={"pipeline": {"width": 4}}, transport={"codec": "bfloat16"}), "sent-bytes",
+        gradient_buckets("1/2", 0, "3/2")),
+    (graph(3, [(0, 1, "1/4"), (0, 2, "0"), (1, 2, "1/4")]), "sent-bytes", gradient_buckets(2, 2)),
     # gaps
     (gap([(0, 1), (1, 0)], n=2), "gap-of-pairs", {"from": 0, "to": 1, "bound": 1}),
     (gap([], n=2), "gap-of-pairs", {"from": 0, "to": 1, "bound": -1}),
@@ -311,7 +311,7 @@ BY_HAND = [
     (gap([(0, 1)], n=2, max_ig=2, backup=[0, 1]), "queues", {"update": [3], "token": [-1]}),
     *((gap(edges, **GO_ON | given), "skip", {"longest": longest}) for edges, given, longest in SKIPS),
     # tables
-    (document(2, 2, kind="allreduce", what=CODED), "one-owner", {"tables": [["t", 4, 1, 2]]}),
+    (document(2, 2, kind="allreduce", payload=CODED), "one-owner", {"tables": [["t", 4, 1, 2]]}),
     (strided([0, 2, 4], [1, 3, 5]), "nic-bytes", {"tables": [["t", 0, 1080]]}),
 ]  # fmt: skip
 
@@ -321,7 +321,7 @@ BY_HAND = [
     [
         *BY_HAND,
         *(
-            (document(nodes, size, kind="allreduce", how={"codec": codec, **form}), "codec-error", sums)
+            (document(nodes, size, kind="allreduce", transport={"codec": codec, **form}), "codec-error", sums)
             for nodes, size, codec, form, sums in CODED_SUMS
         ),
     ],
@@ -376,7 +376,7 @@ def two_triangles(across, **gap):
     """Workers 0, 1, 2 hear one another, and so do 3, 4, 5; each also hears one worker of the others."""
     inside = [(s, t, "1/8") for a in (0, 3) for s in range(a, a + 3) for t in range(a, a + 3) if s != t]
     edges = [*inside, *((s, (s + 3) % 6, across) for s in range(6))]
-    return graph(6, edges, when={"gap": {"max_ig": 2, **gap}})
+    return graph(6, edges, sync={"iteration_gap": {"max_ig": 2, **gap}})
 
 
 @pytest.mark.parametrize(
@@ -391,15 +391,18 @@ def two_triangles(across, **gap):
         (two_triangles("3/4", backup=[1, 0, 0, 0, 0, 0], weights="uniform"), True),
     ],
 )
-def test_workers_agree_without_some_neighbours_unless_two_sets_of_them_can_do_without_each_other(raw, holds):
+def test_workers_agree_without_some_neighbors_unless_two_sets_of_them_can_do_without_each_other(raw, holds):
     assert ("consensus" in computed(raw)) == holds
 
 
-def test_numbers_of_other_alphabets_and_what_neighbours_do_not_send_are_refused():
+def test_numbers_of_other_alphabets_and_what_neighbors_do_not_send_are_refused():
     for raw, refusal in (
         (groups(2, [([0, 1], "١/٢")]), "strategy.phases[0]: must be an integer or a fraction"),
-        (graph(2, [(0, 1, "1/2")], how={"codec": "int8"}), "strategy.how: parameters go to neighbours as they are"),
-        (groups(2, [[0, 1]], when={"pipeline": {"width": 1}}), "strategy.when.pipeline.width: must be an integer 2.."),
+        (
+            graph(2, [(0, 1, "1/2")], transport={"codec": "int8"}),
+            "strategy.transport: parameters go to neighbors as they are",
+        ),
+        (groups(2, [[0, 1]], sync={"pipeline": {"width": 1}}), "strategy.sync.pipeline.width: must be an integer 2.."),
     ):
         with pytest.raises(checker.Refusal) as refused:
             checker.read_schedule(raw)

@@ -19,8 +19,8 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import Neighbor, Round
-from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.topo.strategies import NeighborAveraging, Round
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
 from partreduce.verify import checker, prove
 from partreduce.verify.checker.events import EventGraph
 from partreduce.verify.checker.refusal import TooLarge, Work
@@ -29,21 +29,23 @@ from partreduce.verify.gap_bounds import exact_bounds
 CHECKER = Path(checker.__file__).parent
 
 SETTINGS = {
-    "standard": Gap(),
-    "staleness": Gap(staleness=2),
-    "tokens": Gap(max_ig=3),
-    "one token": Gap(max_ig=1),
-    "staleness and tokens": Gap(staleness=1, max_ig=2),
-    "NOTIFY-ACK": Gap(notify_ack=True),
-    "NOTIFY-ACK and tokens": Gap(notify_ack=True, max_ig=2),
-    "backup": Gap(backup=1),
-    "backup and tokens": Gap(backup=1, max_ig=2),
-    "hybrid": Gap(backup=1, staleness=1),
-    "hybrid and tokens": Gap(backup=1, staleness=1, max_ig=3),
-    "skips of a hybrid": Gap(backup=1, staleness=1, max_ig=3, skip=Skip(limit=4)),
-    "long skips": Gap(staleness=3, max_ig=4, skip=Skip(limit=9, trigger=3)),
-    "skips from 4 behind": Gap(staleness=3, max_ig=4, skip=Skip(limit=2, behind=4)),
-    "skips from further behind than anybody gets": Gap(staleness=1, max_ig=2, skip=Skip(limit=2, behind=9)),
+    "standard": IterationGap(),
+    "staleness": IterationGap(staleness=2),
+    "tokens": IterationGap(max_ig=3),
+    "one token": IterationGap(max_ig=1),
+    "staleness and tokens": IterationGap(staleness=1, max_ig=2),
+    "NOTIFY-ACK": IterationGap(notify_ack=True),
+    "NOTIFY-ACK and tokens": IterationGap(notify_ack=True, max_ig=2),
+    "backup": IterationGap(backup=1),
+    "backup and tokens": IterationGap(backup=1, max_ig=2),
+    "hybrid": IterationGap(backup=1, staleness=1),
+    "hybrid and tokens": IterationGap(backup=1, staleness=1, max_ig=3),
+    "skips of a hybrid": IterationGap(backup=1, staleness=1, max_ig=3, skip=SkipPolicy(limit=4)),
+    "long skips": IterationGap(staleness=3, max_ig=4, skip=SkipPolicy(limit=9, trigger=3)),
+    "skips from 4 behind": IterationGap(staleness=3, max_ig=4, skip=SkipPolicy(limit=2, behind=4)),
+    "skips from further behind than anybody gets": IterationGap(
+        staleness=1, max_ig=2, skip=SkipPolicy(limit=2, behind=9)
+    ),
 }
 GRAPHS = {
     "ring": named("ring", 6),
@@ -60,7 +62,7 @@ GRAPHS = {
 
 
 def fitting(graph, setting):
-    """The setting, with no more backup workers than a worker has in-neighbours."""
+    """The setting, with no more backup workers than a worker has in-neighbors."""
     backup = tuple(
         min(len(sources), spare)
         for sources, spare in zip(graph.sources, setting.backups(graph.num_workers), strict=True)
@@ -109,7 +111,7 @@ def random_digraph(rng, n):
 
 
 def test_a_search_that_costs_too_much_is_given_up():
-    events = events_of(named("ring", 6), Gap())
+    events = events_of(named("ring", 6), IterationGap())
     with pytest.raises(TooLarge, match="here: too large"):
         events.leads(0, range(6), Work("here", 100))
 
@@ -121,7 +123,9 @@ def test_the_program_is_one_folder_that_runs_under_any_name_with_nothing_but_pyt
     for stranger in ("fractions.py", "random.py", "refusal.py", f"{name}/hashlib.py"):
         (tmp_path / stranger).write_text("raise ImportError('a stranger was imported')")
     ring = [(v, (v + d) % 6, Fraction(1, 3)) for v in range(6) for d in (1, 5)]
-    schedule = Schedule("r", Cluster.regular(6, 1), Neighbor(rounds=(Round.from_edges(6, ring),), when=Gap(max_ig=2)))
+    schedule = Schedule(
+        "r", Cluster.regular(6, 1), NeighborAveraging(rounds=(Round.from_edges(6, ring),), sync=IterationGap(max_ig=2))
+    )
     (tmp_path / "s.json").write_text(json.dumps(dump_schedule(schedule)))
     (tmp_path / "c.json").write_text(json.dumps(dict(prove(schedule).certificate)))
     line = [sys.executable, "-I", "-S", str(tmp_path / name), "c.json", "s.json"]

@@ -81,9 +81,9 @@ def gap_document(draw):
         gap["max_ig"] = 3
     uniform = [f"1/{number[v] + 1}" for _, v in pairs]
     rounds = [{"edges": list(map(list, pairs)), "weights": draw.choice(["1/4", "1/5", 1, 0, "-1/5", uniform, "2/8"])}]
-    strategy = {"kind": "neighbor", "rounds": rounds * draw.choice([1, 1, 1, 1, 2]), "when": {"gap": gap}}
+    strategy = {"kind": "neighbor", "rounds": rounds * draw.choice([1, 1, 1, 1, 2]), "sync": {"iteration_gap": gap}}
     if draw.random() < 0.2:
-        strategy["pace"] = draw.choice([2, [1] * n, [2] * n, [*[1] * (n - 1), 2]])
+        strategy["steps_per_round"] = draw.choice([2, [1] * n, [2] * n, [*[1] * (n - 1), 2]])
     cluster = {"num_nodes": n, "workers_per_node": 1}
     return {"format": "partreduce.schedule", "version": 1, "name": "x", "cluster": cluster, "strategy": strategy}
 
@@ -108,7 +108,7 @@ def test_what_is_just_allowed_both_read_and_what_is_not_both_refuse(edge):
 
 def test_the_checker_alone_reads_a_gap_of_2_20_workers_at_most():
     assert read(json.dumps(gap(n=2**20)))[0] is not None
-    assert read(json.dumps(gap(n=2**20 + 1)))[1] == "strategy.when.gap: over 1048576 workers"
+    assert read(json.dumps(gap(n=2**20 + 1)))[1] == "strategy.sync.iteration_gap: over 1048576 workers"
 
 
 def factors_over(bits):
@@ -139,9 +139,11 @@ def test_the_checker_alone_reads_common_denominators_of_2_14_bits_at_most(place,
     assert read(json.dumps(of(factors_over(2**14 + 1)))) == (None, refusal)
 
 
-@pytest.mark.parametrize(("relax", "reads"), [(2**53 - 1, True), (2**53, False), (1 - 2**53, True), (-(2**53), False)])
-def test_an_integer_that_others_would_round_is_refused(relax, reads):
+@pytest.mark.parametrize(
+    ("relaxation", "reads"), [(2**53 - 1, True), (2**53, False), (1 - 2**53, True), (-(2**53), False)]
+)
+def test_an_integer_that_others_would_round_is_refused(relaxation, reads):
     raw = dump_schedule(SCHEDULES["explicit"])
-    raw["strategy"]["phases"][0][0]["relax"] = relax
+    raw["strategy"]["phases"][0][0]["relaxation"] = relaxation
     agree(raw, seen := Counter())
     assert seen[reads] == 1

@@ -19,7 +19,7 @@ from partreduce.schedulers.protocols.adpsgd import Choose
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Fenced, Grant, Void
 from partreduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker
-from partreduce.topo.strategies.generated import Division, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
 
 
 @pytest.mark.parametrize("configuration", generator.FACTORS.pairs(), ids=lambda c: c.name)
@@ -66,37 +66,37 @@ def a_dissolved_group_frees_all_its_members(original, state, ended):
     return replace(after, locks=tuple(bit and w not in freed for w, bit in enumerate(after.locks))), ended
 
 
-@bug("generator", "failed", "groups that workers are in are running", division=Division.INTER_INTRA, max_known=1,
-     slow=InitiatorRule.LAGGARD_LATE, breakers=(1,), wire=OVERTAKING)  # fmt: skip
+@bug("generator", "failed", "groups that workers are in are running", division=GroupSplit.INTER_INTRA, max_known=1,
+     slow=SlowWorkerPolicy.DEFER, breakers=(1,), wire=OVERTAKING)  # fmt: skip
 def the_epoch_stays_after_a_failed_group(original, state, worker, ask):
     return _in_epoch(state, original(state, worker, ask))
 
 
-@bug("generator", "crashed", "groups that workers are in are running", division=Division.INTER_INTRA, max_known=1,
-     slow=InitiatorRule.LAGGARD_LATE, crashes=1, wire=OVERTAKING)  # fmt: skip
+@bug("generator", "crashed", "groups that workers are in are running", division=GroupSplit.INTER_INTRA, max_known=1,
+     slow=SlowWorkerPolicy.DEFER, crashes=1, wire=OVERTAKING)  # fmt: skip
 def the_epoch_stays_after_a_crash(original, state, worker):
     return _in_epoch(state, original(state, worker))
 
 
-@bug("generator", "crashed", "groups that workers are in are running", division=Division.INTER_INTRA, max_known=1,
-     slow=InitiatorRule.LAGGARD_LATE, suspicions=1, wire=OVERTAKING)  # fmt: skip
+@bug("generator", "crashed", "groups that workers are in are running", division=GroupSplit.INTER_INTRA, max_known=1,
+     slow=SlowWorkerPolicy.DEFER, suspicions=1, wire=OVERTAKING)  # fmt: skip
 def the_epoch_stays_after_a_false_suspicion(original, state, worker):
     return _in_epoch(state, original(state, worker))
 
 
-@bug("worker", "next_ask", "costs are known", division=Division.GLOBAL, slow=InitiatorRule.LAGGARD_LATE)
+@bug("worker", "next_ask", "costs are known", division=GroupSplit.GLOBAL, slow=SlowWorkerPolicy.DEFER)
 def costs_are_reported_once(original, state, done, salt, **facts):
     after, actions = original(replace(state, cost=0), done, salt, **facts)
     return replace(after, cost=state.cost), actions
 
 
-@bug("generator", "crashed", "no deadlock", division=Division.GLOBAL, suspicions=1)
+@bug("generator", "crashed", "no deadlock", division=GroupSplit.GLOBAL, suspicions=1)
 def a_worker_that_is_given_up_is_not_told(original, state, worker):
     after, actions = original(state, worker)
     return after, tuple(a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Fenced)))
 
 
-@bug("worker", "received", "no deadlock", division=Division.GLOBAL, suspicions=1)
+@bug("worker", "received", "no deadlock", division=GroupSplit.GLOBAL, suspicions=1)
 def a_worker_does_not_hear_that_it_was_given_up(original, worker, state, source, message):
     return (state, ()) if isinstance(message, Fenced) else original(worker, state, source, message)
 
@@ -106,7 +106,7 @@ def draws_count_on_a_worker_that_was_given_up(original, state, worker):
     return original(state, worker) or state.status[worker] == DEAD
 
 
-@bug("generator", "handle", "no deadlock", division=Division.GLOBAL, suspicions=1)
+@bug("generator", "handle", "no deadlock", division=GroupSplit.GLOBAL, suspicions=1)
 def a_worker_that_was_given_up_is_heard_again(original, state, source, message):
     if isinstance(message, Ask) and state.status[source] == DEAD:
         state = replace(state, status=tuple("active" if w == source else s for w, s in enumerate(state.status)))

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.explore.explorer import explore
 from benchmarks.explore.reductions import Hop
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.iteration_gap import IterationGap
 
 MODEL = Path(__file__).parents[3] / "benchmarks" / "explore" / "models" / "hop_tokens.pml"
 CONFIGURATIONS = [  # workers, offsets of the targets, max_ig
@@ -24,7 +24,7 @@ LARGER = [(3, (1, 2), 2), (4, (1, 3), 1)]
 
 def explored(n, offsets, max_ig):
     graph = Digraph.of(n, [(v, (v + offset) % n) for v in range(n) for offset in offsets])
-    found = explore(Hop(graph, Gap(max_ig=max_ig)), symmetry=False)
+    found = explore(Hop(graph, IterationGap(max_ig=max_ig)), symmetry=False)
     assert found.holds
     return found.states
 

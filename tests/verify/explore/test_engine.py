@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.explore.explorer import Network, NoDeadlock, PerProcess, PerState, Progress, explore
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
-from partreduce.topo.errors import InputError, RefutedError, UnknownError
+from partreduce.topo.errors import InputError, RefutedError, UndecidedError
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def test_a_cut_search_never_says_holds():
     assert not found.holds
     assert {finding.verdict for finding in found.findings} == {"unknown"}
     assert found.states == 40
-    with pytest.raises(UnknownError, match="40 states"):
+    with pytest.raises(UndecidedError, match="40 states"):
         found.require()
 
 

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.explore.explorer import Network, NoDeadlock, Progress, explore
 from benchmarks.explore.hop_cases import LARGE, SMALL, both_ways, is_tight, ring
 from benchmarks.explore.reductions import Hop
-from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
 from partreduce.verify.gap_bounds import exact_bounds
 
 STATES = {
@@ -34,7 +34,9 @@ def test_configurations_have_names_of_their_own():
     assert {c.name for c in SMALL} >= set(STATES)
 
 
-@pytest.mark.parametrize("setting", [Gap(), Gap(max_ig=2), Gap(staleness=1, max_ig=1)], ids=str)
+@pytest.mark.parametrize(
+    "setting", [IterationGap(), IterationGap(max_ig=2), IterationGap(staleness=1, max_ig=1)], ids=str
+)
 def test_late_messages_and_fine_steps_reach_the_same_gaps_as_messages_at_once(setting):
     graph = ring(3)
     delayed = explore(Hop(graph, setting))
@@ -46,7 +48,7 @@ def test_late_messages_and_fine_steps_reach_the_same_gaps_as_messages_at_once(se
 
 def test_folding_symmetric_states_changes_no_answer():
     for graph in (ring(4), both_ways(3)):
-        machine = Hop(graph, Gap(max_ig=1))
+        machine = Hop(graph, IterationGap(max_ig=1))
         folded, full = explore(machine), explore(machine, symmetry=False)
         assert folded.holds
         assert full.holds
@@ -55,7 +57,7 @@ def test_folding_symmetric_states_changes_no_answer():
 
 
 def test_every_worker_goes_on_for_ever_under_fairness():
-    machine = Hop(ring(3), Gap(max_ig=1))
+    machine = Hop(ring(3), IterationGap(max_ig=1))
     goals = [
         Progress(f"worker {w} goes on", lambda label, w=w: label.verb == "step" and label.process == w)
         for w in range(3)
@@ -71,7 +73,7 @@ def test_a_skip_as_far_as_tokens_reach_leaves_others_waiting_for_ever():
             more = replace(state, tokens=tuple(t + self.setting.max_ig for t in state.tokens))
             return super()._jump(process, more)
 
-    setting = Gap(max_ig=3, backup=(1, 0, 0), skip=Skip(limit=3))
+    setting = IterationGap(max_ig=3, backup=(1, 0, 0), skip=SkipPolicy(limit=3))
     machine = Passing(both_ways(3), setting)
     finding = explore(machine, network=Network(delay=False)).finding("no deadlock")
     assert finding.verdict == "fails"
@@ -81,13 +83,13 @@ def test_a_skip_as_far_as_tokens_reach_leaves_others_waiting_for_ever():
 
 
 def test_lost_update_deadlocks_and_the_trace_names_it():
-    found = explore(Hop(ring(2), Gap()), network=Network(losses=1))
+    found = explore(Hop(ring(2), IterationGap()), network=Network(losses=1))
     trace = str(found.finding("no deadlock").trace)
     assert "is lost" in trace
 
 
 def test_after_a_crash_the_others_stop_where_the_bound_says():
-    machine = Hop(ring(4), Gap(max_ig=2))
+    machine = Hop(ring(4), IterationGap(max_ig=2))
     found = explore(machine, network=Network(delay=False, crashes=1), symmetry=False)
     finding = found.finding("no deadlock")
     assert finding.verdict == "fails"
@@ -100,7 +102,7 @@ def test_after_a_crash_the_others_stop_where_the_bound_says():
 
 
 def test_skip_needs_tokens_and_moves_as_many():
-    machine = Hop(ring(3), Gap(max_ig=2, staleness=1, skip=Skip(limit=2)))
+    machine = Hop(ring(3), IterationGap(max_ig=2, staleness=1, skip=SkipPolicy(limit=2)))
     found = explore(machine)
     assert found.holds
     assert found.gaps == exact_bounds(machine.graph, machine.setting)

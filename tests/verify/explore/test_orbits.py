@@ -14,13 +14,13 @@ from benchmarks.explore.hop_cases import both_ways
 from benchmarks.explore.reductions import Hop, automorphisms
 from helpers.orbits import fold_problem, renamings
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.iteration_gap import IterationGap
 
 HOP = [
     hop_cases.FACTORS.configuration(row) for row in hop_cases.FACTORS.rows(2) if hop_cases.FACTORS.growth(row) <= 2000
 ]
 PAIRING = [pairing.FACTORS.configuration(row) for row in pairing.FACTORS.rows(3) if pairing.FACTORS.growth(row) <= 20]
-UNEVEN = Gap(backup=(1, 0, 1), max_ig=1)
+UNEVEN = IterationGap(backup=(1, 0, 1), max_ig=1)
 
 
 def problem_of_hop(configuration, kind=Hop):

@@ -21,14 +21,14 @@ from partreduce.schedulers.protocols.partial_state import (
     PartialState,
     Share,
 )
-from partreduce.topo.strategies.quorum import QuorumStart
+from partreduce.topo.strategies.partial import QuorumStart
 
 BY_NAME = {configuration.name: configuration for configuration in SMALL + LARGE}
 SOLO, SOLO_2 = "solo, C 1, 2 workers", "solo, C 2, 2 workers, at once"
 SOLO_CALL, MAJORITY = "solo by call, C 1, 2 workers", "majority, C 1, 2 workers"
 MAJORITY_3, MAJORITY_CALL = "majority, C 1, 3 workers, at once", "majority by call, C 2, 2 workers"
-LATEST = "solo, latest, synchronised every 2, 2 workers, at once"
-LATEST_CALL = "solo by call, latest, synchronised every 2, 2 workers"
+LATEST = "solo, latest, synchronized every 2, 2 workers, at once"
+LATEST_CALL = "solo by call, latest, synchronized every 2, 2 workers"
 QUORUM, WILD = "2 of 3, C 1, at once", "2 of 2, C 1, reordered and doubled"
 DELAYED = "2 of 3, C 1, 4 calls"
 
@@ -211,13 +211,13 @@ bug("_may_begin", "A thread enters one more round after the last one.", SOLO,
     instead=lambda _, original, s: original(s) or (s.last is not None and s.entered == s.last + 1))
 bug("_ended", "By call a gradient that has missed its round is in no later one if its worker ends.", SOLO_CALL,
     seen=lambda s: replace(s, buffer=()), left=lambda now, was: replace(now, buffer=was.buffer))
-# Models that are synchronised.
+# Models that are synchronized.
 bug("_met", "A worker does not wait for the models of the others.", LATEST_CALL,
     seen=lambda s: replace(s, here=(s.version,) * len(s.here)))
-bug("_may_begin", "A thread enters the next round before its model is synchronised.", LATEST,
-    seen=lambda s: replace(s, synchronised=s.entered))
-bug("_taken", "Workers pass the round at which models are to be synchronised.", LATEST_CALL,
-    left=lambda now, was: replace(now, stage=COMPUTING, synchronised=now.version // 2 * 2))
+bug("_may_begin", "A thread enters the next round before its model is synchronized.", LATEST,
+    seen=lambda s: replace(s, synchronized=s.entered))
+bug("_taken", "Workers pass the round at which models are to be synchronized.", LATEST_CALL,
+    left=lambda now, was: replace(now, stage=COMPUTING, synchronized=now.version // 2 * 2))
 bug("step", "Word of a model that waits is forgotten by a worker that does not wait yet.", LATEST,
     instead=lambda _, original, p, s, event:
         (s, ()) if hears(event, Here) and event.message.round > s.version else original(p, s, event))

@@ -104,7 +104,7 @@ bug("start", "Token queues start with max_ig − 1 tokens.",
 bug("ready", "A worker may owe one token when it enters a step.", seen=lambda s: replace(s, tokens=more(s.tokens)))
 bug("step", "A worker that skips d steps gives 1 token instead of d.",
     told=lambda actions: tuple(Send(a.to, Token(1)) if sends(a, Token) else a for a in actions))
-bug("step", "The tokens of a step go to the first in-neighbour only.",
+bug("step", "The tokens of a step go to the first in-neighbor only.",
     "backup (1,0,1), tokens max_ig 1, undirected ring of 3", instead=tokens_for_one)
 bug("step", "Entering a step takes no token out of the queues.",
     left=on(Advance, lambda now, was, _: replace(now, tokens=was.tokens)))
@@ -114,7 +114,7 @@ bug("_queued", "An update that is too old joins the queue as if it were the olde
     instead=lambda m, original, p, s, source, step: original(p, s, source, max(step, s.step - m.setting.staleness)))
 bug("_served", "Updates of step k − s − 1 still serve in step k.",
     instead=lambda m, original, p, s, by: (by == 1 and s.step > 0 and m.setting.staleness > 0) or original(p, s, by))
-bug("_served", "A worker reduces when one in-neighbour's update is still missing.",
+bug("_served", "A worker reduces when one in-neighbor's update is still missing.",
     instead=lambda m, _, p, s, by: sum(1 for queue in s.updates if queue >> (by - 1)) >= m._needed[p] - 1)
 bug("_served", "Backup workers are waited for all the same.",
     instead=lambda m, original, p, s, by:
@@ -124,7 +124,7 @@ bug("step", "Entering a step does not take the used updates out of the queues.",
 bug("step", "Entering a step throws away updates that came early.",
     left=on(Advance, lambda now, was, _: replace(now, updates=(0,) * len(was.updates))))
 bug("_updates_to", "An update is tagged with the next step.", seen=lambda s: replace(s, step=s.step + 1))
-bug("_updates_to", "The last out-neighbour gets no update when there are two.",
+bug("_updates_to", "The last out-neighbor gets no update when there are two.",
     instead=lambda _, original, p, s: original(p, s)[:1])
 bug("step", "NOTIFY-ACK: an update is acknowledged when it arrives, before it is reduced.", instead=acknowledged_early)
 bug("step", "NOTIFY-ACK: the acknowledgement of the last update is not waited for again.",
@@ -139,10 +139,10 @@ bug("step", "In fine steps a worker enters the next step right after it has sent
     left=on(SendUpdate, lambda now, *_: replace(now, stage=ENTERING)))
 bug("_jump", "A worker skips as far as its tokens reach, past all who wait for its updates.",
     instead=lambda m, original, p, s: original(p, replace(s, tokens=more(s.tokens, m.setting.max_ig or 0))))
-bug("_jump", "A worker skips to its fastest out-neighbour, past a slower one.",
+bug("_jump", "A worker skips to its fastest out-neighbor, past a slower one.",
     "skips up to 2, backup 1, tokens max_ig 2, path of 3",
     seen=lambda s: replace(s, tokens=(max(s.tokens, default=0),) * len(s.tokens)))
-bug("_jump", "A worker skips one step past its slowest out-neighbour.",
+bug("_jump", "A worker skips one step past its slowest out-neighbor.",
     seen=lambda s: replace(s, tokens=more(s.tokens)))
 bug("_jump", "A worker skips by fewer steps than the trigger asks for.", instead=two_too_soon)
 bug("_jump", "A worker skips before it is as far behind as the condition to jump asks for.",

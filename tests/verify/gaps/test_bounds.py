@@ -10,7 +10,7 @@ import pytest
 from benchmarks.explore.hop_cases import both_ways, diamond, ring
 from helpers.gap_bounds import attained, named, path_lengths, published
 from partreduce.schedulers.protocols.digraph import Digraph
-from partreduce.topo.strategies.gap import Gap
+from partreduce.topo.strategies.iteration_gap import IterationGap
 from partreduce.verify.gap_bounds import distances_near, events_of, exact_bounds
 
 MAX_IG, STALENESS = 5, 3
@@ -31,22 +31,22 @@ def test_table_1_of_hop_at_16_workers(name):
     graph = named(name, 16)
     d = lengths(graph)
     rows = {
-        Gap(): lambda i, j: d[j][i],
-        Gap(staleness=STALENESS): lambda i, j: (STALENESS + 1) * d[j][i],
-        Gap(backup=1): lambda i, j: None,
-        Gap(backup=1, staleness=STALENESS): lambda i, j: None,
-        Gap(notify_ack=True): lambda i, j: min(d[j][i], 2 * d[i][j]),
-        Gap(max_ig=MAX_IG): lambda i, j: min(d[j][i], MAX_IG * d[i][j]),
-        Gap(max_ig=MAX_IG, staleness=STALENESS): lambda i, j: min((STALENESS + 1) * d[j][i], MAX_IG * d[i][j]),
-        Gap(max_ig=MAX_IG, backup=1): lambda i, j: MAX_IG * d[i][j],
-        Gap(max_ig=MAX_IG, backup=1, staleness=STALENESS): lambda i, j: MAX_IG * d[i][j],
+        IterationGap(): lambda i, j: d[j][i],
+        IterationGap(staleness=STALENESS): lambda i, j: (STALENESS + 1) * d[j][i],
+        IterationGap(backup=1): lambda i, j: None,
+        IterationGap(backup=1, staleness=STALENESS): lambda i, j: None,
+        IterationGap(notify_ack=True): lambda i, j: min(d[j][i], 2 * d[i][j]),
+        IterationGap(max_ig=MAX_IG): lambda i, j: min(d[j][i], MAX_IG * d[i][j]),
+        IterationGap(max_ig=MAX_IG, staleness=STALENESS): lambda i, j: min((STALENESS + 1) * d[j][i], MAX_IG * d[i][j]),
+        IterationGap(max_ig=MAX_IG, backup=1): lambda i, j: MAX_IG * d[i][j],
+        IterationGap(max_ig=MAX_IG, backup=1, staleness=STALENESS): lambda i, j: MAX_IG * d[i][j],
     }
     for setting, formula in rows.items():
         printed = published(graph, setting)
         for i in range(16):
             for j in range(16):
                 assert printed[i][j] == (0 if i == j else formula(i, j)), (setting, i, j)
-    assert max(max(row) for row in published(graph, Gap())) == DIAMETER[name]
+    assert max(max(row) for row in published(graph, IterationGap())) == DIAMETER[name]
     # On undirected graphs the bounds are exact without backup workers and acknowledgements.
     for setting in rows:
         if not setting.backup and not setting.notify_ack:
@@ -55,7 +55,7 @@ def test_table_1_of_hop_at_16_workers(name):
 
 def test_theorem_2_is_not_tight_on_the_diamond():
     """A path that goes forward and then backward is shorter than the best of all-forward and all-backward."""
-    graph, setting = diamond(), Gap(max_ig=1)
+    graph, setting = diamond(), IterationGap(max_ig=1)
     paper, exact = published(graph, setting), exact_bounds(graph, setting)
     assert paper[1][2] == paper[2][1] == 3
     assert exact[1][2] == exact[2][1] == 2
@@ -68,7 +68,7 @@ def test_theorem_2_is_tight_on_all_other_digraphs_of_up_to_4_workers_but_one():
         loose = set()
         for n in (2, 3, 4):
             for graph in strongly_connected(n):
-                if exact_bounds(graph, Gap(max_ig=max_ig)) != published(graph, Gap(max_ig=max_ig)):
+                if exact_bounds(graph, IterationGap(max_ig=max_ig)) != published(graph, IterationGap(max_ig=max_ig)):
                     loose.add((n, len(graph.edges)))
         assert loose == expected
 
@@ -84,7 +84,7 @@ def strongly_connected(n):
 
 def test_notify_ack_is_tighter_than_published_on_an_undirected_ring():
     """Opposite workers of a ring of 6 are never more than 2 steps apart; the published bound is 3."""
-    graph, setting = both_ways(6), Gap(notify_ack=True)
+    graph, setting = both_ways(6), IterationGap(notify_ack=True)
     exact = exact_bounds(graph, setting)
     assert published(graph, setting)[0][3] == 3
     assert attained(graph, setting, exact)[0][0][3] == exact[0][3] == 2
@@ -93,7 +93,7 @@ def test_notify_ack_is_tighter_than_published_on_an_undirected_ring():
 def test_notify_ack_over_l_backward_hops_is_l_plus_1():
     """On a long directed ring the published 2·length is loose from length 2 on."""
     graph, n = ring(12), 12
-    exact, paper = exact_bounds(graph, Gap(notify_ack=True)), published(graph, Gap(notify_ack=True))
+    exact, paper = exact_bounds(graph, IterationGap(notify_ack=True)), published(graph, IterationGap(notify_ack=True))
     for hops in range(1, 6):
         i, j = 0, hops  # i sends along `hops` edges to j
         assert exact[i][j] == hops + 1
@@ -103,7 +103,7 @@ def test_notify_ack_over_l_backward_hops_is_l_plus_1():
 def test_one_backup_worker_on_a_ring_of_4_is_tighter_than_published():
     """Exploration showed 3, 4, 5 against the published 4, 6, 8; the exact bound says so without exploring."""
     for max_ig, across in ((2, 3), (3, 4), (4, 5)):
-        graph, setting = both_ways(4), Gap(backup=1, max_ig=max_ig)
+        graph, setting = both_ways(4), IterationGap(backup=1, max_ig=max_ig)
         exact = exact_bounds(graph, setting)
         assert exact[0][2] == across == attained(graph, setting, exact)[0][0][2]
         assert published(graph, setting)[0][2] == 2 * max_ig
@@ -131,13 +131,23 @@ def test_every_live_setting_has_a_token_on_every_cycle():
         arcs = marked(both_ways(4), setting).edges(data="weight")
         return nx.DiGraph([(before, after) for before, after, tokens in arcs if not tokens])
 
-    for setting in (Gap(), Gap(max_ig=1), Gap(staleness=2), Gap(notify_ack=True, max_ig=1)):
+    for setting in (
+        IterationGap(),
+        IterationGap(max_ig=1),
+        IterationGap(staleness=2),
+        IterationGap(notify_ack=True, max_ig=1),
+    ):
         assert nx.is_directed_acyclic_graph(free(setting))
-    assert not nx.is_directed_acyclic_graph(free(Gap(max_ig=0)))
+    assert not nx.is_directed_acyclic_graph(free(IterationGap(max_ig=0)))
 
 
 def test_distances_agree_with_networkx_on_marked_graphs():
-    for setting in (Gap(max_ig=2, staleness=1), Gap(notify_ack=True, max_ig=3), Gap(staleness=2), Gap()):
+    for setting in (
+        IterationGap(max_ig=2, staleness=1),
+        IterationGap(notify_ack=True, max_ig=3),
+        IterationGap(staleness=2),
+        IterationGap(),
+    ):
         arcs = marked(WIDE, setting)
         for start in range(5):
             expected = nx.single_source_dijkstra_path_length(arcs, (ENTER, start))
@@ -147,6 +157,6 @@ def test_distances_agree_with_networkx_on_marked_graphs():
 
 def test_graphs_without_a_path_have_no_bound():
     graph = Digraph.of(2, [(0, 1)])
-    exact = exact_bounds(graph, Gap())
-    assert exact == ((0, None), (1, 0)) == attained(graph, Gap(), exact)[0]
-    assert exact_bounds(graph, Gap(max_ig=2)) == ((0, 2), (1, 0))
+    exact = exact_bounds(graph, IterationGap())
+    assert exact == ((0, None), (1, 0)) == attained(graph, IterationGap(), exact)[0]
+    assert exact_bounds(graph, IterationGap(max_ig=2)) == ((0, 2), (1, 0))

@@ -14,7 +14,7 @@ from helpers.gap_bounds import attained, published
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.gap import Gap, Skip
+from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy
 from partreduce.verify.gap_bounds import capacities_of, exact_bounds
 
 SETTINGS = (
@@ -37,19 +37,19 @@ def random_digraph(rng, n):
 def random_setting(rng, name, graph):
     backup = tuple(rng.randrange(len(sources) + 1) for sources in graph.sources)
     max_ig, staleness = rng.randrange(1, 4), rng.randrange(1, 3)
-    skip, strict = Skip(limit=rng.randrange(2, 7)), staleness * (rng.random() < 0.5 or not any(backup))
+    skip, strict = SkipPolicy(limit=rng.randrange(2, 7)), staleness * (rng.random() < 0.5 or not any(backup))
     return {
-        "standard": Gap(),
-        "staleness": Gap(staleness=staleness),
-        "tokens": Gap(max_ig=max_ig),
-        "staleness and tokens": Gap(staleness=staleness, max_ig=max_ig),
-        "NOTIFY-ACK": Gap(notify_ack=True),
-        "NOTIFY-ACK and tokens": Gap(notify_ack=True, max_ig=max_ig),
-        "backup": Gap(backup=backup),
-        "backup and tokens": Gap(backup=backup, max_ig=max_ig),
-        "hybrid": Gap(backup=backup, staleness=staleness),
-        "hybrid and tokens": Gap(backup=backup, staleness=staleness, max_ig=max_ig),
-        "skips": Gap(backup=backup, staleness=strict, max_ig=max_ig, skip=skip),
+        "standard": IterationGap(),
+        "staleness": IterationGap(staleness=staleness),
+        "tokens": IterationGap(max_ig=max_ig),
+        "staleness and tokens": IterationGap(staleness=staleness, max_ig=max_ig),
+        "NOTIFY-ACK": IterationGap(notify_ack=True),
+        "NOTIFY-ACK and tokens": IterationGap(notify_ack=True, max_ig=max_ig),
+        "backup": IterationGap(backup=backup),
+        "backup and tokens": IterationGap(backup=backup, max_ig=max_ig),
+        "hybrid": IterationGap(backup=backup, staleness=staleness),
+        "hybrid and tokens": IterationGap(backup=backup, staleness=staleness, max_ig=max_ig),
+        "skips": IterationGap(backup=backup, staleness=strict, max_ig=max_ig, skip=skip),
     }[name]
 
 
@@ -64,7 +64,7 @@ def at_most(matrix, limit):
 def runaways(graph, backups, behind):
     """The workers that can get ahead of worker `behind` without bound when there are no token queues.
 
-    They are the greatest set S without `behind` in which every worker has all its in-neighbours but its backups inside
+    They are the greatest set S without `behind` in which every worker has all its in-neighbors but its backups inside
     S. Inside S nobody ever waits for anyone outside; and a worker that is thrown out while S shrinks waits in every
     step for at least one that was thrown out before it. Exact, also under staleness. O(edges).
     """
@@ -125,7 +125,7 @@ def plus(bound, amount):
 
 
 def test_one_workers_capacities_are_those_of_all_pairs():
-    """Its queues, its tokens and its out-neighbours' queues for it, on graphs with and without ways back."""
+    """Its queues, its tokens and its out-neighbors' queues for it, on graphs with and without ways back."""
     rng = random.Random("one worker")
     for _ in range(200):
         n = rng.randrange(2, 9)

@@ -22,7 +22,7 @@ def wait_in_step(
     heartbeat: Heartbeat,
     *,
     timeout: float,
-    refuse_failure: Callable[[], None],
+    check_failure: Callable[[], None],
     pausing: bool = False,
     paused: Callable[[], frozenset[int]] = frozenset,
 ) -> None:
@@ -42,7 +42,7 @@ def wait_in_step(
             if pausing
             else _hopeless(heartbeat, lack, step) or _unequal(heartbeat, lack, step, paused())
         ),
-        refuse_failure=refuse_failure,
+        check_failure=check_failure,
         told=lambda lack: f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {listed(lack.of)}",
         place=f"in step {step} ",
     )

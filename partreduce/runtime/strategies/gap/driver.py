@@ -20,8 +20,8 @@ from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
+    GRADIENT_BUCKETS,
     REDUCING,
-    SENDING,
     Ack,
     Advance,
     Hop,
@@ -78,9 +78,9 @@ class _Part:
     step: int
     """Counted by the events that were raised; what goes into messages and into the log."""
     given: Totals = field(default_factory=Counter)
-    """Tokens and acknowledgements for each in-neighbour since the beginning; messages carry these totals."""
+    """Tokens and acknowledgements for each in-neighbor since the beginning; messages carry these totals."""
     taken: Totals = field(default_factory=Counter)
-    """The totals that each out-neighbour said last."""
+    """The totals that each out-neighbor said last."""
     is_offered: bool = False
     """Whether the arrays of this step's update are there, so that it leaves as soon as the protocol lets it."""
 
@@ -158,7 +158,7 @@ class GapDriver(GenerationDriver[HopState]):
             return Outcome(alone, update)
 
     def _may_send(self) -> bool:
-        return self._part.is_offered and self.open_state.stage == SENDING and bool(self.ready())
+        return self._part.is_offered and self.open_state.stage == GRADIENT_BUCKETS and bool(self.ready())
 
     @property
     def has_left(self) -> bool:
@@ -166,12 +166,12 @@ class GapDriver(GenerationDriver[HopState]):
         return self._state is None or not self._part.is_offered
 
     def missing(self) -> Missing | None:
-        """What this worker waits for; None if it may go on. O(neighbours)."""
+        """What this worker waits for; None if it may go on. O(neighbors)."""
         with self.condition:
             if self.ready():
                 return None
             state, step, staleness = self.open_state, self._part.step, self.machine.setting.staleness
-            if state.stage == SENDING:
+            if state.stage == GRADIENT_BUCKETS:
                 of = tuple(v for v, acked in zip(self.targets, state.acked, strict=True) if not acked)
                 return Missing(f"the acknowledgement of its update of step {step - 1}", of, len(of))
             if state.stage == REDUCING:
@@ -185,27 +185,27 @@ class GapDriver(GenerationDriver[HopState]):
             return Missing(f"a token to enter step {step + 1}", of, len(of))
 
     def pause(self) -> tuple[Letter, ...]:
-        """Marks for all neighbours; what came before the mark of each is everything that it sent until now."""
+        """Marks for all neighbors; what came before the mark of each is everything that it sent until now."""
         with self.condition:
             self._paused += 1
             given: Totals = Counter() if self._state is None else self._part.given
             return tuple(
                 Letter(to, "mark", (self._generation, self._paused, given[to, "token"], given[to, "ack"]))
-                for to in self.neighbours
+                for to in self.neighbors
             )
 
     def unmarked(self) -> tuple[int, ...]:
-        """The neighbours whose mark of the present pause has not come."""
+        """The neighbors whose mark of the present pause has not come."""
         with self.condition:
-            return tuple(rank for rank in self.neighbours if self._marks.get(rank, 0) < self._paused)
+            return tuple(rank for rank in self.neighbors if self._marks.get(rank, 0) < self._paused)
 
     def paused(self) -> frozenset[int]:
-        """Neighbours who have begun a pause that this worker has not begun."""
+        """Neighbors who have begun a pause that this worker has not begun."""
         with self.condition:
             return frozenset(rank for rank, number in self._marks.items() if number > self._paused)
 
     @property
-    def neighbours(self) -> tuple[int, ...]:
+    def neighbors(self) -> tuple[int, ...]:
         """Everyone to whom or from whom an edge leads."""
         return tuple(sorted({*self.sources, *self.targets}))
 
@@ -238,7 +238,7 @@ class GapDriver(GenerationDriver[HopState]):
             self.log.add("update", step, source=message.source, fill=len(self.rings.steps(message.source)))
 
     def _count(self, source: int, kind: str, total: int) -> None:
-        """Tokens or an acknowledgement, of which the neighbour says how many it ever gave."""
+        """Tokens or an acknowledgement, of which the neighbor says how many it ever gave."""
         part = self._part
         new = total - part.taken[source, kind]
         if new <= 0:

@@ -13,25 +13,25 @@ from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.gap.deadline import wait_in_step
 from partreduce.runtime.strategies.gap.driver import Averaged, GapDriver, Letter, Outcome, Recipients
 from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
-from partreduce.runtime.strategies.missing import LackError, Missing
+from partreduce.runtime.strategies.missing import Missing, PeerWaitError
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.transport.credit import MESSAGES, Bound
 from partreduce.runtime.transport.payload_rings import PayloadRings
 from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
-from partreduce.topo.strategies.gap import Gap, Order
-from partreduce.topo.strategies.neighbor import Neighbor
+from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder
+from partreduce.topo.strategies.neighbor import NeighborAveraging
 
 
 class GapMeans(OneSided):
-    """After each round a worker averages with what its in-neighbours sent, as the protocol object `Hop` lets it.
+    """After each round a worker averages with what its in-neighbors sent, as the protocol object `Hop` lets it.
 
     Serial order: x ← W (x + u), sent after computing. Parallel order: x ← W x + u(x); the parameters with which a round
     is entered leave at once, and travel while it computes. Tokens leave when a round is entered. In the parallel order
     they ride on the update that leaves at the same moment; in the serial order they go by themselves, since to wait for
-    the next update would hold up the neighbours for as long as the round computes.
+    the next update would hold up the neighbors for as long as the round computes.
 
     A worker that skips is some rounds further after `end_round`. One whose data ended goes on taking part
     with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
@@ -42,10 +42,10 @@ class GapMeans(OneSided):
         InputError: a policy that asks for optimizer state to travel.
     """
 
-    def __init__(self, strategy: Neighbor, run: Run) -> None:
-        assert isinstance(strategy.when, Gap), "others have rounds"
-        self.gap, machine = strategy.when, hop_of(strategy.rounds[0], strategy.when)
-        self.is_parallel = self.gap.order is Order.PARALLEL
+    def __init__(self, strategy: NeighborAveraging, run: Run) -> None:
+        assert isinstance(strategy.sync, IterationGap), "others have rounds"
+        self.gap, machine = strategy.sync, hop_of(strategy.rounds[0], strategy.sync)
+        self.is_parallel = self.gap.update_order is UpdateOrder.DPSGD
         self.log = GapLog(is_on=run.reducer.recorder.directory is not None)
         self.layout = Layout(self._flat(run))
         from partreduce.verify.gap_bounds import capacities_of  # what proves need not be loaded by all
@@ -57,7 +57,7 @@ class GapMeans(OneSided):
         super().__init__(
             strategy,
             run,
-            "a neighbourhood that keeps a gap",
+            "a neighborhood that keeps a gap",
             self.driver.deliver,
             bound=message_bound(machine, self.layout),
         )
@@ -107,7 +107,7 @@ class GapMeans(OneSided):
         return skipped
 
     def settle(self) -> None:
-        """Wait until everything has come that neighbours sent up to now, so that the queues are complete."""
+        """Wait until everything has come that neighbors sent up to now, so that the queues are complete."""
         operation = self._begin("pause of updates", self._round, self._round)
         driver = self.driver
         if not driver.has_left:
@@ -210,7 +210,7 @@ class GapMeans(OneSided):
 
     def _begin(self, kind: str, step: int, round_: int) -> Operation:
         num_bytes = sum(bucket.size * bucket.dtype.itemsize for bucket in self.run.flat.buckets)
-        members = tuple(sorted({self.run.rank, *self.driver.neighbours}))
+        members = tuple(sorted({self.run.rank, *self.driver.neighbors}))
         return self.run.reducer.recorder.begin(kind, step, round_, members, num_bytes * len(self.driver.targets))
 
     def _post(self, operation: Operation, outcome: Outcome) -> None:
@@ -223,7 +223,7 @@ class GapMeans(OneSided):
             if outcome.update:
                 arrays = self._start if self.is_parallel else self._live()
                 self._sender.send("update", arrays, outcome.update)
-        except GoneError as error:
+        except PeerGoneError as error:
             raise self.run.reducer.failure(operation, error) from None
 
     def _send_from_side(self, recipients: Recipients) -> None:
@@ -257,18 +257,18 @@ class GapMeans(OneSided):
                 self.driver.condition,
                 reducer.heartbeat,
                 timeout=reducer.timeout,
-                refuse_failure=self._mailbox.refuse_failure,
+                check_failure=self._mailbox.check_failure,
                 pausing=pausing,
                 paused=frozenset if pausing else self.driver.paused,
             )
-        except GoneError as error:
-            if isinstance(error, LackError):
+        except PeerGoneError as error:
+            if isinstance(error, PeerWaitError):
                 operation.members = tuple(sorted({self.run.rank, *error.missing.of}))
             raise reducer.failure(operation, error) from None
 
 
 def message_bound(machine: Hop, layout: Layout) -> Bound:
-    """What may be on the way to each neighbour: equal on all workers, and never what a worker waits for.
+    """What may be on the way to each neighbor: equal on all workers, and never what a worker waits for.
 
     The protocol lets at most a queue's capacity of updates be on the way. Where token queues bound the gap of every
     edge, it is no larger than `max_ig`; otherwise no path is longer than all workers.

@@ -251,8 +251,8 @@ class QuorumDriver(GenerationDriver[PartialState]):
             match note:
                 case ("taken", tuple(rounds), int(version)):
                     self.log.add("taken", self._generation, version, rounds)
-                case ("synchronised", int(version)):
-                    self.log.add("synchronised", self._generation, version)
+                case ("synchronized", int(version)):
+                    self.log.add("synchronized", self._generation, version)
         targets: dict[AWord, list[int]] = {}
         for action in actions:
             if isinstance(action, Send) and isinstance(action.message, AWord):

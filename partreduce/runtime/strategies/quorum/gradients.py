@@ -1,4 +1,4 @@
-"""Strategy `allreduce` at pace 1 with a quorum: eager-SGD's workers (Li et al., PPoPP 2020).
+"""Strategy `allreduce` at steps_per_round 1 with a quorum: eager-SGD's workers (Li et al., PPoPP 2020).
 
 All workers apply the same results in the same order, each in a call of its own. What a script changes from call to
 call, such as a learning rate, differs then between two workers that apply the same result, which is warned of.
@@ -26,12 +26,12 @@ from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
 from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
 from partreduce.runtime.transport.mailbox import Mailbox
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.schedulers.protocols.partial import Partial
 from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
-from partreduce.topo.strategies.quorum import Quorum
+from partreduce.topo.strategies.partial import PartialAllReduce
 
 CLOSE_SECONDS = 1.0
 _lines_in_use: WeakKeyDictionary[World, set[str]] = WeakKeyDictionary()
@@ -63,22 +63,22 @@ class QuorumGradients(GradientRunner):
     model, a checkpoint, the end), every worker stops calling and takes what the others' rounds still bring, until all
     have come: then no gradient is on its way, and all are equally far.
 
-    Buffers such as BatchNorm's are averaged in the mean model, at the end, and where models are synchronised; between
+    Buffers such as BatchNorm's are averaged in the mean model, at the end, and where models are synchronized; between
     these each worker keeps its own. A round with a gradient that is not finite is left out by all where a GradScaler
     was at work on any gradient in it. Gradients are summed in host memory, wherever the model lies.
     """
 
     agrees_on_end = True
 
-    def __init__(self, when: Quorum, run: Run) -> None:
+    def __init__(self, sync: PartialAllReduce, run: Run) -> None:
         super().__init__(run)
-        self.when = when
+        self.sync = sync
         everyone, reducer = run.everyone, run.reducer
         self.sums = GradientSums(run.flat.buckets, room_for(len(everyone)), num_workers=len(everyone))
         reducer.heartbeat.unequal = MET
         self.log = QuorumLog(is_on=reducer.recorder.directory is not None)
-        machine = Partial(when, len(everyone))
-        self.driver = QuorumDriver(machine, run.rank, self.sums, log=self.log, grace=when.grace * 1e-6)
+        machine = Partial(sync, len(everyone))
+        self.driver = QuorumDriver(machine, run.rank, self.sums, log=self.log, grace=sync.grace * 1e-6)
         self._line, self._is_concluded = _free_line(reducer.world), False
         world = reducer.world.on_host()
         if not world.has(everyone, name=self._line):
@@ -101,7 +101,7 @@ class QuorumGradients(GradientRunner):
         self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
         self._base: int | None = None
         self._settings, self._has_warned = Settings(run.applier.optimizer), False
-        self.keeps_equal = when.keeps_equal
+        self.keeps_equal = sync.keeps_equal
         self._met = 0
         """The round of this segment in which models were averaged last."""
         reducer.recorder.attach("quorum", self.log.facts)
@@ -112,9 +112,9 @@ class QuorumGradients(GradientRunner):
 
     def average(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
-        self.refuse_failure()
+        self.check_failure()
         self.count_from_here()
-        self.sums.refuse_sparse()
+        self.sums.check_sparse()
         taken = self.call(lambda: self.sums.add(scaled=self.run.applier.scaled))
         last = self._applied(taken, but_last=True)
         if last is not None:
@@ -126,11 +126,11 @@ class QuorumGradients(GradientRunner):
     def end_step(self, step: int) -> None:  # noqa: ARG002 - the signature of all
         """Where it is time for that: the mean of all models."""
         self._settings.applied()
-        self._synchronise()
+        self._synchronize()
 
     def gather(self, *, apply: bool = True) -> int:
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
-        self.refuse_failure()
+        self.check_failure()
         self.count_from_here()
 
         def applied(taken: Taken) -> None:
@@ -138,15 +138,15 @@ class QuorumGradients(GradientRunner):
                 self._applied(taken, but_last=False)
             else:
                 self.driver.release(taken.sums)
-            self._synchronise()
+            self._synchronize()
 
         further = self.end_segment(applied)
-        if self.when.keeps_equal:
+        if self.sync.keeps_equal:
             self._compare(warns=apply)  # what is dropped was applied by some and not by others
         self._open()
         return further
 
-    def refuse_changed_means(self) -> None:
+    def check_changed_means(self) -> None:
         """Refuse means that the script changes where a call may deliver several."""
         if self.after_averaging is None:
             raise InputError(
@@ -155,7 +155,7 @@ class QuorumGradients(GradientRunner):
                 "`with optimizer.join(after_averaging=...):` around the training loop"
             )
 
-    def refuse_late(self) -> None:
+    def check_late(self) -> None:
         """Refuse a GradScaler whose verdict comes after the gradients have left."""
         if self.run.applier.scaled:
             raise InputError(
@@ -198,16 +198,16 @@ class QuorumGradients(GradientRunner):
         operation = self.on_host.recorder.begin("comparison of rates", round_, round_, self.run.everyone, 8, lag=1)
         try:
             self.on_host.wait_for(self.communicator.all_reduce(numbers), operation)
-        except (RuntimeError, GoneError, UnavailableError) as error:
+        except (RuntimeError, PeerGoneError, UnavailableError) as error:
             raise self.on_host.failure(operation, error) from None
         self.on_host.recorder.end(operation)
         if warns and not self._has_warned and bool((numbers != numbers[0]).any()):
             self._has_warned = True
             warn_user(PARTED)
 
-    def _synchronise(self) -> None:
+    def _synchronize(self) -> None:
         """Take the mean of all models where the protocol waits for that."""
-        driver, every = self.driver, self.when.synchronise_every
+        driver, every = self.driver, self.sync.synchronize_every
         state = driver.state
         if not every or state is None or state.version % every or state.version == self._met:
             return
@@ -261,11 +261,11 @@ class QuorumGradients(GradientRunner):
         driver.close_segment()
         return further
 
-    def refuse_failure(self) -> None:
+    def check_failure(self) -> None:
         """Raise what ended the collective thread.
 
         Raises:
-            PeerLostError: a worker is gone or too late.
+            PeerFailedError: a worker is gone or too late.
         """
         error = self.driver.error
         if isinstance(error, PartreduceError):
@@ -275,9 +275,9 @@ class QuorumGradients(GradientRunner):
 
     def _look(self) -> None:
         """The same, and what ended the mailbox's thread."""
-        self.refuse_failure()
+        self.check_failure()
         for mailbox in self.mailboxes:
-            mailbox.refuse_failure()
+            mailbox.check_failure()
 
     def wait(self, done: Callable[[], bool]) -> None:
         """Wait for what another thread brings about.
@@ -286,7 +286,7 @@ class QuorumGradients(GradientRunner):
         matter. A round that runs has a limit of its own, which the collective thread keeps.
 
         Raises:
-            PeerLostError: it cannot come.
+            PeerFailedError: it cannot come.
         """
         reducer, everyone = self.run.reducer, self.run.everyone
         try:
@@ -297,10 +297,10 @@ class QuorumGradients(GradientRunner):
                 reducer.heartbeat,
                 reducer.timeout,
                 why=lambda _: reducer.heartbeat.gone(everyone),
-                refuse_failure=self._look,
+                check_failure=self._look,
                 told=lambda lack: f"this worker waited for {lack.what}",
             )
-        except GoneError as error:
+        except PeerGoneError as error:
             round_ = self.run.progress.step
             operation = reducer.recorder.begin("wait for a partial sum", round_, round_, self.run.everyone, 0)
             raise reducer.failure(operation, error) from None

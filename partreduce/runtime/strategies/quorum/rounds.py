@@ -17,7 +17,7 @@ from partreduce.runtime.strategies.quorum.sums import GradientSums
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
-from partreduce.runtime.transport.waiting import GoneError
+from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.schedulers.protocols.partial_state import Share
 from partreduce.topo.errors import PartreduceError, UnavailableError
 
@@ -82,7 +82,7 @@ class RoundsThread:
             for work in works:
                 reducer.wait_for(work, operation)
             shares, scaled = self._read(begun, tag)
-        except (RuntimeError, GoneError, PartreduceError) as error:
+        except (RuntimeError, PeerGoneError, PartreduceError) as error:
             raise self._failed(operation, error) from None
         reducer.recorder.end(operation)
         self._sums.arrived(begun.payload, scaled=scaled)
@@ -105,6 +105,6 @@ class RoundsThread:
         """What each worker has brought, and whether a GradScaler was at work on any of it."""
         room, size = self._sums.room(begun.payload), self._line.size
         if room[-TAG_LENGTH:].tolist() != [size * number for number in tag]:
-            raise GoneError("its members ran different rounds at the same time (their tags differ)")
+            raise PeerGoneError("its members ran different rounds at the same time (their tags differ)")
         *counts, scaled = map(int, room[: size + 1].tolist())
         return [Share(begun.round, tuple(range(count))) for count in counts], bool(scaled)

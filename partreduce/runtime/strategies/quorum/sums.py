@@ -69,7 +69,7 @@ class GradientSums:
         self.made += 1
         return GradientSum(arrays)
 
-    def refuse_sparse(self) -> None:
+    def check_sparse(self) -> None:
         """Refuse gradients that have no array.
 
         Raises:

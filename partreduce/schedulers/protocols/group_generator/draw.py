@@ -13,18 +13,18 @@ from hashlib import shake_256
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.generated import Division, Generated, InitiatorRule
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
 
 Members = tuple[int, ...]
 
 PATIENCE = 2
 """How often in a row a worker may go without a group before its next request gets one whoever is idle."""
-LAGGARD_SIZE = 2
+SLOW_WORKER_GROUP_SIZE = 2
 """Members of the small group that a lagging initiator gets."""
 CHOICE_BITS = 61
 """A choice among known groups is read from the bits of a draw's random number above these."""
 SLOW_FACTOR = 2
-"""With `laggard-late` a worker is slow if its rounds take this many times as long to compute as the median worker's."""
+"""With `straggler-late` a worker is slow if its rounds take this many times as long to compute as the median worker's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +37,8 @@ class GeneratorSetting:
 
     nodes: tuple[int, ...]
     group_size: int = 3
-    division: Division = Division.INTER_INTRA
-    initiator: InitiatorRule = InitiatorRule.LAGGARD_LOCAL
+    division: GroupSplit = GroupSplit.INTER_INTRA
+    slow_worker_policy: SlowWorkerPolicy = SlowWorkerPolicy.PAIR_LOCALLY
     slow_threshold: int | None = 4
     all_every: int = 16
     seed: int = 0
@@ -51,7 +51,7 @@ class GeneratorSetting:
             raise InputError(f"max_known: is {self.max_known}; a worker belongs to at least 1 group")
 
     @classmethod
-    def of(cls, strategy: Generated, cluster: Cluster) -> GeneratorSetting:
+    def of(cls, strategy: DynamicGroups, cluster: Cluster) -> GeneratorSetting:
         nodes = [0] * cluster.num_workers
         for node in range(cluster.num_nodes):
             for worker in cluster.workers_of(node):
@@ -60,7 +60,7 @@ class GeneratorSetting:
             nodes=tuple(nodes),
             group_size=strategy.group_size,
             division=strategy.division,
-            initiator=strategy.initiator,
+            slow_worker_policy=strategy.slow_worker_policy,
             slow_threshold=strategy.slow_threshold,
             all_every=strategy.all_every,
             seed=strategy.seed,
@@ -81,7 +81,7 @@ class Situation:
     workers that compute slowly (None: slowness is judged by `counts`), `due` whether all shall meet.
     """
 
-    initiator: int
+    slow_worker_policy: int
     alive: frozenset[int]
     idle: frozenset[int]
     counts: tuple[int, ...]
@@ -105,28 +105,28 @@ class Drawing:
         in a row without a group it gets one for sure, as long as anybody else takes part.
         """
         if self.is_limited(now):
-            return self.around(now, self.small_partners(now), LAGGARD_SIZE)
-        if self.setting.division == Division.NODE_THEN_ALL:
+            return self.around(now, self.small_partners(now), SLOW_WORKER_GROUP_SIZE)
+        if self.setting.division == GroupSplit.NODE_THEN_ALL:
             return self.node_then_all(now)
-        if self.setting.division == Division.RANDOM or now.alone >= PATIENCE:
+        if self.setting.division == GroupSplit.RANDOM or now.alone >= PATIENCE:
             return self.around(now, self.partners(now), self.setting.group_size)
         taking_part = self.fast_enough(now, now.idle)
-        if self.setting.division == Division.GLOBAL:
+        if self.setting.division == GroupSplit.GLOBAL:
             return self.divided(now, taking_part)
         return (*self.inter(now, taking_part), *self.intra(now, taking_part))
 
     def is_limited(self, now: Situation) -> bool:
         """Whether the initiator lags and therefore gets one small group only."""
-        return self.setting.initiator != InitiatorRule.PAPER and self.is_laggard(now)
+        return self.setting.slow_worker_policy != SlowWorkerPolicy.PAPER and self.is_slow_worker(now)
 
-    def is_laggard(self, now: Situation) -> bool:
+    def is_slow_worker(self, now: Situation) -> bool:
         """Whether the initiator lags behind the fastest worker by the threshold or more."""
         if self.setting.slow_threshold is None:
             return False
         if now.slow is not None:
-            return now.initiator in now.slow
+            return now.slow_worker_policy in now.slow
         ahead = max(now.counts[worker] for worker in now.alive)
-        return ahead - now.counts[now.initiator] >= self.setting.slow_threshold
+        return ahead - now.counts[now.slow_worker_policy] >= self.setting.slow_threshold
 
     def fast_enough(self, now: Situation, workers: frozenset[int]) -> frozenset[int]:
         """The paper's filter: worker w takes part if c_i − c_w < threshold; the initiator i always does.
@@ -138,18 +138,18 @@ class Drawing:
         if threshold is None:
             return workers
         if now.slow is not None:
-            return (workers - now.slow) | (workers & {now.initiator})
-        mine = now.counts[now.initiator]
+            return (workers - now.slow) | (workers & {now.slow_worker_policy})
+        mine = now.counts[now.slow_worker_policy]
         return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
 
     def partners(self, now: Situation) -> list[int]:
         """Whom a random group may take in: everybody that the filter passes; everybody where it passes nobody."""
-        everybody = now.alive - {now.initiator}
+        everybody = now.alive - {now.slow_worker_policy}
         return shuffled(self.fast_enough(now, everybody) or everybody, now.salt)
 
     def slow(self, costs: dict[int, int]) -> frozenset[int] | None:
         """Who computes slowly, by what a round costs each worker (0: not known yet); None where counts decide."""
-        if self.setting.initiator != InitiatorRule.LAGGARD_LATE or self.setting.slow_threshold is None:
+        if self.setting.slow_worker_policy != SlowWorkerPolicy.DEFER or self.setting.slow_threshold is None:
             return None
         known = sorted(cost for cost in costs.values() if cost)
         middle = known[(len(known) - 1) // 2] if known else 0
@@ -157,23 +157,23 @@ class Drawing:
 
     def small_partners(self, now: Situation) -> list[int]:
         """Whom a lagging initiator may wait with: idle workers of its node, else its node, else idle ones, else all."""
-        others = now.alive - {now.initiator}
+        others = now.alive - {now.slow_worker_policy}
         if now.slow is not None:
             others = self.fast_enough(now, others) or others
-        local = frozenset(w for w in others if self.setting.nodes[w] == self.setting.nodes[now.initiator])
+        local = frozenset(w for w in others if self.setting.nodes[w] == self.setting.nodes[now.slow_worker_policy])
         return shuffled(local & now.idle or local or others & now.idle or others, now.salt)
 
     def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
         """One group of the initiator and the first partners, or a known one if the initiator's bound is reached."""
         if not partners:
             return ()
-        if self.is_bounded(now, now.initiator):
-            allowed = {now.initiator, *partners}
-            known = [group for group in now.known if now.initiator in group and now.alive.issuperset(group)]
+        if self.is_bounded(now, now.slow_worker_policy):
+            allowed = {now.slow_worker_policy, *partners}
+            known = [group for group in now.known if now.slow_worker_policy in group and now.alive.issuperset(group)]
             fitting = [group for group in known if allowed.issuperset(group)] or known
             if fitting:
                 return (fitting[(now.salt >> CHOICE_BITS) % len(fitting)],)
-        return (_members((now.initiator, *partners[: size - 1])),)
+        return (_members((now.slow_worker_policy, *partners[: size - 1])),)
 
     def divided(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
         """All of `workers` in random groups of the group size; what is left over forms one smaller group, or skips."""
@@ -213,32 +213,32 @@ class Drawing:
         if now.due:
             return self.all_of(now, self.fast_enough(now, now.alive))
         patient = now.alone >= PATIENCE
-        here = self.setting.nodes[now.initiator]
+        here = self.setting.nodes[now.slow_worker_policy]
         local = frozenset(w for w in (now.alive if patient else now.idle) if self.setting.nodes[w] == here)
         passed = self.fast_enough(now, local)
         return self.all_of(now, local if patient and len(passed) < 2 else passed)
 
     def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
         """One group of all `workers`, or the largest known part of them with the initiator if its bound is reached."""
-        group = _members(workers | {now.initiator})
-        if self.is_bounded(now, now.initiator):
-            known = [other for other in now.known if now.initiator in other and workers.issuperset(other)]
+        group = _members(workers | {now.slow_worker_policy})
+        if self.is_bounded(now, now.slow_worker_policy):
+            known = [other for other in now.known if now.slow_worker_policy in other and workers.issuperset(other)]
             group = max(known, key=len, default=group)
         return (group,) if len(group) > 1 else ()
 
     def is_due(self, now: Situation, apart: int) -> bool:
         """Whether the workers that are not slow have asked for `all_every` rounds each since all met, on average.
 
-        A laggard's request calls no meeting.
+        A straggler's request calls no meeting.
         """
-        if self.setting.division != Division.NODE_THEN_ALL or self.is_limited(now):
+        if self.setting.division != GroupSplit.NODE_THEN_ALL or self.is_limited(now):
             return False
         fast = len(self.fast_enough(now, now.alive))
         return fast > 1 and apart >= self.setting.all_every * fast
 
     def further(self, apart: int) -> int:
         """The count of requests since all met, after one more; 0 where nobody counts them."""
-        if self.setting.division != Division.NODE_THEN_ALL:
+        if self.setting.division != GroupSplit.NODE_THEN_ALL:
             return 0
         return min(apart + 1, self.setting.all_every * self.setting.num_workers)
 

@@ -2,7 +2,7 @@
 
 A worker asks at the beginning of a round and says in the same message that it is done with its last group. The answer
 is the group of the round (`Grant`), no group (`Alone`), or the end (`Bye`). Every grant has a sequence number; a worker
-meets its groups in that order. Requests are numbered by the worker, so a repeated or late one is recognised, and the
+meets its groups in that order. Requests are numbered by the worker, so a repeated or late one is recognized, and the
 whole state is a fold over the messages received, so that a log of them restores it.
 """
 

@@ -1,7 +1,7 @@
 """A worker of the group generator as a pure state machine: ask, compute, meet the group, ask again.
 
 The ask goes out at the beginning of a round, so that its answer is there when the round's computation ends. The group's
-collective is modelled by `Here` messages between its members: it ends for a worker once all others have entered it.
+collective is modeled by `Here` messages between its members: it ends for a worker once all others have entered it.
 """
 
 from __future__ import annotations

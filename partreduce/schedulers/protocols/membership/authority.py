@@ -110,7 +110,7 @@ class Decisions(Setting):
         if state.told < len(state.log):
             return state, ()
         if state.lost.intersection(state.view.members):
-            return self._opened(state) if len(state.lost) <= self.most_lost else self._stopped(state)
+            return self._opened(state) if len(state.lost) <= self.max_failures else self._stopped(state)
         if state.joining and state.view.members and not state.left and not state.is_open:
             return self._opened(replace(state, admits=True))
         return state, ()

@@ -189,7 +189,7 @@ class Setting:
 
     Args:
         num_workers: all, of which the last `outside` are no members at the start and join when they ask.
-        most_lost: how many may be missing at a time before the run ends instead.
+        max_failures: how many may be missing at a time before the run ends instead.
         groups: what an explored run averages in each round; None where a driver enters operations and says what comes
             of them, and members do not meet by messages.
         rounds: of an explored run; the last should be of all.
@@ -200,7 +200,7 @@ class Setting:
     """
 
     num_workers: int
-    most_lost: int
+    max_failures: int
     groups: Groups | None = None
     rounds: int = 0
     leases: int = 0

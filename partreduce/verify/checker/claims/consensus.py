@@ -2,7 +2,7 @@
 
 It is the mean where `doubly-stochastic` or `unit-sums` holds as well. Connection is not enough: a cyclic shift is
 connected and doubly stochastic, and never converges. There are three ways to prove it
-(and a fact, facts/without_backup.py, where workers do without some of their in-neighbours).
+(and a fact, facts/without_backup.py, where workers do without some of their in-neighbors).
 
 **Method `trees`, for groups.** Let 0 ≤ t < 2 in every group. *Theorem:* if a spanning tree of the workers can be made
 of pairs that some group with 0 < t < 2 holds, then P contracts everything off the mean. A group replaces d = x − mean
@@ -23,10 +23,10 @@ positive weight on oneself in every round, and a root from which edges of positi
 power of P has a positive column: own weights are positive, so what was reached stays reached, and each period follows
 at least one more edge of the tree. Such a power shrinks max − min by a factor below 1.
 
-*Under staleness* (`when.gap`) the updates that a reduce averages are of different steps, and in some steps none of an
-in-neighbour is. *Theorem:* the same tree suffices. A reduce of step k needs of every in-neighbour u an update of step
-k − s or later. The newest that it holds has been averaged, in this reduce or in an earlier one since it came, with a
-positive weight; it is not older than s steps, and not newer than the gap allows; so in every stretch of so many steps
+*Under staleness* (`sync.iteration_gap`) the updates that a reduce averages are of different steps, and in some steps
+none of an in-neighbor is. *Theorem:* the same tree suffices. A reduce of step k needs of every in-neighbor u an update
+of step k − s or later. The newest that it holds has been averaged, in this reduce or in an earlier one since it came,
+with a positive weight; it is not older than s steps, and not newer than the gap allows; so in every stretch of so many steps
 as staleness, gap and longest skip are together each edge of the tree is followed at least once, with a delay bounded
 likewise, and own weights stay positive. That gap is finite, since the reader refuses a graph
 with an edge over which it is not. The weights are one of finitely many: those of the file and what is left of them,
@@ -65,7 +65,7 @@ MAX_PERIODS = 1000
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`trees`: for explicit groups one; for rules one for the class of the empty set, and one for each digit."""
     lengthens_nothing = schedule.form != "graph" and all(
-        0 <= relax < 2 for sizes in schedule.group_sizes() for _, relax in sizes
+        0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes
     )
     confirm(lengthens_nothing, place, "trees", "0 <= relax < 2 in every group")
     listed_classes: list[list[int]] = [[], *([digit] for digit in range(len(schedule.radices)))]
@@ -106,8 +106,8 @@ def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], pl
 def _first_of_group(schedule: Schedule, t: int, digits: Sequence[int]) -> dict[int, int]:
     """For every worker of a contracting group of phase t the group's first worker, or ZERO if the group acts as 0."""
     result: dict[int, int] = {}
-    for members, vanishes, relax in averages_on_class(schedule.phases[t], digits):
-        if relax:  # and below 2, as was confirmed
+    for members, vanishes, relaxation in averages_on_class(schedule.phases[t], digits):
+        if relaxation:  # and below 2, as was confirmed
             first = ZERO if vanishes else members[0]
             for worker in members:
                 result[worker] = first
@@ -137,7 +137,7 @@ def check_by_graph(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
     """`root`, and `tree`: n − 1 edges [round, source, target], each from a reached worker to a new one."""
     confirm(schedule.form == "graph", place, "graph", "trees")
     needs_all = schedule.gap is None or not schedule.gap.has_backup
-    confirm(needs_all, place, "graph", "workers that do without none of their in-neighbours")
+    confirm(needs_all, place, "graph", "workers that do without none of their in-neighbors")
     counts_weights = schedule.gap is None or schedule.gap.weights == "graph"
     are_positive = not counts_weights or all(map(keeps_something, schedule.rounds))
     confirm(are_positive, "schedule", "a weight", "positive weights on oneself, and none negative")

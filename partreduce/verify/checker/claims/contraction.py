@@ -11,8 +11,8 @@ check makes L itself, so the entry holds nothing but c².
 **Method `norms`.** ‖M‖₂² is the spectral radius of MᵀM, which no norm undercuts: ‖M‖₂² ≤ ‖MᵀM‖₁ ≤ ‖M‖₁·‖M‖∞ ≤ c².
 
 *The check is sound because* it multiplies the matrices of the schedule itself, in integers. *It assumes* that groups
-are disjoint, which `conflict-free` confirms. Pace, prologue and lateness do not enter: they say when new gradients
-arrive, and this claim says what a period of averaging does to a difference that is there.
+are disjoint, which `conflict-free` confirms. steps_per_round, prologue and delay do not enter: they say when new
+gradients arrive, and this claim says what a period of averaging does to a difference that is there.
 """
 
 from __future__ import annotations

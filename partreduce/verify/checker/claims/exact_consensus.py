@@ -47,11 +47,11 @@ def check_by_labels(schedule: Schedule, entry: dict[str, Any], place: str) -> No
         at = f"{place}.labels and phase {first + digit}"
         confirm(len(phase) * radix == n, at, len(phase), f"{n // radix} groups")
         weight = prod(radices[digit + 1 :])  # of this digit in a label
-        for members, _, relax in phase:
+        for members, _, relaxation in phase:
             # Labels that differ in this digit alone are smallest + value · weight, for all values of the digit. That
             # they begin at the value 0 follows, since such groups hold everybody: by induction from label 0 upwards.
             group_labels = sorted(labels[worker] for worker in members)
             smallest = group_labels[0]
             differ_here = group_labels == list(range(smallest, smallest + radix * weight, weight))
-            is_mean = differ_here and relax == 1
+            is_mean = differ_here and relaxation == 1
             confirm(is_mean, at, members, f"labels that differ in digit {digit} alone")

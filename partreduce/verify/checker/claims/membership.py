@@ -57,5 +57,5 @@ def _answers(schedule: Schedule) -> str:
                     continue
                 kept = (block.members[0], *(value for d, value in enumerate(own) if d not in block.across))
                 smallest = first.setdefault(kept, node * schedule.workers_per_node + rank)
-                text.update(b"%d %b\n" % (smallest, str(block.relax).encode()))
+                text.update(b"%d %b\n" % (smallest, str(block.relaxation).encode()))
     return text.hexdigest()

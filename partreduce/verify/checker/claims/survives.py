@@ -1,7 +1,7 @@
 """Claim `survives`: after every loss of up to so many workers, or of one node, survivors reach consensus, so fast.
 
 *What is claimed.* The schedule's plan covers every loss of up to `failures` workers and every loss of one node, and
-each is alike to one of `classes` (`contingencies.py` says what that is, and which classes there are); and the matrix P
+each is alike to one of `classes` (`failure_plans.py` says what that is, and which classes there are); and the matrix P
 of a period of what the survivors of that one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, J
 the mean of the survivors. Symmetries permute the workers, which changes neither, so one loss of each class is enough.
 Losses that leave one worker or none are none.
@@ -59,17 +59,17 @@ from math import lcm, prod
 from typing import Any, NamedTuple
 
 from ..averages import Average
-from ..contingencies import (
-    all_losses,
+from ..failure_classes import (
+    all_failures,
     all_nodes,
     classes_of_plan,
     digits_of,
     groups_after,
     node_of,
-    number_of_losses,
+    number_of_failures,
     on_nodes,
 )
-from ..failure_plans import FailurePlan, Loss
+from ..failure_plans import Failure, FailurePlan
 from ..linear_algebra import bound_minus_gram, pivots
 from ..period import MAX_SIZE, averages_on_class, classes, distance_from_mean
 from ..refusal import Work, confirm, confirm_equal
@@ -92,14 +92,14 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     needed = classes_of_plan(schedule, plan, work)
     confirm(len(listed) == len(needed), f"{place}.classes", len(listed), f"{len(needed)} classes of losses")
     seen: dict[int, _Confirmed] = {}
-    for number, (lost, raw) in enumerate(zip(needed, listed, strict=True)):
+    for number, (failed, raw) in enumerate(zip(needed, listed, strict=True)):
         at = work.place = f"{place}.classes[{number}]"
-        as_object(raw, at, ("lost", "squared"))
-        confirm_equal(f"{at}.lost", raw["lost"], list(lost))
+        as_object(raw, at, ("failed", "squared"))
+        confirm_equal(f"{at}.lost", raw["failed"], list(failed))
         squared = as_fraction(raw["squared"], f"{at}.squared")
         is_bound = 0 <= squared <= 1
         confirm(is_bound, f"{at}.squared", raw["squared"], "from 0 to 1")
-        runs, missing = _runs(schedule, plan, lost)
+        runs, missing = _runs(schedule, plan, failed)
         known = seen.setdefault(runs.num_workers, _Confirmed(set(), set()))
         cells = _cells(runs, missing, work)
         _confirm_consensus(runs, cells, known, at, work)
@@ -108,15 +108,15 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     _confirm_answers(schedule, plan, entry, place)
 
 
-def _runs(schedule: Schedule, plan: FailurePlan, lost: Loss) -> tuple[Schedule, Loss]:
+def _runs(schedule: Schedule, plan: FailurePlan, failed: Failure) -> tuple[Schedule, Failure]:
     """What the survivors of a class run: a schedule without some workers."""
     if plan.rule == "keep_groups":
-        return schedule, lost
+        return schedule, failed
     # Whole nodes of a class that is lost are the last ones.
     size = schedule.node_size
-    per_node = Counter(worker // size for worker in lost)
+    per_node = Counter(worker // size for worker in failed)
     runs = on_nodes(schedule, schedule.num_workers // size - list(per_node.values()).count(size))
-    return runs, tuple(worker for worker in lost if worker < runs.num_workers)
+    return runs, tuple(worker for worker in failed if worker < runs.num_workers)
 
 
 class _Confirmed(NamedTuple):
@@ -128,13 +128,13 @@ class _Confirmed(NamedTuple):
 
 def _confirm_consensus(runs: Schedule, cells: _Cells, known: _Confirmed, place: str, work: Work) -> None:
     """No group lengthens, and those that contract join everything: on functions of free digits, and on cells."""
-    lengthens_nothing = all(0 <= relax < 2 for sizes in runs.group_sizes() for _, relax in sizes)
+    lengthens_nothing = all(0 <= relaxation < 2 for sizes in runs.group_sizes() for _, relaxation in sizes)
     confirm(lengthens_nothing, place, "consensus", "0 <= relax < 2 in every group")
     for digit in set(cells.free) - known.joined:
         groups = [
-            ([ZERO, *ranks] if vanishes else ranks, relax)
+            ([ZERO, *ranks] if vanishes else ranks, relaxation)
             for phase in runs.phases
-            for ranks, vanishes, relax in averages_on_class(phase, [digit])
+            for ranks, vanishes, relaxation in averages_on_class(phase, [digit])
         ]
         _confirm_joined(groups, range(ZERO, runs.width), place, work)
         known.joined.add(digit)
@@ -161,8 +161,8 @@ def _confirm_joined(groups: Sequence[tuple[Sequence[int], Fraction]], vertices: 
     """Groups with a positive relax join all vertices."""
     work.spend(20 * sum(len(members) for members, _ in groups))
     components, parts = Components(vertices.stop), len(vertices)
-    for members, relax in groups:
-        for member in members[1:] if relax else ():
+    for members, relaxation in groups:
+        for member in members[1:] if relaxation else ():
             parts -= components.join(members[0], member)
     confirm(parts == 1, place, "consensus", f"groups that join all survivors; they leave {parts} parts")
 
@@ -175,10 +175,10 @@ class _Cells(NamedTuple):
     free: list[int]
 
 
-def _cells(schedule: Schedule, lost: Loss, work: Work) -> _Cells:
+def _cells(schedule: Schedule, failed: Failure, work: Work) -> _Cells:
     """The survivors by the digits of lost nodes; of listed groups one a cell."""
     size, radices = schedule.width, schedule.radices
-    nodes = [digits_of(worker // size, radices) for worker in lost]
+    nodes = [digits_of(worker // size, radices) for worker in failed]
     used = [sorted({node[digit] for node in nodes}) for digit in range(len(radices))]
     left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
     # A value outside stands for all of them: which one makes no difference.
@@ -188,7 +188,7 @@ def _cells(schedule: Schedule, lost: Loss, work: Work) -> _Cells:
     work.spend(20 * count * (1 + schedule.period))
     place: dict[int, int] = {}
     sizes: list[int] = []
-    gone = frozenset(lost)
+    gone = frozenset(failed)
     patterns = list(product(*choices))
     for digits in patterns:
         alike = prod(1 if value in values else rest for value, values, rest in zip(digits, used, left, strict=True))
@@ -213,7 +213,7 @@ def _groups_of_cells(
         first = node_of(digits, radices) * size
         found = groups.setdefault(kept, [])
         found += [place[first + rank] for rank in block.members if first + rank in place]
-    return [(members, block.relax) for members in groups.values() if len(members) > 1]
+    return [(members, block.relaxation) for members in groups.values() if len(members) > 1]
 
 
 def _weighted_rest(cells: _Cells, squared: Fraction, work: Work) -> list[list[Fraction]]:
@@ -224,12 +224,12 @@ def _weighted_rest(cells: _Cells, squared: Fraction, work: Work) -> list[list[Fr
     scale = 1
     for phase in cells.phases:
         totals = [sum(sizes[member] for member in members) for members, _ in phase]
-        factor = lcm(*(relax.denominator * total for (_, relax), total in zip(phase, totals, strict=True)))
+        factor = lcm(*(relaxation.denominator * total for (_, relaxation), total in zip(phase, totals, strict=True)))
         bits = scale.bit_length() + factor.bit_length()
         work.spend(count * count * (32 + bits // 16))
         result = [[factor * entry for entry in row] for row in rows]
-        for (members, relax), total in zip(phase, totals, strict=True):
-            keep, share = int(factor * (1 - relax)), int(factor * relax / total)
+        for (members, relaxation), total in zip(phase, totals, strict=True):
+            keep, share = int(factor * (1 - relaxation)), int(factor * relaxation / total)
             columns = zip(*(rows[member] for member in members), strict=True)
             weights = [sizes[member] for member in members]
             mean = [share * sum(w * x for w, x in zip(weights, column, strict=True)) for column in columns]
@@ -254,12 +254,12 @@ def _confirm_answers(schedule: Schedule, plan: FailurePlan, entry: dict[str, Any
     """The hash of what survivors of every loss run, empty where there are too many."""
     n = schedule.num_workers
     count = len(schedule.nodes) or n // schedule.node_size
-    if (number_of_losses(n, plan.failures) + count) * n * schedule.period > ASKED:
+    if (number_of_failures(n, plan.failures) + count) * n * schedule.period > ASKED:
         confirm_equal(f"{place}.answers", entry["answers"], "")
         return
     text = hashlib.sha256()
-    for lost in all_losses(n, all_nodes(schedule), plan.failures):
-        for phase in groups_after(schedule, plan, lost):
-            home = {worker: f"{members[0]} {relax}\n" for members, relax in phase for worker in members}
-            text.update("".join(home.get(worker, "-\n") for worker in range(n - len(lost))).encode())
+    for failed in all_failures(n, all_nodes(schedule), plan.failures):
+        for phase in groups_after(schedule, plan, failed):
+            home = {worker: f"{members[0]} {relaxation}\n" for members, relaxation in phase for worker in members}
+            text.update("".join(home.get(worker, "-\n") for worker in range(n - len(failed))).encode())
     confirm_equal(f"{place}.answers", entry["answers"], text.hexdigest())

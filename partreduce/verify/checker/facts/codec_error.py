@@ -75,9 +75,9 @@ ROUNDING = {
 
 def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     """`relative`, `absolute`, `roundings`."""
-    if schedule.how["codec"] == "none":
+    if schedule.transport["codec"] == "none":
         return None
-    sums = [coded_sum(schedule.how, *shape) for shape in set(_shapes(schedule))]
+    sums = [coded_sum(schedule.transport, *shape) for shape in set(_shapes(schedule))]
     relative, absolute = rounded_up(*sums)
     return {"relative": relative, "absolute": absolute, "roundings": max(one.roundings for one in sums)}
 
@@ -107,9 +107,9 @@ def rounded_up(*sums: FollowedSum) -> tuple[str, str]:
     return str(relative), str(absolute)
 
 
-def coded_sum(how: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
+def coded_sum(transport: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
     """The stages of a group of `inside` members on each of `nodes` nodes; 1 inside where it goes as a ring."""
-    codec, size = how["codec"], inside * nodes
+    codec, size = transport["codec"], inside * nodes
     relative, absolute = ROUNDING[codec]
     result = FollowedSum()
     for _ in range(FIRST_ROUNDINGS):
@@ -123,7 +123,7 @@ def coded_sum(how: Mapping[str, Any], inside: int, nodes: int) -> FollowedSum:
         result.roundings = size
         return result
     stages = [inside, nodes] if inside > 1 else [nodes]
-    if how["where"] == "across-nodes" and inside > 1:
+    if transport["where"] == "across-nodes" and inside > 1:
         result.add(inside, SINGLE)
         stages, size = [nodes], nodes
     for added in stages:
@@ -139,9 +139,9 @@ def _shapes(schedule: Schedule) -> Iterator[tuple[int, int]]:
     """(l, h) of all groups: (1, k) of one that goes as a ring, (k, 1) of one that goes as it is."""
     for average in chain.from_iterable(schedule.phases):  # one is of all, as where a prologue ends
         inside, nodes = schedule.on_nodes(average)
-        if schedule.how["where"] == "across-nodes" and nodes == 1:
+        if schedule.transport["where"] == "across-nodes" and nodes == 1:
             yield inside, 1
-        elif schedule.how["form"] == "hierarchical" and nodes > 1:
+        elif schedule.transport["algorithm"] == "hierarchical" and nodes > 1:
             yield inside, nodes
         else:
             yield 1, inside * max(nodes, 1)

@@ -17,17 +17,17 @@ The ticks here are canonical: 1 + the largest tick that a member had before. One
 block of a rule, whose groups are one operation each: all of them get the tick of the block, and a worker meets at most
 one. Period q adds q times `height`, the largest tick. The operations of the prologue hold all workers and come first.
 
-**Weighted graphs.** An operation is one worker's exchange with its neighbours, and that of round t carries the tick
+**Weighted graphs.** An operation is one worker's exchange with its neighbors, and that of round t carries the tick
 t + 1, whatever the edges. Of all unfinished exchanges take one with the smallest tick: everybody has finished the
-rounds before, so its neighbours enter the same round, and what they send to one another arrives.
+rounds before, so its neighbors enter the same round, and what they send to one another arrives.
 
 *The end:* if every worker carries out the same number of rounds, then every operation has all its members, and by the
 same argument the last ones complete too.
 
 That the ticks can be computed is the proof; `height` is what was computed. *Assumed of the program:* each worker issues
-the operations of its rounds in order (a late average too), members meet by round number (so paces do not matter), those
-of one round are cut and numbered alike by all, and all workers carry out the same number of rounds. Groups are disjoint
-(`conflict-free`).
+the operations of its rounds in order (a late average too), members meet by round number (so steps per round do not
+matter), those of one round are cut and numbered alike by all, and all workers carry out the same number of rounds.
+Groups are disjoint (`conflict-free`).
 """
 
 from __future__ import annotations

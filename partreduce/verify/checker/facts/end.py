@@ -4,8 +4,9 @@
 operations of these rounds are a beginning of those of an endless run, each has all its members, and the argument of
 `deadlock-free` never looks beyond the operation with the smallest tick.
 
-*Theorem 2, data dealt by pace.* A round of all workers takes `steps` batches, of which worker i takes its pace. So N
-batches are N div `steps` rounds, the same number for everybody, whatever the speeds; the rest is left out.
+*Theorem 2, data dealt by steps_per_round.* A round of all workers takes `steps` batches, of which worker i takes its
+steps_per_round. So N batches are N div `steps` rounds, the same number for everybody, whatever the speeds; the rest is
+left out.
 
 *Theorem 3, unequal data in join mode.* A worker with data for a round declares it before it begins; one whose data
 ended says so once, declares nothing any more, takes part in every round that anybody declared, and leaves when all
@@ -37,8 +38,8 @@ NONE = -1
 
 def numbers(schedule: Schedule, work: Work) -> Numbers:
     """`steps` (of all workers in a round), `behind`."""
-    paces = schedule.paces
-    steps = paces[0] * schedule.num_workers if len(paces) == 1 else sum(paces)
+    worker_steps = schedule.worker_steps
+    steps = worker_steps[0] * schedule.num_workers if len(worker_steps) == 1 else sum(worker_steps)
     reach = rounds_to_meet(schedule, work)
     ahead = schedule.lag if schedule.pipeline else 0
     return {"steps": steps, "behind": NONE if reach is None else reach + ahead}

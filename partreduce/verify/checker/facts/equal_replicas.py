@@ -1,13 +1,13 @@
 """`equal-replicas`, by the rules of rounds: after these rounds all workers hold the same parameters, bit for bit.
 
 **Gradients** (`of` = "gradients"). Each round is one step of every worker, and what it averages over all of them are
-gradients, in lockstep or in a pipeline. *Theorem:* all workers hold the same parameters and the same optimizer state
+gradients, synchronously or in a pipeline. *Theorem:* all workers hold the same parameters and the same optimizer state
 after every step. For they start so; in each step all apply the same bits or none (in a pipeline the queues of all hold
 the same averages in the same order, see `lag`), at the same learning rate; and an update that is a function of
 parameters, state and gradient makes equal out of equal. So do the updates that drain a pipeline, or their absence.
 
 **Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all
-workers (relax 1), in lockstep, all hold the same parameters: the average, or what an outer step makes of it, from an
+workers (relax 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it, from an
 anchor and a momentum that are the same for all, since only such rounds change them. With a codec the average is decoded
 from the same bytes by all, and added to a reference that is the same for all. In the other rounds, and after steps,
 they may differ; so may optimizer state, always. Nothing is said of fragments in turn, which are never equal all at
@@ -32,7 +32,7 @@ from ..schedule import Numbers, Schedule
 
 def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     """`of` what the averages are, `rounds` of the period after which all are equal."""
-    rounds = [t for t, relax in schedule.averages_of_all.items() if relax == 1]
+    rounds = [t for t, relaxation in schedule.averages_of_all.items() if relaxation == 1]
     if not rounds or schedule.is_late or schedule.tables.num_fragments > 1:
         return None
     return {"of": "gradients" if schedule.averages_gradients else "parameters", "rounds": rounds}

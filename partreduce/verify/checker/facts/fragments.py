@@ -1,7 +1,8 @@
 """`fragments`, by the rules of turns: when each part of the model is averaged, and how old it gets.
 
-The model is cut into P fragments, every parameter in one. Of every H steps, H being the pace, fragment p = 0 … P − 1
-has its turn after e_p = ⌊(p + 1)·H / P⌋: what all workers hold of it after e_p − τ steps is summed, and after e_p it is
+The model is cut into P fragments, every parameter in one. Of every H steps, H being the steps_per_round, fragment p = 0
+… P − 1 has its turn after e_p = ⌊(p + 1)·H / P⌋: what all workers hold of it after e_p − τ steps is summed, and after
+e_p it is
 merged: x ← α·x + (1 − α)·g, where g is the anchor that an outer step makes of the mean. Where e_p ≤ τ it is sent so
 many steps before its round begins, and has no turn in the first round. A worker that has both to do after a step merges
 first, unless τ is 0. A model that is merged τ steps late is one fragment.
@@ -13,8 +14,8 @@ one where τ is 0. (c) Between two turns lie at least `apart` = ⌊H / P⌋ step
 fragment is at most `age` = H + τ steps old. (e) Where α is 0 a fragment is equal on all workers after its turn
 (`equal`).
 
-Where paces differ (τ and α are 0 then) all this holds with each worker's own H and steps: in a round each has the turns
-0 … P − 1 in this order, so all have one order. `every` and `age` are of the largest H, `apart` of the least.
+Where steps per round differ (τ and α are 0 then) all this holds with each worker's own H and steps: in a round each has
+the turns 0 … P − 1 in this order, so all have one order. `every` and `age` are of the largest H, `apart` of the least.
 
 (d) and (e) are of sums over all workers. Where rounds have groups, τ and α are 0: a fragment's turn in round k is an
 operation of the groups of round k, so it meets all of the period's groups in `period` = H · T steps, T being their
@@ -44,10 +45,10 @@ def numbers(schedule: Schedule, _: Work) -> Numbers | None:
     """`fragments`, `every`, `apart`, `late`, `flying`; `age` and `equal` of sums over all, `period` of groups."""
     if not schedule.takes_turns:
         return None
-    count, every, late = schedule.tables.num_fragments, max(schedule.paces), schedule.late_steps
-    found = {"fragments": count, "every": every, "apart": min(schedule.paces) // count, "late": late}
+    count, every, late = schedule.tables.num_fragments, max(schedule.worker_steps), schedule.late_steps
+    found = {"fragments": count, "every": every, "apart": min(schedule.worker_steps) // count, "late": late}
     found["flying"] = max(1, -(-late * count // every))
-    relax = schedule.averages_of_all.get(0)
-    if relax is not None and schedule.period == 1:
-        return {**found, "age": every + late, "equal": relax == 1}
+    relaxation = schedule.averages_of_all.get(0)
+    if relaxation is not None and schedule.period == 1:
+        return {**found, "age": every + late, "equal": relaxation == 1}
     return {**found, "period": every * schedule.period}

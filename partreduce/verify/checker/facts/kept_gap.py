@@ -8,14 +8,14 @@ The needs of events.py are the rules; the theorems stand there. A worker is in a
   attained.
 * `queues`: at v, for every edge (u, v) in order, as many updates wait as there are rounds Round(v) … Round(u), at most
   (Round(u) − Round(v)) + 1 = `update`; of tokens max_ig + Round(v) − Round(u), at most `token`, −1 without limit.
-* `skip`: a worker skips at most `longest` rounds at once, 0 if never. It passes no out-neighbour, so it skips no
-  further than an out-neighbour can be ahead; and the reduce before it enters needs an update of its last round, at most
-  `staleness` older, from all in-neighbours but the backup workers, which can have sent so far only.
+* `skip`: a worker skips at most `longest` rounds at once, 0 if never. It passes no out-neighbor, so it skips no
+  further than an out-neighbor can be ahead; and the reduce before it enters needs an update of its last round, at most
+  `staleness` older, from all in-neighbors but the backup workers, which can have sent so far only.
 * `staleness`: a reduce of round k averages updates of round k − `steps` at the earliest, and k + `ahead` at the latest:
   of no other round without staleness; with it, of one that the setting admits, and that a worker so far ahead can have
   sent. In the parallel order an update holds what its worker did before it entered the round, so one round less.
-* `memory`: the most `places` for payloads that one worker has for all its in-neighbours, and its `connections`. An
-  in-neighbour has as many places as updates of it can wait; under staleness one, because a newer update takes the place
+* `memory`: the most `places` for payloads that one worker has for all its in-neighbors, and its `connections`. An
+  in-neighbor has as many places as updates of it can wait; under staleness one, because a newer update takes the place
   of an older one, and no reduce asks for any but the newest. Models in flight are not counted.
 
 *Assumed of the program:* it obeys the needs of events.py.
@@ -97,12 +97,12 @@ def staleness(schedule: Schedule, work: Work) -> Numbers:
 def memory(schedule: Schedule, work: Work) -> Numbers:
     """`places`, `connections`."""
     places = [0] * schedule.num_workers
-    neighbours: list[set[int]] = [set() for _ in places]
+    neighbors: list[set[int]] = [set() for _ in places]
     for (u, v), (ahead, _) in _bounds(schedule, work).items():
         places[v] += 1 if _setting(schedule).staleness else int(ahead) + 1
-        neighbours[u].add(v)
-        neighbours[v].add(u)
-    return {"places": max(places), "connections": max(map(len, neighbours))}
+        neighbors[u].add(v)
+        neighbors[v].add(u)
+    return {"places": max(places), "connections": max(map(len, neighbors))}
 
 
 def _setting(schedule: Schedule) -> KeptGap:
@@ -115,11 +115,11 @@ def _bounds(schedule: Schedule, work: Work) -> Bounds:
     found: Bounds = schedule.events.bounds
     if not found:
         edges = sorted((source, target) for target, source, _ in schedule.rounds[0])
-        neighbours: list[set[int]] = [set() for _ in range(schedule.num_workers)]
+        neighbors: list[set[int]] = [set() for _ in range(schedule.num_workers)]
         for u, v in edges:
-            neighbours[u].add(v)
-            neighbours[v].add(u)
-        leads = [schedule.events.leads(v, near, work) for v, near in enumerate(neighbours)]
+            neighbors[u].add(v)
+            neighbors[v].add(u)
+        leads = [schedule.events.leads(v, near, work) for v, near in enumerate(neighbors)]
         found.update({(u, v): (leads[v][u], leads[u].get(v, inf)) for u, v in edges})
     return found
 

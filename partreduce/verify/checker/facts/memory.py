@@ -7,8 +7,8 @@
   weighted graphs the most workers that it sends to or hears from.
 * `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
 * `arrays`: arrays of the size of the parameters that are kept beside them, at most. One takes the sums; another keeps
-  the parameters with which a round began, where averages are late or progress is normalised; and a weighted graph
-  keeps one for each in-neighbour of the largest round. A pipeline of width K keeps K arrays for sums: those of K − 1 in
+  the parameters with which a round began, where averages are late or progress is normalized; and a weighted graph
+  keeps one for each in-neighbor of the largest round. A pipeline of width K keeps K arrays for sums: those of K − 1 in
   flight, and one that is being applied or filled. A codec of parameters, or outer steps, keep the reference that all
   share, and the momentum of outer steps is one more. Error feedback keeps two: what roundings left over of what the
   worker gave, and of the shards that it sums and hands on (a half and a quarter at most). So `arrays` is also scratch
@@ -40,14 +40,14 @@ Group = tuple[tuple[int, ...], tuple[int, ...]]
 
 def numbers(schedule: Schedule, _: Work) -> Numbers:
     """`groups`, `connections`, `splits`, `arrays`."""
-    how = schedule.how
+    transport = schedule.transport
     sums = schedule.lag + 1 if schedule.pipeline else 1
     outer = schedule.tables.outer
-    has_reference = (how["codec"] != "none" or not outer.is_plain) and not schedule.averages_gradients
-    arrays = sums + int(schedule.is_late or schedule.is_step_normalised) + int(has_reference) + int(outer.momentum > 0)
-    arrays += 2 * int(how["error_feedback"])
+    has_reference = (transport["codec"] != "none" or not outer.is_plain) and not schedule.averages_gradients
+    arrays = sums + int(schedule.is_late or schedule.is_step_normalized) + int(has_reference) + int(outer.momentum > 0)
+    arrays += 2 * int(transport["error_feedback"])
     if schedule.form == "graph":
-        groups, connections = 0, _most_neighbours(schedule.rounds)
+        groups, connections = 0, _most_neighbors(schedule.rounds)
         splits = len({tuple(edges) for edges in schedule.rounds if edges})
         arrays += max(map(_most_sources, schedule.rounds))
     else:
@@ -91,20 +91,20 @@ def _most_groups(schedule: Schedule, phases: Iterable[frozenset[Group]]) -> tupl
 
 def _communicators(schedule: Schedule, members: Sequence[int], across: Sequence[int]) -> int:
     """How many a group has (no members: the group of all workers): a second one where blocks are summed as a ring."""
-    if schedule.how["codec"] not in BLOCKS:
+    if schedule.transport["codec"] not in BLOCKS:
         return 1
     inside, nodes = schedule.on_nodes(Average(members, across, PLAIN) if members else None)
-    has_stages = schedule.how["form"] == "hierarchical" and inside > 1 and nodes > 1
+    has_stages = schedule.transport["algorithm"] == "hierarchical" and inside > 1 and nodes > 1
     return 1 if has_stages else 2
 
 
-def _most_neighbours(rounds: Sequence[Sequence[Edge]]) -> int:
+def _most_neighbors(rounds: Sequence[Sequence[Edge]]) -> int:
     """The most different workers that one worker exchanges with in a period."""
-    neighbours: dict[int, set[int]] = {}
+    neighbors: dict[int, set[int]] = {}
     for target, source, _ in chain.from_iterable(rounds):
-        neighbours.setdefault(target, set()).add(source)
-        neighbours.setdefault(source, set()).add(target)
-    return max(map(len, neighbours.values()), default=0)
+        neighbors.setdefault(target, set()).add(source)
+        neighbors.setdefault(source, set()).add(target)
+    return max(map(len, neighbors.values()), default=0)
 
 
 def _most_sources(edges: Sequence[Edge]) -> int:

@@ -10,7 +10,7 @@ the theorem of meetings.py u is in round s + d at most, if d successive rounds f
 holds the largest such number over all s, for every edge of the period in the order of (target, source), −1 where v
 never reaches u. For one round this is d(v → u) + 1, Hop's bound for a standard queue (Luo et al., ASPLOS 2019).
 
-*Assumed of the program:* a worker exchanges with its neighbours of a round before it leaves that round. An edge of
+*Assumed of the program:* a worker exchanges with its neighbors of a round before it leaves that round. An edge of
 weight 0 sends messages here and holds nobody up, so the numbers are bounds whether it is used or not.
 """
 

@@ -1,4 +1,4 @@
-"""Rounds that a quorum of the workers starts (`when.quorum`), whoever comes late.
+"""Rounds that a quorum of the workers starts (`sync.partial`), whoever comes late.
 
 *The rules,* which the program is assumed to obey, and whose machine is explored (docs/internals/explorer.md). n
 workers; each has a *training* and a *thread*.
@@ -15,7 +15,7 @@ workers; each has a *training* and a *thread*.
    come for it or for a later one.
 4. With `missed` each a result waits in a queue until it is taken; a thread whose worker has `capacity` results
    waiting enters no round. With latest the newest replaces the one before it; then a thread does not enter a round
-   whose number is a multiple of `synchronised` = k > 0 before its own model was averaged with all at this round.
+   whose number is a multiple of `synchronized` = k > 0 before its own model was averaged with all at this round.
    None enters a round that nobody needs once all have ended.
 
 *Theorems.* (rounds-in-order) Each of n threads carries out every round that is needed once, in the order of numbers:
@@ -39,7 +39,7 @@ thread enters. Who ends says which round has the last of it; all rounds up to th
 beyond; so all end at one round, which leaves the buffers empty.
 
 (staleness) Number the age r − v of a gradient: the rounds between the last one that its weights have, v − 1, and
-its own, r; 0 in lockstep. It is at most `rounds`. With a queue of `capacity` C: no result is taken from the beginning
+its own, r; 0 synchronously. It is at most `rounds`. With a queue of `capacity` C: no result is taken from the beginning
 of the computing to the call, so the thread finds 0, 1, 2, … results as it enters the rounds v, v + 1, … meanwhile; the
 last of them is v + C − 1 at most, and the next one that it enters has the gradient. So `rounds` = C. With latest: the
 thread enters no multiple of k above v before the training, which computes, has come to be averaged there; so r is at
@@ -85,7 +85,7 @@ def contributors(schedule: Schedule, _: Work) -> Numbers:
 def staleness(schedule: Schedule, _: Work) -> Numbers | None:
     """`rounds` between the weights that a gradient was computed with and its own round, at most."""
     setting = setting_of(schedule)
-    bound = setting.capacity or setting.synchronised
+    bound = setting.capacity or setting.synchronized
     return {"rounds": bound} if bound else None
 
 
@@ -94,4 +94,4 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
     setting = setting_of(schedule)
     if setting.missed == "each":
         return {"of": "gradients", "every": 1}
-    return {"of": "models", "every": setting.synchronised} if setting.synchronised else None
+    return {"of": "models", "every": setting.synchronized} if setting.synchronized else None

@@ -5,7 +5,7 @@ An operation averages the model or, where it is cut into `parts` fragments, one 
 
 * `of_worker` bytes leave a worker, and `of_node` bytes a node by its link to the others, in the operations of one
   round: with fragments in those of one fragment. A worker begins at most one operation in a step (of fragments,
-  `fragments` says why), so where all have one pace these are the most that one step sends;
+  `fragments` says why), so where all have one steps_per_round these are the most that one step sends;
 * `in_flight` bytes of payload are at one time begun by a worker and not yet waited for.
 
 *Theorem.* Let w bytes be written for each of float32: 1, in 16 bits 1/2, in int8 1/4 + 1/b and in int4 1/8 + 1/b with a
@@ -23,7 +23,7 @@ successor. Codecs of blocks sum by an all_to_all, each worker sending a part to 
 ring. In stages a worker sends l − 1 parts of 1/l inside its node, before and after; between, its own l-th is summed by
 one of these two ways over m nodes, of which each has one worker there: 2(m−1) of its parts leave, and l workers of a
 node do that. Groups of a phase are disjoint, so a worker's bytes are those of its group, and a node's the sum over all
-that it has workers in. A weighted graph sends the whole to each out-neighbour.
+that it has workers in. A weighted graph sends the whole to each out-neighbor.
 
 In flight are, coded, `flying` fragments, K − 1 gradients in a pipeline of width K, or one operation.
 
@@ -71,8 +71,8 @@ def numbers(schedule: Schedule, work: Work) -> Numbers:
     """`parts`, `of_worker`, `of_node`, `in_flight`."""
     of_worker, of_node = map(max, zip(NOTHING, *_of_phases(schedule), *_of_graphs(schedule), strict=True))
     flying = (turns(schedule, work) or {"flying": max(1, schedule.lag)})["flying"]
-    is_plain_first = schedule.how["where"] == "across-nodes"
-    in_flight = flying * (Fraction(1) if is_plain_first else written(schedule.how))
+    is_plain_first = schedule.transport["where"] == "across-nodes"
+    in_flight = flying * (Fraction(1) if is_plain_first else written(schedule.transport))
     return said(schedule.tables.num_fragments, of_worker, of_node, in_flight)
 
 
@@ -82,24 +82,24 @@ def said(parts: int, of_worker: Fraction, of_node: Fraction, in_flight: Fraction
     return {"parts": parts, **{name: str(number) for name, number in named.items()}}
 
 
-def written(how: Mapping[str, Any]) -> Fraction:
+def written(transport: Mapping[str, Any]) -> Fraction:
     """The w of a codec."""
-    scales = Fraction(1, how["block"])
+    scales = Fraction(1, transport["block"])
     codecs = {"none": Fraction(1), "int8": Fraction(1, 4) + scales, "int4": Fraction(1, 8) + scales}
-    return codecs.get(how["codec"], Fraction(1, 2))
+    return codecs.get(transport["codec"], Fraction(1, 2))
 
 
-def of_operation(how: Mapping[str, Any], group: Spread) -> Sent:
+def of_operation(transport: Mapping[str, Any], group: Spread) -> Sent:
     """What leaves each worker of a group, and a node."""
     size, inside, nodes, here, leaving = group
-    is_coded = how["codec"] != "none" and not (how["where"] == "across-nodes" and nodes == 1)
-    w = written(how) if is_coded else Fraction(1)
+    is_coded = transport["codec"] != "none" and not (transport["where"] == "across-nodes" and nodes == 1)
+    w = written(transport) if is_coded else Fraction(1)
     around = 2 * w * Fraction(size - 1, size)
-    if how["form"] == "hierarchical" and inside > 1 and nodes > 1:
-        first = 1 if how["where"] == "across-nodes" else w
+    if transport["algorithm"] == "hierarchical" and inside > 1 and nodes > 1:
+        first = 1 if transport["where"] == "across-nodes" else w
         across = 2 * w * Fraction(nodes - 1, nodes)
         return Fraction(inside - 1, inside) * (first + w) + across / inside, across
-    if is_coded and how["codec"] in BLOCKS:
+    if is_coded and transport["codec"] in BLOCKS:
         return around, w * Fraction(here * (size - here), size) + leaving * around / 2
     return around, leaving * around
 
@@ -120,15 +120,15 @@ def _of_phases(schedule: Schedule) -> Iterator[Sent]:
 def _of_everybody(schedule: Schedule) -> Sent:
     if schedule.nodes:
         return _of_groups(schedule, [Average(range(schedule.num_workers), (), PLAIN)])
-    return of_operation(schedule.how, _alike(schedule.num_workers, schedule.on_nodes(None)[1]))
+    return of_operation(schedule.transport, _alike(schedule.num_workers, schedule.on_nodes(None)[1]))
 
 
 def _of_blocks(schedule: Schedule, phase: Sequence[Average]) -> Sent:
-    """Every node is in one group of each block, and neighbours in it are neighbours in the order of ranks."""
+    """Every node is in one group of each block, and neighbors in it are neighbors in the order of ranks."""
     of_worker, of_node = NOTHING
     for members, across, _ in phase:
         nodes = prod(schedule.radices[digit] for digit in across)
-        sent = of_operation(schedule.how, _alike(len(members) * nodes, nodes))
+        sent = of_operation(schedule.transport, _alike(len(members) * nodes, nodes))
         of_worker, of_node = max(of_worker, sent[0]), of_node + sent[1]
     return of_worker, of_node
 
@@ -150,7 +150,7 @@ def _of_groups(schedule: Schedule, phase: Sequence[Average]) -> Sent:
             else:
                 for node, spread in _spreads(schedule, average, nodes):
                     nodes_of.setdefault(spread, []).append(node)
-    counts = [(of_operation(schedule.how, spread), Counter(nodes)) for spread, nodes in nodes_of.items() if nodes]
+    counts = [(of_operation(schedule.transport, spread), Counter(nodes)) for spread, nodes in nodes_of.items() if nodes]
     of_worker = max((own for (own, _), _ in counts), default=Fraction(0))
     across = [(each, count) for (_, each), count in counts if each]
     counted = set().union(*(count for _, count in across))

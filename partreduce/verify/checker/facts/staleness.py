@@ -1,20 +1,20 @@
 """Fact `staleness`: how old what a worker averages can be, in rounds and in steps.
 
-*Directly.* With lockstep averages a member contributes its parameters after all of its steps of the round, so nothing
-is missing. A late average (`when`) is one of the parameters with which the round began: it lacks the newest `late` = 1
-rounds of its worker, which are `late` times its pace in steps, at most `steps`. So does one that begins inside its
-round, of fragments in turn or some steps before the end, of the steps behind that place (`fragments` counts them); one
-that begins before its round, as fragments do that are late by more steps than lie before the first turn, lacks steps of
-the round before, too: there `late` is 2. A pipeline averages gradients that were taken `late` steps before (`lag` says
+*Directly.* With synchronous averages a member contributes its parameters after all of its steps of the round, so
+nothing is missing. A late average (`sync`) is one of the parameters with which the round began: it lacks the newest
+`late` = 1 rounds of its worker, which are `late` times its steps_per_round in steps, at most `steps`. So does one that
+begins inside its round, of fragments in turn or some steps before the end, of the steps behind that place (`fragments` counts
+them); one that begins before its round, as fragments do that are late by more steps than lie before the first turn,
+lacks steps of the round before, too: there `late` is 2. A pipeline averages gradients that were taken `late` steps before (`lag` says
 when exactly): it lacks those of the newest `late` steps.
 
 *Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
 the end of their round r, with a positive weight. For let R = `reach` be such that any R successive rounds lead from
 everybody to everybody (meetings.py). With no weight negative and a positive one on oneself, what has arrived
-somewhere stays there and goes on with every meeting. In lockstep the steps of round k enter the average of round k
+somewhere stays there and goes on with every meeting. Synchronously the steps of round k enter the average of round k
 and have arrived everywhere R − 1 rounds later; a late average takes them in `late` rounds later: `age` = R − 1 +
 `late`. (In a pipeline R = 1, and what a worker did in step k is the gradient that it took.) In steps
-these are at most `age_steps`, `age` times the largest pace.
+these are at most `age_steps`, `age` times the largest steps_per_round.
 
 It is stated where the weights are such, and everybody meets everybody. A round of the prologue averages over everybody,
 so none of the numbers grows by it.
@@ -31,14 +31,20 @@ from ..schedule import Numbers, Schedule
 def numbers(schedule: Schedule, work: Work) -> Numbers | None:
     """`late`, `steps`, `reach`, `age`, `age_steps`."""
     sizes = [pair for phase_sizes in schedule.group_sizes() for pair in phase_sizes]
-    keeps_own = all(relax >= 0 and relax * (size - 1) < size for size, relax in sizes)
+    keeps_own = all(relaxation >= 0 and relaxation * (size - 1) < size for size, relaxation in sizes)
     if not (keeps_own and all(map(keeps_something, schedule.rounds))):
         return None
     reach = rounds_to_meet(schedule, work)
     if reach is None:
         return None
-    pace = max(schedule.paces)
-    begins_before = schedule.late_steps > pace // schedule.tables.num_fragments
+    steps_per_round = max(schedule.worker_steps)
+    begins_before = schedule.late_steps > steps_per_round // schedule.tables.num_fragments
     late = schedule.lag + int(schedule.takes_turns) + int(begins_before)
     age = reach - 1 + late
-    return {"late": late, "steps": late * pace, "reach": reach, "age": age, "age_steps": age * pace}
+    return {
+        "late": late,
+        "steps": late * steps_per_round,
+        "reach": reach,
+        "age": age,
+        "age_steps": age * steps_per_round,
+    }

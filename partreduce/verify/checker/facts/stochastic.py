@@ -40,8 +40,8 @@ def _smallest_weight(schedule: Schedule) -> Fraction | None:
     """The smallest entry, None where columns do not sum to 1."""
     weights: list[Fraction] = []
     for sizes in schedule.group_sizes():
-        for size, relax in sizes:
-            weights += [relax / size, 1 - relax + relax / size]
+        for size, relaxation in sizes:
+            weights += [relaxation / size, 1 - relaxation + relaxation / size]
     for edges in schedule.rounds:
         listed = weights_of_round(edges)
         if listed is None:

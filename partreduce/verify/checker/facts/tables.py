@@ -1,6 +1,6 @@
 """Facts about tables that go their own way: `one-route`, `one-owner`, `table-order`, `nic-bytes` and `row-error`.
 
-`one-route`: `ways` lists every table that `what` names, with its way, in the order of the file.
+`one-route`: `ways` lists every table that `payload` names, with its way, in the order of the file.
 
 *Theorem.* Each parameter goes exactly one way: that of its table, or the strategy's own. *Proof.* No name stands in the
 list twice, and what is not in it, or has way `dense`, is averaged by the strategy.
@@ -149,7 +149,7 @@ def _most_bytes(schedule: Schedule, table: Table) -> tuple[int, int]:
 
 
 def _crossings(schedule: Schedule) -> int:
-    """How many workers of one node have a successor elsewhere, at most; 1 where nodes hold neighbouring ranks."""
+    """How many workers of one node have a successor elsewhere, at most; 1 where nodes hold neighboring ranks."""
     most = 1
     for node in schedule.nodes:
         own = set(node)

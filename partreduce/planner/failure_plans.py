@@ -1,0 +1,179 @@
+"""What survivors run after a failure, planned beforehand: the first of three rules that still does.
+
+The rules are those of `topo.failure_plan.SurvivorRule`, in that order: the schedule's own groups, its own rule on the
+nodes that are left, All-Reduce. The first is taken after which the survivors of every failure reach consensus, proved,
+and whose predicted time to the loss is at most FACTOR of that of the fastest such rule. The time of a rule is that
+after the slowest failure, of one of each class (`topo.failures`). A large rule is compared on fewer nodes, of which
+each lost one is a larger part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import inf, prod
+
+from partreduce.planner.job import PlanRequest
+from partreduce.planner.measuring import measure
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import PartreduceError, ScheduleError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule, check_covered
+from partreduce.topo.failure_symmetries import Failure, planned_classes
+from partreduce.topo.hardware import Hardware, Switch
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.static import RulePhases, StaticGroups
+from partreduce.topo.survivors import after_failure, sends_whole
+from partreduce.verify.base import Status
+from partreduce.verify.survives import MAX_CLASSES, prove_survives
+
+FACTOR = 1.1
+"""A rule is taken if it takes at most so many times the least predicted time to the loss."""
+COMPARED = 128
+"""Workers of a rule on as many nodes as times are compared on; explicit groups of more are not measured."""
+MEASURED = 64
+"""Classes of failures whose time is predicted, at equal distances among all."""
+
+WORDS = {
+    SurvivorRule.KEEP_GROUPS: "keep their groups",
+    SurvivorRule.REAPPLY_RULE: "apply the schedule's rule to the nodes that are left",
+    SurvivorRule.ALL_REDUCE: "average all together",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Survival:
+    """A schedule with its failure plan, and in words what survivors do."""
+
+    schedule: Schedule
+    words: str
+
+
+def goes_on(schedule: Schedule) -> bool:
+    """Whether a failure plan of the schedule can be made, and run."""
+    try:
+        _check_runs(schedule)
+    except ScheduleError:
+        return False
+    return True
+
+
+def _check_runs(schedule: Schedule) -> None:
+    """Refuse what the run-time ends with the first loss, whatever is planned (`runtime.worker.goes_on.refusal_of`)."""
+    check_covered(schedule.strategy)
+    if not sends_whole(schedule):
+        raise ScheduleError(
+            "strategy.transport.gradient_buckets: only what is sent whole goes on after a loss yet; leave it out"
+        )
+
+
+def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None] = lambda _: None) -> Survival:
+    """Plan for the failure of up to `job.tolerate_failures` workers, and of one node.
+
+    Raises:
+        ScheduleError: no plan of such a schedule can be made.
+    """
+    _check_runs(schedule)
+    bare = replace(schedule, failure_plan=None, certificate=None)
+    say(f"planning for the loss of up to {job.tolerate_failures} workers or one node")
+    plans = [one for one in (_with_rule(bare, rule, job.tolerate_failures) for rule in _rules(bare)) if one is not None]
+    chosen = plans[0] if len(plans) == 1 else _first_fast(plans, job)
+    return Survival(chosen, _words(chosen))
+
+
+def _rules(schedule: Schedule) -> list[SurvivorRule]:
+    """Those that the schedule may have, the simplest first."""
+    if not isinstance(schedule.strategy, StaticGroups):
+        return [SurvivorRule.ALL_REDUCE]
+    has_rule = isinstance(schedule.strategy.phases, RulePhases)
+    return [rule for rule in SurvivorRule if has_rule or rule is not SurvivorRule.REAPPLY_RULE]
+
+
+def _with_rule(schedule: Schedule, rule: SurvivorRule, failures: int) -> Schedule | None:
+    """The schedule with this plan, None unless it is proved that survivors reach consensus."""
+    planned = replace(schedule, failure_plan=FailurePlan(rule, failures))
+    return planned if prove_survives(planned).status is Status.PROVED else None
+
+
+def _first_fast(plans: list[Schedule], job: PlanRequest) -> Schedule:
+    """The first whose slowest failure takes at most FACTOR of the least such time; the first where none is known."""
+    times = [_time(plan, job) for plan in plans]
+    least = min(times)
+    return next(plan for plan, time in zip(plans, times, strict=True) if time <= FACTOR * least)
+
+
+def _time(planned: Schedule, job: PlanRequest) -> float:
+    """The predicted time to the loss after the slowest failure; infinite where there is none."""
+    schedule, job = _compared(planned, job)
+    if schedule.num_workers > COMPARED:
+        return inf
+    # the classes of the other rules stand for All-Reduce's, whose survivors differ in where they are
+    plan = schedule.failure_plan
+    assert plan is not None, "planned"
+    listed = replace(schedule, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, plan.failures))
+    classes = planned_classes(listed if plan.rule is SurvivorRule.ALL_REDUCE else schedule, MAX_CLASSES)
+    return max(_time_after(schedule, failed, job) for failed in classes[:: -(-len(classes) // MEASURED)])
+
+
+def _time_after(schedule: Schedule, failed: Failure, job: PlanRequest) -> float:
+    try:
+        found = after_failure(schedule, failed)
+        left = replace(job, cluster=survivors_of(job.cluster, failed), tolerate_failures=0, take=None)
+        return measure(found, left, algorithm=found.strategy.transport.algorithm).time
+    except PartreduceError:
+        return inf
+
+
+def _words(schedule: Schedule) -> str:
+    plan = schedule.failure_plan
+    assert plan is not None, "just made"
+    workers = f"{'up to ' * (plan.failures > 1)}{plan.failures} worker{'s' * (plan.failures > 1)}"
+    failed = f"after the loss of {workers} or of one node survivors"
+    if not isinstance(schedule.strategy, StaticGroups):
+        return f"{failed} go on with All-Reduce" + " in a pipeline" * schedule.strategy.sync.delays_gradients
+    return f"{failed} {WORDS[plan.rule]}"
+
+
+def _compared(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanRequest]:
+    """The schedule that times are compared on: a large rule on fewer nodes, without what single ones have."""
+    phases, size = getattr(schedule.strategy, "phases", None), schedule.cluster.workers_per_node
+    is_large = schedule.num_workers > COMPARED and isinstance(phases, RulePhases) and size is not None
+    if not is_large or not isinstance(schedule.strategy.steps_per_round, int):
+        return schedule, job
+    assert isinstance(phases, RulePhases), "asked above"
+    assert isinstance(schedule.strategy, StaticGroups), "only these have phases"
+    assert size is not None, "rules have equal nodes"
+    radices = list(phases.node_radices)
+    least = job.tolerate_failures + 1
+    while prod(radices) * size > COMPARED and max(radices) > least:
+        largest = radices.index(max(radices))
+        radices[largest] = max(least, radices[largest] // 2)
+    hardware = replace(job.hardware, node_inside=(), node_nic=(), switches=(), slowdown=())
+    cluster = Cluster.regular(prod(radices), size, hardware=hardware)
+    strategy = replace(schedule.strategy, phases=RulePhases(tuple(radices), phases.phases))
+    return replace(schedule, cluster=cluster, strategy=strategy), replace(job, cluster=cluster)
+
+
+def survivors_of(cluster: Cluster, failed: Failure) -> Cluster:
+    """The cluster that is left, with the hardware of its nodes and workers under their new numbers."""
+    shape, hardware, gone = cluster.without(failed), cluster.hardware, frozenset(failed)
+    if hardware is None:
+        return shape
+    kept = [node for node in range(cluster.num_nodes) if set(cluster.workers_of(node)) - gone]
+    node = {old: new for new, old in enumerate(kept)}
+    left = (worker for worker in range(cluster.num_workers) if worker not in gone)
+    rank = {old: new for new, old in enumerate(left)} if hardware.slowdown else {}
+    switches: dict[frozenset[int], Switch] = {}
+    for switch in hardware.switches:
+        below = frozenset(node[old] for old in switch.nodes if old in node)
+        slowest = switches.get(below, switch).uplink
+        uplink = max(slowest, switch.uplink, key=lambda link: (link.seconds_per_byte, link.latency))
+        if below:
+            switches[below] = Switch(tuple(below), uplink)
+    left_over: Hardware = replace(
+        hardware,
+        node_inside=tuple((node[old], link) for old, link in hardware.node_inside if old in node),
+        node_nic=tuple((node[old], link) for old, link in hardware.node_nic if old in node),
+        switches=tuple(switches.values()),
+        slowdown=tuple((rank[old], factor) for old, factor in hardware.slowdown if old in rank),
+    )
+    return Cluster(shape.num_nodes, shape.workers_per_node, shape.nodes, left_over)

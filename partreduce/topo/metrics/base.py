@@ -1,0 +1,111 @@
+"""Figure: a number together with how sure it is and how it was found."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """How much a figure promises."""
+
+    EXACT = "exact"
+    """Found by a direct method: right up to floating-point rounding."""
+
+    ESTIMATE = "estimate"
+    """Found by an iteration or by a simulation; `transport` says what is known about the error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One figure. `value` is None where it is not defined or not found, and infinite where it is infinite."""
+
+    value: float | None
+    kind: Kind = Kind.EXACT
+    how: str = ""
+
+    def json_value(self) -> float | None:
+        """The value as JSON can hold it: infinity and absence become null (`transport` tells them apart)."""
+        return self.value if self.value is not None and math.isfinite(self.value) else None
+
+    def note(self) -> dict[str, Any]:
+        """Kind and method, JSON-able."""
+        return {"kind": str(self.kind), "how": self.how}
+
+    def __float__(self) -> float:
+        """The value; NaN where there is none."""
+        return math.nan if self.value is None else self.value
+
+
+def absent(how: str) -> Metric:
+    """A figure that is not defined here, or was not found, and why."""
+    return Metric(None, Kind.EXACT, how)
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Drift for pushes that differ per worker and for pushes shared inside a node."""
+
+    worker: Metric
+    node: Metric
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineMetrics:
+    """What the delay of gradients costs, for plain SGD on a quadratic loss (`topo.metrics.pipeline`)."""
+
+    stability_limit: Metric
+    noise_factor: Metric
+
+    def to_json(self) -> dict[str, float | None]:
+        return {name: getattr(self, name).json_value() for name in ("stability_limit", "noise_factor")}
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleMetrics:
+    """All metrics of one schedule. `radius` is the spectral radius of the period product off the mean.
+
+    `pipeline` is there where gradients are late.
+    """
+
+    period: int | None
+    num_workers: int
+    num_distinct_phases: int | None
+    contraction: Metric
+    radius: Metric
+    consensus_distance: Metric
+    drift: Drift
+    hop_gap: Metric
+    contraction_per_start: tuple[float, ...] = field(default=())
+    pipeline: PipelineMetrics | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `partreduce verify --json` prints them, with the method of each under `transport`."""
+        named = {
+            "contraction": self.contraction,
+            "radius": self.radius,
+            "consensus_distance": self.consensus_distance,
+            "drift.worker": self.drift.worker,
+            "drift.node": self.drift.node,
+            "hop_gap": self.hop_gap,
+        }
+        if self.pipeline is not None:
+            named["pipeline.stability_limit"] = self.pipeline.stability_limit
+            named["pipeline.noise_factor"] = self.pipeline.noise_factor
+        result: dict[str, Any] = {
+            "period": self.period,
+            "num_workers": self.num_workers,
+            "num_distinct_phases": self.num_distinct_phases,
+        }
+        for name, metric in named.items():
+            outer, _, inner = name.partition(".")
+            if inner:
+                result.setdefault(outer, {})[inner] = metric.json_value()
+            else:
+                result[outer] = metric.json_value()
+        if self.contraction_per_start:
+            result["contraction_per_start"] = list(self.contraction_per_start)
+        result["how"] = {name: metric.note() for name, metric in named.items()}
+        return result

@@ -1,0 +1,147 @@
+"""Sectors: invariant subspaces of all phases at once, on which every figure is computed by the same code.
+
+A phase acts on each sector as a small g×g matrix. A rule has one sector per character class, a circulant graph one per
+frequency, and an unstructured schedule a single one of size n. A batch holds the sectors of one size; the mean's
+direction is projected out, so that J acts as zero everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from partreduce.topo.metrics.round_steps import RoundSteps
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """C sectors of size g, each standing `multiplicity` times in the space of all workers.
+
+    `matrices` (T, C, g, g), real or complex, with the mean projected out; `mean` (C, g), the unit vector of the mean
+    in each sector or zeros; `round_steps`, what the g places add in a round; `node_columns` (C, g, k), columns U with
+    U Uᴴ = the sector's part of the covariance that is all ones inside each node (None where that is not available).
+    """
+
+    multiplicity: npt.NDArray[np.float64]
+    matrices: npt.NDArray[Any]
+    mean: npt.NDArray[Any]
+    round_steps: RoundSteps
+    node_columns: npt.NDArray[Any] | None
+
+    @property
+    def size(self) -> int:
+        return int(self.matrices.shape[-1])
+
+    @property
+    def period(self) -> int:
+        return int(self.matrices.shape[0])
+
+    def product(self, start: int = 0) -> npt.NDArray[Any]:
+        """The period product from phase `start` in every sector, shape (C, g, g)."""
+        result: npt.NDArray[Any] = self.matrices[start % self.period]
+        for t in range(1, self.period):
+            result = self.matrices[(start + t) % self.period] @ result
+        return result
+
+    def off_mean(self, columns: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """`columns` (C, g, k) with the mean's direction taken out."""
+        along = self.mean.conj()[:, None, :] @ columns
+        result: npt.NDArray[Any] = columns - self.mean[:, :, None] * along
+        return result
+
+    def off_mean_diagonal(self, diagonal: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+        """Π diag(d) Π for d of shape (g,), in every sector: shape (C, g, g)."""
+        full = np.broadcast_to(np.diag(diagonal), (len(self.multiplicity), self.size, self.size))
+        half = self.off_mean(full)
+        return adjoint(self.off_mean(adjoint(half)))
+
+
+@dataclass(frozen=True, eq=False)
+class Sectors:
+    """All batches of one schedule: together they span the space of all n workers."""
+
+    num_workers: int
+    batches: Sequence[Batch]
+    is_delayed: bool
+    how: str
+
+    @cached_property
+    def radius(self) -> float:
+        """The largest modulus of an eigenvalue of the period product off the mean; computed once, many metrics ask."""
+        return max(float(spectral_radii(batch.product()).max()) for batch in self.batches)
+
+
+def adjoint(matrices: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Conjugate transpose of the last two axes."""
+    result: npt.NDArray[Any] = matrices.conj().swapaxes(-1, -2)
+    return result
+
+
+def spectral_norms(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """‖A‖₂ of every matrix in a stack, shape (C,)."""
+    if matrices.shape[-1] == 1:
+        return np.asarray(np.abs(matrices[:, 0, 0]), dtype=np.float64)
+    return np.asarray(np.linalg.svd(matrices, compute_uv=False)[:, 0], dtype=np.float64)
+
+
+def spectral_radii(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The largest modulus of an eigenvalue of every matrix in a stack, shape (C,).
+
+    Eigenvalue solvers answer ε^(1/g) instead of 0 for nilpotent matrices (de Bruijn graphs); a power that vanishes to
+    rounding is therefore looked for first.
+    """
+    size = matrices.shape[-1]
+    if size == 1:
+        return np.asarray(np.abs(matrices[:, 0, 0]), dtype=np.float64)
+    if np.array_equal(matrices, adjoint(matrices)):
+        return np.asarray(np.abs(np.linalg.eigvalsh(matrices)).max(axis=1), dtype=np.float64)
+    radii = np.asarray(np.abs(np.linalg.eigvals(matrices)).max(axis=1), dtype=np.float64)
+    radii[_nilpotent(matrices)] = 0.0
+    return radii
+
+
+def _nilpotent(matrices: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    size = matrices.shape[-1]
+    power = matrices
+    vanished = np.zeros(len(matrices), dtype=np.bool_)
+    exponent = 1
+    while exponent < 2 * size:
+        norms = np.linalg.norm(power, axis=(-2, -1))
+        # A power far below the square of the one before has been canceled, not merely contracted.
+        vanished |= norms <= 4 * size * np.finfo(np.float64).eps
+        scale = np.where(vanished, 1.0, norms)
+        power = power / scale[:, None, None]
+        power = power @ power
+        exponent *= 2
+    return vanished
+
+
+ZERO = 1e-14
+"""Norms below this are rounding: they are reported as 0."""
+
+NEVER = 1 - 1e-12
+"""A radius from here on is 1 up to rounding: such a schedule never converges."""
+
+
+def contraction_of(sectors: Sectors, start: int = 0) -> float:
+    """‖W_{s+T−1} … W_s − J‖₂. O(Σ C g³)."""
+    return _clean(max(float(spectral_norms(batch.product(start)).max()) for batch in sectors.batches))
+
+
+def contraction_per_start(sectors: Sectors) -> tuple[float, ...]:
+    """The contraction of the period that starts at each phase. O(T Σ C g³ T)."""
+    return tuple(contraction_of(sectors, start) for start in range(sectors.batches[0].period))
+
+
+def radius_of(sectors: Sectors) -> float:
+    """The spectral radius of the period product off the mean; it does not depend on the start. O(Σ C g³)."""
+    return _clean(sectors.radius)
+
+
+def _clean(value: float) -> float:
+    return 0.0 if value < ZERO else value

@@ -1,0 +1,96 @@
+"""Strategy `generated`: groups handed out on request by the group generator (Prague's dynamic schedule)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge
+
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice, Count, Rounds
+from partreduce.topo.strategies.axes import AllReduceAlgorithm, Sync, Synchronous
+from partreduce.topo.strategies.base import Strategy
+
+
+class GroupSplit(Choice):
+    """How the generator forms groups."""
+
+    RANDOM = "random"
+    """A random group around the worker that asks; others wait in line for the members that they share."""
+
+    GLOBAL = "global"
+    """All idle workers are divided into random groups at once, so that later requests find their group ready."""
+
+    INTER_INTRA = "inter-intra"
+    """Global division in two phases: node heads across nodes and all others inside their node; then inside nodes."""
+
+    NODE_THEN_ALL = "node-then-all"
+    """The idle workers of the asking worker's node; every `all_every` rounds one group of all that are not slow."""
+
+
+class SlowWorkerPolicy(Choice):
+    """What a request of a worker that lags behind may start."""
+
+    PAPER = "paper"
+    """The published rule: whoever asks starts a division, however late it is."""
+
+    PAIR_LOCALLY = "pair_locally"
+    """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""
+
+    DEFER = "defer"
+    """As straggler-local, but the small group is drawn when the lagging worker has computed: nobody waits for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DynamicGroups(Strategy):
+    """Groups of `group_size` workers drawn at run time; `seed` fixes the draw, not the order of requests.
+
+    `slow_threshold` is the filter of the paper: worker w is left out of a group that worker i asks for when
+    c_i − c_w ≥ slow_threshold, c counting rounds (None: no filter). `all_every` counts for the division node-then-all:
+    the rounds from one meeting of all to the next. `max_known` bounds the distinct groups that a worker is put into:
+    once it belongs to that many, only groups that were drawn before are drawn for it (None: no bound). It bounds what
+    communicators cost, and makes draws depend on the past. `steps_per_round` is Prague's section length: steps per
+    round.
+    """
+
+    kind: ClassVar[str] = "dynamic_groups"
+    is_on_request: ClassVar[bool] = True
+    sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous,)
+    """Groups of the generator are known too late to average a snapshot."""
+    algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
+
+    group_size: Annotated[Count, Ge(2)] = 3
+    division: GroupSplit = GroupSplit.INTER_INTRA
+    slow_worker_policy: SlowWorkerPolicy = SlowWorkerPolicy.PAIR_LOCALLY
+    slow_threshold: Count | None = 4
+    all_every: Count = 16
+    max_known: Count | None = 32
+    seed: Rounds = 0
+
+    def check_kind(self, cluster: Cluster) -> None:
+        """Refuse a group size or a division that cannot be."""
+        if self.group_size > cluster.num_workers:
+            raise ScheduleError(
+                f"group_size: is {self.group_size}; it lies between 2 and the number of workers, {cluster.num_workers}"
+            )
+        if self.division == GroupSplit.NODE_THEN_ALL:
+            single = [node for node in range(cluster.num_nodes) if len(cluster.workers_of(node)) < 2]
+            if single:
+                raise ScheduleError(
+                    f"division: node-then-all averages inside nodes and node {single[0]} has one worker only; "
+                    "use global"
+                )
+
+    def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
+        """Parameters need a reference that all workers hold, and no group of the generator is sure to be one of all."""
+        return (
+            f"strategy {self.kind!r} sends parameters, of which only what was added since all were equal may be "
+            "rounded, and its groups may leave out any worker that is slow or lost; leave it out"
+        )
+
+    @property
+    def needs_generator(self) -> bool:
+        """Always: it hands out the groups."""
+        return True

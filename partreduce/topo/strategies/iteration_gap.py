@@ -1,0 +1,193 @@
+"""Hop's value of the *sync* axis: every worker goes on by itself, and queues bound how far two of them can drift apart.
+
+Source: Luo, Lin, Zhuo, Qian, Hop: heterogeneity-aware decentralized training, ASPLOS 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Le
+
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice, Closed, Count, Rounds
+from partreduce.topo.strategies.waiting import Waiting
+
+Spare = Rounds | tuple[Rounds, ...]
+"""A number of in-neighbors: one for all workers, or one for each."""
+
+MAX_TOKENS = 2**31 - 1
+"""Tokens that a queue may begin with: as many as certificates count."""
+
+MAX_STALENESS = 2**16 - 1
+"""Steps; a worker's state has one bit for each, so that messages of far larger ones would take long, or all memory."""
+
+Tokens = Annotated[int, Ge(0), Le(MAX_TOKENS)]
+Steps = Annotated[int, Ge(0), Le(MAX_STALENESS)]
+Several = Annotated[Count, Ge(2)]
+
+
+class EdgeWeighting(Choice):
+    """How much an update counts."""
+
+    GRAPH = "graph"
+    """What the round's edges say; the weight of an update that is not taken stays with the worker itself."""
+
+    UNIFORM = "uniform"
+    """The same for each that is taken and for oneself (equation 1)."""
+
+    ITERATION = "iteration"
+    """An update of step i that is taken in step k counts i - (k - s) + 1 times, one's own s + 1 times (equation 2)."""
+
+
+class UpdateOrder(Choice):
+    """What a worker sends in a step."""
+
+    ADAPT_THEN_COMBINE = "adapt_then_combine"
+    """Its parameters after computing: x ← W (x + u) (Figure 2, left)."""
+
+    DPSGD = "dpsgd"
+    """Those with which it entered the step, while it computes: x ← W x + u(x) (Figure 2, right)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkipPolicy(Closed):
+    """A worker that all its out-neighbors have left behind enters their step at once (section 5).
+
+    It skips when the slowest of them is ahead by at least `behind` steps, which is the paper's condition to jump, and
+    it can get ahead by at least `trigger`; it never does by more than `limit`, the paper's maximum jump.
+    """
+
+    place: ClassVar[str] = "sync.iteration_gap.skip."
+
+    limit: Count
+    trigger: Several = 2
+    behind: Several = 2
+
+    def check(self) -> None:
+        """Refuse numbers under which nothing is ever skipped."""
+        if self.limit < self.trigger:
+            raise ScheduleError(
+                f"sync.iteration_gap.skip.limit: is {self.limit}; a worker skips by {self.trigger} (trigger) or more "
+                "steps"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IterationGap(Closed, Waiting):
+    """One row of Hop's Table 1, or a combination of rows. A step of Hop is a round here.
+
+    Without any setting a worker enters step k+1 when it has the updates of step k of all in-neighbors (standard).
+
+    `max_ig`: a worker takes a token from each of its out-neighbors to enter a step, and leaves one for each of its
+    in-neighbors; so it is never further ahead of an out-neighbor than this (None: no token queues). `staleness` s:
+    an update of step k−s or later serves in step k; those that have come since the last reduce are averaged, and an
+    older one that still serves only lets the worker go on (4.4). `backup`: how many of its in-neighbors a worker may
+    do without; because its own update is always there, it does not matter whether N_in counts the worker itself, as the
+    paper does. `notify_ack`: update k is sent only after every out-neighbor acknowledged k−1. `skip`: a worker left
+    behind skips steps.
+    """
+
+    word: ClassVar[str] = "iteration_gap"
+    place: ClassVar[str] = "sync.iteration_gap."
+    called: ClassVar[str] = "gap between neighbors"
+    protocol: ClassVar[str] = "gap"
+
+    max_ig: Tokens | None = None
+    staleness: Steps = 0
+    backup: Spare = 0
+    notify_ack: bool = False
+    skip: SkipPolicy | None = None
+    weights: EdgeWeighting = EdgeWeighting.GRAPH
+    update_order: UpdateOrder = UpdateOrder.ADAPT_THEN_COMBINE
+
+    @property
+    def in_words(self) -> str:
+        """What differs from synchronous, in a few words: the settings that are not those of the plain gap."""
+        words = ["gap"]
+        if self.max_ig is not None:
+            words.append(f"max_ig {self.max_ig}")
+        if self.staleness:
+            words.append(f"staleness {self.staleness}")
+        if self.has_backup:
+            words.append(f"backup {self.backup}" if isinstance(self.backup, int) else f"backup 0-{max(self.backup)}")
+        words += ["notify-ack"] * self.notify_ack
+        if self.skip is not None:
+            words.append(f"skip {self.skip.limit}" + f" from {self.skip.behind} behind" * (self.skip.behind > 2))
+        words += [str(self.update_order)] * (self.update_order is not UpdateOrder.ADAPT_THEN_COMBINE)
+        words += [f"weights {self.weights}"] * (self.weights is not EdgeWeighting.GRAPH)
+        return " ".join(words)
+
+    @property
+    def lag(self) -> int:
+        """Rounds by which an averaging is late: one in the parallel order."""
+        return int(self.update_order is UpdateOrder.DPSGD)
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every reduce takes the update of its own step of every in-neighbor: D-PSGD's recursion."""
+        return not self.staleness and not self.has_backup and self.skip is None
+
+    @property
+    def has_backup(self) -> bool:
+        """Whether some worker may do without an update."""
+        return bool(self.backup) if isinstance(self.backup, int) else any(self.backup)
+
+    def backups(self, num_workers: int) -> tuple[int, ...]:
+        """Backup workers of each worker, shape (num_workers,).
+
+        Raises:
+            ScheduleError: a number too many or too few.
+        """
+        given = (self.backup,) * num_workers if isinstance(self.backup, int) else self.backup
+        if len(given) != num_workers:
+            raise ScheduleError(
+                f"sync.iteration_gap.backup: has {len(given)} numbers; give 1 number or 1 for each of {num_workers} "
+                "workers"
+            )
+        return given
+
+    def check(self) -> None:
+        """Refuse settings that do not go with one another.
+
+        Raises:
+            ScheduleError: the place, the value and the rule.
+        """
+        if self.notify_ack and not self.takes_all:
+            raise ScheduleError(
+                "sync.iteration_gap.notify_ack: needs every update of every step; backup, staleness and skip do not "
+                "go with it"
+            )
+        if not self.staleness and self.weights is EdgeWeighting.ITERATION:
+            raise ScheduleError(
+                "sync.iteration_gap.weights: is iteration; without staleness all that is averaged is of one step; "
+                "use uniform"
+            )
+        if self.skip is not None:
+            if self.max_ig is None:
+                raise ScheduleError(
+                    "sync.iteration_gap.skip: tokens say where the out-neighbors are; give max_ig as well"
+                )
+            self.skip.check()
+            if not (self.staleness or self.has_backup):
+                raise ScheduleError(
+                    "sync.iteration_gap.skip: never happens, since an out-neighbor that needs every update is at "
+                    "most 1 step "
+                    "ahead; give backup or staleness as well"
+                )
+
+    def check_neighbors(self, numbers: Sequence[int]) -> None:
+        """Refuse more backup workers than there are in-neighbors, whose `numbers` these are, shape (num_workers,).
+
+        Raises:
+            ScheduleError: as said, or what `backups` refuses.
+        """
+        for worker, (spare, number) in enumerate(zip(self.backups(len(numbers)), numbers, strict=True)):
+            if spare > number:
+                raise ScheduleError(
+                    f"sync.iteration_gap.backup[{worker}]: is {spare}, but worker {worker} has only {number} "
+                    "in-neighbors "
+                    "besides itself"
+                )

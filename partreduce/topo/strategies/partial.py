@@ -1,0 +1,149 @@
+"""eager-SGD's value of the *sync* axis: a sum starts when enough workers have come, and takes late gradients along.
+
+Source: Li, Ben-Nun, Di Girolamo, Alistarh, Hoefler, Taming unbalanced training workloads in deep learning with partial
+collective operations, PPoPP 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import ClassVar
+
+from partreduce.topo.errors import ScheduleError
+from partreduce.topo.fields import Choice, Closed, Count, Rounds
+from partreduce.topo.strategies.waiting import Waiting
+
+
+class QuorumStart(Choice):
+    """Who starts a round, where that is no number of workers."""
+
+    SOLO = "solo"
+    """Whoever comes first."""
+
+    MAJORITY = "majority"
+    """One worker, drawn anew for each round: half of the others have come by then, on average."""
+
+
+class LateGradientPolicy(Choice):
+    """Which round a gradient counts for, as one more worker that has come."""
+
+    OPEN_ROUND = "open-round"
+    """The next that its worker's thread has not entered, so that late ones count as well; a call takes all results."""
+
+    CALL = "call"
+    """Call k for round k, as published; a call takes one result, so every worker calls once in each round."""
+
+
+class MissedResultPolicy(Choice):
+    """What becomes of results that a worker was too late for."""
+
+    EACH = "each"
+    """Each is applied, in order: all workers apply the same sequence, and their parameters stay equal."""
+
+    LATEST = "latest"
+    """The newest one replaces those before it, as published: parameters part, until they are synchronized."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartialAllReduce(Closed, Waiting):
+    """Partial all-reduce: a round sums the gradients that are there when it starts; later ones join the next.
+
+    The sum is divided by the number of workers, whoever has contributed, so that every gradient weighs the same.
+
+    `quorum`: a round starts when so many workers have come, or one of them (`Start`). `staleness` C is how many results
+    may wait for a worker: one whose queue is full does not join the next round, so no gradient is further behind than C
+    rounds. `grace`: microseconds that a round which has been started waits for a worker's own gradient.
+    `synchronize_every`: rounds after which all take the mean of their models (0: never). `seed`: of the draws of
+    `majority`, which nothing else is drawn from.
+    """
+
+    word: ClassVar[str] = "partial"
+    place: ClassVar[str] = "sync.partial."
+    called: ClassVar[str] = "quorum"
+    delays_gradients: ClassVar[bool] = True
+    protocol: ClassVar[str] = "quorum"
+
+    quorum: QuorumStart | Count
+    count: LateGradientPolicy = LateGradientPolicy.OPEN_ROUND
+    missed: MissedResultPolicy = MissedResultPolicy.EACH
+    staleness: Count = 4
+    grace: Rounds = 0
+    synchronize_every: Rounds = 0
+    seed: Rounds = 0
+
+    def __post_init__(self) -> None:
+        """Take words for the members that they name.
+
+        Raises:
+            ScheduleError: a word that is not in the list.
+        """
+        Closed.__post_init__(self)
+        if isinstance(self.quorum, str) and not isinstance(self.quorum, QuorumStart):
+            if self.quorum not in list(QuorumStart):
+                raise ScheduleError(
+                    f"quorum: is {self.quorum!r}; it must be a number of workers or one of {', '.join(QuorumStart)}"
+                )
+            object.__setattr__(self, "quorum", QuorumStart(self.quorum))
+
+    @property
+    def bound(self) -> int | None:
+        """The most rounds that are summed between a gradient's weights and its own round; None where none is kept."""
+        if self.missed is MissedResultPolicy.LATEST:
+            return self.synchronize_every or None
+        return self.staleness
+
+    @property
+    def lag(self) -> int:
+        """Rounds by which a gradient may be late: `bound`, or 1 where there is none."""
+        return self.bound or 1
+
+    @property
+    def in_words(self) -> str:
+        """What differs from synchronous, in a few words: who starts a round, and what is not as usual."""
+        words = [str(self.quorum) if isinstance(self.quorum, QuorumStart) else f"quorum {self.quorum}"]
+        words += ["by call"] * (self.count is LateGradientPolicy.CALL)
+        words += [str(self.missed)] * (self.missed is not MissedResultPolicy.EACH)
+        if self.bound is not None:
+            words.append(f"up to {self.bound} late")
+        return " ".join(words)
+
+    @property
+    def keeps_equal(self) -> bool:
+        """Whether all workers apply the same results in the same order."""
+        return self.missed is not MissedResultPolicy.LATEST
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether all that a round averages is of this round: who comes in time is seen while the job runs."""
+        return False
+
+    def needed(self, num_workers: int) -> int:
+        """How many of so many workers must have come before a round starts."""
+        return min(self.quorum, num_workers) if isinstance(self.quorum, int) else 1
+
+    def check(self) -> None:
+        """Refuse settings that do not go with one another.
+
+        Raises:
+            ScheduleError: the place, the value and the rule.
+        """
+        if self.quorum == 1:
+            raise ScheduleError('sync.partial.quorum: is 1; whoever comes first starts a round: say "solo"')
+        latest = self.missed is MissedResultPolicy.LATEST
+        self._only("staleness", not latest, "the newest result replaces older ones, so none waits in a queue")
+        self._only("synchronize_every", latest, f"with missed {self.missed} parameters never part")
+        self._only("seed", self.quorum is QuorumStart.MAJORITY, "only the quorum majority draws a worker")
+
+    def _only(self, name: str, has_it: bool, why: str) -> None:
+        """Refuse a member that means nothing here, unless it has its default."""
+        default = next(field.default for field in fields(self) if field.name == name)
+        if not has_it and getattr(self, name) != default:
+            raise ScheduleError(f"sync.partial.{name}: is {getattr(self, name)}; {why}; leave it out")
+
+    def check_workers(self, num_workers: int) -> None:
+        """Refuse a quorum of more workers than there are, or of all."""
+        if isinstance(self.quorum, int) and self.quorum >= num_workers:
+            rule = (
+                "a quorum of all is synchronous; leave sync out" if self.quorum == num_workers else "it is at most that"
+            )
+            raise ScheduleError(f"sync.partial.quorum: is {self.quorum} of {num_workers} workers; {rule}")

@@ -1,0 +1,208 @@
+"""What survivors run is planned by one of three rules: the first that keeps consensus and is fast enough."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from partreduce.planner.delay import Delay
+from partreduce.planner.failure_plans import FACTOR, survival, survivors_of
+from partreduce.planner.job import PlanRequest
+from partreduce.planner.measuring import measure
+from partreduce.planner.plan import plan
+from partreduce.runtime.worker.goes_on import refusal_of
+from partreduce.schedulers.registry import build
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import schedule_text
+from partreduce.topo.errors import InputError, ScheduleError
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
+from partreduce.topo.failure_symmetries import planned_failures
+from partreduce.topo.hardware import Hardware, Link, Switch
+from partreduce.topo.phase import Phase
+from partreduce.topo.rule import Block
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import (
+    AllReduce,
+    AllReduceAlgorithm,
+    Codec,
+    DelayedAveraging,
+    DynamicGroups,
+    GradientBuckets,
+    GroupPhases,
+    OuterStep,
+    Payload,
+    Pipeline,
+    RulePhases,
+    StaticGroups,
+    Transport,
+)
+from partreduce.topo.survivors import after_failure
+from partreduce.verify import prove, survives
+from partreduce.verify.base import Status
+from partreduce.verify.certificate import confirm
+
+HARDWARE = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes=100_000_000, compute=0.01)
+NODES = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
+LEADERS = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0,), (0,)),))))
+"""Who loses its node's local rank 0 is cut off."""
+
+
+def job(nodes: int, size: int, tolerate_failures: int, hardware: Hardware = HARDWARE) -> PlanRequest:
+    return PlanRequest(cluster=Cluster.regular(nodes, size, hardware=hardware), tolerate_failures=tolerate_failures)
+
+
+def test_groups_that_still_serve_are_kept_and_all_is_proved() -> None:
+    asked = job(3, 2, 2)
+    found = survival(Schedule("nodes", asked.cluster, NODES), asked)
+    assert found.schedule.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
+    assert found.words == "after the loss of up to 2 workers or of one node survivors keep their groups"
+    assert prove(found.schedule).verdict is Status.PROVED
+
+
+def test_only_what_the_run_time_goes_on_with_is_planned() -> None:
+    asked = replace(job(2, 2, 1), effort=0.2)
+    assert not refusal_of(plan(asked).recommendation.schedule)
+    layers = Schedule(
+        "layers", asked.cluster, AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))
+    )
+    assert refusal_of(layers)
+    with pytest.raises(ScheduleError, match="only what is sent whole goes on"):
+        survival(layers, asked)
+    for other in ("iteration_gap", "quorum"):
+        with pytest.raises(InputError, match=f"sync: is {other}; no such schedule goes on after a loss yet; leave out"):
+            replace(asked, **{other: True})
+
+
+@pytest.mark.parametrize(("sync", "waits"), [(Delay.PIPELINE, Pipeline()), (Delay.LATE, DelayedAveraging())])
+def test_what_comes_late_is_planned_for_and_proved(sync: Delay, waits: Pipeline | DelayedAveraging) -> None:
+    asked = replace(job(2, 2, 2), sync=sync, effort=0.2)
+    found = plan(asked).recommendation.schedule
+    assert found.strategy.sync == waits
+    assert found.failure_plan is not None
+    assert found.failure_plan.failures == 2
+    assert not refusal_of(found)
+    proof = prove(found)
+    assert proof.verdict is Status.PROVED
+    assert "survives" in confirm(replace(found, certificate=proof.certificate))
+    for failed in planned_failures(found, found.failure_plan):
+        assert after_failure(found, failed).strategy.sync == waits
+
+
+def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_go_on_with_them() -> None:
+    asked = replace(job(2, 2, 1), effort=0.2)
+    found = plan(asked).recommendation
+    assert found.algorithm is AllReduceAlgorithm.HIERARCHICAL
+    assert not refusal_of(found.schedule)
+    assert prove(found.schedule).verdict is Status.PROVED
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transport": Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8)},
+        {"payload": Payload(outer=OuterStep(lr=0.7))},
+    ],
+)
+def test_survivors_of_codecs_and_outer_steps_have_a_round_of_all(options: dict[str, Any]) -> None:
+    asked = job(3, 2, 2)
+    found = survival(Schedule("nodes", asked.cluster, replace(NODES, **options)), asked).schedule
+    assert found.failure_plan is not None
+    for rule in SurvivorRule:
+        planned = replace(found, failure_plan=FailurePlan(rule, 2))
+        for failed in planned_failures(planned, found.failure_plan):
+            after = after_failure(planned, failed)
+            assert after.strategy.has_round_of_all(after.cluster)
+    assert prove(found).verdict is Status.PROVED
+
+
+def test_survivors_that_would_be_cut_off_average_all_together() -> None:
+    asked = job(3, 2, 1)
+    found = survival(Schedule("leaders", asked.cluster, LEADERS), asked).schedule
+    assert found.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 1)
+    assert prove(found).verdict is Status.PROVED
+
+
+def test_the_first_rule_is_taken_that_is_proved_and_takes_at_most_1_1_times_the_least() -> None:
+    """Each worker is a node; the groups that are left without one connect the others, but the rule of three is faster.
+
+    Times are asked anew for each rule, of the slowest loss.
+    """
+    asked = job(4, 1, 1, replace(HARDWARE, nic=Link(2e-3, 2e-10), compute=0.001))
+    square = RulePhases((2, 2), ((Block((0,), (0,)),), (Block((0,), (1,)),)))
+    bare = Schedule("square", asked.cluster, StaticGroups(phases=square))
+    found = survival(bare, asked).schedule
+    times = {}
+    for rule in SurvivorRule:
+        planned = replace(bare, failure_plan=FailurePlan(rule, 1))
+        assert prove(planned)["survives"].status is Status.PROVED
+        times[rule] = max(
+            measure(
+                after_failure(planned, {failed}), replace(asked, cluster=survivors_of(asked.cluster, (failed,)))
+            ).time
+            for failed in range(4)
+        )
+    first = next(rule for rule in SurvivorRule if times[rule] <= FACTOR * min(times.values()))
+    assert first is not SurvivorRule.KEEP_GROUPS, "else every plan would do"
+    assert found.failure_plan == FailurePlan(first, 1)
+
+
+def test_listed_groups_have_no_rule_to_apply_again() -> None:
+    asked = job(2, 3, 1)
+    listed = StaticGroups(
+        phases=GroupPhases((Phase.from_groups(6, [[0, 1, 2], [3, 4, 5]]), Phase.from_groups(6, [[0, 3]])))
+    )
+    found = survival(Schedule("listed", asked.cluster, listed), asked).schedule
+    assert found.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 1), "without worker 0 the rest never meets"
+
+
+def test_a_rule_of_a_million_workers_has_a_small_file() -> None:
+    asked = job(250_000, 4, 1)
+    found = survival(build("node-then-all", asked.cluster), asked).schedule
+    assert found.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 1)
+    assert len(schedule_text(found)) < 2000
+    assert prove(found).verdict is Status.PROVED
+
+
+def test_all_reduce_needs_no_groups() -> None:
+    asked = job(3, 2, 2)
+    found = survival(Schedule("all", asked.cluster, AllReduce()), asked)
+    assert found.schedule.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 2)
+    assert found.words.endswith("survivors go on with All-Reduce")
+
+
+def test_hardware_of_what_is_left_has_its_new_numbers() -> None:
+    fast, slow = Link(0, 1e-10), Link(0, 1e-9)
+    hardware = replace(
+        HARDWARE,
+        node_nic=((0, slow), (2, fast)),
+        slowdown=((1, 2.0), (5, 3.0)),
+        switches=(Switch((0, 1), fast), Switch((0, 1, 2), slow), Switch((2,), fast)),
+    )
+    left = survivors_of(Cluster.regular(3, 2, hardware=hardware), (0, 1))
+    assert left.shape() == Cluster.regular(2, 2)
+    assert left.hardware == replace(
+        hardware,
+        node_nic=((1, fast),),
+        slowdown=((3, 3.0),),
+        switches=(Switch((0,), fast), Switch((0, 1), slow), Switch((1,), fast)),
+    )
+    both = survivors_of(Cluster.regular(3, 2, hardware=hardware), (4, 5))
+    assert both.hardware is not None
+    assert both.hardware.switches == (Switch((0, 1), slow),)
+
+
+def test_what_cannot_be_planned_is_refused() -> None:
+    with pytest.raises(InputError, match="survive: is 5, of 6 workers; plan for the loss of 1 to 4"):
+        job(3, 2, 5)
+    with pytest.raises(InputError, match="survive: is 1, of 2 workers; a loss would leave nobody"):
+        job(2, 1, 1)
+    with pytest.raises(ScheduleError, match=r"strategy\.kind: is generated"):
+        survival(Schedule("drawn", Cluster.regular(3, 2), DynamicGroups()), job(3, 2, 1))
+
+
+def test_of_more_classes_than_are_proved_survivors_average_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(survives, "MAX_CLASSES", 5)
+    asked = job(2, 4, 2)
+    found = survival(build("prague-figure-10", asked.cluster), asked).schedule
+    assert found.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 2)
+    assert prove(found).verdict is Status.PROVED
