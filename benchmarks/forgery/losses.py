@@ -125,7 +125,7 @@ def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Mat
         if np.abs(np.linalg.eigvals(center @ period @ center)).max() > 1 - 1e-9:
             return False
         norms[lost] = float(np.linalg.norm(off, 2) ** 2)
-    bounds = {tuple(one["lost"]): float(Fraction(one["squared"])) for one in entry["classes"]}
+    bounds = {tuple(one["failed"]): float(Fraction(one["squared"])) for one in entry["classes"]}
     if any(lost not in norms or norms[lost] > bound + 1e-9 for lost, bound in bounds.items()):
         return False
     if raw["failure_plan"]["rule"] == "keep_groups":
@@ -143,7 +143,7 @@ def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Mat
 def _moved(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:  # noqa: ARG001
     """By moving random models, and those that move the mean most."""
     n = len(matrices[0])
-    if "failure_plan" not in raw or entry["lost"] != sorted({len(lost) for lost in covered(raw)}):
+    if "failure_plan" not in raw or entry["failed"] != sorted({len(lost) for lost in covered(raw)}):
         return False
 
     def ways(models: Any, k: int) -> Any:  # noqa: ANN401 - arrays
@@ -151,7 +151,7 @@ def _moved(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix
         return [(np.delete(models, lost).mean() - models.mean()) ** 2 / spread for lost in combinations(range(n), k)]
 
     models = np.random.default_rng(1).standard_normal(n)
-    for k, usual, at_most in zip(entry["lost"], entry["usual"], entry["at_most"], strict=True):
+    for k, usual, at_most in zip(entry["failed"], entry["usual"], entry["at_most"], strict=True):
         apart = (np.arange(n) < k).astype(float)
         said = np.mean(ways(models, k)), max(ways(apart, k))
         if not np.allclose([float(Fraction(usual)), float(Fraction(at_most))], said):

@@ -191,7 +191,7 @@ def outer_of(raw: dict[str, Any]) -> dict[str, float]:
     numbers = {name: float(Fraction(outer.get(name, default))) for name, default in (("lr", 1), ("momentum", 0))}
     if numbers == {"lr": 1, "momentum": 0}:
         return {}
-    return numbers | {"nesterov": outer.get("nesterov", False), "own": outer.get("outer_params") == "own"}
+    return numbers | {"nesterov": outer.get("nesterov", False), "own": outer.get("outer_params") == "per_worker"}
 
 
 def waiting_messages(raw: dict[str, Any], waits: Waits) -> list[int]:

@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.fraction import PATTERN, dump_fraction, parse_fraction
 from partreduce.topo.place import child, shown
+from partreduce.topo.renamed import renamed_key, renamed_value
 
 
 def refused(problem: str) -> PydanticCustomError:
@@ -53,8 +54,11 @@ def known_members(data: object, known: Iterable[str]) -> object:
 
 
 def unknown(key: str, known: Iterable[str], word: str = "key") -> str:
-    """The sentence that refuses an unknown word and names the nearest known ones."""
-    near = get_close_matches(key[:60], list(known), n=1, cutoff=0.6)
+    """The sentence that refuses an unknown word, and says what it is called now or names the nearest known ones."""
+    known = list(known)
+    if sentence := renamed_key(key, known) if word == "key" else renamed_value(word, key):
+        return sentence
+    near = get_close_matches(key[:60], known, n=1, cutoff=0.6)
     way_out = f"did you mean {shown(near[0])}?" if near else "known: " + ", ".join(known)
     return f"has the unknown {word} {shown(key)}; {way_out}"
 
@@ -208,7 +212,8 @@ def _sentence(error: ErrorDetails, place: str) -> str:
         if key in context:
             return f"is {got}; it must be {sign} {context[key]}"
     if kind in ("literal_error", "enum"):
-        return f"is {got}; it must be {context['expected']}"
+        sentence = renamed_value(place.rpartition(".")[2], error["input"])
+        return sentence or f"is {got}; it must be {context['expected']}"
     if kind in ("too_short", "too_long", "string_too_short", "string_too_long"):
         short = kind.endswith("short")
         bound = context.get("min_length" if short else "max_length")

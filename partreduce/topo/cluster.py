@@ -153,7 +153,7 @@ class Cluster:
             result[list(node)] = np.arange(len(node))
         return result
 
-    def without(self, lost: Collection[int]) -> Cluster:
+    def without(self, failed: Collection[int]) -> Cluster:
         """The shape that is left when these workers are gone, the others numbered anew in ascending order of rank.
 
         Nodes that lose all their workers are no more. O(num_workers).
@@ -162,7 +162,7 @@ class Cluster:
             InputError: nobody is left.
         """
         gone = np.zeros(self.num_workers, dtype=bool)
-        gone[list(lost)] = True
+        gone[list(failed)] = True
         rank = (np.cumsum(~gone) - 1).tolist()
         kept = ([rank[w] for w in self.workers_of(node) if not gone[w]] for node in range(self.num_nodes))
         return Cluster.irregular([node for node in kept if node])

@@ -133,19 +133,18 @@ def check_covered(strategy: Strategy) -> None:
     if strategy.kind not in ("static", "allreduce"):
         raise ScheduleError(f"strategy.kind: is {strategy.kind}; failure plans are for static and allreduce")
     payload = strategy.payload
-    has_one_outer_params = (
+    shares_outer_params = (
         replace(payload, outer=PLAIN, fragments=1) == PLAIN_PAYLOAD and not payload.outer.has_own_outer_params
     )
     is_timely = strategy.sync.word in ("synchronous", "pipeline", "delay")
-    for name, is_covered in (("sync", is_timely), ("payload", has_one_outer_params)):
+    for name, is_covered in (("sync", is_timely), ("payload", shares_outer_params)):
         if not is_covered:
             raise ScheduleError(
                 f"strategy.{name}: failure plans are for what is averaged synchronously, in a pipeline of gradients or "
-                f"late by a round, without tables or anchors of each worker's own; leave {name} out"
+                f"late by a round, without tables or outer parameters of each worker's own; leave {name} out"
             )
     if strategy.mixes_late and strategy.transport.codec.rounds:
         raise ScheduleError(
             f"strategy.transport.codec: is {strategy.transport.codec}; failure plans are for late averages without "
-            "one; leave out "
-            "codec, or sync"
+            "one; leave out codec, or sync"
         )

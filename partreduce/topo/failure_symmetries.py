@@ -1,4 +1,4 @@
-"""Losses of workers, and which of them are alike: those that a schedule's symmetries map to one another.
+"""Failures of workers, and which of them are alike: those that a schedule's symmetries map to one another.
 
 A *symmetry* lets workers change places and keeps every group. These are used:
 
@@ -6,9 +6,9 @@ A *symmetry* lets workers change places and keeps every group. These are used:
 * on one node, any two local ranks that in every phase stand in the same block, or both in no group;
 * where groups are listed, any two workers of one node that in every phase stand in the same group, or both in none.
 
-Steps per round make no difference: they do not change the groups. A *class* is what such exchanges make of one loss;
+Steps per round make no difference: they do not change the groups. A *class* is what such exchanges make of one failure;
 its *representative* is the smallest of them, of those whose nodes have digits in order of first appearance, and whose
-lost local ranks are the first of their kind.
+failed local ranks are the first of their kind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.survivors import reapplied
 
 Failure = tuple[int, ...]
-"""The lost workers, ascending."""
+"""The failed workers, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Symmetries:
         return cls(rule.radices, rule.workers_per_node, _firsts(keys))
 
     def representative(self, failed: Collection[int]) -> Failure:
-        """Of the loss's class. Each order of its nodes is tried, of which a plan has at most `MAX_FAILURES`."""
+        """Of the failure's class. Each order of its nodes is tried, of which a plan has at most `MAX_FAILURES`."""
         counts: dict[int, Counter[int]] = {}
         for worker in failed:
             counts.setdefault(worker // self.size, Counter())[self.kinds[worker % self.size]] += 1
@@ -88,10 +88,10 @@ class Symmetries:
         return min(found)
 
     def classes(self, count: int, most: int | None = None) -> list[Failure]:
-        """The representatives of all losses of `count` workers, in order; of more than `most` only some more.
+        """The representatives of all failures of `count` workers, in order; of more than `most` only some more.
 
-        A loss of one worker more is, up to symmetries, a representative and a worker whose digits have a value of the
-        lost nodes or the first other one, and whose local rank is the first of its kind that is not lost.
+        A failure of one worker more is, up to symmetries, a representative and a worker whose digits have a value of the
+        failed nodes or the first other one, and whose local rank is the first of its kind that did not fail.
         """
         found: set[Failure] = {()}
         for _ in range(count):
@@ -139,11 +139,11 @@ def _firsts(keys: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def planned_classes(schedule: Schedule, most: int) -> list[Failure]:
-    """One loss of each class that the schedule's plan covers, smaller ones first; of more than `most` only some more.
+    """One failure of each class that the schedule's plan covers, smaller ones first; of more than `most` only some more.
 
-    Where a rule is applied again, losses are of one class if they leave as many nodes, and a symmetry of the rule on
-    these maps what is missing of one to what is missing of the other. The last nodes are lost as a whole, and so the
-    others keep their numbers. Under All-Reduce all losses are alike, and none is listed.
+    Where a rule is applied again, failures are of one class if they leave as many nodes, and a symmetry of the rule on
+    these maps what is missing of one to what is missing of the other. The last nodes failed as a whole, and so the
+    others keep their numbers. Under All-Reduce all failures are alike, and none is listed.
     """
     plan = schedule.failure_plan
     if plan is None or plan.rule is SurvivorRule.ALL_REDUCE:
@@ -179,7 +179,7 @@ def _classes_reapplied(schedule: Schedule, plan: FailurePlan, most: int) -> set[
 
 
 def _failures_of_nodes(schedule: Schedule, symmetries: Symmetries) -> list[Failure]:
-    """The representatives of the losses of one node each, where two workers or more are left."""
+    """The representatives of the failures of one node each, where two workers or more are left."""
     cluster = schedule.cluster
     nodes = range(1 if symmetries.radices else cluster.num_nodes)
     failures = (cluster.workers_of(node) for node in nodes)
@@ -187,7 +187,7 @@ def _failures_of_nodes(schedule: Schedule, symmetries: Symmetries) -> list[Failu
 
 
 def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[Failure]:
-    """Every loss that a plan covers: of up to so many workers, smaller ones first; then those of larger nodes."""
+    """Every failure that a plan covers: of up to so many workers, smaller ones first; then those of larger nodes."""
     n, cluster = schedule.num_workers, schedule.cluster
     for count in range(1, plan.failures + 1):
         yield from combinations(range(n), count)
@@ -197,5 +197,5 @@ def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[Failure]
 
 
 def by_size(failed: Failure) -> tuple[int, Failure]:
-    """The order of losses: smaller ones first."""
+    """The order of failures: smaller ones first."""
     return len(failed), failed

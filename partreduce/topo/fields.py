@@ -71,7 +71,7 @@ class Closed:
     __slots__ = ()
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
     place: ClassVar[str] = ""
-    """Where a schedule has it, such as `how.`; refusals name it."""
+    """Where a schedule has it, such as `transport.`; refusals name it."""
 
     def __post_init__(self) -> None:
         """Take words for the members that they name.

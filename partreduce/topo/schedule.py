@@ -70,7 +70,7 @@ class Schedule:
         if not isinstance(self.strategy, HasMixingMatrix):
             return "it has no fixed phases, hence no mixing matrix"
         if self.strategy.payload.outer.has_own_outer_params:
-            return "outer steps from anchors of each worker's own are no mixing matrix of models"
+            return "outer steps from each worker's own outer parameters are no mixing matrix of models"
         if self.strategy.sync.takes_all:
             return ""
         return "which updates a round averages is decided while the job runs, so no round has a mixing matrix"
@@ -225,7 +225,7 @@ class Schedule:
 
     @property
     def meetings(self) -> Schedule:
-        """Who meets whom and when: itself, or plain means in the place of outer steps from own anchors."""
+        """Who meets whom and when: itself, or plain means in the place of outer steps from own outer parameters."""
         if not self.strategy.payload.outer.has_own_outer_params:
             return self
         payload = replace(self.strategy.payload, outer=PLAIN)

@@ -33,9 +33,9 @@ def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
     check_covered(schedule.strategy)
     gone = frozenset(failed)
     if outside := sorted(rank for rank in gone if not 0 <= rank < schedule.num_workers):
-        raise ScheduleError(f"lost worker {outside[0]}: is out of range; ranks are 0..{schedule.num_workers - 1}")
+        raise ScheduleError(f"failed worker {outside[0]}: is out of range; ranks are 0..{schedule.num_workers - 1}")
     if schedule.num_workers - len(gone) < 2:
-        raise ScheduleError(f"{len(gone)} of {schedule.num_workers} workers are lost; a schedule needs at least 2")
+        raise ScheduleError(f"{len(gone)} of {schedule.num_workers} workers failed; a schedule needs at least 2")
     plan = schedule.failure_plan
     is_planned = plan is not None and plan.covers(schedule.cluster, gone)
     return _continued(schedule, gone, plan.rule if plan is not None and is_planned else SurvivorRule.ALL_REDUCE)
@@ -49,17 +49,17 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     """
     cluster, plan = schedule.cluster, schedule.failure_plan
     if plan is None:
-        raise ScheduleError("it plans for no loss (design --tolerate-failures)")
+        raise ScheduleError("it plans for no failure (design --tolerate-failures)")
     worker_steps, size = schedule.worker_steps(), len(cluster.workers_of(0))
     is_uniform = cluster.is_regular and (worker_steps.reshape(cluster.num_nodes, -1) == worker_steps[:size]).all()
     rule = schedule.rule(by_node=True)
     # Without some nodes a rule of one digit, a reapplied rule and All-Reduce are the same, whichever nodes these are.
     keeps = plan.rule is SurvivorRule.KEEP_GROUPS
     if not is_uniform or (keeps and (rule is None or (count > 1 and rule.num_digits > 1))):
-        raise ScheduleError("its nodes are not all alike, and which are lost is not known")
+        raise ScheduleError("its nodes are not all alike, and which failed is not known")
     failed = range(cluster.num_workers - count * size, cluster.num_workers)
     if not plan.covers(cluster, failed):
-        raise ScheduleError(f"it plans for no loss of {count} nodes" if count > 1 else "it plans for no loss of a node")
+        raise ScheduleError(f"it plans for no failure of {count} nodes" if count > 1 else "it plans for no failure of a node")
     return after_failure(schedule, failed)
 
 

@@ -1,8 +1,8 @@
-"""Claim `survives`: after every loss that the failure plan covers, survivors reach consensus, and how fast.
+"""Claim `survives`: after every failure that the failure plan covers, survivors reach consensus, and how fast.
 
-One loss of each class is looked at (`topo.failures`). What remains of a rule acts, on functions that differ between
-nodes outside the digits of lost ones, as the undisturbed rule does; on all others its matrix is one of *cells*: a local
-rank on the nodes that have the same digits of lost nodes. verify/checker/claims/survives.py has the proof.
+One failure of each class is looked at (`topo.failures`). What remains of a rule acts, on functions that differ between
+nodes outside the digits of failed ones, as the undisturbed rule does; on all others its matrix is one of *cells*: a local
+rank on the nodes that have the same digits of failed nodes. verify/checker/claims/survives.py has the proof.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from partreduce.verify.view import contracts, is_tame
 
 NAME, MOVED = "survives", "mean-moved"
 ASKED = 2**20
-"""Lines of all answers up to which the installed code is asked about every loss, as the checker counts them."""
+"""Lines of all answers up to which the installed code is asked about every failure, as the checker counts them."""
 MAX_CLASSES = 2**16
 MAX_CELLS = 2 * 10**7
 """Cells of all classes, in all phases, up to which they are looked at."""
@@ -59,10 +59,10 @@ def prove_survives(schedule: Schedule) -> Claim:
         runs = _Runs.of(schedule, plan, failed)
         cells -= len(runs.sizes) * len(runs.phases)
         if cells < 0:
-            return not_proved(NAME, f"the survivors of all {len(classes)} classes of losses have too many cells.")
+            return not_proved(NAME, f"the survivors of all {len(classes)} classes of failures have too many cells.")
         seen = known.setdefault(runs.num_nodes, _Known({}, {}))
         if apart := runs.apart(seen):
-            text = f"after the loss of {some(failed)} survivors do not agree: {apart}."
+            text = f"after the failure of {some(failed)} survivors do not agree: {apart}."
             return refuted(NAME, text, {"failed": list(failed)})
         size = len(runs.sizes)
         is_rated = size <= MAX_RATED and size**3 <= budget and runs.is_small
@@ -104,7 +104,7 @@ class _Runs:
             return cls((1,) * found.num_workers, tuple(phases), None, ())
         size = rule.workers_per_node
         if plan.rule is SurvivorRule.REAPPLY_RULE:
-            # Nodes that are lost as a whole are the last ones, so that the others keep their numbers.
+            # Nodes that failed as a whole are the last ones, so that the others keep their numbers.
             per_node = Counter(worker // size for worker in failed)
             left = rule.num_nodes - list(per_node.values()).count(size)
             rule = reapplied(schedule, left).view(Cluster.regular(left, size))
@@ -124,7 +124,7 @@ class _Runs:
             sorted({digit_of(node, stride, radix) for node in nodes})
             for stride, radix in zip(strides, rule.radices, strict=True)
         ]
-        # (value, workers that have it) for each digit; -1 is any value outside those of lost nodes
+        # (value, workers that have it) for each digit; -1 is any value outside those of failed nodes
         parts = [
             [*((value, 1) for value in values), *([(-1, radix - len(values))] if radix > len(values) else [])]
             for values, radix in zip(used, rule.radices, strict=True)
@@ -236,11 +236,11 @@ def _survives(schedule: Schedule, plan: FailurePlan, classes: Sequence[Failure],
     entry: dict[str, Any] = {"failures": plan.failures, "classes": listed}
     workers = f"{'up to ' * (plan.failures > 1)}{plan.failures} worker{'s' * (plan.failures > 1)}"
     node = " or one node" if (schedule.cluster.node_sizes() <= n - 2).any() else ""
-    text = f"After every loss of {workers}{node} the survivors' groups join them all. "
+    text = f"After every failure of {workers}{node} the survivors' groups join them all. "
     if classes:
         rated = [bound for bound in bounds if bound < 1]
         text += (
-            f"One loss was looked at of each of {len(classes)} class{'es' * (len(classes) > 1)} of losses that "
+            f"One failure was looked at of each of {len(classes)} class{'es' * (len(classes) > 1)} of failures that "
             f"symmetries map to one another; of {len(rated)} of them it is proved how much a period leaves of "
             f"differences: at most {sqrt(max(rated, default=Fraction(1))):.6g}."
         )
@@ -249,7 +249,7 @@ def _survives(schedule: Schedule, plan: FailurePlan, classes: Sequence[Failure],
     failures = sum(comb(n, count) for count in range(1, plan.failures + 1)) + schedule.cluster.num_nodes
     if failures * n * schedule.period > ASKED:
         text += (
-            " There are too many losses to ask the installed code about each; that it does as the file says is assumed."
+            " There are too many failures to ask the installed code about each; that it does as the file says is assumed."
         )
         return proved(NAME, text, **entry, answers="")
     lines = hashlib.sha256()
@@ -263,11 +263,11 @@ def _survives(schedule: Schedule, plan: FailurePlan, classes: Sequence[Failure],
 
 
 def moved_words(schedule: Schedule) -> str:
-    """How far the loss of k workers moves the mean, and a join: what the fact `mean-moved` is in numbers."""
+    """How far the failure of k workers moves the mean, and a join: what the fact `mean-moved` is in numbers."""
     n = schedule.num_workers
     return (
         f"A death of worker i moves the mean by (mean - x_i)/{n - 1}, a join from donor d by (x_d - mean)/{n + 1}. Let "
         "d² be the workers' mean squared distance to their mean at that instant; its usual size is what "
-        "consensus-distance bounds. Then a loss of k moves the mean by the root of k/(n - k)·d² at most, and of "
-        "k/((n - 1)(n - k))·d² in the mean over all such losses."
+        "consensus-distance bounds. Then a failure of k moves the mean by the root of k/(n - k)·d² at most, and of "
+        "k/((n - 1)(n - k))·d² in the mean over all such failures."
     )

@@ -106,7 +106,7 @@ def survives(failures, classes, *after):
     """`classes` are (loss, bound); `after` are the lines of the answers, those of each loss in a text."""
     text = "".join(f"{line}\n" for lines in after for line in lines.split(","))
     hashed = sha256(text.encode()).hexdigest() if after else ""
-    listed = [{"failed": list(lost), "squared": str(squared)} for lost, squared in classes]
+    listed = [{"failed": list(failed), "squared": str(squared)} for failed, squared in classes]
     return {"claim": "survives", "failures": failures, "classes": listed, "answers": hashed}
 
 
@@ -184,7 +184,7 @@ OUTER_STEPS = "claims/outer_steps.py"
 
 
 def own(*shape, **outer):
-    """Two workers or more whose groups make outer steps from anchors of their own, at rate 1/2."""
+    """Two workers or more whose groups make outer steps from outer parameters of their own, at rate 1/2."""
     make = groups if isinstance(shape[0], int) else rule
     return make(*shape, payload={"outer": {"lr": "1/2", "outer_params": "per_worker", **outer}})
 
@@ -195,7 +195,7 @@ def agreeing(squared, *weights):
 
 OWN = own(2, [[0, 1]])
 OWN_WEIGHT = [9, 0, 9, 0, 0, 2, 0, 0, 0, 2]
-"""A difference x of anchors becomes x/2, and momentum -x: 9/4 + 2 is less than half of 9."""
+"""A difference x of outer parameters becomes x/2, and momentum -x: 9/4 + 2 is less than half of 9."""
 
 
 def own_weight(n):
@@ -225,7 +225,7 @@ def over_all(nodes):
 SURVIVES = "claims/survives.py"
 ALL_3 = groups(3, [[0, 1, 2]])
 AFTER_3 = ["0 1,0 1"] * 3
-"""Of three in one group, each of whom may be lost."""
+"""Of three in one group, each of whom may fail."""
 
 
 def alone_3(*bounds):
@@ -238,10 +238,10 @@ PAIRED = rule([4], 2, [([0, 1], [])], [([0, 1], [0], "1/2")])
 
 
 def after_paired(nodes=4):
-    """Each worker of it lost in turn: who is alone on its node skips the first phase."""
+    """Each worker of it failed in turn: who is alone on its node skips the first phase."""
     result = []
-    for lost in range(2 * nodes):
-        alone = lost // 2 * 2
+    for failed in range(2 * nodes):
+        alone = failed // 2 * 2
         first = ["-" if i == alone else f"{(i + (i >= alone)) // 2 * 2 - (i >= alone)} 1" for i in range(2 * nodes - 1)]
         result.append(",".join([*first, *["0 1/2"] * (2 * nodes - 1)]))
     return result
@@ -273,7 +273,7 @@ def classes_of_nodes(n, of_workers, of_a_node):
 
 
 AFTER_A_PAIR = [",".join([*(f"{i // 2 * 2} 1" for i in range(6)), *["0 1/2"] * 6])] * 4
-"""Of four pairs one is lost."""
+"""Of four pairs one failed."""
 
 SURVIVING = [
     Edge(
@@ -288,42 +288,42 @@ SURVIVING = [
         "every class of losses",
         (losing(ALL_3), survives(1, alone_3(0, 0, 0), *AFTER_3)),
         (losing(ALL_3), survives(1, alone_3(0, 0, 0)[:2], *AFTER_3)),
-        ".classes is 2; expected 3 classes of losses",
+        ".classes is 2; expected 3 classes of failures",
     ),
     Edge(
         SURVIVES,
         "of one node as well",
         (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES, *AFTER_TWO_NODES)),
         (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES[:2], *AFTER_TWO_NODES)),
-        ".classes is 2; expected 4 classes of losses",
+        ".classes is 2; expected 4 classes of failures",
     ),
     Edge(
         SURVIVES,
         "the smallest loss stands for its class",
         (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES, *AFTER_TWO_NODES)),
         (losing(TWO_NODES), survives(1, [([1], 0), *CLASSES_OF_TWO_NODES[1:]], *AFTER_TWO_NODES)),
-        ".classes[0].lost[0] is 1; expected 0",
+        ".classes[0].failed[0] is 1; expected 0",
     ),
     Edge(
         SURVIVES,
         "smaller losses first",
         (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES, *AFTER_TWO_NODES)),
         (losing(TWO_NODES), survives(1, sorted(CLASSES_OF_TWO_NODES), *AFTER_TWO_NODES)),
-        ".classes[1].lost is [0, 1]; expected a list of 1: [2]",
+        ".classes[1].failed is [0, 1]; expected a list of 1: [2]",
     ),
     Edge(
         SURVIVES,
         "under All-Reduce no class",
         (losing(ALL_3, "all_reduce"), survives(1, [], *AFTER_3)),
         (losing(ALL_3, "all_reduce"), survives(1, alone_3(0, 0, 0), *AFTER_3)),
-        ".classes is 3; expected 0 classes of losses",
+        ".classes is 3; expected 0 classes of failures",
     ),
     Edge(
         SURVIVES,
         "a rule that is applied again is without the last node",
         (losing(DIGITS, "reapply_rule"), survives(1, [([3], 0)], *["0 1,0 1,0 1"] * 4)),
         (losing(DIGITS, "reapply_rule"), survives(1, [([0], 0)], *["0 1,0 1,0 1"] * 4)),
-        ".classes[0].lost[0] is 0; expected 3",
+        ".classes[0].failed[0] is 0; expected 3",
     ),
     Edge(
         SURVIVES,
@@ -395,7 +395,7 @@ SURVIVING = [
     ),
     Edge(
         SURVIVES,
-        "what a rule leaves of differences between nodes without lost workers",
+        "what a rule leaves of differences between nodes without failed workers",
         (losing(PAIRED), survives(1, [([0], "1/4"), ([0, 1], "1/4")], *after_paired(), *AFTER_A_PAIR)),
         (
             losing(PAIRED),
@@ -405,7 +405,7 @@ SURVIVING = [
     ),
     Edge(
         SURVIVES,
-        "what a rule leaves of differences to the node of the lost worker",
+        "what a rule leaves of differences to the node of the failed worker",
         (
             losing(rule([2], 2, [([0, 1], [])], [([0, 1], [0], "1/2")])),
             survives(1, [([0], "1/4"), ([0, 1], 0)], *after_paired(2), *["0 1,0 1,0 1/2,0 1/2"] * 2),
@@ -418,7 +418,7 @@ SURVIVING = [
     ),
     Edge(
         SURVIVES,
-        "nodes without lost workers meet, too",
+        "nodes without failed workers meet, too",
         (losing(rule([3], 1, [([0], [0])])), survives(1, [([0], 0)], *["0 1,0 1"] * 3)),
         (losing(rule([3], 1, [([0], [])])), survives(1, [([0], 1)], *["-,-"] * 3)),
         "they leave 2 parts",
@@ -665,7 +665,7 @@ EDGES = [
         "claims[0] (consensus-distance): factors with too long denominators"),
     Edge("period.py", "up to 12 digits", (rule([2] * 12, 1, [([0], list(range(12)))]), PRODUCT),
         (rule([2] * 13, 1, [([0], list(range(13)))]), PRODUCT), "claims[0] (exact-consensus/product): over 12 digits"),
-    # outer steps from anchors of each worker's own
+    # outer steps from each worker's own outer parameters
     Edge(OUTER_STEPS, "below 1 workers come to agree", (OWN, agreeing("1/2", OWN_WEIGHT)),
         (OWN, agreeing("1", OWN_WEIGHT)), '.squared is "1"; expected below 1'),
     Edge(OUTER_STEPS, "a period shortens by c: 9 c² is above 9/4 + 2", (OWN, agreeing("19/40", OWN_WEIGHT)),
@@ -703,13 +703,13 @@ EDGES = [
     Edge(OUTER_STEPS, "an integer of up to 64 bits", (OWN,
         agreeing("1/2", [9 * 2**60, 0, 9 * 2**60, 0, 0, 2**61, 0, 0, 0, 2**61])),
         (OWN, agreeing("1/2", [2**64, 0, 2**64, 0, 0, 2**61, 0, 0, 0, 2**61])), ".weights[0]"),
-    Edge(OUTER_STEPS, "only where anchors are each worker's own", (OWN, agreeing("1/2", OWN_WEIGHT)),
+    Edge(OUTER_STEPS, "only where each worker has outer parameters of its own", (OWN, agreeing("1/2", OWN_WEIGHT)),
         (HALF, agreeing("1/2", OWN_WEIGHT)), "expected a claim about rounds"),
     Edge("certificate.py", "who is whose member, whatever groups do",
         (own([2], 1, [([0], [0])]), answers("0 1", "0 1")), (own([2], 1, [([0], [0])]), answers("0 1", "-")),
         "(membership).answers"),
-    Edge(OUTER_STEPS, "no claim about matrices where anchors are", (HALF, rate("pivots", "1/4")),
-        (OWN, rate("pivots", "1/4")), "expected a claim about own anchors"),
+    Edge(OUTER_STEPS, "no claim about matrices where outer parameters are", (HALF, rate("pivots", "1/4")),
+        (OWN, rate("pivots", "1/4")), "expected a claim about own outer parameters"),
     Edge("strict_json.py", "a fraction in lowest terms", (HALF, rate("pivots", "1/4")), (HALF, rate("pivots", "2/8")),
         '.squared is "2/8"; expected a fraction string in lowest terms'),
     *SURVIVING,

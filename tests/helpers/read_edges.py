@@ -106,15 +106,17 @@ TABLE, OUTER = "strategy.payload.tables[0]", "strategy.payload.outer"
 RULED = {"codec": "int8", "algorithm": "hierarchical"}
 FEEDBACK = {"codec": "int4", "error_feedback": True}
 STARTED_SO = {"count": "open-round", "missed": "each", "staleness": 4, "grace": 0, "synchronize_every": 0, "seed": 0}
-KEPT_SO = {"staleness": 0, "backup": 0, "weights": "graph", "order": "serial"}
+KEPT_SO = {"staleness": 0, "backup": 0, "weights": "graph", "update_order": "adapt_then_combine"}
 
 # fmt: off
 READ_EDGES = [
     # what is said although it is the default is as if it were not said
-    *(reads(file, f"the defaults of {payload}", true, false, says) for file, payload, true, false, says in (
+    *(reads(file, f"the defaults of {case}", true, false, says) for file, case, true, false, says in (
         (AXES, "a pipeline", pipeline(drain="apply", total="mean"), pipeline(total="max"), f"{LATE}.total: must be"),
-        (AXES, "a codec", transport(**RULED, where="all", block=256), transport(**RULED, where="here"), "transport.where: must be one"),
-        (AXES, "transport", transport(algorithm="ring", codec="none", gradient_buckets="whole"), transport(algorithm="tree"), "transport.algorithm: "
+        (AXES, "a codec", transport(**RULED, where="all", block=256), transport(**RULED, where="here"),
+            "transport.where: must be one"),
+        (AXES, "transport", transport(algorithm="ring", codec="none", gradient_buckets="single"),
+            transport(algorithm="tree"), "transport.algorithm: "
         "must be one of"),
         (AXES, "sync", over_all(sync="synchronous"), over_all(sync={"soon": 1}), "strategy.sync: has unknown keys "
         "['so"),
@@ -125,7 +127,8 @@ READ_EDGES = [
             "strategy.payload: has unknown keys ['route']"),
         (TABLES, "an outer step", outer(optimizer="sgd", lr=1, momentum=0, nesterov=False, outer_params="shared"),
             outer(optimizer="sgd", lr=-1), f"{OUTER}.lr: above 0"),
-        (SCHEDULE, "a strategy", groups(2, [[0, 1]], steps_per_round=1, averaging="mean", sync="synchronous", payload={}, transport={},
+        (SCHEDULE, "a strategy", groups(2, [[0, 1]], steps_per_round=1, averaging="mean", sync="synchronous",
+            payload={}, transport={},
             prologue=0), groups(2, [[0, 1]], transport=[]), "strategy.transport: must be an object"),
     )),
     reads(AXES, "a pipeline is 2 wide", pipeline(width=2), pipeline(width=1), f"{LATE}.width: must be an integer 2.."),
@@ -145,14 +148,15 @@ READ_EDGES = [
     "['lock"),
     reads(AXES, "one round late", over_all(sync={"delay": 1}), over_all(sync={"delay": 2}),
         "strategy.sync.delay: must be"),
-    *(reads(AXES, f"one answer to when, {name}", raw, both, "strategy.sync: has unknown keys ['late']")
+    *(reads(AXES, f"one answer to when, {name}", raw, both, "strategy.sync: has unknown keys ['delay']")
       for name, raw, both in (
         ("a gap", gap(), graph(3, [(s, t, "1/3") for s, t in RING], sync={"iteration_gap": {}, "delay": 1})),
         ("a quorum", quorum(quorum=2), over_all(4, sync={"partial": {"quorum": 2}, "delay": 1})),
         ("a pipeline", pipeline(), over_all(sync={"pipeline": {}, "delay": 1})),
         ("a merge", turns(4, 1, steps=1), over_all(steps_per_round=4, sync={"merge": {"steps": 1}, "delay": 1})),
     )),
-    reads(AXES, "a block holds a number", transport(codec="int8", block=1), transport(codec="int8", block=0), "transport.block: must be"),
+    reads(AXES, "a block holds a number", transport(codec="int8", block=1), transport(codec="int8", block=0),
+        "transport.block: must be"),
     reads(AXES, "a block below 2^31", transport(codec="int8", block=HUGE - 1), transport(codec="int8", block=HUGE),
         f"strategy.transport.block: {COUNT}"),
     *(reads(AXES, f"{member} is of int8 and int4", transport(codec="int8", **{member: value}),
@@ -162,24 +166,27 @@ READ_EDGES = [
     )),
     reads(AXES, "where needs a codec", transport(codec="float16", algorithm="hierarchical", where="across-nodes"),
         transport(algorithm="hierarchical", where="across-nodes"),
-        "strategy.transport: where: goes with a codec and the form hierarchical"),
-    reads(AXES, "where needs the form hierarchical", transport(codec="int8", algorithm="hierarchical", where="across-nodes"),
-        transport(codec="int8", where="across-nodes"), "strategy.transport: where: goes with a codec and the form "
-        "hierarchical"),
-    reads(AXES, "sending is of gradients", transport(gradient_buckets="layers"), over_all(2, 2, transport={"gradient_buckets": "layers"}, steps_per_round=2),
-        "strategy.transport: sending: goes with gradients in each step"),
-    *(reads(AXES, f"error_feedback is of sums over all, {payload}", over_all(3, transport=FEEDBACK, steps_per_round=2), raw,
+        "strategy.transport: where: goes with a codec and the algorithm hierarchical"),
+    reads(AXES, "where needs the algorithm hierarchical",
+        transport(codec="int8", algorithm="hierarchical", where="across-nodes"),
+        transport(codec="int8", where="across-nodes"), "strategy.transport: where: goes with a codec and "
+        "the algorithm hierarchical"),
+    reads(AXES, "gradient_buckets are of gradients", transport(gradient_buckets="per_layer"),
+        over_all(2, 2, transport={"gradient_buckets": "per_layer"}, steps_per_round=2),
+        "strategy.transport: gradient_buckets: goes with gradients in each step"),
+    *(reads(AXES, f"error_feedback is of sums over all, {case}", over_all(3, transport=FEEDBACK, steps_per_round=2),
+        raw,
         "strategy.transport: error_feedback: goes with sums over all in each round, none of them "
-        "late") for payload, raw in (
+        "late") for case, raw in (
         ("in time", over_all(3, transport=FEEDBACK, steps_per_round=2, sync={"delay": 1})),
         ("of allreduce", groups(3, [[0, 1, 2]], transport=FEEDBACK)),
     )),
-    reads(AXES, "gradients that come late are averaged as they are sent", transport(gradient_buckets="layers"),
-        over_all(2, 2, transport={"gradient_buckets": "layers"}, sync={"delay": 1}),
-        "strategy.transport: sending: goes with gradients in each step"),
-    reads(SCHEDULE, "who keeps some of its own averages parameters", transport(gradient_buckets="layers"),
-        over_all(2, 2, transport={"gradient_buckets": "layers"}, sync={"merge": {"alpha": "1/2"}}),
-        "strategy.transport: sending: goes with gradients in each step"),
+    reads(AXES, "gradients that come late are averaged as they are sent", transport(gradient_buckets="per_layer"),
+        over_all(2, 2, transport={"gradient_buckets": "per_layer"}, sync={"delay": 1}),
+        "strategy.transport: gradient_buckets: goes with gradients in each step"),
+    reads(SCHEDULE, "who keeps some of its own averages parameters", transport(gradient_buckets="per_layer"),
+        over_all(2, 2, transport={"gradient_buckets": "per_layer"}, sync={"merge": {"alpha": "1/2"}}),
+        "strategy.transport: gradient_buckets: goes with gradients in each step"),
     reads(AXES, "neighbors send parameters as they are", graph(2, [(0, 1, "1/2")], transport={"codec": "none"}),
         graph(2, [(0, 1, "1/2")], transport={"codec": "int8"}), "strategy.transport: parameters go to neighbors as "
         "they are"),
@@ -189,7 +196,8 @@ READ_EDGES = [
     reads(GAP, "staleness below 2^16", gap(staleness=2**16 - 1), gap(staleness=2**16), f"{KEPT}.staleness: must be an"),
     reads(GAP, "staleness is not negative", gap(staleness=1), gap(staleness=-1), "must be an integer 0..65535"),
     reads(GAP, "a gap has these members", gap(max_ig=2), gap(most=2), f"{KEPT}: has unknown keys ['most']"),
-    reads(GAP, "an order is one of two", gap(order="parallel"), gap(order="any"), f"{KEPT}.order: must be one of ['se"),
+    reads(GAP, "an order is one of two", gap(update_order="dpsgd"), gap(update_order="any"),
+        f"{KEPT}.update_order: must be one of ['adapt_"),
     reads(GAP, "as many backup workers as in-neighbors", gap([*RING, (1, 0)], max_ig=1, backup=1),
         gap([*RING, (1, 0)], max_ig=1, backup=2),
         f"{KEPT}.backup: 1 number, or 1 a worker, and none above its in-neighbors"),
@@ -222,8 +230,8 @@ READ_EDGES = [
         gap(max_ig=3, backup=0, skip={"limit": 2}), f"{KEPT}: skip goes with backup or staleness"),
     reads(GAP, "iteration goes with staleness", gap(staleness=1, weights="iteration"), gap(weights="iteration"),
         f"{KEPT}: iteration goes with staleness"),
-    *(reads(GAP, f"NOTIFY-ACK goes without {payload}", gap(max_ig=3, notify_ack=True),
-        gap(max_ig=3, notify_ack=True, **more), f"{KEPT}: notify_ack goes with neither") for payload, more in (
+    *(reads(GAP, f"NOTIFY-ACK goes without {case}", gap(max_ig=3, notify_ack=True),
+        gap(max_ig=3, notify_ack=True, **more), f"{KEPT}: notify_ack goes with neither") for case, more in (
         ("staleness", {"staleness": 1}), ("backup workers", {"backup": 1}),
     )),
     reads(GAP, "uniform weights where all updates count the same", gap(weight="1/2", weights="uniform"),
@@ -233,12 +241,14 @@ READ_EDGES = [
     reads(GAP, "unless there are tokens", gap([(0, 1)], max_ig=1), gap([(0, 1)]), "a path leads back over every edge"),
     reads(GAP, "a way back through others", gap(RING), gap([(0, 1), (1, 2), (1, 0)]),
         "a path leads back over every edge"),
-    *(reads(GAP, f"a gap of {payload}", gap(), raw, f"{KEPT}: goes with 1 weighted graph, and 1 steps_per_round for "
+    *(reads(GAP, f"a gap of {case}", gap(), raw, f"{KEPT}: goes with 1 weighted graph, and 1 steps_per_round for "
     "all")
-      for payload, raw in (
+      for case, raw in (
         ("one round", graph(3, *[[(s, t, "1/3") for s, t in RING]] * 2, sync={"iteration_gap": {}})),
-        ("one steps_per_round", graph(3, [(s, t, "1/3") for s, t in RING], sync={"iteration_gap": {}}, steps_per_round=[1, 2, 1])),
-        ("one steps_per_round, which is not listed", graph(3, [(s, t, "1/3") for s, t in RING], sync={"iteration_gap": {}}, steps_per_round=[1] * 3)),
+        ("one steps_per_round", graph(3, [(s, t, "1/3") for s, t in RING], sync={"iteration_gap": {}},
+            steps_per_round=[1, 2, 1])),
+        ("one steps_per_round, which is not listed", graph(3, [(s, t, "1/3") for s, t in RING],
+            sync={"iteration_gap": {}}, steps_per_round=[1] * 3)),
         ("neighbors", groups(3, [[0, 1]], sync={"iteration_gap": {}})),
     )),
     # a quorum
@@ -268,9 +278,10 @@ READ_EDGES = [
         quorum(quorum=2, missed="latest", staleness=3), f"{STARTED}: staleness goes with missed each"),
     reads(QUORUM, "models meet again where the latest counts", quorum(quorum=2, missed="latest", synchronize_every=9),
         quorum(quorum=2, synchronize_every=9), f"{STARTED}: synchronize_every goes with missed latest"),
-    *(reads(QUORUM, f"a quorum sums {payload}", quorum(quorum=2), over_all(4, sync={"partial": {"quorum": 2}}, transport=given),
-        "strategy.transport: what a quorum sums goes as it is, when it is whole") for payload, given in (
-        ("without a codec", {"codec": "int8"}), ("the whole", {"gradient_buckets": "layers"}),
+    *(reads(QUORUM, f"a quorum sums {case}", quorum(quorum=2),
+        over_all(4, sync={"partial": {"quorum": 2}}, transport=given),
+        "strategy.transport: what a quorum sums goes as it is, when it is whole") for case, given in (
+        ("without a codec", {"codec": "int8"}), ("the whole", {"gradient_buckets": "per_layer"}),
     )),
     reads(QUORUM, "a quorum of gradients in each step", quorum(quorum=2),
         over_all(4, sync={"partial": {"quorum": 2}}, steps_per_round=2),
@@ -321,10 +332,11 @@ READ_EDGES = [
         f"payload.{name}: must be") for name in (
         "local_aggregation", "average", "average_dense",
     )),
-    *(reads(TABLES, f"steps that all share: {payload}", tables("a"),
+    *(reads(TABLES, f"steps that all share: {case}", tables("a"),
         {**raw, "strategy": {**raw["strategy"], "payload": tables("a")["strategy"]["payload"]}},
-        "strategy.payload: tables are exc") for payload, raw in (
-        ("one steps_per_round", groups(3, [[0, 1]], steps_per_round=[1, 2, 1])), ("no gap", gap()), ("no quorum", quorum(3, quorum=2)),
+        "strategy.payload: tables are exc") for case, raw in (
+        ("one steps_per_round", groups(3, [[0, 1]], steps_per_round=[1, 2, 1])), ("no gap", gap()),
+            ("no quorum", quorum(3, quorum=2)),
     )),
     # outer steps
     *(reads(TABLES, f"an outer step's {rule}", outer(**true), outer(**false), f"{OUTER}{says}")
@@ -335,32 +347,37 @@ READ_EDGES = [
         ("momentum is not negative", {"momentum": 0}, {"momentum": "-1/100"}, ".momentum: at least 0 and below 1"),
         ("momentum is a number", {"momentum": "1/2"}, {"momentum": []}, ".momentum: must be an integer or a frac"),
         ("numbers may be shortened", {"lr": "14/20", "momentum": "2/4"}, {"lr": "0.7"}, ".lr: must be an integer or"),
-        ("anchor is one of two", {"lr": 2, "outer_params": "shared"}, {"lr": 2, "outer_params": "mine"}, ".anchor: must be one"),
+        ("outer_params is one of two", {"lr": 2, "outer_params": "shared"}, {"lr": 2, "outer_params": "mine"},
+            ".outer_params: must be one"),
         ("optimizer is one", {"optimizer": "sgd"}, {"optimizer": "adam"}, ".optimizer: must be one of ['sgd']"),
         ("nesterov is a switch", {"nesterov": False}, {"nesterov": 0}, ".nesterov: must be one of [False, True]"),
         ("nesterov goes with a momentum", {"nesterov": True, "momentum": "1/100"}, {"nesterov": True, "momentum": 0},
             ".nesterov: goes with a momentum"),
         ("members are these", {"lr": 2}, {"rate": 2}, ": has unknown keys ['rate']"),
     )),
-    reads(SCHEDULE, "own anchors go without a codec", groups(3, [[0, 1, 2]],
-        payload={"outer": {"lr": 2, "outer_params": "per_worker"}}), groups(3, [[0, 1, 2]], payload={"outer": {"lr": 2, "outer_params": "per_worker"}},
-        transport={"codec": "int8"}), f"{OUTER}.anchor: own goes with plain fixed groups"),
-    reads(SCHEDULE, "own anchors go with plain means", groups(3, [[0, 1]], payload={"outer": {"lr": 2, "outer_params": "per_worker"}}),
+    reads(SCHEDULE, "outer parameters of each worker go without a codec", groups(3, [[0, 1, 2]],
+        payload={"outer": {"lr": 2, "outer_params": "per_worker"}}),
+            groups(3, [[0, 1, 2]], payload={"outer": {"lr": 2, "outer_params": "per_worker"}},
+        transport={"codec": "int8"}), f"{OUTER}.outer_params: per_worker goes with plain fixed groups"),
+    reads(SCHEDULE, "outer parameters of each worker go with plain means",
+        groups(3, [[0, 1]], payload={"outer": {"lr": 2, "outer_params": "per_worker"}}),
         groups(3, [([0, 1], "1/2")], payload={"outer": {"lr": 2, "outer_params": "per_worker"}}),
-        f"{OUTER}.anchor: own goes with plain fixed groups"),
-    reads(SCHEDULE, "own anchors go with fixed groups", groups(3, [[0, 1, 2]],
+        f"{OUTER}.outer_params: per_worker goes with plain fixed groups"),
+    reads(SCHEDULE, "outer parameters of each worker go with fixed groups", groups(3, [[0, 1, 2]],
         payload={"outer": {"lr": 2, "outer_params": "per_worker"}}), outer(lr=2, outer_params="per_worker"),
-        f"{OUTER}.anchor: own goes with plain fixed groups"),
-    reads(TABLES, "own anchors go with outer steps", groups(3, [[0, 1, 2]], payload={"outer": {"lr": 2, "outer_params": "per_worker"}}),
-        groups(3, [[0, 1, 2]], payload={"outer": {"outer_params": "per_worker"}}), f"{OUTER}.anchor: plain averaging"),
+        f"{OUTER}.outer_params: per_worker goes with plain fixed groups"),
+    reads(TABLES, "outer parameters of each worker go with outer steps",
+        groups(3, [[0, 1, 2]], payload={"outer": {"lr": 2, "outer_params": "per_worker"}}),
+        groups(3, [[0, 1, 2]], payload={"outer": {"outer_params": "per_worker"}}),
+            f"{OUTER}.outer_params: plain averaging"),
     reads(TABLES, "an outer step is an object", outer(), over_all(payload={"outer": 2}), f"{OUTER}: must be an object"),
     reads(TABLES, "an outer step is no setting of tables", over_all(steps_per_round=2, payload={"outer": {"lr": 2}}),
         over_all(steps_per_round=2, payload={"outer": {"lr": 2}, "average": False}), "strategy.payload: settings are "
         "for tables"),
-    *(reads(SCHEDULE, f"outer steps act where {payload}", groups(3, [[0, 1]], [[0, 1, 2]], payload={"outer": {"lr": 2}}),
+    *(reads(SCHEDULE, f"outer steps act where {case}", groups(3, [[0, 1]], [[0, 1, 2]], payload={"outer": {"lr": 2}}),
         groups(3, *phases, payload={"outer": {"lr": 2}}, **more),
         f"{OUTER}: acts where a round of the period averages over all workers, "
-        "synchronously") for payload, phases, more in (
+        "synchronously") for case, phases, more in (
         ("all meet", [[[0, 1]]], {}), ("nobody is late", [[[0, 1, 2]]], {"sync": {"delay": 1}}),
     )),
     # turns of fragments, and merging late
@@ -381,7 +398,8 @@ READ_EDGES = [
         "strategy.payload.fragments: has 2 or more, each with a pattern"),
     reads(SCHEDULE, "every fragment has a turn in a round", turns(4, 4), turns(4, 5),
         "strategy.payload.fragments: every fragment has a turn in each round"),
-    reads(SCHEDULE, "every fragment has a turn in a round of everybody's", over_all(steps_per_round=[4, 9], payload={"fragments": 4}),
+    reads(SCHEDULE, "every fragment has a turn in a round of everybody's",
+        over_all(steps_per_round=[4, 9], payload={"fragments": 4}),
         over_all(steps_per_round=[9, 3], payload={"fragments": 4}), "strategy.payload.fragments: every fragment has "
         "a turn in each"),
     *(reads(SCHEDULE, f"a merge's {rule}", turns(8, 3, **true), turns(8, 3, **false), f"strategy.{says}")
@@ -391,16 +409,17 @@ READ_EDGES = [
         ("alpha is below 1", {"alpha": "99/100"}, {"alpha": 1}, "sync.merge.alpha: at least 0 and below 1"),
         ("alpha is not negative", {"steps": 1, "alpha": 0}, {"steps": 1, "alpha": "-1/99"}, "sync.merge.alpha: at"),
         ("alpha is a number", {"alpha": "1/2"}, {"alpha": "half"}, "sync.merge.alpha: must be an integer or"),
-        ("members are these", {"steps": 1}, {"delay": 1}, "sync.merge: has unknown keys ['late']"),
+        ("members are these", {"steps": 1}, {"delay": 1}, "sync.merge: has unknown keys ['delay']"),
     )),
     reads(AXES, "a merge's steps are below 2^53", turns(300, 1, steps=200), turns(300, 1, steps=2**53),
         "strategy.sync.merge.steps: must be an integer 0..9007199254740991"),
     reads(SCHEDULE, "a merge is not synchronous", turns(8, 3, alpha="1/99"), turns(8, 3, alpha=0),
         "strategy.sync.merge: without steps and alpha it is synchronous"),
-    *(reads(SCHEDULE, f"turns go with {payload}", turns(4, 2), raw,
-        "strategy.payload.fragments: goes with allreduce or groups, plain means") for payload, raw in (
-        ("groups synchronously", groups(3, [[0, 1, 2]], steps_per_round=4, sync={"merge": {"steps": 1}}, payload={"fragments": 2})),
-        ("groups with one anchor", groups(3, [[0, 1, 2]], steps_per_round=4,
+    *(reads(SCHEDULE, f"turns go with {case}", turns(4, 2), raw,
+        "strategy.payload.fragments: goes with allreduce or groups, plain means") for case, raw in (
+        ("groups synchronously", groups(3, [[0, 1, 2]], steps_per_round=4, sync={"merge": {"steps": 1}},
+            payload={"fragments": 2})),
+        ("groups with shared outer parameters", groups(3, [[0, 1, 2]], steps_per_round=4,
             payload={"fragments": 2, "outer": {"lr": "1/2", "outer_params": "per_worker"}})),
         ("no graphs", graph(2, [(0, 1, "1/2"), (1, 0, "1/2")], steps_per_round=4, payload={"fragments": 2})),
         ("plain means", over_all(steps_per_round=4, averaging="step-normalized", payload={"fragments": 2})),
@@ -409,10 +428,10 @@ READ_EDGES = [
     reads(SCHEDULE, "merging late goes with 1 steps_per_round", turns(4, 1, steps=1),
         over_all(steps_per_round=[4, 4], sync={"merge": {"steps": 1}}),
         "strategy.sync.merge: goes with allreduce or groups, plain means"),
-    *(reads(SCHEDULE, f"a rate below the one from which anchors go apart, {payload}",
+    *(reads(SCHEDULE, f"a rate below the one from which outer parameters diverge, {case}",
         turns(2, 1, alpha=alpha, outer={"lr": str(limit - Fraction(1, 10**6)), **more}),
         turns(2, 1, alpha=alpha, outer={"lr": str(limit), **more}),
-        "strategy.payload.outer.lr: anchors and models go apart") for payload, alpha, limit, more in (
+        "strategy.payload.outer.lr: outer parameters and models diverge") for case, alpha, limit, more in (
         ("without momentum", "9/10", Fraction(19, 9), {}),
         ("with momentum", "9/10", Fraction(19, 6), {"momentum": "1/2"}),
         ("with Nesterov's", "9/10", Fraction(19, 12), {"momentum": "1/2", "nesterov": True}),
@@ -460,8 +479,8 @@ READ_EDGES = [
         "strategy.kind: must be one of ['sta"),
     reads(SCHEDULE, "a phase", groups(2, []), groups(2), "strategy.phases: must hold at least 1"),
     reads(SCHEDULE, "a round", graph(2, []), graph(2), "strategy.rounds: must hold at least 1"),
-    *(reads(SCHEDULE, f"a phase is a list of {payload}", document(6, 1, kind="static", phases=[[*GROUPS]]),
-        document(6, 1, kind="static", phases=[phase]), f"strategy.phases[0]: {says}") for payload, phase, says in (
+    *(reads(SCHEDULE, f"a phase is a list of {case}", document(6, 1, kind="static", phases=[[*GROUPS]]),
+        document(6, 1, kind="static", phases=[phase]), f"strategy.phases[0]: {says}") for case, phase, says in (
         ("groups", {"group": [0, 1]}, "must be a list"), ("objects", [["group"]], "must be a list of objects"),
         ("groups and their factors", [{"relaxation": 1, "groups": [0, 1]}], "the object of a group holds group and"),
         ("lists of members", [{"group": "01"}], "groups of 2 or more"),
@@ -471,13 +490,17 @@ READ_EDGES = [
         "phases[0]: must hold integers 0..2"),
     reads(SCHEDULE, "each member once", groups(3, [[0, 2]]), groups(3, [[0, 2, 2]]),
         "a worker stands twice in a group"),
-    reads(SCHEDULE, "a steps_per_round of 1", groups(3, [[0, 2]], steps_per_round=1), groups(3, [[0, 2]], steps_per_round=0),
+    reads(SCHEDULE, "steps_per_round of 1", groups(3, [[0, 2]], steps_per_round=1),
+        groups(3, [[0, 2]], steps_per_round=0),
         "steps_per_round: must hold integers 1.."),
-    reads(SCHEDULE, "a steps_per_round below 2^31", groups(3, [[0, 2]], steps_per_round=HUGE - 1), groups(3, [[0, 2]], steps_per_round=HUGE),
+    reads(SCHEDULE, "steps_per_round below 2^31", groups(3, [[0, 2]], steps_per_round=HUGE - 1),
+        groups(3, [[0, 2]], steps_per_round=HUGE),
         "strategy.steps_per_round"),
-    reads(SCHEDULE, "a steps_per_round of each worker", groups(3, [[0, 2]], steps_per_round=[1, 2, 3]), groups(3, [[0, 2]], steps_per_round=[1, 2]),
+    reads(SCHEDULE, "steps_per_round of each worker", groups(3, [[0, 2]], steps_per_round=[1, 2, 3]),
+        groups(3, [[0, 2]], steps_per_round=[1, 2]),
         "strategy.steps_per_round: needs 1 number, or 1 a worker"),
-    reads(SCHEDULE, "no list of one steps_per_round", groups(3, [[0, 2]], steps_per_round=[1, 1, 1]), groups(3, [[0, 2]], steps_per_round=[1]),
+    reads(SCHEDULE, "no list of 1 steps_per_round", groups(3, [[0, 2]], steps_per_round=[1, 1, 1]),
+        groups(3, [[0, 2]], steps_per_round=[1]),
         "strategy.steps_per_round: needs 1 number, or 1 a worker"),
     reads(SCHEDULE, "an averaging of two", groups(3, [[0, 2]], averaging="step-normalized"),
         groups(3, [[0, 2]], averaging="median"), "strategy.averaging: must be one of ['mean', 'step-normalized']"),
@@ -512,16 +535,16 @@ READ_EDGES = [
         "phases[0][0].relaxation: must be an"),
     reads(SCHEDULE, "a list of blocks", block(), document(6, 2, kind="static", node_radices=[2, 3],
         phases=[{"local": [0], "across": [0]}]), "strategy.phases[0]: must be a list"),
-    *(reads(SCHEDULE, f"blocks in the order of {payload}", rule((2, 3), 2, listed), rule((2, 3), 2, [*listed, ([2], [])]),
-        "strategy.phases[0][2].local: must hold integers 0..1") for payload, listed in (
+    *(reads(SCHEDULE, f"blocks in the order of {case}", rule((2, 3), 2, listed), rule((2, 3), 2, [*listed, ([2], [])]),
+        "strategy.phases[0][2].local: must hold integers 0..1") for case, listed in (
         ("their local ranks", [([1], [0]), ([0], [1])]), ("their digits", [([0], [1]), ([0], [0])]),
         ("their factors", [([0], [0], "1/2"), ([0], [0])]),
         ("their factors in lowest terms", [([0], [0], "1/3"), ([0], [0], "2/4")]),
     )),
     # weighted graphs
-    *(reads(SCHEDULE, f"a round has {payload}", weights("1/2", "1/3"),
+    *(reads(SCHEDULE, f"a round has {case}", weights("1/2", "1/3"),
         document(2, 1, kind="neighbor", rounds=[{"weights": "1/2", **members}]), f"strategy.rounds[0]{says}")
-      for payload, members, says in (
+      for case, members, says in (
         ("edges", {}, ": lacks ['edges']"),
         ("a list of them", {"edges": {}}, ".edges: must be a list"),
         ("nothing else", {"edges": [], "relaxation": 1}, ": has unknown keys ['relax']"),
@@ -612,7 +635,7 @@ READ_EDGES = [
     *(
         reads(
             LOST,
-            f"synchronously, a pipeline or late by a round, without tables, from one anchor: {name}",
+            f"synchronously, a pipeline or late by a round, without tables, with shared outer parameters: {name}",
             plan(over_all(3, 1, steps_per_round=4), rule="all_reduce"),
             plan(of, rule="all_reduce"),
             "failure_plan: is for static and allreduce synchronously, a pipeline or late by a round, without tables",
@@ -620,7 +643,8 @@ READ_EDGES = [
         for name, of in (
             ("late by a codec", over_all(3, 1, steps_per_round=4, sync={"delay": 1}, transport={"codec": "bfloat16"})),
             ("merged", turns(4, 1, steps=1)),
-            ("own anchors", groups(3, [[0, 1, 2]], payload={"outer": {"lr": "1/2", "outer_params": "per_worker"}})),
+            ("outer parameters of each worker", groups(3, [[0, 1, 2]],
+                payload={"outer": {"lr": "1/2", "outer_params": "per_worker"}})),
             ("tables", table()),
             ("a quorum", over_all(4, 1, sync={"partial": {"quorum": 2}})),
             ("weighted graphs", gap()),

@@ -73,9 +73,9 @@ def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_ro
 @pytest.mark.parametrize(
     ("strategy", "failed", "said"),
     [
-        (RULE, {8}, "lost worker 8: is out of range"),
-        (RULE, {-1}, "lost worker -1: is out of range"),
-        (RULE, set(range(7)), "7 of 8 workers are lost"),
+        (RULE, {8}, "failed worker 8: is out of range"),
+        (RULE, {-1}, "failed worker -1: is out of range"),
+        (RULE, set(range(7)), "7 of 8 workers failed"),
         (DynamicGroups(), {1}, "strategy.kind"),
         (AllReduce(steps_per_round=2, sync=DelayedMerge(alpha=Fraction(1, 2))), {1}, "strategy.sync"),
         (
@@ -141,7 +141,7 @@ def test_a_rule_applied_again_is_the_rule_on_the_nodes_that_are_left() -> None:
         smaller = RulePhases((3,), RULE.phases.phases)
         failed = {2 * node, 2 * node + 1}
         assert after_failure(schedule, failed) == Schedule("it", Cluster.regular(3, 2), StaticGroups(phases=smaller))
-    for failed in ((3,), (0, 6)):  # no node is lost as a whole: the groups stay
+    for failed in ((3,), (0, 6)):  # no node failed as a whole: the groups stay
         assert _moved(after_failure(schedule, failed), schedule, failed) == _groups_without(schedule, failed)
 
 

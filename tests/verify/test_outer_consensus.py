@@ -43,7 +43,7 @@ def entry_of(certificate):
 
 
 def random_own(draw):
-    """Groups or a rule whose members have anchors of their own; some agree, some do not."""
+    """Groups or a rule whose members have outer parameters of their own; some agree, some do not."""
     momentum = Fraction(draw.randrange(10), 10)
     nesterov = momentum > 0 and draw.random() < 0.5
     outer = OuterStep(
@@ -141,11 +141,11 @@ def test_a_claim_about_matrices_is_refused_and_none_is_made():
     for entry in of_matrices["claims"]:
         if entry["claim"] == "membership":
             continue
-        with pytest.raises(checker.Refusal, match="a claim about own anchors"):
+        with pytest.raises(checker.Refusal, match="a claim about own outer parameters"):
             held(raw, certificate | {"claims": [entry]})
     with pytest.raises(checker.Refusal, match="a claim about rounds"):
         held(dump_schedule(plain), of_matrices | {"claims": [entry_of(certificate)]})
-    with pytest.raises(ScheduleError, match="outer steps from anchors of each worker's own are no mixing matrix"):
+    with pytest.raises(ScheduleError, match="outer steps from each worker's own outer parameters are no mixing matrix"):
         own.steps()
 
 

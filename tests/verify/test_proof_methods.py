@@ -295,7 +295,8 @@ def test_a_hand_written_file_in_another_order_has_the_same_certificate(tmp_path)
         "strategy": {
             "steps_per_round": [1, 1, 1, 1], "sync": "synchronous", "transport": {"algorithm": "ring"},
             "kind": "static", "prologue": 0, "averaging": "mean",
-            "phases": [[{"relaxation": "2/2", "group": [3, 2]}, {"group": [1, 0]}], [{"group": [3, 1]}, {"group": [0, 2]}]],
+            "phases": [[{"relaxation": "2/2", "group": [3, 2]}, {"group": [1, 0]}],
+                [{"group": [3, 1]}, {"group": [0, 2]}]],
         },
         "cluster": {"nodes": [[0], [1], [2], [3]]}, "name": "x", "version": 1, "format": "partreduce.schedule",
     }  # fmt: skip

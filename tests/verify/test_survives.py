@@ -33,7 +33,7 @@ from partreduce.topo.strategies import (
 from partreduce.topo.survivors import after_failure
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Proof, Status
-from partreduce.verify.checker import failure_plans
+from partreduce.verify.checker import failure_classes
 from partreduce.verify.checker.refusal import Work
 from partreduce.verify.survives import MAX_CLASSES
 
@@ -238,9 +238,10 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
     assert read.sha256 == schedule_sha256(schedule)
     failures = all_failures(schedule, plan.failures)
     assert sorted(planned_failures(schedule, plan)) == failures
-    nodes = failure_plans.all_nodes(read)
-    assert sorted(failure_plans.all_failures(read.num_workers, nodes, plan.failures)) == failures
-    assert planned_classes(schedule, MAX_CLASSES) == failure_plans.classes_of_plan(read, read.failure_plan, Work("it"))
+    nodes = failure_classes.all_nodes(read)
+    assert sorted(failure_classes.all_failures(read.num_workers, nodes, plan.failures)) == failures
+    assert planned_classes(schedule, MAX_CLASSES) == failure_classes.classes_of_plan(read, read.failure_plan,
+        Work("it"))
     for failed in failures:
         assert plan.covers(cluster, failed)
         left = [worker for worker in range(schedule.num_workers) if worker not in failed]
@@ -251,7 +252,7 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
         ]
         of_checker = [
             {(tuple(members), relaxation) for members, relaxation in phase}
-            for phase in failure_plans.groups_after(read, read.failure_plan, failed)
+            for phase in failure_classes.groups_after(read, read.failure_plan, failed)
         ]
         assert of_checker == of_program
         if rule is not REAPPLY or len({worker // (cluster.workers_per_node or 1) for worker in left}) == (

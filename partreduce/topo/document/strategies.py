@@ -18,6 +18,7 @@ from partreduce.topo.document.phases import STATIC_MODELS, canonical_phases, dum
 from partreduce.topo.document.rounds import GRAPH_MODELS, dump_rounds, load_rounds
 from partreduce.topo.errors import DocumentError
 from partreduce.topo.place import child, shown
+from partreduce.topo.renamed import renamed_key, renamed_value
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import SYNCHRONOUS, DelayedAveraging, DelayedMerge, Pipeline, Sync
 from partreduce.topo.strategies.base import Strategy
@@ -147,6 +148,9 @@ def _load_sync(raw: object, place: str) -> Sync:
         return DelayedAveraging()
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
         return _load_members(wait, raw[wait.word], child(place, wait.word))
+    old = renamed_key(*raw, ("delay", *WAITS)) if isinstance(raw, dict) and len(raw) == 1 else renamed_value("sync", raw)
+    if old:
+        raise DocumentError(place, old)
     known = '"synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": {}} or '
     known += '{"partial": {"quorum": "solo"}}'
     raise DocumentError(place, f"is {shown(raw)}; it must be {known}")

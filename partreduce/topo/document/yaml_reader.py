@@ -60,7 +60,7 @@ def _check_events(events: Iterator[yaml.Event], source: str) -> None:
     depth = documents = 0
     for event in events:
         problem = ""
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "outer_params", None):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             problem = "uses an anchor or an alias; write the value out"
         elif tag := getattr(event, "tag", None):
             problem = f"uses the tag {shown(tag)}; remove it"

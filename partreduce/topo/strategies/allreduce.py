@@ -63,8 +63,8 @@ class AllReduce(HasGroups):
         self.sync.check_workers(cluster.num_workers)
         if self.transport.gradient_buckets is GradientBuckets.PER_LAYER:
             raise ScheduleError(
-                "transport.gradient_buckets: is layers; what a quorum sums is added to the send buffer when it is "
-                "whole; leave it out"
+                "transport.gradient_buckets: is per_layer; a quorum's sums are added to the send buffer when they "
+                "are whole; leave it out"
             )
 
     @property

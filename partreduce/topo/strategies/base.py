@@ -129,7 +129,7 @@ class Strategy(Closed, ABC):
             )
         if self.payload.outer.has_own_outer_params:
             if reason := self.refuses_own_outer_params():
-                raise ScheduleError(f"payload.outer.outer_params: is own; {reason}")
+                raise ScheduleError(f"payload.outer.outer_params: is per_worker; {reason}")
         elif not self.has_round_of_all(cluster):
             raise ScheduleError(
                 "payload.outer: acts where all workers meet, so that they go on from one model, and strategy "
@@ -139,8 +139,8 @@ class Strategy(Closed, ABC):
     def _check_turns(self) -> None:
         """Refuse fragments that do not all have a turn in each round, each merged before it is sent again.
 
-        And merging that drives the anchor and what is left of the workers' mean apart. With e = mean - anchor and the
-        outer momentum b a round without gradients maps (e, b) linearly; by Jury's criterion its spectral radius is
+        And merging that lets the outer parameters diverge from the workers' mean. With e = mean - outer parameters and
+        the outer momentum b a round without gradients maps (e, b) linearly; by Jury's criterion its spectral radius is
         below 1 if and only if alpha * lr < (1 + alpha) * (1 + momentum), with Nesterov's alpha * lr * (1 + 2 momentum).
         """
         sync, count = self.sync, self.payload.num_fragments
@@ -168,8 +168,8 @@ class Strategy(Closed, ABC):
                 most = (1 + sync.alpha) * (1 + factor) / (pull / self.payload.outer.lr)
                 raise ScheduleError(
                     f"payload.outer.lr: is {self.payload.outer.lr}; with alpha {sync.alpha} and this momentum "
-                    "anchors and "
-                    f"models go apart from a rate of {most} on; take a smaller one"
+                    "outer "
+                    f"parameters and models diverge from a rate of {most} on; take a smaller one"
                 )
 
     def refuses_fragments(self) -> str:
@@ -177,8 +177,8 @@ class Strategy(Closed, ABC):
         return f"strategy {self.kind!r} averages whole models; take allreduce or static, or leave them out"
 
     def refuses_own_outer_params(self) -> str:
-        """Why groups may not make outer steps from anchors that differ; empty where they may."""
-        return f"workers of strategy {self.kind!r} have no groups that are fixed, or all have one anchor; take static"
+        """Why groups may not make outer steps from outer parameters that differ; empty where they may."""
+        return f"workers of strategy {self.kind!r} have no fixed groups, or share the outer parameters; take static"
 
     def refuses_tables(self) -> str:
         """Why no table may go a way of its own; empty where all workers take the same steps together."""

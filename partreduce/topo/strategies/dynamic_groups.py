@@ -87,7 +87,7 @@ class DynamicGroups(Strategy):
         """Parameters need a reference that all workers hold, and no group of the generator is sure to be one of all."""
         return (
             f"strategy {self.kind!r} sends parameters, of which only what was added since all were equal may be "
-            "rounded, and its groups may leave out any worker that is slow or lost; leave it out"
+            "rounded, and its groups may leave out any worker that is slow or failed; leave it out"
         )
 
     @property

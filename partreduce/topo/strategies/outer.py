@@ -22,7 +22,7 @@ class OuterOptimizer(Choice):
 
 
 class OuterParams(Choice):
-    """From which model a worker's outer step goes on."""
+    """From which model a worker's outer step continues."""
 
     SHARED = "shared"
     """One that all have in common: rounds of all workers make outer steps, groups of fewer average as without them."""
@@ -33,12 +33,12 @@ class OuterParams(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OuterStep(Closed):
-    """What a round of all workers makes of their mean m, from the model a with which all began (the anchor).
+    """What a round of all workers makes of their mean m, from the model a with which all began (the outer parameters).
 
     With the movement d = m - a and the momentum b, which begins as 0: b <- momentum * b + d, then
-    a <- a + lr * (d + momentum * b) with `nesterov`, a <- a + lr * b without. Every worker goes on from a.
-    Plain averaging is lr 1 and momentum 0, for then a becomes m. With anchors of their own the members of a group take
-    its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta = gamma = lr.
+    a <- a + lr * (d + momentum * b) with `nesterov`, a <- a + lr * b without. Every worker continues from a.
+    Plain averaging is lr 1 and momentum 0, for then a becomes m. With outer parameters of their own the members of a group
+    take its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta = gamma = lr.
 
     Numbers may be given as Python writes them: `OuterStep(lr=0.7)` is 7/10.
     """
@@ -67,7 +67,7 @@ class OuterStep(Closed):
 
     @property
     def has_own_outer_params(self) -> bool:
-        """Whether anchors differ between workers, so that what a round does depends on more than their models."""
+        """Whether outer parameters differ between workers, so that what a round does depends on more than their models."""
         return self.outer_params is OuterParams.PER_WORKER
 
     @property
@@ -76,7 +76,7 @@ class OuterStep(Closed):
         if self.is_plain:
             return ""
         momentum = f", {'Nesterov ' if self.nesterov else ''}momentum {float(self.momentum):g}" if self.momentum else ""
-        own = ", own anchors" if self.has_own_outer_params else ""
+        own = ", own outer parameters" if self.has_own_outer_params else ""
         return f"outer {str(self.optimizer).upper()} {float(self.lr):g}{momentum}{own}"
 
     def check(self) -> None:
@@ -91,7 +91,7 @@ class OuterStep(Closed):
             raise ScheduleError(f"payload.outer.momentum: is {self.momentum}; a momentum is at least 0 and below 1")
         if self.has_own_outer_params and self.is_plain:
             raise ScheduleError(
-                "payload.outer.outer_params: is own; plain averaging goes on from no anchor, leave it out"
+                "payload.outer.outer_params: is per_worker; plain averaging has no outer parameters; leave it out"
             )
         if self.nesterov and not self.momentum:
             raise ScheduleError("payload.outer.nesterov: is true; there is no momentum that it could look ahead with")

@@ -157,9 +157,9 @@ class StaticGroups(HasGroups):
         return self.phases.average_everyone(cluster)
 
     def refuses_fragments(self) -> str:
-        """With what comes late, whose rounds overlap, and with anchors of each worker's own, whose proof has none."""
+        """With what comes late, whose rounds overlap, and with outer parameters of each worker's own, whose proof has none."""
         if self.payload.outer.has_own_outer_params:
-            return "outer steps from anchors of each worker's own are for whole models; leave one of the two out"
+            return "outer steps from each worker's own outer parameters are for whole models; leave one of the two out"
         return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"
 
     def refuses_own_outer_params(self) -> str:
@@ -167,7 +167,7 @@ class StaticGroups(HasGroups):
         if self.transport.codec.rounds:
             return f"codec {self.transport.codec} measures from one that all share; leave one of the two out"
         if not self.phases.are_plain():
-            return "a group has a relax factor, whose part the outer rate has here; leave relax out"
+            return "a group has a relaxation, whose part the outer rate has here; leave relaxation out"
         return ""
 
     def check_kind(self, cluster: Cluster) -> None:

@@ -103,8 +103,8 @@ def read_transport(raw: dict[str, Any], *, averages_gradients: bool, repeats_sum
     of_blocks = changed & {"block", "error_feedback"}
     require(transport["codec"] in BLOCKS or not of_blocks, place, f"{sorted(of_blocks)}: only int8 and int4 have it")
     is_apart = transport["algorithm"] == "hierarchical" and transport["codec"] != "none"
-    require("where" not in changed or is_apart, place, "where: goes with a codec and the form hierarchical")
-    require("gradient_buckets" not in changed or averages_gradients, place, "sending: goes with gradients in each step")
+    require("where" not in changed or is_apart, place, "where: goes with a codec and the algorithm hierarchical")
+    require("gradient_buckets" not in changed or averages_gradients, place, "gradient_buckets: goes with gradients in each step")
     may_feed = "error_feedback" not in changed or repeats_sums
     require(may_feed, place, "error_feedback: goes with sums over all in each round, none of them late")
     return transport

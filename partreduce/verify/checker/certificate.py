@@ -38,8 +38,8 @@ class Claim(NamedTuple):
 
 
 CLAIMS: dict[str, Claim] = {
-    "membership": Claim(membership.check, ("answers",), MATRICES | {"own anchors"}),
-    "outer-consensus": Claim(outer_steps.check, ("squared", "weights"), frozenset({"own anchors"})),
+    "membership": Claim(membership.check, ("answers",), MATRICES | {"own outer parameters"}),
+    "outer-consensus": Claim(outer_steps.check, ("squared", "weights"), frozenset({"own outer parameters"})),
     "consensus/trees": Claim(consensus.check_by_trees, ("trees",)),
     "consensus/graph": Claim(consensus.check_by_graph, ("root", "tree"), MATRICES | {"lossy gap"}),
     "consensus/power": Claim(consensus.check_by_power, ("periods", "squared")),

@@ -1,8 +1,8 @@
-"""What survivors run when workers fail: which losses are alike, and the groups of each loss.
+"""What survivors run when workers fail: which failures are alike, and the groups of each failure.
 
-**The plan** is one of three rules, for every loss of up to `failures` workers and for that of all workers of any one
-node; losses that leave one worker or none are none. `keep_groups`: the schedule's groups without the lost workers.
-`reapply_rule`: the schedule's own rule on the nodes with survivors, in their order, without the lost workers; `radices`
+**The plan** is one of three rules, for every failure of up to `failures` workers and for that of all workers of any one
+node; failures that leave one worker or none are none. `keep_groups`: the schedule's groups without the failed workers.
+`reapply_rule`: the schedule's own rule on the nodes with survivors, in their order, without the failed workers; `radices`
 says which radices that has. `all_reduce`: one group of all survivors in every round.
 
 **Symmetries** are permutations of the workers that keep every group. These are used:
@@ -15,21 +15,21 @@ says which radices that has. `all_reduce`: one group of all survivors in every r
 
 Steps per round change no group, so they make no difference here.
 
-**Classes.** Two losses are *alike* if a product of symmetries maps one to the other. The *representative* of one: for
+**Classes.** Two failures are *alike* if a product of symmetries maps one to the other. The *representative* of one: for
 each order of its nodes write the values of each digit as 0, 1, … in order of first appearance, and take the first local
-ranks of their kind as lost; of all that comes out the smallest is the representative. It is alike to the loss; and of
-losses that are alike the same comes out, because numbering by appearance forgets a permutation of values, and counting
-a kind forgets who of it is lost.
+ranks of their kind as failed; of all that comes out the smallest is the representative. It is alike to the failure; and of
+failures that are alike the same comes out, because numbering by appearance forgets a permutation of values, and counting
+a kind forgets who of it failed.
 
-**All classes.** Every loss of k + 1 workers is a loss of k and one worker more. Map the k to their representative. Then
-values of a digit that none of its nodes has may still be permuted, and so may local ranks of a kind that are not lost.
+**All classes.** Every failure of k + 1 workers is a failure of k and one worker more. Map the k to their representative. Then
+values of a digit that none of its nodes has may still be permuted, and so may local ranks of a kind that did not fail.
 So every class of k + 1 has a member that is a representative of k workers and one more: on a node whose digits have
-values of these nodes or the first other one, the first of its kind that is not lost.
+values of these nodes or the first other one, the first of its kind that did not fail.
 
-**A rule that is applied again.** After a loss number the nodes with survivors. What survivors run is the rule on so
-many nodes, without the workers that these nodes lack. So two losses that leave as many nodes are alike if a symmetry of
+**A rule that is applied again.** After a failure number the nodes with survivors. What survivors run is the rule on so
+many nodes, without the workers that these nodes lack. So two failures that leave as many nodes are alike if a symmetry of
 that rule maps what the nodes lack of one to what they lack of the other. Every set of workers without a whole node is
-what some loss of so many nodes leaves out, so the classes are those of such sets; a class is named by its
+what some failure of so many nodes leaves out, so the classes are those of such sets; a class is named by its
 representative and the last nodes.
 """
 
@@ -62,7 +62,7 @@ class Symmetries(NamedTuple):
     kinds: Sequence[int]
 
     def representative(self, failed: Iterable[int]) -> Failure:
-        """Of the loss's class."""
+        """Of the failure's class."""
         counts: dict[tuple[int, ...], Counter[int]] = {}
         for worker in failed:
             place, rank = divmod(worker, self.size)
@@ -92,7 +92,7 @@ class Symmetries(NamedTuple):
         return result
 
     def classes(self, count: int, work: Work) -> set[Failure]:
-        """The representatives of all losses of so many workers."""
+        """The representatives of all failures of so many workers."""
         found: set[Failure] = {()}
         for _ in range(count):
             grown: set[Failure] = set()
@@ -175,7 +175,7 @@ def all_nodes(schedule: Schedule) -> Iterator[Sequence[int]]:
 
 
 def classes_of_plan(schedule: Schedule, plan: FailurePlan, work: Work) -> list[Failure]:
-    """One loss of each class that a plan covers, smaller ones first; under All-Reduce none is needed."""
+    """One failure of each class that a plan covers, smaller ones first; under All-Reduce none is needed."""
     if plan.rule == "all_reduce":
         return []
     found: set[Failure] = set()
@@ -263,7 +263,7 @@ def expanded(schedule: Schedule) -> list[Groups]:
 
 
 def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) -> Iterator[Failure]:
-    """Every loss of up to `most` workers, smaller ones first and then in order; then those of larger nodes."""
+    """Every failure of up to `most` workers, smaller ones first and then in order; then those of larger nodes."""
     for count in range(1, most + 1):
         yield from combinations(range(num_workers), count)
     for node in nodes:
@@ -272,12 +272,12 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 
 
 def number_of_failures(num_workers: int, most: int) -> int:
-    """How many losses of up to so many workers there are."""
+    """How many failures of up to so many workers there are."""
     return sum(comb(num_workers, count) for count in range(1, most + 1))
 
 
 def groups_after(schedule: Schedule, plan: FailurePlan, failed: Failure) -> list[Groups]:
-    """The groups of every phase that the survivors of one loss run, numbered from 0 in the order of ranks."""
+    """The groups of every phase that the survivors of one failure run, numbered from 0 in the order of ranks."""
     gone = frozenset(failed)
     left = [worker for worker in range(schedule.num_workers) if worker not in gone]
     if plan.rule == "all_reduce":

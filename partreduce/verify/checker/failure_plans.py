@@ -8,16 +8,16 @@ from .refusal import require
 from .strict_json import as_choice, as_integer, as_object
 
 MAX_FAILURES = 4
-"""Each order of the nodes of a loss is tried."""
+"""Each order of the nodes of a failure is tried."""
 MAX_LISTED = 2**24
 """Workers up to which survivors list their groups."""
 
 Failure = tuple[int, ...]
-"""The lost workers, ascending."""
+"""The failed workers, ascending."""
 
 
 class FailurePlan(NamedTuple):
-    """What survivors run after losses of up to so many workers, or of one node."""
+    """What survivors run after failures of up to so many workers, or of one node."""
 
     rule: Literal["keep_groups", "reapply_rule", "all_reduce"]
     failures: int

@@ -47,7 +47,7 @@ DEFAULTS: dict[str, object] = {
 Numbers = dict[str, Any]
 """What is stated of a schedule, by the names of its numbers."""
 
-Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "own anchors"]
+Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "own outer parameters"]
 """Synchronously, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
 steps of groups, whose rounds are no matrices."""
 
@@ -109,7 +109,7 @@ class Schedule(Options):
         if self.quorum is not None:
             return "rounds by quorum"
         if self.gap is None:
-            return "own anchors" if self.tables.outer.has_own_outer_params else "rounds"
+            return "own outer parameters" if self.tables.outer.has_own_outer_params else "rounds"
         return "gap" if self.gap.takes_all else "lossy gap"
 
     @cached_property
@@ -249,7 +249,7 @@ def read_schedule(document: object) -> Schedule:
     require(
         may_be_own or not outer.has_own_outer_params,
         "strategy.payload.outer.outer_params",
-        "own goes with plain fixed groups",
+        "per_worker goes with plain fixed groups",
     )
     may_round = schedule.transport["codec"] == "none" or schedule.averages_of_all
     require(
@@ -333,7 +333,7 @@ def _read_failure_plan(
     require(
         is_covered,
         "failure_plan",
-        "is for static and allreduce synchronously, a pipeline or late by a round, without tables, from one anchor",
+        "is for static and allreduce synchronously, a pipeline or late by a round, without tables, with shared outer parameters",
     )
     plan = read_failure_plan(raw, cluster.num_workers)
     for t, phase in enumerate(phases if plan.rule != "all_reduce" else ()):
@@ -403,9 +403,9 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> Options:
 
 
 def _require_turns(raw: dict[str, Any], worker_steps: list[int], sync: Sync, tables: Tables) -> None:
-    """Every fragment has a turn in each round, merged before it is sent again; and anchors stay with the workers' mean.
+    """Every fragment has a turn in each round, merged before it is sent again; and outer parameters stay near the mean.
 
-    With e = mean - anchor and the outer momentum b, r the rate, μ the momentum's factor and α what workers keep, a
+    With e = mean - outer parameters and the outer momentum b, r the rate, μ the momentum's factor and α what workers keep, a
     round without gradients maps (e, b) to (α·(e - s), b'), where b' = μ·b + e and s = r·b', or Nesterov's r·(e + μ·b').
     Its trace T is α·(1 - r·ν) + μ with ν = 1, or 1 + μ, and its determinant D is α·μ, or α·μ·(1 - r). The spectral
     radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r
@@ -425,7 +425,7 @@ def _require_turns(raw: dict[str, Any], worker_steps: list[int], sync: Sync, tab
     _, momentum, nesterov, _ = tables.outer
     pull = sync.kept * tables.outer.lr * (1 + 2 * momentum * nesterov)
     is_stable = pull < (1 + sync.kept) * (1 + momentum)
-    require(is_stable, "strategy.payload.outer.lr", "anchors and models go apart")
+    require(is_stable, "strategy.payload.outer.lr", "outer parameters and models diverge")
 
 
 def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:

@@ -126,13 +126,13 @@ def _read_outer(payload: dict[str, Any], place: str) -> OuterStep:
     as_choice(members.get("optimizer", "sgd"), f"{place}.optimizer", ("sgd",))
     nesterov, outer_params = members.get("nesterov", False), members.get("outer_params", "shared")
     as_choice(nesterov, f"{place}.nesterov", (False, True))
-    as_choice(outer_params, f"{place}.anchor", ("shared", "per_worker"))
+    as_choice(outer_params, f"{place}.outer_params", ("shared", "per_worker"))
     numbers = {name: as_number(members.get(name, OUTER[name]), f"{place}.{name}") for name in ("lr", "momentum")}
     require(numbers["lr"] > 0, f"{place}.lr", "above 0")
     require(0 <= numbers["momentum"] < 1, f"{place}.momentum", "at least 0 and below 1")
     outer = OuterStep(**numbers, nesterov=bool(nesterov), has_own_outer_params=outer_params == "per_worker")
     require(outer.momentum > 0 or not nesterov, f"{place}.nesterov", "goes with a momentum")
-    require(not (outer.is_plain and outer.has_own_outer_params), f"{place}.anchor", "plain averaging goes on from none")
+    require(not (outer.is_plain and outer.has_own_outer_params), f"{place}.outer_params", "plain averaging has none")
     members |= {name: shortest(numbers[name]) for name in numbers}
     _drop_defaults(members, OUTER)
     if not members:

@@ -616,7 +616,7 @@ def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_met
     assert (pairs["period"], pairs["contraction"], pairs["steps_ratio"]) == (8, None, None)
     assert pairs["memory_bytes"] == levels["memory_bytes"] == 300_000_000
     assert main(["simulate", str(path), "--rounds", "2"]) == 0
-    assert "outer SGD 0.7, momentum 0.5, own anchors" in capsys.readouterr().out
+    assert "outer SGD 0.7, momentum 0.5, own outer parameters" in capsys.readouterr().out
     assert "radius of a period is 5.94" in refusal(
         capsys, "design", "2x2", "--build", "noloco(lr=1.95,momentum=0.9)", code=65
     )

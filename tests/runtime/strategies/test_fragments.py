@@ -438,7 +438,7 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
     everybody = GroupPhases((Phase.from_groups(3, [range(3)]),))
     two = Payload(fragments=2)
     refused = {
-        "payload.fragments: are 2; outer steps from anchors of each worker's own": StaticGroups(
+        "payload.fragments: are 2; outer steps from each worker's own outer parameters": StaticGroups(
             phases=everybody,
             steps_per_round=2,
             payload=Payload(fragments=2, outer=OuterStep(lr="1/2", outer_params=OuterParams.PER_WORKER)),

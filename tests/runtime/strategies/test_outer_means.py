@@ -222,16 +222,16 @@ def test_what_cannot_go_with_outer_steps_is_refused_in_one_line(ranks):
         "strategy 'static' has no such round here": StaticGroups(phases=pairs, payload=DILOCO),
         "strategy 'neighbor' has no such round": NeighborAveraging(rounds=(edges,), payload=DILOCO),
         "strategy 'pairwise' has no such round": Pairwise(active=(1,), payload=DILOCO),
-        "payload.outer.outer_params: is own; workers of strategy 'allreduce'": AllReduce(
+        "payload.outer.outer_params: is per_worker; workers of strategy 'allreduce'": AllReduce(
             steps_per_round=2, payload=OWN
         ),
-        "payload.outer.outer_params: is own; codec int8": StaticGroups(
+        "payload.outer.outer_params: is per_worker; codec int8": StaticGroups(
             phases=pairs, payload=OWN, transport=Transport(codec=Codec.INT8)
         ),
-        "payload.outer.outer_params: is own; a group has a relax": StaticGroups(
+        "payload.outer.outer_params: is per_worker; a group has a relax": StaticGroups(
             phases=GroupPhases((Phase.from_groups(3, [Group((0, 1), Fraction(1, 2))]),)), payload=OWN
         ),
-        "payload.outer.outer_params: is own; plain averaging": StaticGroups(
+        "payload.outer.outer_params: is per_worker; plain averaging": StaticGroups(
             phases=pairs, payload=Payload(outer=OuterStep(outer_params="per_worker"))
         ),
         "payload.outer.lr: is 0; a learning rate is above 0": AllReduce(payload=Payload(outer=OuterStep(lr=0))),

@@ -29,7 +29,7 @@ def test_node_then_all_needs_two_workers_on_every_node():
     DynamicGroups(division=GroupSplit.NODE_THEN_ALL).check(Cluster.regular(2, 2))
 
 
-def test_defaults_of_generated_are_not_written():
+def test_defaults_of_dynamic_groups_are_not_written():
     schedule = parse_schedule(document({"kind": "dynamic_groups"}))
     assert dump_schedule(schedule)["strategy"] == {"kind": "dynamic_groups"}
     strategy = schedule.strategy
@@ -59,7 +59,7 @@ def test_order_of_active_and_of_edges_means_nothing_and_order_of_hosts_does():
         ({"kind": "dynamic_groups", "group_size": 5}, "strategy.group_size", "between 2 and the number of workers, 4"),
         ({"kind": "dynamic_groups", "group_size": True}, "strategy.group_size", "must be an integer"),
         ({"kind": "dynamic_groups", "division": "smart"}, "strategy.division", "must be"),
-        ({"kind": "dynamic_groups", "slow_worker_policy": "anybody"}, "strategy.initiator", "must be"),
+        ({"kind": "dynamic_groups", "slow_worker_policy": "anybody"}, "strategy.slow_worker_policy", "must be"),
         ({"kind": "dynamic_groups", "slow_threshold": 0}, "strategy.slow_threshold", "is 0; it must be >= 1"),
         ({"kind": "dynamic_groups", "all_every": 0}, "strategy.all_every", "is 0; it must be >= 1"),
         ({"kind": "dynamic_groups", "seed": -1}, "strategy.seed", "is -1; it must be >= 0"),

@@ -24,13 +24,15 @@ ONE_WAY = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (1, 2, Fraction(1, 2)
 GAPS = {
     "standard": (IterationGap(), {}),
     "tokens": (IterationGap(max_ig=4), {"max_ig": 4}),
-    "paper": (IterationGap(max_ig=4, staleness=5, skip=SkipPolicy(limit=10), weights=EdgeWeighting.ITERATION, update_order=UpdateOrder.DPSGD),
-        {"max_ig": 4, "staleness": 5, "skip": {"limit": 10}, "weights": "iteration", "order": "parallel"}),
+    "paper": (IterationGap(max_ig=4, staleness=5, skip=SkipPolicy(limit=10), weights=EdgeWeighting.ITERATION,
+        update_order=UpdateOrder.DPSGD),
+        {"max_ig": 4, "staleness": 5, "skip": {"limit": 10}, "weights": "iteration", "update_order": "dpsgd"}),
     "backups": (IterationGap(max_ig=1, backup=(1, 0, 2, 0), weights=EdgeWeighting.UNIFORM),
         {"max_ig": 1, "backup": [1, 0, 2, 0], "weights": "uniform"}),
     "skips": (IterationGap(max_ig=2, staleness=1, skip=SkipPolicy(limit=5, trigger=3)),
         {"max_ig": 2, "staleness": 1, "skip": {"limit": 5, "trigger": 3}}),
-    "notify-ack": (IterationGap(notify_ack=True, weights=EdgeWeighting.UNIFORM), {"notify_ack": True, "weights": "uniform"}),
+    "notify-ack": (IterationGap(notify_ack=True, weights=EdgeWeighting.UNIFORM),
+        {"notify_ack": True, "weights": "uniform"}),
 }  # fmt: skip
 
 
@@ -46,10 +48,10 @@ def test_a_gap_round_trips_with_one_hash_for_loader_and_checker(name):
     gap, raw = GAPS[name]
     schedule = Schedule("g", Cluster.regular(4, 1), NeighborAveraging(rounds=(Round.from_edges(4, RING),), sync=gap))
     dumped = dump_schedule(schedule)
-    assert dumped["strategy"]["sync"] == {"gap": raw}
+    assert dumped["strategy"]["sync"] == {"iteration_gap": raw}
     assert parse_schedule(json.dumps(dumped).encode()).strategy == schedule.strategy
     every = {"max_ig": None, "staleness": 0, "backup": 0, "notify_ack": False, "skip": None}
-    spelled = every | {"weights": "graph", "order": "serial"} | raw
+    spelled = every | {"weights": "graph", "update_order": "adapt_then_combine"} | raw
     if "skip" in raw:
         spelled["skip"] = {"trigger": 2, "behind": 2, **raw["skip"]}
     for written in (raw, spelled):

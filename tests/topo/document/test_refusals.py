@@ -144,12 +144,13 @@ BROKEN = [
             ({"rule": "keep_groups", "failures": 1, "lost": [0]}, "", 'has the unknown key "lost"'),
         )
     ),
-    (changed(RULE, ["failure_plans"], [{"lost": [0]}]), "document", 'has the unknown key "failure plans"'),
+    (changed(RULE, ["failure_plans"], [{"lost": [0]}]), "document", 'has the unknown key "failure_plans"; did'),
     (changed(NEIGHBOR, ["failure_plan"], KEEP), "strategy.kind", "failure plans are for static and"),
     (
         text_of(
             RULE
-            | {"strategy": {"kind": "allreduce", "steps_per_round": 2, "sync": {"delay": 1}, "transport": {"codec": "bfloat16"}}}
+            | {"strategy": {"kind": "allreduce", "steps_per_round": 2, "sync": {"delay": 1},
+                "transport": {"codec": "bfloat16"}}}
             | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
         ),
         "strategy.transport.codec",
@@ -231,7 +232,7 @@ BROKEN = [
     (changed(RULE, ["cluster"], {"nodes": [[0, 1], [2]]}), "strategy", "rules need equally sized nodes"),
     (changed(RULE, ["strategy", "prologue"], -1), "strategy.prologue", "is -1; it must be >= 0"),
     (changed(RULE, ["strategy", "prologue"], True), "strategy.prologue", "is true; it must be an integer"),
-    (changed(RULE, ["strategy", "overlap"], True), "strategy", 'has the unknown key "overlap"'),
+    (changed(RULE, ["strategy", "overlap"], True), "strategy", '"overlap" is called "sync" now'),
     (
         changed(RULE, ["strategy", "sync"], 1),
         "strategy.sync",

@@ -111,10 +111,10 @@ def test_decay_is_the_largest_root(width):
     assert decay(0.64, 2) == pytest.approx(0.8)
 
 
-def test_the_metrics_of_a_pipeline_are_those_of_all_reduce_in_synchronous_and_two_more():
+def test_the_metrics_of_a_pipeline_are_those_of_synchronous_all_reduce_and_two_more():
     cluster = Cluster.regular(4, 2)
     synchronous = metrics(Schedule("a", cluster, AllReduce()))
-    pipeline = Schedule("a", cluster, AllReduce(sync=Pipeline(), how=Transport(codec="bfloat16")))
+    pipeline = Schedule("a", cluster, AllReduce(sync=Pipeline(), transport=Transport(codec="bfloat16")))
     seen = metrics(pipeline)
     assert (seen.contraction, seen.consensus_distance, seen.drift) == (
         synchronous.contraction,

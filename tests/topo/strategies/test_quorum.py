@@ -51,7 +51,7 @@ def document(members):
 def test_files_hold_it_as_it_is(members):
     loaded = parse_schedule(document(members))
     assert loaded == schedule(**members)
-    assert dump_schedule(loaded)["strategy"]["sync"] == {"quorum": members}
+    assert dump_schedule(loaded)["strategy"]["sync"] == {"partial": members}
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_settings_that_mean_nothing_are_refused(members, words):
 @pytest.mark.parametrize(
     ("members", "line"),
     [
-        ({}, 'quorum: the key "quorum" is missing'),
+        ({}, 'partial: the key "quorum" is missing'),
         ({"quorum": True}, 'partial.quorum: is true; it must be "solo" or "majority", or a number of workers'),
         ({"quorum": 2.0}, 'partial.quorum: is 2.0; it must be "solo" or "majority", or a number of workers'),
         ({"quorum": "solo", "grace": 0.5}, "partial.grace: is 0.5"),
-        ({"quorum": "solo", "majority": 1}, 'quorum: has the unknown key "majority"'),
-        (3, "quorum: is 3; it must be an object"),
+        ({"quorum": "solo", "majority": 1}, 'partial: has the unknown key "majority"'),
+        (3, "partial: is 3; it must be an object"),
     ],
     ids=str,
 )
@@ -103,7 +103,7 @@ def test_files_that_do_not_hold_one_are_refused_with_the_place(members, line):
         ),
         (
             lambda sync: AllReduce(sync=sync, transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
-            "transport.gradient_buckets: is layers; what a quorum",
+            "transport.gradient_buckets: is per_layer; a quorum's sums",
         ),
         (
             lambda sync: DynamicGroups(group_size=2, sync=sync),

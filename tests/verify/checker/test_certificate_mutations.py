@@ -141,7 +141,7 @@ CODED = [
                                                          ("error_feedback", True), ("where", "all"))),
     *({"codec": "bfloat16", name: value} for name, value in (("error_feedback", True), ("block", 256), ("block", 8))),
     *({"codec": codec, "algorithm": "hierarchical", "where": "across-nodes"} for codec in ("int8", "float16", "none")),
-    *({"gradient_buckets": "layers", "codec": codec} for codec in ("none", "int8")),
+    *({"gradient_buckets": "per_layer", "codec": codec} for codec in ("none", "int8")),
     {"where": "across-nodes"},
 ]  # fmt: skip
 OUTERS = [
@@ -149,7 +149,8 @@ OUTERS = [
     *({"momentum": momentum} for momentum in ("9/10", 0, 1, "-1/2")),
     *({"nesterov": True, "momentum": momentum} for momentum in ("1/2", 0)),
     *({"optimizer": optimizer} for optimizer in ("sgd", "adam")),
-    *({"lr": "1/2", "outer_params": outer_params} for outer_params in ("own", "common", "mine", None)), {"outer_params": "per_worker"},
+    *({"lr": "1/2", "outer_params": outer_params} for outer_params in ("per_worker", "shared", "mine", None)),
+        {"outer_params": "per_worker"},
     {"nesterov": False}, {"nesterov": 1, "momentum": "1/2"}, {"dampening": 0}, {}, [], None,
 ]  # fmt: skip
 AXES += [{"payload": {"outer": outer}} for outer in OUTERS] + [{"payload": {"outer": {"lr": 2}}, "sync": {"delay": 1}}]

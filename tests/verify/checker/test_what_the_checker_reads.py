@@ -72,7 +72,7 @@ def gap_document(draw):
         "backup": lambda: draw.choice([0, 1, 1, 2, [draw.randrange(2) for _ in range(draw.choice([n, n, n + 1]))], []]),
         "skip": lambda: draw.choice([None, {"limit": draw.randrange(1, 5)}, {"limit": 3, "trigger": draw.randrange(5)},
             {"limit": 3, "behind": draw.randrange(5)}]),
-        "order": lambda: draw.choice(["parallel", "serial"]),
+        "update_order": lambda: draw.choice(["dpsgd", "adapt_then_combine"]),
         "notify_ack": lambda: draw.choice([True, False]),
         "weights": lambda: draw.choice(["uniform", "iteration", "graph"]),
     }  # fmt: skip

@@ -1,12 +1,12 @@
-"""Claim `survives`: after every loss of up to so many workers, or of one node, survivors reach consensus, so fast.
+"""Claim `survives`: after every failure of up to so many workers, or of one node, survivors reach consensus, so fast.
 
-*What is claimed.* The schedule's plan covers every loss of up to `failures` workers and every loss of one node, and
+*What is claimed.* The schedule's plan covers every failure of up to `failures` workers and every failure of one node, and
 each is alike to one of `classes` (`failure_plans.py` says what that is, and which classes there are); and the matrix P
 of a period of what the survivors of that one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, J
-the mean of the survivors. Symmetries permute the workers, which changes neither, so one loss of each class is enough.
-Losses that leave one worker or none are none.
+the mean of the survivors. Symmetries permute the workers, which changes neither, so one failure of each class is enough.
+Failures that leave one worker or none are none.
 
-**All-Reduce.** P = J after every loss, and no class is listed.
+**All-Reduce.** P = J after every failure, and no class is listed.
 
 **A rule that is applied again.** It is the rule on the nodes with survivors, without the workers that these lack, and
 what follows holds of it as it stands.
@@ -16,35 +16,35 @@ keeps its length only if the vector is constant on it. Lost workers are taken ou
 listed groups a period contracts if those with t > 0 join all survivors, as in consensus.py; its matrix is looked at as
 it stands.
 
-*Of a rule* let U_d be the values that digit d has on lost nodes, and r_d its radix. Functions of a digit are the sum of
+*Of a rule* let U_d be the values that digit d has on failed nodes, and r_d its radix. Functions of a digit are the sum of
 two orthogonal spaces: F_d of those that are the same on all values outside U_d, and V_d of those that are 0 on U_d and
 sum to 0. For a set c of digits let E_c be the functions on the nodes spanned by products with a factor in V_d for d in
 c and in F_d for other digits. All E_c together are everything, orthogonally.
 
-Let c be not empty. A function in E_c is 0 on all nodes that have a digit in U_d for a d in c, hence on lost nodes: the
-whole E_c, for all local ranks, is there after the loss. A block across D takes its mean over a group. If D meets c the
-sum over the digit in both is 0, of the group with the lost workers or without. If not, all nodes of the group have the
-same digits in c: either the function is 0 on the group, or no lost node is in it. So a phase acts on E_c as the phase
+Let c be not empty. A function in E_c is 0 on all nodes that have a digit in U_d for a d in c, hence on failed nodes: the
+whole E_c, for all local ranks, is there after the failure. A block across D takes its mean over a group. If D meets c the
+sum over the digit in both is 0, of the group with the failed workers or without. If not, all nodes of the group have the
+same digits in c: either the function is 0 on the group, or no failed node is in it. So a phase acts on E_c as the phase
 of the undisturbed rule does, on which E_c lies in the classes that hold c (period.py). There are such c exactly where a
 digit has V_d ≠ 0, which is r_d − |U_d| ≥ 2. So ‖P‖ on all these E_c is the largest of the rule's norms on the classes
 that hold one of *these* digits; and all vectors there get shorter if on the class of each single one of these digits a
 tree joins all local ranks and 0 (consensus.py: with more digits more is tied to 0).
 
-What is left is E of the empty set, less the lost workers: vectors that are constant on *cells*. A cell is a local rank
+What is left is E of the empty set, less the failed workers: vectors that are constant on *cells*. A cell is a local rank
 on the nodes that have in each digit one value of U_d, or any outside. A group's mean of such a vector is that of its
 cells' values, each with the number of the group's workers in the cell as weight; that is the cell's size divided by
 what all cells of the group have in common, the ways to choose the digits outside D. So sizes serve as weights. In the
 inner product with sizes w as weights averages are projections as ever: the argument about connection holds for cells,
 and ‖P − J‖₂² ≤ c² on them if c²·diag(w) − (P − J)ᵀ·diag(w)·(P − J) ⪰ 0, which its pivots say.
 
-*What survivors run.* `answers` is the SHA-256 of what the survivors of every such loss run: for each loss, smaller ones
+*What survivors run.* `answers` is the SHA-256 of what the survivors of every such failure run: for each failure, smaller ones
 first and then in order, last those of nodes with more workers, for each phase and survivor the smallest member of its
 group and the relax, or `-`. The check finds the groups by itself. It assumes that the installed code was asked. Where
-there may be over 2²⁰ lines nobody asks about every loss, and `answers` is empty: that the code does as the file says is
+there may be over 2²⁰ lines nobody asks about every failure, and `answers` is empty: that the code does as the file says is
 assumed then.
 
 *The check is sound because* it finds the classes, cells and matrices by itself; only c² is taken from the entry, and c²
-= 1 holds of all that lengthens nothing. Rounds go on in order after a loss, so that `deadlock-free` holds of survivors
+= 1 holds of all that lengthens nothing. Rounds go on in order after a failure, so that `deadlock-free` holds of survivors
 as of all. *It assumes* that groups are disjoint, which `conflict-free` confirms.
 """
 
@@ -78,11 +78,11 @@ from ..strict_json import as_fraction, as_list, as_object
 from .consensus import ZERO, Components
 
 ASKED = 2**20
-"""Lines of all answers, up to which every loss was asked about."""
+"""Lines of all answers, up to which every failure was asked about."""
 
 
 def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
-    """`failures`, `classes` (a loss and a bound for each, in order), `answers` (a hash, or empty)."""
+    """`failures`, `classes` (a failure and a bound for each, in order), `answers` (a hash, or empty)."""
     work, plan = Work(place), schedule.failure_plan
     if plan is None:
         confirm(False, place, "survives", "a schedule with a failure plan")
@@ -90,12 +90,12 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     confirm_equal(f"{place}.failures", entry["failures"], plan.failures)
     listed = as_list(entry["classes"], f"{place}.classes")
     needed = classes_of_plan(schedule, plan, work)
-    confirm(len(listed) == len(needed), f"{place}.classes", len(listed), f"{len(needed)} classes of losses")
+    confirm(len(listed) == len(needed), f"{place}.classes", len(listed), f"{len(needed)} classes of failures")
     seen: dict[int, _Confirmed] = {}
     for number, (failed, raw) in enumerate(zip(needed, listed, strict=True)):
         at = work.place = f"{place}.classes[{number}]"
         as_object(raw, at, ("failed", "squared"))
-        confirm_equal(f"{at}.lost", raw["failed"], list(failed))
+        confirm_equal(f"{at}.failed", raw["failed"], list(failed))
         squared = as_fraction(raw["squared"], f"{at}.squared")
         is_bound = 0 <= squared <= 1
         confirm(is_bound, f"{at}.squared", raw["squared"], "from 0 to 1")
@@ -112,7 +112,7 @@ def _runs(schedule: Schedule, plan: FailurePlan, failed: Failure) -> tuple[Sched
     """What the survivors of a class run: a schedule without some workers."""
     if plan.rule == "keep_groups":
         return schedule, failed
-    # Whole nodes of a class that is lost are the last ones.
+    # Whole nodes of a class that failed are the last ones.
     size = schedule.node_size
     per_node = Counter(worker // size for worker in failed)
     runs = on_nodes(schedule, schedule.num_workers // size - list(per_node.values()).count(size))
@@ -176,7 +176,7 @@ class _Cells(NamedTuple):
 
 
 def _cells(schedule: Schedule, failed: Failure, work: Work) -> _Cells:
-    """The survivors by the digits of lost nodes; of listed groups one a cell."""
+    """The survivors by the digits of failed nodes; of listed groups one a cell."""
     size, radices = schedule.width, schedule.radices
     nodes = [digits_of(worker // size, radices) for worker in failed]
     used = [sorted({node[digit] for node in nodes}) for digit in range(len(radices))]
@@ -251,7 +251,7 @@ def _weighted_rest(cells: _Cells, squared: Fraction, work: Work) -> list[list[Fr
 
 
 def _confirm_answers(schedule: Schedule, plan: FailurePlan, entry: dict[str, Any], place: str) -> None:
-    """The hash of what survivors of every loss run, empty where there are too many."""
+    """The hash of what survivors of every failure run, empty where there are too many."""
     n = schedule.num_workers
     count = len(schedule.nodes) or n // schedule.node_size
     if (number_of_failures(n, plan.failures) + count) * n * schedule.period > ASKED:

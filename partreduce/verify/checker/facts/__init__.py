@@ -77,7 +77,7 @@ FACTS: dict[Mode, dict[str, Stated]] = {
         "row-error": tables.row_error,
         "mean-moved": mean_moved.numbers,
     },
-    "own anchors": {
+    "own outer parameters": {
         "deadlock-free": deadlock_free.numbers,
         "staleness": staleness.numbers,
         "end": end.numbers,

@@ -3,7 +3,7 @@
 The model is cut into P fragments, every parameter in one. Of every H steps, H being the steps_per_round, fragment p = 0
 … P − 1 has its turn after e_p = ⌊(p + 1)·H / P⌋: what all workers hold of it after e_p − τ steps is summed, and after
 e_p it is
-merged: x ← α·x + (1 − α)·g, where g is the anchor that an outer step makes of the mean. Where e_p ≤ τ it is sent so
+merged: x ← α·x + (1 − α)·g, where g is what an outer step makes of the mean. Where e_p ≤ τ it is sent so
 many steps before its round begins, and has no turn in the first round. A worker that has both to do after a step merges
 first, unless τ is 0. A model that is merged τ steps late is one fragment.
 
@@ -28,7 +28,7 @@ what is due then, those turns are in flight that have been sent and not merged: 
 (j + 1)·H / P < s + 1, so ⌈(s + 1)·P / H⌉ − 1 turns end by s, and between t and t + τ end ⌈(t + τ + 1)·P / H⌉ −
 ⌈(t + 1)·P / H⌉ ≤ ⌈τ·P / H⌉. Before what is due then, those are in flight with t ≤ E_j < t + τ: no more, and a merge
 comes before a send. Just before a turn ends, what came with the last one is H steps after its merging and H + τ after
-its sending. For (e) all compute g from the same anchor, momentum and mean, as `equal-replicas` says of whole models.
+its sending. For (e) all compute g from the same outer parameters, momentum and mean, as `equal-replicas` says of whole models.
 
 *Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
 data ended in every turn of a round that anybody begins), and it refuses a model of which a parameter is in no fragment,

@@ -15,7 +15,7 @@ worker ‖x_j − m‖² ≤ (n − 1)·d².
 donors it is d²/(n + 1)², `joined`. The inner products of different x_i − m sum to −n·d², so that each is −d²/(n − 1) in
 the mean, and ‖s‖² is k·d² − k·(k − 1)·d²/(n − 1) = k·(n − k)/(n − 1)·d².
 
-All are attained: theorem 2 where the k lost are at one point and all others at another. `lost` lists the sizes of
+All are attained: theorem 2 where the k that failed are at one point and all others at another. `failed` lists the sizes of
 losses that the plan covers. Where gradients are averaged all models are equal, and d is 0.
 `consensus-distance` bounds the mean of d² over the instants of a period, in units of the noise that a step adds.
 """
@@ -29,7 +29,7 @@ from ..schedule import Numbers, Schedule
 
 
 def numbers(schedule: Schedule, work: Work) -> Numbers | None:
-    """`lost`, and for each of these sizes `usual` and `at_most`; `joined`, `joined_at_most`."""
+    """`failed`, and for each of these sizes `usual` and `at_most`; `joined`, `joined_at_most`."""
     plan, n = schedule.failure_plan, schedule.num_workers
     if plan is None:
         return None
@@ -37,7 +37,7 @@ def numbers(schedule: Schedule, work: Work) -> Numbers | None:
     nodes = set(map(len, schedule.nodes)) or {schedule.node_size}
     sizes = sorted({*range(1, plan.failures + 1), *(size for size in nodes if n - size >= 2)})
     return {
-        "lost": sizes,
+        "failed": sizes,
         "usual": [str(Fraction(k, (n - 1) * (n - k))) for k in sizes],
         "at_most": [str(Fraction(k, n - k)) for k in sizes],
         "joined": str(Fraction(1, (n + 1) ** 2)),

@@ -1,0 +1,54 @@
+"""Keys and words of older files, and what they are called now; the loader names the new one where it finds an old one."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from partreduce.topo.place import shown
+
+KEYS = {
+    "what": "payload",
+    "when": "sync",
+    "how": "transport",
+    "overlap": "sync",
+    "pace": "steps_per_round",
+    "relax": "relaxation",
+    "form": "algorithm",
+    "sending": "gradient_buckets",
+    "anchor": "outer_params",
+    "order": "update_order",
+    "initiator": "slow_worker_policy",
+    "contingencies": "failure_plan",
+    "late": "delay",
+    "gap": "iteration_gap",
+    "quorum": "partial",
+    "synchronise_every": "synchronize_every",
+}
+"""The keys of objects. Some old ones are new ones of other objects, so each counts where its new name may stand."""
+
+VALUES = {
+    "kind": {"generated": "dynamic_groups"},
+    "sync": {"lockstep": "synchronous"},
+    "averaging": {"step-normalised": "step-normalized"},
+    "gradient_buckets": {"whole": "single", "layers": "per_layer"},
+    "outer_params": {"common": "shared", "own": "per_worker"},
+    "update_order": {"serial": "adapt_then_combine", "parallel": "dpsgd"},
+    "slow_worker_policy": {"laggard-local": "pair_locally", "laggard-late": "defer"},
+}
+"""The words that may stand under a key, by its new name."""
+
+
+def renamed_key(key: object, known: Container[str]) -> str:
+    """The sentence that says what an old key is called now; empty where the object has no such key."""
+    new = KEYS.get(key, "") if isinstance(key, str) else ""
+    return _sentence(key, new) if new in known else ""
+
+
+def renamed_value(key: str, value: object) -> str:
+    """The sentence that says what an old word under a key is called now; empty for any other value."""
+    new = VALUES.get(key, {}).get(value, "") if isinstance(value, str) else ""
+    return _sentence(value, new) if new else ""
+
+
+def _sentence(old: object, new: str) -> str:
+    return f"{shown(old)} is called {shown(new)} now; rename it"
