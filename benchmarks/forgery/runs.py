@@ -133,7 +133,7 @@ def turns_of(raw: dict[str, Any]) -> tuple[int, int, float]:
 
 
 def _fragments(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    """By four rounds of each steps_per_round, step by step: what is in flight, and how old what a worker has of a fragment is."""
+    """By four rounds of each number of steps, one by one: what is in flight, and how old a worker's fragments are."""
     (parts, late, kept), n = turns_of(raw), len(matrices[0])
     seen = [
         _turns_of_steps_per_round(parts, late, steps_per_round) for steps_per_round in sorted(set(worker_steps(raw, n)))

@@ -90,8 +90,8 @@ class Symmetries:
     def classes(self, count: int, most: int | None = None) -> list[Failure]:
         """The representatives of all failures of `count` workers, in order; of more than `most` only some more.
 
-        A failure of one worker more is, up to symmetries, a representative and a worker whose digits have a value of the
-        failed nodes or the first other one, and whose local rank is the first of its kind that did not fail.
+        A failure of one worker more is, up to symmetries, a representative and a worker whose digits have a value of
+        the failed nodes or the first other one, and whose local rank is the first of its kind that did not fail.
         """
         found: set[Failure] = {()}
         for _ in range(count):
@@ -139,7 +139,7 @@ def _firsts(keys: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 
 def planned_classes(schedule: Schedule, most: int) -> list[Failure]:
-    """One failure of each class that the schedule's plan covers, smaller ones first; of more than `most` only some more.
+    """One failure of each class that the plan covers, smaller ones first; of more than `most` only some more.
 
     Where a rule is applied again, failures are of one class if they leave as many nodes, and a symmetry of the rule on
     these maps what is missing of one to what is missing of the other. The last nodes failed as a whole, and so the

@@ -1,4 +1,4 @@
-"""Keys and words of older files, and what they are called now; the loader names the new one where it finds an old one."""
+"""Keys and words of older files, and what they are called now: the loader answers an old one with its new name."""
 
 from __future__ import annotations
 

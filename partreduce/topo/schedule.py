@@ -160,11 +160,11 @@ class Schedule:
         return last
 
     def rule(self, *, by_node: bool = False) -> RuleView | None:
-        """The rule behind the schedule, None for explicit groups, graphs and groups on request; see `HasGroups.rule`."""
+        """The rule behind the schedule; None for explicit groups, graphs and groups on request (`HasGroups.rule`)."""
         return self.strategy.rule(self.cluster, by_node=by_node) if isinstance(self.strategy, HasGroups) else None
 
     def worker_steps(self) -> npt.NDArray[np.int64]:
-        """Steps per round of every worker, shape (num_workers,), to read; one steps_per_round for all takes no memory."""
+        """Steps per round of every worker, shape (num_workers,), to read; one number for all takes no memory."""
         steps_per_round = self.strategy.steps_per_round
         if isinstance(steps_per_round, int):
             return np.broadcast_to(np.int64(steps_per_round), self.num_workers)
@@ -188,7 +188,7 @@ class Schedule:
         return steps_per_round if isinstance(steps_per_round, int) else steps_per_round[worker]
 
     def stepping_at(self, step: int) -> npt.NDArray[np.int64]:
-        """Who takes a step beside this one of the workers with the largest steps_per_round: 1 or 0, shape (num_workers,).
+        """Who takes a step when those with the largest steps_per_round take this one: 1 or 0, shape (num_workers,).
 
         A smaller steps_per_round is spread evenly over a round, as it is where all rounds take equally long.
         """

@@ -59,7 +59,7 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
         raise ScheduleError("its nodes are not all alike, and which failed is not known")
     failed = range(cluster.num_workers - count * size, cluster.num_workers)
     if not plan.covers(cluster, failed):
-        raise ScheduleError(f"it plans for no failure of {count} nodes" if count > 1 else "it plans for no failure of a node")
+        raise ScheduleError(f"it plans for no failure of {f'{count} nodes' if count > 1 else 'a node'}")
     return after_failure(schedule, failed)
 
 

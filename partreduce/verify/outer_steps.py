@@ -1,4 +1,4 @@
-"""Claim `outer-consensus`: with outer parameters of their own workers agree, by so much a period, where gradients are zero.
+"""Claim `outer-consensus`: workers with their own outer parameters agree at zero gradients, by so much a period.
 
 Certified by a P for each class of characters with c²·P − MᵀPM positive semidefinite, M being a period of models and
 outer momentum together (`topo.metrics.outer_steps`). The theorem stands in `verify/checker/claims/outer_steps.py`.
@@ -59,14 +59,14 @@ def _prove_consensus(schedule: Schedule, plain: Schedule) -> Claim:
         return not_proved(NAME, "so many workers or classes are too large a matrix; write a smaller rule.")
     radius = radius_of(parts)
     if radius > 1 + EDGE:
-        text = f"a period multiplies some difference between outer parameters and momenta by {radius:.9g} in the long run."
+        text = f"a period multiplies a difference between outer parameters and momenta by {radius:.9g} in the long run."
         return refuted(NAME, text, {"radius": radius})
     for share in (1 / 8, 1 / 2):  # a bound near the radius needs a P that is far from the identity
         c = radius + share * (1 - radius)
         weights = [_weights(matrix, c) for _, matrix in parts]
         if all(found is not None for found in weights):
             text = (
-                f"where gradients are zero, outer parameters come to agree and momenta to rest, by a factor of at most {c:.6g} "
+                f"where gradients are zero, outer parameters come to agree, and momenta to rest, by at most {c:.6g} "
                 f"a period in a norm that is listed for each of {len(parts)} classes (radius {radius:.6g})."
             )
             return proved(NAME, text, {"radius": radius}, squared=str(fraction_above(c * c)), weights=weights)

@@ -1,8 +1,8 @@
 """Claim `survives`: after every failure that the failure plan covers, survivors reach consensus, and how fast.
 
 One failure of each class is looked at (`topo.failures`). What remains of a rule acts, on functions that differ between
-nodes outside the digits of failed ones, as the undisturbed rule does; on all others its matrix is one of *cells*: a local
-rank on the nodes that have the same digits of failed nodes. verify/checker/claims/survives.py has the proof.
+nodes outside the digits of failed ones, as the undisturbed rule does; on all others its matrix is one of *cells*: a
+local rank on the nodes that have the same digits of failed nodes. verify/checker/claims/survives.py has the proof.
 """
 
 from __future__ import annotations
@@ -249,7 +249,7 @@ def _survives(schedule: Schedule, plan: FailurePlan, classes: Sequence[Failure],
     failures = sum(comb(n, count) for count in range(1, plan.failures + 1)) + schedule.cluster.num_nodes
     if failures * n * schedule.period > ASKED:
         text += (
-            " There are too many failures to ask the installed code about each; that it does as the file says is assumed."
+            " There are too many failures to ask the installed code about each: it is assumed to do as the file says."
         )
         return proved(NAME, text, **entry, answers="")
     lines = hashlib.sha256()

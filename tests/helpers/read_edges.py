@@ -116,10 +116,9 @@ READ_EDGES = [
         (AXES, "a codec", transport(**RULED, where="all", block=256), transport(**RULED, where="here"),
             "transport.where: must be one"),
         (AXES, "transport", transport(algorithm="ring", codec="none", gradient_buckets="single"),
-            transport(algorithm="tree"), "transport.algorithm: "
-        "must be one of"),
-        (AXES, "sync", over_all(sync="synchronous"), over_all(sync={"soon": 1}), "strategy.sync: has unknown keys "
-        "['so"),
+            transport(algorithm="tree"), "transport.algorithm: must be one of"),
+        (AXES, "sync", over_all(sync="synchronous"), over_all(sync={"soon": 1}),
+            "strategy.sync: has unknown keys ['so"),
         (QUORUM, "a quorum", quorum(quorum=2, **STARTED_SO), quorum(**STARTED_SO), "lacks ['quorum']"),
         (GAP, "a gap", gap(**KEPT_SO, notify_ack=False), gap(**KEPT_SO, notify_ack=0), "notify_ack: must be one of"),
         (TABLES, "a table", table(way="sharded", gradient="dense", codec="none"), table(codec=0), "codec: must be"),
@@ -635,10 +634,10 @@ READ_EDGES = [
     *(
         reads(
             LOST,
-            f"synchronously, a pipeline or late by a round, without tables, with shared outer parameters: {name}",
+            f"synchronous, pipeline or a round late; no tables, shared outer parameters: {name}",
             plan(over_all(3, 1, steps_per_round=4), rule="all_reduce"),
             plan(of, rule="all_reduce"),
-            "failure_plan: is for static and allreduce synchronously, a pipeline or late by a round, without tables",
+            "failure_plan: is for static and allreduce: synchronous, pipeline or a round late; no tables",
         )
         for name, of in (
             ("late by a codec", over_all(3, 1, steps_per_round=4, sync={"delay": 1}, transport={"codec": "bfloat16"})),

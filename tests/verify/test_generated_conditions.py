@@ -102,7 +102,7 @@ def test_every_division_has_a_theorem_of_its_own():
     }
     assert {division for division, found in free.items() if found.hold} == {GroupSplit.RANDOM, GroupSplit.NODE_THEN_ALL}
     assert all("idle" in " ".join(free[one].against) for one in (GroupSplit.GLOBAL, GroupSplit.INTER_INTRA))
-    assert len({found.second_eigenvalue.transport for found in free.values()}) == len(GroupSplit)
+    assert len({found.second_eigenvalue.how for found in free.values()}) == len(GroupSplit)
     for division in GroupSplit:
         filtered = convergence_conditions(DynamicGroups(division=division, slow_threshold=4), cluster)
         assert filtered.contracts
@@ -116,8 +116,8 @@ def test_node_then_all_is_proved_over_whole_cycles_only(every):
     found = convergence_conditions(strategy, Cluster.regular(4, 4))
     assert found.hold
     assert float(found.second_eigenvalue) == 0
-    assert f"after {16 * every} requests ({every} rounds" in found.second_eigenvalue.transport
-    assert "nothing is said about fewer rounds" in found.second_eigenvalue.transport
+    assert f"after {16 * every} requests ({every} rounds" in found.second_eigenvalue.how
+    assert "nothing is said about fewer rounds" in found.second_eigenvalue.how
 
 
 def test_a_meeting_of_all_is_drawn_after_as_many_requests_as_the_theorem_says():

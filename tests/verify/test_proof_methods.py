@@ -108,7 +108,7 @@ def test_factors_beyond_floats_have_a_bound_and_no_metrics(relaxation, phases):
     for schedule in schedules:
         found = metrics(schedule)
         assert found.radius.value is None
-        assert found.contraction.transport.startswith("not found: differences may grow by 2^")
+        assert found.contraction.how.startswith("not found: differences may grow by 2^")
         assert prove(schedule)["consensus"].status is not Status.PROVED
         assert "deadlock-free" in accepted(schedule)
 

@@ -461,7 +461,7 @@ def test_a_proof_is_asked_by_name_and_printed():
     assert "c" not in proof
     with pytest.raises(KeyError, match="c"):
         proof["c"]
-    assert proof.explain() == "b: proved. thus\na: refuted. so"
+    assert proof.explain() == "consensus is not guaranteed\nb: proved. thus\na: refuted. so"
     assert proof.to_json() == {
         "verdict": "refuted",
         "claims": [{"claim": "b", "status": "proved"}, {"claim": "a", "status": "refuted", "witness": {"w": 1}}],

@@ -29,7 +29,7 @@ OF_ALL = [
 def written(members):
     """The document of a setting, with every member spelled out."""
     raw = dump_schedule(by_quorum(4, PartialAllReduce(quorum="solo")))
-    raw["strategy"]["sync"] = {"quorum": dict(members)}
+    raw["strategy"]["sync"] = {"partial": dict(members)}
     return json.loads(json.dumps(raw))
 
 

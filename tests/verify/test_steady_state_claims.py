@@ -45,7 +45,7 @@ RELAXATION = [Fraction(1)] * 4 + [Fraction(1, 2), Fraction(4, 3), Fraction(3, 2)
 
 
 def random_schedule(draw: random.Random) -> Schedule:
-    """A small schedule of any kind that these claims speak about, with steps per round, late averages and uneven nodes."""
+    """A small schedule of any kind with these claims, with steps per round, late averages and uneven nodes."""
     options = {"sync": DelayedAveraging()} if draw.random() < 0.3 else {}
     kind = draw.choice(["groups", "groups", "rule", "graph", "allreduce"])
     if kind == "rule":

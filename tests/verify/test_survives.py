@@ -240,8 +240,9 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
     assert sorted(planned_failures(schedule, plan)) == failures
     nodes = failure_classes.all_nodes(read)
     assert sorted(failure_classes.all_failures(read.num_workers, nodes, plan.failures)) == failures
-    assert planned_classes(schedule, MAX_CLASSES) == failure_classes.classes_of_plan(read, read.failure_plan,
-        Work("it"))
+    assert planned_classes(schedule, MAX_CLASSES) == failure_classes.classes_of_plan(
+        read, read.failure_plan, Work("it")
+    )
     for failed in failures:
         assert plan.covers(cluster, failed)
         left = [worker for worker in range(schedule.num_workers) if worker not in failed]

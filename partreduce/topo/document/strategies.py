@@ -144,13 +144,16 @@ def _load_sync(raw: object, place: str) -> Sync:
         return SYNCHRONOUS
     if isinstance(raw, dict) and list(raw) == ["delay"]:
         if type(raw["delay"]) is not int or raw["delay"] != 1:
-            raise DocumentError(child(place, "delay"), f"is {shown(raw['delay'])}; an averaging is late by 1 round")
+            raise DocumentError(child(place, "delay"), f"is {shown(raw['delay'])}; an average is late by 1 round")
         return DelayedAveraging()
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
         return _load_members(wait, raw[wait.word], child(place, wait.word))
-    old = renamed_key(*raw, ("delay", *WAITS)) if isinstance(raw, dict) and len(raw) == 1 else renamed_value("sync", raw)
-    if old:
-        raise DocumentError(place, old)
+    if isinstance(raw, dict) and len(raw) == 1:
+        renamed = renamed_key(*raw, ("delay", *WAITS))
+    else:
+        renamed = renamed_value("sync", raw)
+    if renamed:
+        raise DocumentError(place, renamed)
     known = '"synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": {}} or '
     known += '{"partial": {"quorum": "solo"}}'
     raise DocumentError(place, f"is {shown(raw)}; it must be {known}")

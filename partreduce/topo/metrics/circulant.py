@@ -22,7 +22,7 @@ from partreduce.topo.schedule import Schedule
 
 
 def circulant_sectors(schedule: Schedule) -> Sectors | None:
-    """One sector per frequency when all rounds commute with shifts (or xors) of the ranks at one steps_per_round, else None.
+    """One sector per frequency if all rounds commute with shifts (or xors) of ranks of equal steps; else None.
 
     O(T n log n) once the shifts are found, O(T n) for each kind of them that is tried.
 

@@ -41,7 +41,9 @@ class MergedClass:
 
 
 def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | None:
-    """The schedule as a rule with the steps_per_round of each local rank; None if it is none, or steps per round differ between nodes.
+    """The schedule as a rule, with the steps per round of each local rank.
+
+    None if the schedule is no rule, or if steps per round differ between nodes.
 
     Raises:
         ScheduleError: two blocks of one phase share a local rank.
@@ -195,7 +197,7 @@ def _odd_batches(
 
 
 def steps_of_ranks(schedule: Schedule, rule: RuleView, of_rank: Sequence[int], ranks: Sequence[int]) -> RoundSteps:
-    """The steps of some local ranks, given every local rank's steps_per_round; rules of one steps_per_round need no group means."""
+    """The steps of some local ranks, given those of all per round; where these are equal, no group means are needed."""
     worker_steps = np.array(of_rank, dtype=np.int64)
     group: npt.NDArray[np.float64] = np.tile(worker_steps[list(ranks)].astype(np.float64), (len(rule.phases), 1))
     for t, phase in enumerate(rule.phases):

@@ -87,7 +87,7 @@ def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float
 
 
 def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Retimed:
-    """What the metrics of a schedule at one step a round synchronously say about every other steps_per_round, and about late.
+    """What the metrics with 1 step per round, synchronous, say about any other steps_per_round and late averages.
 
     Raises:
         InputError: another steps_per_round than 1, or late already.

@@ -37,7 +37,7 @@ MOST = 64
 
 
 def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = CURVATURE) -> float:
-    """The late distance of averagings that are given synchronously at one step a round. O(Σ C g³ log(HORIZON / period)).
+    """The late distance, from synchronous averages with 1 step per round. O(Σ C g³ log(HORIZON / period)).
 
     Args:
         sectors: of the schedule.
@@ -57,7 +57,7 @@ def late_distance_of(sectors: Sectors, steps_per_round: int, curvature: float = 
 def late_distance_like(
     consensus_distance: float, steps_per_round: float, share: float, curvature: float = CURVATURE
 ) -> float:
-    """The late distance of what mixes in all directions alike, from its consensus distance as it runs, late. O(steps_per_round).
+    """The late distance where all directions mix equally, from the late consensus distance. O(steps_per_round).
 
     It stands for averagings of which no more is known, or which are decided while the job runs: their one eigenvalue
     is that which gives this consensus distance at h = 0. `share` is that of a worker's noise off the mean, 1 − 1/n.

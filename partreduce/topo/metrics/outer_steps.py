@@ -1,10 +1,10 @@
 """Outer steps from each worker's own outer parameters: do workers agree, and how fast?
 
-Where gradients are zero a worker's model is its outer parameters a, and a round of its group maps (a, b), b being its outer
-momentum: with m the group's mean of a less its own, b <- momentum * b + m, a <- a + lr * b (with nesterov
-lr * (m + momentum * b)); who stands in no group keeps both. One period is a linear map M that leaves equal outer parameters
-without momentum alone. Off them its spectral radius says how fast everything else dies out: below 1 workers agree and
-rest, at 1 or above they do not. So rate and momentum that one worker bears may be too much for groups.
+Where gradients are zero a worker's model is its outer parameters a, and a round of its group maps (a, b), b being its
+outer momentum: with m the group's mean of a less its own, b <- momentum * b + m, a <- a + lr * b (with nesterov
+lr * (m + momentum * b)); who stands in no group keeps both. One period is a linear map M that leaves equal outer
+parameters without momentum alone. Off them its spectral radius says how fast everything else dies out: below 1 workers
+agree and rest, at 1 or above they do not. So rate and momentum that one worker bears may be too much for groups.
 
 For a rule M splits into a matrix of size 2G for each class of characters (G workers on a node), for any number of
 nodes: on a class a block averages over its local ranks, or its mean is zero.
@@ -34,7 +34,7 @@ EDGE = 1e-9
 
 
 def outer_radius(schedule: Schedule) -> float | None:
-    """Spectral radius of one period off equal outer parameters without momentum; None where it is too large a matrix."""
+    """Spectral radius of one period off equal outer parameters without momentum; None if the matrix is too large."""
     parts = outer_operators(schedule)
     return None if parts is None else radius_of(parts)
 
@@ -53,7 +53,7 @@ def check_unstable(schedule: Schedule) -> None:
     radius = outer_radius(schedule)
     if radius is not None and radius >= 1 - EDGE:
         raise InputError(
-            f"payload.outer: with their own outer parameters workers of schedule {schedule.name!r} do not come to agree: the "
+            f"payload.outer: with their own outer parameters workers of {schedule.name!r} do not come to agree: the "
             f"spectral radius of a period is {radius:.6g}, and only below 1 differences die out; take a smaller rate "
             "or momentum, groups that connect all workers, or shared outer parameters"
         )

@@ -73,7 +73,7 @@ def stability_limit(width: int, *, momentum: float = 0.0) -> float:
 
 
 def noise_factor(h: float, width: int, *, momentum: float = 0.0) -> float:
-    """The stationary variance under fresh gradient noise, divided by synchronous's at the same h = rate · curvature. O(1).
+    """The stationary variance under fresh gradient noise, divided by that of synchronous steps with the same h. O(1).
 
     Infinite from the stability limit on. With momentum by the linear equations of the covariances, O(width³).
 

@@ -1,12 +1,12 @@
-"""The same phases at another steps_per_round, synchronously or late: metrics by formula from those of one step a round synchronously.
+"""Metrics of the same phases with another steps_per_round, by formula from those of 1 step per round, synchronous.
 
 With one steps_per_round k for all workers and every gradient weighed alike, a round adds the noise kI and the push kb,
 so in synchronous the covariance after a round is k times, and the state k times, what they are at steps_per_round 1.
 Within a round s of its k steps have been added to what the round began with. A late averaging acts on what the round
-began with, x ← Wx + u, and (W x) + u with x = x' + u' reads W(x' + u') + u: what a late schedule holds after a round is what the
-synchronous one holds after a round *and* the steps of the next. Averaged over the k instants of a round, with d and D
-the consensus distance and drift at steps_per_round 1 synchronously, D' the drift at steps_per_round 1 late, e the mean
-square of one worker's noise off the mean and b that of its push:
+began with, x ← Wx + u, and (W x) + u with x = x' + u' reads W(x' + u') + u: what a late schedule holds after a round is
+what the synchronous one holds after a round *and* the steps of the next. Averaged over the k instants of a round, with
+d and D the consensus distance and drift at steps_per_round 1 synchronously, D' the drift at steps_per_round 1 late, e
+the mean square of one worker's noise off the mean and b that of its push:
 
     consensus distance   k·d + e·(k−1)/2                       late: + k·e
     drift          k²·D + k(k−1)·c + b(k−1)(2k−1)/6      late: k²·D' + k(k−1)·(c+b) + b(k−1)(2k−1)/6
@@ -27,7 +27,7 @@ from partreduce.topo.metrics.sectors import Sectors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retimed:
-    """Figures of phases at steps_per_round 1 synchronously, and `late_drift`; `noise` and `push` are the e and b of the module."""
+    """Metrics of synchronous phases with steps_per_round 1, and `late_drift`; `noise`, `push` are the module's e, b."""
 
     contraction: Metric
     consensus_distance: Metric
@@ -56,7 +56,7 @@ class Retimed:
         return self._late_distances[steps_per_round]
 
     def drift_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """At another steps_per_round, synchronously or late; absent where the two drifts at steps_per_round 1 are not both known. O(1)."""
+        """With another steps_per_round, synchronous or late; absent unless both drifts at 1 are known. O(1)."""
         start = self.late_drift if late else self.drift
         if steps_per_round == 1:
             return start

@@ -40,7 +40,7 @@ class RoundSteps:
         averaging: Averaging,
         instants: int,
     ) -> RoundSteps:
-        """From the steps_per_round of every place (g,), the mean steps_per_round of its group in every phase (T, g), and the largest steps_per_round.
+        """From the steps per round of every place (g,), their mean in its group in every phase (T, g), and the most.
 
         O(P·d² + g²) for d distinct steps per round.
         """
@@ -75,7 +75,7 @@ def _sums(distinct: npt.NDArray[np.int64], instants: int) -> tuple[npt.NDArray[n
 
 
 def group_worker_steps(steps: tuple[MixingStep, ...], worker_steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """The mean steps_per_round of each worker's group in each phase, shape (T, n); a worker that skips is its own group.
+    """The mean steps per round of each worker's group in each phase, shape (T, n); who skips is its own group.
 
     Rounds of weighted averaging have no groups: there the mean steps_per_round of all workers stands for each that has
     an edge.

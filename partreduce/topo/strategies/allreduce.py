@@ -1,4 +1,4 @@
-"""Strategy `allreduce`: everybody averages with everybody (DDP for steps_per_round 1, local SGD for steps_per_round H > 1)."""
+"""Strategy `allreduce`: all workers average together (steps_per_round 1 is DDP, H > 1 is local SGD)."""
 
 from __future__ import annotations
 

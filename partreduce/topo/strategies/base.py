@@ -41,7 +41,7 @@ class Averaging(Choice):
     """The plain mean of the members' parameters: favors the data of workers that took more steps."""
 
     STEP_NORMALIZED = "step-normalized"
-    """Each member's progress of the round is first divided by its steps_per_round and multiplied by the mean steps_per_round."""
+    """Each member's progress of the round is divided by its steps_per_round and multiplied by the group's mean."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ def number_of(fragments: Fragments) -> int:
 
 
 def round_ends(num_fragments: int, steps_per_round: int) -> tuple[int, ...]:
-    """After which of every `steps_per_round` steps the round of each fragment ends: floor((p + 1) * steps_per_round / P), the last with all.
+    """After which step of a round each fragment's turn ends: floor((p + 1) * steps_per_round / P), the last with all.
 
     With P <= steps_per_round they ascend, and at least steps_per_round div P steps lie between two of them.
     """
@@ -39,7 +39,7 @@ class Move(NamedTuple):
 
 
 def moves(num_fragments: int, steps_per_round: int, late: int) -> tuple[Move, ...]:
-    """What a round does to its fragments, in the one order of all workers; each is merged `late` < `steps_per_round` steps late.
+    """What a round does to its fragments, in the same order on all workers; each is merged `late` steps after sending.
 
     A fragment may be sent in the round before the one that merges it; the first round has nothing to merge then. So up
     to ceil(late * P / steps_per_round) are in flight at once: a merge makes room before the next is sent.

@@ -37,8 +37,9 @@ class OuterStep(Closed):
 
     With the movement d = m - a and the momentum b, which begins as 0: b <- momentum * b + d, then
     a <- a + lr * (d + momentum * b) with `nesterov`, a <- a + lr * b without. Every worker continues from a.
-    Plain averaging is lr 1 and momentum 0, for then a becomes m. With outer parameters of their own the members of a group
-    take its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta = gamma = lr.
+    Plain averaging is lr 1 and momentum 0, for then a becomes m. With outer parameters of their own the members of a
+    group take its mean for m, and each its own a and b: what is averaged are models, which is NoLoCo's with beta =
+    gamma = lr.
 
     Numbers may be given as Python writes them: `OuterStep(lr=0.7)` is 7/10.
     """
@@ -67,7 +68,7 @@ class OuterStep(Closed):
 
     @property
     def has_own_outer_params(self) -> bool:
-        """Whether outer parameters differ between workers, so that what a round does depends on more than their models."""
+        """Whether outer parameters differ between workers: then what a round does depends on more than their models."""
         return self.outer_params is OuterParams.PER_WORKER
 
     @property

@@ -157,7 +157,7 @@ class StaticGroups(HasGroups):
         return self.phases.average_everyone(cluster)
 
     def refuses_fragments(self) -> str:
-        """With what comes late, whose rounds overlap, and with outer parameters of each worker's own, whose proof has none."""
+        """Late averages, whose rounds overlap, and each worker's own outer parameters, for which there is no proof."""
         if self.payload.outer.has_own_outer_params:
             return "outer steps from each worker's own outer parameters are for whole models; leave one of the two out"
         return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"

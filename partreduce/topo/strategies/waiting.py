@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class Waiting(ABC):
-    """How long a round waits for its averaging, and how old what it gets may be; synchronous unless a value says more."""
+    """How long a round waits for its averaging, and how old what it gets may be; synchronous by default."""
 
     __slots__ = ()
 

@@ -180,7 +180,7 @@ class ComputeTimes:
     def rounds(
         self, worker_steps: npt.NDArray[np.int64], num_rounds: int, rng: np.random.Generator, *, num_samples: int = 1
     ) -> Iterator[npt.NDArray[np.float64]]:
-        """Seconds that each worker computes in each round of `worker_steps` steps, a round (num_samples, num_workers)."""
+        """Seconds that each worker computes in each round of its steps; a round is (num_samples, num_workers)."""
         longest, num_workers = int(worker_steps.max()), len(worker_steps)
         if self.is_fixed:
             yield from [

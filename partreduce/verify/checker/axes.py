@@ -1,7 +1,7 @@
-"""Reading two axes of a strategy: `sync`, how late what an average gives may be, and `transport` it travels.
+"""Reading two axes of a strategy: `sync`, how late what an average gives may be, and `transport`, how it travels.
 
 A merge (`sync`) is late by steps inside a round. A gap is read in `kept_gap`, a quorum in `quorum`. A pipeline delays
-gradients by `width` - 1 steps, after `warm_up` steps synchronously. Of `transport` the `codec` says what the numbers of
+gradients by `width` - 1 steps, after `warm_up` synchronous steps. Of `transport` the `codec` says what the numbers of
 a sum are rounded to, and `where` in which of its stages.
 """
 
@@ -42,7 +42,7 @@ BLOCKS = ("int8", "int4")
 
 
 class Sync(NamedTuple):
-    """Whether averages of parameters are late, and what there is instead of rounds synchronously or one late.
+    """Whether averages of parameters are late, and what there is instead of rounds that are synchronous or one late.
 
     With `steps` or `kept` the average is of what workers had so many steps before a round's end, and there they keep
     that share of their own. `pipeline` has all members of a pipeline of gradients, or none; `gap` is one that is kept,
@@ -104,7 +104,8 @@ def read_transport(raw: dict[str, Any], *, averages_gradients: bool, repeats_sum
     require(transport["codec"] in BLOCKS or not of_blocks, place, f"{sorted(of_blocks)}: only int8 and int4 have it")
     is_apart = transport["algorithm"] == "hierarchical" and transport["codec"] != "none"
     require("where" not in changed or is_apart, place, "where: goes with a codec and the algorithm hierarchical")
-    require("gradient_buckets" not in changed or averages_gradients, place, "gradient_buckets: goes with gradients in each step")
+    may_bucket = "gradient_buckets" not in changed or averages_gradients
+    require(may_bucket, place, "gradient_buckets: goes with gradients in each step")
     may_feed = "error_feedback" not in changed or repeats_sums
     require(may_feed, place, "error_feedback: goes with sums over all in each round, none of them late")
     return transport

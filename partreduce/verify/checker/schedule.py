@@ -48,7 +48,7 @@ Numbers = dict[str, Any]
 """What is stated of a schedule, by the names of its numbers."""
 
 Mode = Literal["rounds", "gap", "lossy gap", "rounds by quorum", "own outer parameters"]
-"""Synchronously, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
+"""Synchronous, late or in a pipeline; a gap whose reduces take all updates, or some; rounds of all, or of groups; outer
 steps of groups, whose rounds are no matrices."""
 
 
@@ -333,7 +333,7 @@ def _read_failure_plan(
     require(
         is_covered,
         "failure_plan",
-        "is for static and allreduce synchronously, a pipeline or late by a round, without tables, with shared outer parameters",
+        "is for static and allreduce: synchronous, pipeline or a round late; no tables, shared outer parameters",
     )
     plan = read_failure_plan(raw, cluster.num_workers)
     for t, phase in enumerate(phases if plan.rule != "all_reduce" else ()):
@@ -405,11 +405,11 @@ def _read_options(raw: dict[str, Any], cluster: _Cluster) -> Options:
 def _require_turns(raw: dict[str, Any], worker_steps: list[int], sync: Sync, tables: Tables) -> None:
     """Every fragment has a turn in each round, merged before it is sent again; and outer parameters stay near the mean.
 
-    With e = mean - outer parameters and the outer momentum b, r the rate, μ the momentum's factor and α what workers keep, a
-    round without gradients maps (e, b) to (α·(e - s), b'), where b' = μ·b + e and s = r·b', or Nesterov's r·(e + μ·b').
-    Its trace T is α·(1 - r·ν) + μ with ν = 1, or 1 + μ, and its determinant D is α·μ, or α·μ·(1 - r). The spectral
-    radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α, μ < 1, r
-    > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
+    With e = mean - outer parameters and the outer momentum b, r the rate, μ the momentum's factor and α what workers
+    keep, a round without gradients maps (e, b) to (α·(e - s), b'), where b' = μ·b + e and s = r·b', or Nesterov's r·(e
+    + μ·b'). Its trace T is α·(1 - r·ν) + μ with ν = 1, or 1 + μ, and its determinant D is α·μ, or α·μ·(1 - r). The
+    spectral radius is below 1 if and only if |D| < 1 and |T| < 1 + D (Jury). T < 1 + D and |D| < 1 follow from 0 <= α,
+    μ < 1, r > 0 and the rest, -T < 1 + D, which is α·r < (1 + α)·(1 + μ), or Nesterov's α·r·(1 + 2μ) < (1 + α)·(1 + μ).
     """
     is_merged = sync.steps or sync.kept
     is_of_groups = raw["kind"] == "static" and not (is_merged or tables.outer.has_own_outer_params)

@@ -3,8 +3,9 @@
 **The model.** A round of worker i has `steps_per_round` steps. With P the largest steps_per_round a round has P equal
 instants: at instant s < P worker i has made ⌊s·steps_per_round/P⌋ of its steps and nothing is averaged yet; at instant
 P it has made all, and W acts. Late averages come in before the steps of their round instead: x ← W·x + (steps), and
-otherwise x ← W·(x + steps). With step-normalized averages what is averaged of the steps is multiplied by (mean steps_per_round of the
-group)/steps_per_round before. A figure is the mean over all instants of a period of ‖x − mean‖²/n, in the steady state.
+otherwise x ← W·(x + steps). With step-normalized averages what is averaged of the steps is multiplied by (mean
+steps_per_round of the group)/steps_per_round before. A figure is the mean over all instants of a period of ‖x −
+mean‖²/n, in the steady state.
 
 **Classes.** As in `period.py` a rule is a G × G matrix on each class of characters. Steps of unit variance, independent
 for each worker, have unit variance on every character, and what is the same on a whole node is the vector of ones
@@ -46,7 +47,7 @@ MAX_MATRIX_BITS = 2**30
 
 
 class Steps(NamedTuple):
-    """What the places (workers, or local ranks of a rule) do between averages; P = `instants` is the largest steps_per_round.
+    """What the places (workers, or local ranks of a rule) do between averages; P = `instants` is the most per round.
 
     Round t averages the variance `noise[t]`: the steps per round, or with step-normalized averages steps_per_round·f²,
     where f is the mean steps_per_round of the place's group divided by its own.
@@ -62,7 +63,7 @@ class Steps(NamedTuple):
 
 
 def with_places(schedule: Schedule, place: str) -> Schedule:
-    """The schedule itself, or for a rule with steps per round that differ between nodes the same one with its groups listed.
+    """The schedule itself; a rule whose steps per round differ between nodes is returned with its groups listed.
 
     The places of the first are the local ranks of any node, those of the other the workers.
 
@@ -118,7 +119,7 @@ def read_steps(schedule: Schedule, work: Work) -> Steps:
 
 
 def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Fraction]:
-    """What each place pushes in round t: its steps_per_round, or with step-normalized averages the mean steps_per_round of its group.
+    """What each place pushes in round t: its steps per round, or its group's mean if averages are step-normalized.
 
     A place that skips is its own group. Weighted graphs have no groups: whoever has an edge in the round pushes the
     mean steps_per_round of all workers.

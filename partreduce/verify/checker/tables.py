@@ -1,4 +1,4 @@
-"""Reading `payload`: tables of which a step touches few rows, and which therefore go their own way; who owns their rows.
+"""Reading `payload`: tables of which a step touches few rows, which therefore go their own way; who owns their rows.
 
 Way `sharded`: row r of a table lies in part r mod `partitions`, and part p on the worker `hosts[p mod len(hosts)]`; all
 workers are hosts where none is named, and there are as many parts as hosts where no number is. Every worker holds a

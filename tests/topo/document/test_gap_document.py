@@ -1,4 +1,4 @@
-"""`sync.iteration_gap` in documents: every member round trips, has one hash, and is refused in one line with place and rule."""
+"""`sync.iteration_gap` in documents: every member round trips with one hash, and is refused in one line."""
 
 from __future__ import annotations
 

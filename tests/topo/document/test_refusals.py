@@ -256,15 +256,13 @@ BROKEN = [
     (changed(RULE, ["strategy", "transport"], "ring"), "strategy.transport", 'is "ring"; it must be an object'),
     (changed(RULE, ["strategy", "transport"], {"algoritm": "ring"}), "strategy.transport",
         'has the unknown key "algoritm"; did you mean "algorithm"?'),
-    (changed(RULE, ["strategy", "transport"], {"algorithm": "star"}), "strategy.transport.algorithm", "it "
-    "must be 'ring' or 'hierarchical'"),
+    (changed(RULE, ["strategy", "transport"], {"algorithm": "star"}), "strategy.transport.algorithm",
+        "it must be 'ring' or 'hierarchical'"),
     (changed(RULE, ["strategy", "averaging"], "median"), "strategy.averaging", "'mean' or 'step-normalized'"),
     (changed(RULE, ["strategy", "steps_per_round"], 0), "strategy.steps_per_round", "is 0; it must be >= 1"),
-    (changed(RULE, ["strategy", "steps_per_round"], "fast"), "strategy.steps_per_round", 'is "fast"; it must be an '
-    'integer'),
+    (changed(RULE, ["strategy", "steps_per_round"], "fast"), "strategy.steps_per_round", 'is "fast"; it must be'),
     (changed(GROUPS, ["strategy", "steps_per_round"], [1, 2]), "strategy.steps_per_round", "has 2 entries"),
-    (changed(GROUPS, ["strategy", "steps_per_round", 1], 1.5), "strategy.steps_per_round[1]", "is 1.5; it must be an "
-    "integer"),
+    (changed(GROUPS, ["strategy", "steps_per_round", 1], 1.5), "strategy.steps_per_round[1]", "is 1.5; it must be"),
     (changed(GROUPS, ["strategy", "steps_per_round", 1], True), "strategy.steps_per_round[1]", "is true"),
     (changed(GROUPS, [*P0, 0, "group"], [3]), "strategy.phases[0][0].group", "a group has at least 2 workers"),
     (changed(GROUPS, [*P0, 0, "group"], []), "strategy.phases[0][0].group", "a group has at least 2 workers"),

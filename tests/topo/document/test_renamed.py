@@ -32,8 +32,14 @@ STRATEGIES = [
 def document(strategy):
     cluster = {"num_nodes": 2, "workers_per_node": 2}
     plan = {"failure_plan": {"rule": "keep_groups", "failures": 1}} if strategy == STRATEGIES[0] else {}
-    return {"format": "partreduce.schedule", "version": 1, "name": "s", "cluster": cluster, "strategy": strategy,
-        **plan}
+    return {
+        "format": "partreduce.schedule",
+        "version": 1,
+        "name": "s",
+        "cluster": cluster,
+        "strategy": strategy,
+        **plan,
+    }
 
 
 DOCUMENTS = [document(strategy) for strategy in STRATEGIES]
@@ -82,8 +88,9 @@ def test_an_old_key_is_answered_with_the_new_one(old, new):
     assert set(said) == {f'"{old}" is called "{new}" now; rename it'}
 
 
-@pytest.mark.parametrize(("key", "old", "new"), [(key, *pair) for key,
-    words in VALUES.items() for pair in words.items()])
+@pytest.mark.parametrize(
+    ("key", "old", "new"), [(key, *pair) for key, words in VALUES.items() for pair in words.items()]
+)
 def test_an_old_word_is_answered_with_the_new_one(key, old, new):
     said = list(refusals(lambda inner: inner.get(key) == new, lambda inner: inner.update({key: old})))
     assert said

@@ -48,7 +48,7 @@ RELAXATION = [Fraction(1), Fraction(1), Fraction(1), Fraction(1, 2), Fraction(4,
 
 
 def random_rule(rng: np.random.Generator) -> Schedule:
-    """Any shape, period 1..5, blocks on random ranks and digits, some relaxed, steps per round by local rank, overlap."""
+    """Any shape, period 1..5, blocks on random ranks and digits, some relaxed, steps per round by local rank, late."""
     radices, size = SHAPES[rng.integers(len(SHAPES))]
     phases = []
     for _ in range(rng.integers(1, 6)):

@@ -1,4 +1,4 @@
-"""Figures at every steps_per_round and late, by formula, against the solution of the steady state for that steps_per_round."""
+"""Metrics with any steps_per_round and late, by formula, against the solution of the steady state for these."""
 
 from __future__ import annotations
 

@@ -26,14 +26,14 @@ at least one more edge of the tree. Such a power shrinks max − min by a factor
 *Under staleness* (`sync.iteration_gap`) the updates that a reduce averages are of different steps, and in some steps
 none of an in-neighbor is. *Theorem:* the same tree suffices. A reduce of step k needs of every in-neighbor u an update
 of step k − s or later. The newest that it holds has been averaged, in this reduce or in an earlier one since it came,
-with a positive weight; it is not older than s steps, and not newer than the gap allows; so in every stretch of so many steps
-as staleness, gap and longest skip are together each edge of the tree is followed at least once, with a delay bounded
-likewise, and own weights stay positive. That gap is finite, since the reader refuses a graph
-with an edge over which it is not. The weights are one of finitely many: those of the file and what is left of them,
-1/(number taken + 1), or quotients of ages, which gap and staleness bound. Write the values of the last so many steps of
-all workers into one vector: a stretch is a row-stochastic matrix of finitely many, and n successive ones have a
-positive column, that of the root, so max − min of the vector shrinks by a factor below 1 (with delays: Cao, Morse and
-Anderson, Agreeing asynchronously, IEEE Transactions on Automatic Control 53, 2008). Not the mean, but one common value.
+with a positive weight; it is not older than s steps, and not newer than the gap allows; so in every stretch of so many
+steps as staleness, gap and longest skip are together each edge of the tree is followed at least once, with a delay
+bounded likewise, and own weights stay positive. That gap is finite, since the reader refuses a graph with an edge over
+which it is not. The weights are one of finitely many: those of the file and what is left of them, 1/(number taken + 1),
+or quotients of ages, which gap and staleness bound. Write the values of the last so many steps of all workers into one
+vector: a stretch is a row-stochastic matrix of finitely many, and n successive ones have a positive column, that of the
+root, so max − min of the vector shrinks by a factor below 1 (with delays: Cao, Morse and Anderson, Agreeing
+asynchronously, IEEE Transactions on Automatic Control 53, 2008). Not the mean, but one common value.
 
 **Method `power`.** *Theorem:* if M = Pᵏ − J has ‖M‖₂ < 1 for some k, then P contracts everything off the mean. Rows of
 P sum to 1, so with Q = I − J for what is off the mean Q·Pᵏ·x = Q·Pᵏ·Q·x = Q·M·Q·x, because Q·J = 0: k periods shrink

@@ -1,16 +1,16 @@
 """Claim `outer-consensus`: groups that make outer steps from outer parameters of their own come to agree.
 
-Every worker has outer parameters a and an outer momentum b. Where gradients are zero its model is its outer parameters, and a round of
-its group gives it, with r the outer rate, μ the outer momentum and m the group's mean of a less its own:
+Every worker has outer parameters a and an outer momentum b. Where gradients are zero its model is its outer parameters,
+and a round of its group gives it, with r the outer rate, μ the outer momentum and m the group's mean of a less its own:
 
     b' = μ·b + m        a' = a + r·(m + μ·b') with nesterov, else a + r·b'
 
-Who stands in no group keeps both. So a period is a linear map M of all (a, b). It leaves equal outer parameters without momentum
-alone; let Π take out the mean of the outer parameters, so that Π·M = Π·M·Π, and M mean Π·M from here.
+Who stands in no group keeps both. So a period is a linear map M of all (a, b). It leaves equal outer parameters without
+momentum alone; let Π take out the mean of the outer parameters, so that Π·M = Π·M·Π, and M mean Π·M from here.
 
 *Theorem.* Let P be symmetric with P − I and c²·P − MᵀPM positive semidefinite, c < 1. With V(z) = zᵀPz each period
-gives V(Mz) ≤ c²·V(z), so ‖z‖² ≤ V(z) falls below every bound: outer parameters come to agree, and momenta to rest, by a factor
-of at most c a period in the norm √V.
+gives V(Mz) ≤ c²·V(z), so ‖z‖² ≤ V(z) falls below every bound: outer parameters come to agree, and momenta to rest, by a
+factor of at most c a period in the norm √V.
 
 **Rules.** As in `period.py` M splits over the classes of characters into matrices of size 2G: on a class a block takes
 the mean over its local ranks, or zero. Only the class of the empty set holds the mean. `weights` lists P for every
@@ -66,7 +66,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
 
 
 def joint_period(schedule: Schedule, digits: Sequence[int], work: Work) -> tuple[IntegerMatrix, int]:
-    """Π·M on one class: rows of integers, first of outer parameters and then of momenta, and the common denominator of all."""
+    """Π·M on one class: rows of integers, of outer parameters and then of momenta, and their common denominator."""
     half = schedule.width
     work.spend((2 * half) ** 3)
     rows = [[int(i == j) for j in range(2 * half)] for i in range(2 * half)]

@@ -1,10 +1,10 @@
 """Claim `survives`: after every failure of up to so many workers, or of one node, survivors reach consensus, so fast.
 
-*What is claimed.* The schedule's plan covers every failure of up to `failures` workers and every failure of one node, and
-each is alike to one of `classes` (`failure_plans.py` says what that is, and which classes there are); and the matrix P
-of a period of what the survivors of that one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off the mean, J
-the mean of the survivors. Symmetries permute the workers, which changes neither, so one failure of each class is enough.
-Failures that leave one worker or none are none.
+*What is claimed.* The schedule's plan covers every failure of up to `failures` workers and every failure of one node,
+and each is alike to one of `classes` (`failure_plans.py` says what that is, and which classes there are); and the
+matrix P of a period of what the survivors of that one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off
+the mean, J the mean of the survivors. Symmetries permute the workers, which changes neither, so one failure of each
+class is enough. Failures that leave one worker or none are none.
 
 **All-Reduce.** P = J after every failure, and no class is listed.
 
@@ -16,36 +16,36 @@ keeps its length only if the vector is constant on it. Lost workers are taken ou
 listed groups a period contracts if those with t > 0 join all survivors, as in consensus.py; its matrix is looked at as
 it stands.
 
-*Of a rule* let U_d be the values that digit d has on failed nodes, and r_d its radix. Functions of a digit are the sum of
-two orthogonal spaces: F_d of those that are the same on all values outside U_d, and V_d of those that are 0 on U_d and
-sum to 0. For a set c of digits let E_c be the functions on the nodes spanned by products with a factor in V_d for d in
-c and in F_d for other digits. All E_c together are everything, orthogonally.
+*Of a rule* let U_d be the values that digit d has on failed nodes, and r_d its radix. Functions of a digit are the sum
+of two orthogonal spaces: F_d of those that are the same on all values outside U_d, and V_d of those that are 0 on U_d
+and sum to 0. For a set c of digits let E_c be the functions on the nodes spanned by products with a factor in V_d for d
+in c and in F_d for other digits. All E_c together are everything, orthogonally.
 
-Let c be not empty. A function in E_c is 0 on all nodes that have a digit in U_d for a d in c, hence on failed nodes: the
-whole E_c, for all local ranks, is there after the failure. A block across D takes its mean over a group. If D meets c the
-sum over the digit in both is 0, of the group with the failed workers or without. If not, all nodes of the group have the
-same digits in c: either the function is 0 on the group, or no failed node is in it. So a phase acts on E_c as the phase
-of the undisturbed rule does, on which E_c lies in the classes that hold c (period.py). There are such c exactly where a
-digit has V_d ≠ 0, which is r_d − |U_d| ≥ 2. So ‖P‖ on all these E_c is the largest of the rule's norms on the classes
-that hold one of *these* digits; and all vectors there get shorter if on the class of each single one of these digits a
-tree joins all local ranks and 0 (consensus.py: with more digits more is tied to 0).
+Let c be not empty. A function in E_c is 0 on all nodes that have a digit in U_d for a d in c, hence on failed nodes:
+the whole E_c, for all local ranks, is there after the failure. A block across D takes its mean over a group. If D meets
+c the sum over the digit in both is 0, of the group with the failed workers or without. If not, all nodes of the group
+have the same digits in c: either the function is 0 on the group, or no failed node is in it. So a phase acts on E_c as
+the phase of the undisturbed rule does, on which E_c lies in the classes that hold c (period.py). There are such c
+exactly where a digit has V_d ≠ 0, which is r_d − |U_d| ≥ 2. So ‖P‖ on all these E_c is the largest of the rule's norms
+on the classes that hold one of *these* digits; and all vectors there get shorter if on the class of each single one of
+these digits a tree joins all local ranks and 0 (consensus.py: with more digits more is tied to 0).
 
-What is left is E of the empty set, less the failed workers: vectors that are constant on *cells*. A cell is a local rank
-on the nodes that have in each digit one value of U_d, or any outside. A group's mean of such a vector is that of its
-cells' values, each with the number of the group's workers in the cell as weight; that is the cell's size divided by
+What is left is E of the empty set, less the failed workers: vectors that are constant on *cells*. A cell is a local
+rank on the nodes that have in each digit one value of U_d, or any outside. A group's mean of such a vector is that of
+its cells' values, each with the number of the group's workers in the cell as weight; that is the cell's size divided by
 what all cells of the group have in common, the ways to choose the digits outside D. So sizes serve as weights. In the
 inner product with sizes w as weights averages are projections as ever: the argument about connection holds for cells,
 and ‖P − J‖₂² ≤ c² on them if c²·diag(w) − (P − J)ᵀ·diag(w)·(P − J) ⪰ 0, which its pivots say.
 
-*What survivors run.* `answers` is the SHA-256 of what the survivors of every such failure run: for each failure, smaller ones
-first and then in order, last those of nodes with more workers, for each phase and survivor the smallest member of its
-group and the relax, or `-`. The check finds the groups by itself. It assumes that the installed code was asked. Where
-there may be over 2²⁰ lines nobody asks about every failure, and `answers` is empty: that the code does as the file says is
-assumed then.
+*What survivors run.* `answers` is the SHA-256 of what the survivors of every such failure run: for each failure,
+smaller ones first and then in order, last those of nodes with more workers, for each phase and survivor the smallest
+member of its group and the relax, or `-`. The check finds the groups by itself. It assumes that the installed code was
+asked. Where there may be over 2²⁰ lines nobody asks about every failure, and `answers` is empty: that the code does as
+the file says is assumed then.
 
 *The check is sound because* it finds the classes, cells and matrices by itself; only c² is taken from the entry, and c²
-= 1 holds of all that lengthens nothing. Rounds go on in order after a failure, so that `deadlock-free` holds of survivors
-as of all. *It assumes* that groups are disjoint, which `conflict-free` confirms.
+= 1 holds of all that lengthens nothing. Rounds go on in order after a failure, so that `deadlock-free` holds of
+survivors as of all. *It assumes* that groups are disjoint, which `conflict-free` confirms.
 """
 
 from __future__ import annotations

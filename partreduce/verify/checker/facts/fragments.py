@@ -28,7 +28,8 @@ what is due then, those turns are in flight that have been sent and not merged: 
 (j + 1)·H / P < s + 1, so ⌈(s + 1)·P / H⌉ − 1 turns end by s, and between t and t + τ end ⌈(t + τ + 1)·P / H⌉ −
 ⌈(t + 1)·P / H⌉ ≤ ⌈τ·P / H⌉. Before what is due then, those are in flight with t ≤ E_j < t + τ: no more, and a merge
 comes before a send. Just before a turn ends, what came with the last one is H steps after its merging and H + τ after
-its sending. For (e) all compute g from the same outer parameters, momentum and mean, as `equal-replicas` says of whole models.
+its sending. For (e) all compute g from the same outer parameters, momentum and mean, as `equal-replicas` says of whole
+models.
 
 *Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
 data ended in every turn of a round that anybody begins), and it refuses a model of which a parameter is in no fragment,
