@@ -23,7 +23,7 @@ noticed by these tests ([mutants](../../../benchmarks/results/mutants.md) says h
 Beside them:
 
 * from where on rounded factors, forms and pivots accept; that no covariance, state, form or weights confirm a bound
-  below the figure, a rate below the second eigenvalue or too small an error: [test_checker_numbers.py][numbers];
+  below the metric, a rate below the second eigenvalue or too small an error: [test_checker_numbers.py][numbers];
 * what is read and refused is what the loader reads and refuses, with the same hash:
   [test_what_the_checker_reads.py][read];
 * every number of every fact is what simulations, counts and eigenvalues of their own say: [test_facts.py][facts];

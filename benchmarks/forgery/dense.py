@@ -39,7 +39,7 @@ def weighted_edges(graph: Document) -> list[tuple[int, int, Fraction]]:
 
 
 def averaging(n: int, groups: list[tuple[list[int], float]]) -> Matrix:
-    """W of one phase's groups (workers, relax)."""
+    """W of one phase's groups (workers, relaxation)."""
     w = np.eye(n)
     for members, t in groups:
         w[np.ix_(members, members)] = (1 - t) * np.eye(len(members)) + t / len(members)
@@ -90,8 +90,8 @@ def _blocks(cluster: Document, radices: list[int], phase: list[Document]) -> lis
 def steady_distance(raw: Document, listed: Groups, matrices: list[Matrix]) -> float:
     """The consensus distance of a raw schedule document.
 
-    `listed` are its groups (workers, relax) by phase, None for weighted graphs, and `matrices` its W. Infinite where
-    workers do not converge.
+    `listed` are its groups (workers, relaxation) by phase, None for weighted graphs, and `matrices` its W. Infinite
+    where workers do not converge.
     """
     strategy, n = raw["strategy"], len(matrices[0])
     of_workers = np.array(worker_steps(raw, n))

@@ -1,6 +1,6 @@
-"""Whether claims about losses are true: of every single one, by exchanging workers and taking lost ones out of groups.
+"""Whether claims about failures are true: of every single one, by exchanging workers and taking failed ones out of groups.
 
-Shares nothing with prover or checker: losses are alike if exchanges, tried one after the other, lead from one to the
+Shares nothing with prover or checker: failures are alike if exchanges, tried one after the other, lead from one to the
 other, and the smallest that is reached stands for all.
 """
 
@@ -49,7 +49,7 @@ def exchanges(raw: Document, listed: Groups) -> list[list[int]]:
 
 
 def orbit(loss: Loss, swaps: list[list[int]]) -> set[Loss]:
-    """All losses that exchanges make of one."""
+    """All failures that exchanges make of one."""
     reached, new = {loss}, [loss]
     while new:
         one = new.pop()
@@ -62,7 +62,7 @@ def orbit(loss: Loss, swaps: list[list[int]]) -> set[Loss]:
 
 
 def covered(raw: Document) -> Iterator[tuple[int, ...]]:
-    """The losses that the plan covers, in the order of answers."""
+    """The failures that the plan covers, in the order of answers."""
     listed, failures = workers_of_nodes(raw), raw["failure_plan"]["failures"]
     n = sum(map(len, listed))
     for count in range(1, failures + 1):
@@ -94,18 +94,18 @@ def on_nodes(raw: Document, count: int) -> Document:
     return {"cluster": {"num_nodes": count, "workers_per_node": size}, "strategy": smaller}
 
 
-def groups_after(raw: Document, lost: Loss, listed: Groups) -> list[list[tuple[list[int], float]]]:
+def groups_after(raw: Document, failed: Loss, listed: Groups) -> list[list[tuple[list[int], float]]]:
     """The groups of each phase that survivors run."""
     nodes, of = workers_of_nodes(raw), raw["failure_plan"]["rule"]
     n = sum(map(len, nodes))
-    left = [w for w in range(n) if w not in lost]
+    left = [w for w in range(n) if w not in failed]
     if of == "all_reduce":
         return [[(list(range(len(left))), 1.0)]]
     places = left
     if of == "reapply_rule":
-        some = [node for node in nodes if not lost.issuperset(node)]
+        some = [node for node in nodes if not failed.issuperset(node)]
         listed = dense(on_nodes(raw, len(some)))[0]
-        places = [at for at, w in enumerate(w for node in some for w in node) if w not in lost]
+        places = [at for at, w in enumerate(w for node in some for w in node) if w not in failed]
     kept = [[([places.index(w) for w in g if w in places], t) for g, t in phase] for phase in listed or []]
     return [[(group, t) for group, t in phase if len(group) > 1] for phase in kept]
 
@@ -115,22 +115,22 @@ def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Mat
     if "failure_plan" not in raw or entry["failures"] != raw["failure_plan"]["failures"]:
         return False
     n, text, norms = len(matrices[0]), hashlib.sha256(), dict[tuple[int, ...], float]()
-    for lost in covered(raw):
-        m, period = n - len(lost), np.eye(n - len(lost))
-        for phase in groups_after(raw, frozenset(lost), listed):
+    for failed in covered(raw):
+        m, period = n - len(failed), np.eye(n - len(failed))
+        for phase in groups_after(raw, frozenset(failed), listed):
             period = averaging(m, phase) @ period
             home = {w: f"{min(g)} {Fraction(t).limit_denominator(10**6)}\n" for g, t in phase for w in g}
             text.update("".join(home.get(w, "-\n") for w in range(m)).encode())
         center, off = np.eye(m) - 1 / m, period - 1 / m
         if np.abs(np.linalg.eigvals(center @ period @ center)).max() > 1 - 1e-9:
             return False
-        norms[lost] = float(np.linalg.norm(off, 2) ** 2)
+        norms[failed] = float(np.linalg.norm(off, 2) ** 2)
     bounds = {tuple(one["failed"]): float(Fraction(one["squared"])) for one in entry["classes"]}
-    if any(lost not in norms or norms[lost] > bound + 1e-9 for lost, bound in bounds.items()):
+    if any(failed not in norms or norms[failed] > bound + 1e-9 for failed, bound in bounds.items()):
         return False
     if raw["failure_plan"]["rule"] == "keep_groups":
         swaps = exchanges(raw, listed)
-        if {min(orbit(frozenset(lost), swaps), key=sorted) for lost in norms} != set(map(frozenset, bounds)):
+        if {min(orbit(frozenset(failed), swaps), key=sorted) for failed in norms} != set(map(frozenset, bounds)):
             return False
     elif raw["failure_plan"]["rule"] == "all_reduce":
         if bounds:
@@ -143,12 +143,14 @@ def _survives(entry: Document, raw: Document, listed: Groups, matrices: list[Mat
 def _moved(entry: Document, raw: Document, listed: Groups, matrices: list[Matrix]) -> bool:  # noqa: ARG001
     """By moving random models, and those that move the mean most."""
     n = len(matrices[0])
-    if "failure_plan" not in raw or entry["failed"] != sorted({len(lost) for lost in covered(raw)}):
+    if "failure_plan" not in raw or entry["failed"] != sorted({len(failed) for failed in covered(raw)}):
         return False
 
     def ways(models: Any, k: int) -> Any:  # noqa: ANN401 - arrays
         spread = ((models - models.mean()) ** 2).mean()
-        return [(np.delete(models, lost).mean() - models.mean()) ** 2 / spread for lost in combinations(range(n), k)]
+        return [
+            (np.delete(models, failed).mean() - models.mean()) ** 2 / spread for failed in combinations(range(n), k)
+        ]
 
     models = np.random.default_rng(1).standard_normal(n)
     for k, usual, at_most in zip(entry["failed"], entry["usual"], entry["at_most"], strict=True):

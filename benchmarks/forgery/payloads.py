@@ -104,11 +104,11 @@ def _equal_replicas(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, 
 
 
 def _outer_consensus(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
-    """By what a period makes of each worker's anchor and momentum, one after the other."""
+    """By what a period makes of each worker's outer parameters and momentum, one after the other."""
     outer, n = outer_of(raw), len(matrices[0])
     if listed is None or not outer.get("own"):
         return False
-    states = np.eye(2 * n)  # a column for each anchor and each momentum that is 1 at first
+    states = np.eye(2 * n)  # a column for each outer parameter and each momentum that is 1 at first
     for phase in listed:
         outer_params, momenta = states[:n].copy(), states[n:].copy()
         for group, _ in phase:
@@ -301,7 +301,7 @@ def is_due(name: str, raw: dict[str, Any], listed: Groups, matrices: list[Matrix
     if name == "codec-error":
         return raw["strategy"].get("transport", {}).get("codec", "none") != "none"
     is_own = bool(outer_of(raw).get("own"))
-    if is_own or name == "outer-consensus":  # of the matrices of own anchors nothing is said
+    if is_own or name == "outer-consensus":  # of the matrices of own outer parameters nothing is said
         return is_own and name == "outer-consensus"
     mean = np.full_like(matrices[0], 1 / len(matrices[0]))
     return (

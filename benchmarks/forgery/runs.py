@@ -186,7 +186,7 @@ def takes_gradients(raw: dict[str, Any]) -> bool:
 
 
 def outer_of(raw: dict[str, Any]) -> dict[str, float]:
-    """Rate, momentum, whether it is Nesterov's and anchors are workers' own; empty where averaging is plain."""
+    """Rate, momentum, whether it is Nesterov's and each worker has outer parameters; empty where averaging is plain."""
     outer = raw["strategy"].get("payload", {}).get("outer", {})
     numbers = {name: float(Fraction(outer.get(name, default))) for name, default in (("lr", 1), ("momentum", 0))}
     if numbers == {"lr": 1, "momentum": 0}:

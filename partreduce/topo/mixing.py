@@ -101,7 +101,7 @@ def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64
 
 
 def is_doubly_stochastic(step: MixingStep) -> bool:
-    """Whether rows *and* columns sum to 1, exactly. Entries may be negative (relax above |G|/(|G|−1)). O(entries).
+    """Whether rows *and* columns sum to 1, exactly. Entries may be negative (relaxation above |G|/(|G|−1)). O(entries).
 
     Raises:
         ScheduleError: two groups of a phase share a worker.
@@ -113,7 +113,7 @@ def is_doubly_stochastic(step: MixingStep) -> bool:
 
 
 def has_negative_entries(step: MixingStep) -> bool:
-    """Whether some entry of W is negative: a group with relax > |G|/(|G|−1), or weights that exceed 1. O(entries)."""
+    """Whether an entry of W is negative: a relaxation > |G|/(|G|−1), or weights that exceed 1. O(entries)."""
     if isinstance(step, Phase):
         if step.relaxation is None:
             return False

@@ -17,19 +17,20 @@ ONE = Fraction(1)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Two or more workers that average together: x ← x + relax · (mean − x) at every member.
+    """Two or more workers that average together: x ← x + relaxation · (mean − x) at every member.
 
-    relax = 1 is the plain mean (Prague's P-Reduce). Rows and columns of the mixing matrix sum to 1 for every relax;
-    its entries are non-negative for relax ≤ |G|/(|G|−1), and the group contracts iff 0 < relax < 2.
+    relaxation = 1 is the plain mean (Prague's P-Reduce). Rows and columns of the mixing matrix sum to 1 for every
+    relaxation; its entries are non-negative for relaxation ≤ |G|/(|G|−1), and the group contracts iff 0 < relaxation <
+    2.
     """
 
     members: tuple[int, ...]
     relaxation: Fraction = ONE
 
     def __str__(self) -> str:
-        """As people write it: `{0,4,8}` or `{0,4} relax 4/3`."""
+        """As people write it: `{0,4,8}` or `{0,4} relaxation 4/3`."""
         body = "{" + ",".join(map(str, self.members)) + "}"
-        return body if self.relaxation == 1 else f"{body} relax {self.relaxation}"
+        return body if self.relaxation == 1 else f"{body} relaxation {self.relaxation}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +128,7 @@ class Phase(Arrays):
         return np.diff(self.offsets)
 
     def relaxation_factors(self) -> npt.NDArray[np.float64]:
-        """The relax factor of every group as floats, shape (len(self),)."""
+        """The relaxation of every group as floats, shape (len(self),)."""
         if self.relaxation is None:
             return np.ones(len(self))
         return np.array([float(factor) for factor in self.relaxation])
@@ -150,7 +151,7 @@ class Phase(Arrays):
         return result
 
     def apply(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Average: rows of `values` (num_workers, ...) become x + relax·(mean − x) in each group. O(size), a copy."""
+        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x) in its group. O(size)."""
         self.labels()
         result = np.array(values, dtype=np.float64)
         if not len(self):

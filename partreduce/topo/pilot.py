@@ -58,7 +58,7 @@ class Probe(Closed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices(Closed):
-    """steps ratio = 1 + averaging + consensus_distance·(figure) + drift·(figure)^p + late·L + later·L·max(0, L − 1).
+    """steps ratio = 1 + averaging + consensus_distance·(metric) + drift·(metric)^p + late·L + later·L·max(0, L − 1).
 
     L is the late distance. `drift` is None for shuffled data; `averaging`, what it costs that parameters are averaged
     at all, and `later` where there were too few probes to tell them from the others.

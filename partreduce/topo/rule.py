@@ -32,7 +32,7 @@ class Block:
         """As people write it: `LW{0,3} across digits {0}`."""
         place = "inside each node" if not self.across else "across digits {" + ",".join(map(str, self.across)) + "}"
         text = "LW{" + ",".join(map(str, self.local)) + "} " + place
-        return text if self.relaxation == 1 else f"{text} relax {self.relaxation}"
+        return text if self.relaxation == 1 else f"{text} relaxation {self.relaxation}"
 
     @property
     def makes_groups(self) -> bool:

@@ -40,7 +40,7 @@ def _by_norm(schedule: Schedule) -> Claim:
 
     return prove_power(schedule, NAME, max_periods=1) or not_proved(
         NAME,
-        "a group has relax < 0 or relax >= 2, so witnesses of meeting do not suffice, and no norm below 1 was found.",
+        "a group has relaxation < 0 or >= 2, so witnesses of meeting do not suffice, and no norm below 1 was found.",
     )
 
 
@@ -53,8 +53,8 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
         text += "agree."
         return refuted(NAME, text, {"workers": inside[:1000], "num_inside": len(inside)})
     text = (
-        f"{len(edges)} witnesses (phase, worker, worker) from groups with 0 < relax < 2 form a spanning tree of the "
-        f"{phases[0].num_workers} workers, and no group has relax < 0 or relax >= 2: every period strictly shortens "
+        f"{len(edges)} witnesses (phase, worker, worker) in groups with 0 < relaxation < 2 are a spanning tree of the "
+        f"{phases[0].num_workers} workers, and every group has 0 <= relaxation < 2: every period strictly shortens "
         "every difference."
     )
     return proved(NAME, text, method="trees", trees=[edges.tolist()])

@@ -32,13 +32,13 @@ NAME = "consensus-distance"
 NEGLIGIBLE = 1e-18
 SMALL = 64
 LOOSE, TIGHT = 1e-3, 1e-6
-"""By which part of itself the bound may lie above the figure: with more than SMALL places, and with fewer."""
+"""By which part of itself the bound may lie above the metric: with more than SMALL places, and with fewer."""
 FLOATS = 1e-9
 """By which part a sum of floats may be wrong here."""
 
 
 def prove_consensus_distance(schedule: Schedule) -> Claim:
-    """Prove a bound a little above the figure `consensus_distance`."""
+    """Prove a bound a little above the metric `consensus_distance`."""
     motion = motion_of(schedule)
     if isinstance(motion, str):
         return not_proved(NAME, motion)

@@ -184,7 +184,7 @@ def _guesses(matrices: Sequence[ExactMatrix], grams: Sequence[ExactMatrix]) -> I
         norms = [float(np.linalg.norm(matrix.floats(), 2)) for matrix in matrices if matrix.size]
         yield from candidates(max(norms, default=0.0) ** 2)
     except (OverflowError, np.linalg.LinAlgError):
-        pass  # entries beyond floats, as of a relax of 60 digits
+        pass  # entries beyond floats, as of a relaxation of 60 digits
     yield max((square.trace() for square in grams if square.size), default=Fraction(0))
 
 

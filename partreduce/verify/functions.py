@@ -33,7 +33,7 @@ def prove_function(function: PhaseFunction, cluster: Cluster, period: int, name:
     """Expand a function `group_of(worker, step, cluster)` over a period, and prove the expansion.
 
     The function returns the group of a worker in a step, itself included (any iterable of ranks, or a Group with a
-    relax factor), or None if the worker skips. Every member is asked; members that answer differently refute the claim
+    relaxation), or None if the worker skips. Every member is asked; members that answer differently refute the claim
     `membership`. A second period is asked as well, and must repeat the first.
 
     Raises:
@@ -96,7 +96,7 @@ def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Gr
         shown = " ".join(repr(group.members).split())[:200]
         raise InputError(f"{place}: answered {shown}; a group holds ranks as plain integers")
     if type(group.relaxation) is not Fraction:
-        raise InputError(f"{place}: answered relax {group.relaxation!r:.100}; it is a Fraction")
+        raise InputError(f"{place}: answered relaxation {group.relaxation!r:.100}; it is a Fraction")
     if (
         len(set(group.members)) != len(group.members)
         or not 0 <= group.members[0] <= group.members[-1] < cluster.num_workers

@@ -81,7 +81,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """What survivors run, on cells of `sizes` workers; a group of a phase is (cells, relax).
+    """What survivors run, on cells of `sizes` workers; a group of a phase is (cells, relaxation).
 
     `rule` is there where functions outside the cells are those of a rule, which vary along `free` digits.
     """
@@ -170,7 +170,7 @@ class _Runs:
         )
         relaxes |= {relaxation for phase in self.phases for members, relaxation in phase if len(members) > 1}
         if not all(map(is_tame, relaxes)):
-            return "a group has relax < 0 or relax >= 2, so that meeting is not enough"
+            return "a group has relaxation < 0 or relaxation >= 2, so that meeting is not enough"
         for digit in self.free:
             if digit not in known.apart:
                 assert self.rule is not None, "only rules have digits"

@@ -36,7 +36,7 @@ def is_tame(relaxation: Fraction) -> bool:
 
 
 def every_relaxation_tame(schedule: Schedule) -> bool:
-    """Whether 0 ≤ relax < 2 in every group."""
+    """Whether 0 ≤ relaxation < 2 in every group."""
     rule = rule_view(schedule)
     if rule is not None:
         return all(is_tame(block.relaxation) for phase in rule.phases for block in phase if block.makes_groups)

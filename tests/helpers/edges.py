@@ -31,7 +31,7 @@ def document(nodes, size, **strategy):
 
 
 def groups(n, *phases, **options):
-    """A static schedule; a member list, or (member list, relax)."""
+    """A static schedule; a member list, or (member list, relaxation)."""
     listed = [
         [{"group": g} if isinstance(g, list) else {"group": g[0], "relaxation": g[1]} for g in phase]
         for phase in phases
@@ -46,7 +46,7 @@ def graph(n, *rounds, **options):
 
 
 def rule(radices, size, *phases, **options):
-    """Blocks (local ranks, digits) or (local ranks, digits, relax)."""
+    """Blocks (local ranks, digits) or (local ranks, digits, relaxation)."""
     listed = [
         [dict(zip(("local", "across", "relaxation"), block, strict=False)) for block in phase] for phase in phases
     ]
@@ -93,7 +93,7 @@ def distance(at_most, *covariance, bits=8):
 
 
 def answers(*lines):
-    """What every worker answers in every phase: the smallest member of its group and the relax, or "-"."""
+    """What every worker answers in every phase: the smallest member of its group and the relaxation, or "-"."""
     return {"claim": "membership", "answers": sha256("".join(f"{line}\n" for line in lines).encode()).hexdigest()}
 
 
@@ -285,7 +285,7 @@ SURVIVING = [
     ),
     Edge(
         SURVIVES,
-        "every class of losses",
+        "every class of failures",
         (losing(ALL_3), survives(1, alone_3(0, 0, 0), *AFTER_3)),
         (losing(ALL_3), survives(1, alone_3(0, 0, 0)[:2], *AFTER_3)),
         ".classes is 2; expected 3 classes of failures",
@@ -299,14 +299,14 @@ SURVIVING = [
     ),
     Edge(
         SURVIVES,
-        "the smallest loss stands for its class",
+        "the smallest failure stands for its class",
         (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES, *AFTER_TWO_NODES)),
         (losing(TWO_NODES), survives(1, [([1], 0), *CLASSES_OF_TWO_NODES[1:]], *AFTER_TWO_NODES)),
         ".classes[0].failed[0] is 1; expected 0",
     ),
     Edge(
         SURVIVES,
-        "smaller losses first",
+        "smaller failures first",
         (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES, *AFTER_TWO_NODES)),
         (losing(TWO_NODES), survives(1, sorted(CLASSES_OF_TWO_NODES), *AFTER_TWO_NODES)),
         ".classes[1].failed is [0, 1]; expected a list of 1: [2]",
@@ -355,14 +355,14 @@ SURVIVING = [
     ),
     Edge(
         SURVIVES,
-        "relax > 0 in groups that join",
+        "relaxation > 0 in groups that join",
         (losing(groups(3, [([0, 1, 2], TINY_TEXT)])), survives(1, alone_3(1, 1, 1), *[f"0 {TINY},0 {TINY}"] * 3)),
         (losing(groups(3, [([0, 1, 2], 0)])), survives(1, alone_3(1, 1, 1), *["0 0,0 0"] * 3)),
         "they leave 2 parts",
     ),
     Edge(
         SURVIVES,
-        "relax < 2 in every group",
+        "relaxation < 2 in every group",
         (
             losing(groups(3, [([0, 1, 2], str(2 - TINY))])),
             survives(1, alone_3(1, 1, 1), *[f"0 {2 - TINY},0 {2 - TINY}"] * 3),
@@ -371,11 +371,11 @@ SURVIVING = [
             losing(groups(3, [([0, 1, 2], 2)], [[0, 1, 2]])),
             survives(1, alone_3(1, 1, 1), *["0 2,0 2,0 1,0 1"] * 3),
         ),
-        "expected 0 <= relax < 2 in every group",
+        "expected 0 <= relaxation < 2 in every group",
     ),
     Edge(
         SURVIVES,
-        "relax >= 0 in every group",
+        "relaxation >= 0 in every group",
         (
             losing(groups(3, [([0, 1, 2], 0)], [[0, 1, 2]])),
             survives(1, alone_3(1, 1, 1), *["0 0,0 0,0 1,0 1"] * 3),
@@ -384,7 +384,7 @@ SURVIVING = [
             losing(groups(3, [([0, 1, 2], str(-TINY))], [[0, 1, 2]])),
             survives(1, alone_3(1, 1, 1), *[f"0 {-TINY},0 {-TINY},0 1,0 1"] * 3),
         ),
-        "expected 0 <= relax < 2 in every group",
+        "expected 0 <= relaxation < 2 in every group",
     ),
     Edge(
         SURVIVES,
@@ -466,14 +466,14 @@ EDGES = [
         (groups(6, [[0, 1], [2, 3], [3, 4], [3, 5]], [[1, 2]]), trees([])),
         "schedule: phase 0 is [[2, 3], [3, 4]]; expected groups that do not share worker 3"),
     # consensus by trees
-    Edge(TREES, "relax < 2 in every group", (four(([0, 3], "199/100"), [1, 2]),
+    Edge(TREES, "relaxation < 2 in every group", (four(([0, 3], "199/100"), [1, 2]),
         trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])), (four(([0, 3], 2), [1, 2]),
         trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
-        '(consensus/trees) is "trees"; expected 0 <= relax < 2 in every group'),
-    Edge(TREES, "0 <= relax in every group", (four(([0, 3], 0), [1, 2]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
+        '(consensus/trees) is "trees"; expected 0 <= relaxation < 2 in every group'),
+    Edge(TREES, "0 <= relaxation in every group", (four(([0, 3], 0), [1, 2]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
         (four(([0, 3], "-1/100"), [1, 2]), trees([[0, 0, 1], [0, 2, 3], [1, 1, 2]])),
-        '(consensus/trees) is "trees"; expected 0 <= relax < 2 in every group'),
-    Edge(TREES, "a witness pair stands in a group that contracts: relax > 0",
+        '(consensus/trees) is "trees"; expected 0 <= relaxation < 2 in every group'),
+    Edge(TREES, "a witness pair stands in a group that contracts: relaxation > 0",
         (meets("1/100"), trees([[0, 0, 1], [1, 1, 2]])), (meets(0), trees([[0, 0, 1], [1, 1, 2]])),
         "one contracting group of phase 1"),
     Edge(TREES, "a witness pair stands in one group of its phase", (meets(1), trees([[0, 0, 1], [1, 1, 2]])),
@@ -600,10 +600,10 @@ EDGES = [
     # limit: differences shrink to a quarter
     # w = (1/3 + e, 2/3 - e): d = -3e/4, H = 4u, so the error is (3e/4)·2/(1 - 1/2) = 3e
     # what keeps workers apart
-    Edge(STEADY, "relax <= 2 in every group", (settled(2), HUGE_COVARIANCE), (settled("5/2"), HUGE_COVARIANCE),
-        'is "relax"; expected 0 <= relax <= 2 in every group'),
-    Edge(STEADY, "0 <= relax in every group", (settled(0), HUGE_COVARIANCE), (settled("-1/2"), HUGE_COVARIANCE),
-        'is "relax"; expected 0 <= relax <= 2 in every group'),
+    Edge(STEADY, "relaxation <= 2 in every group", (settled(2), HUGE_COVARIANCE), (settled("5/2"), HUGE_COVARIANCE),
+        'is "relaxation"; expected 0 <= relaxation <= 2 in every group'),
+    Edge(STEADY, "0 <= relaxation in every group", (settled(0), HUGE_COVARIANCE), (settled("-1/2"), HUGE_COVARIANCE),
+        'is "relaxation"; expected 0 <= relaxation <= 2 in every group'),
     Edge(STEADY, "no negative weight, in round 2 either", (thirds("1/9"), HUGE_COVARIANCE),
         (thirds("-1/9"), HUGE_COVARIANCE), "no negative weight"),
     Edge(STEADY, "a weight may be 0", (thirds(0), HUGE_COVARIANCE), (thirds("-1/100"), HUGE_COVARIANCE),

@@ -10,7 +10,7 @@ from fractions import Fraction
 from helpers.edges import Edge, document, graph, groups, rule
 
 HUGE = 2**31
-LOST = "failure_plans.py"
+FAILURES = "failure_plans.py"
 
 
 def reads(file, of, true, false, says):
@@ -546,7 +546,7 @@ READ_EDGES = [
       for case, members, says in (
         ("edges", {}, ": lacks ['edges']"),
         ("a list of them", {"edges": {}}, ".edges: must be a list"),
-        ("nothing else", {"edges": [], "relaxation": 1}, ": has unknown keys ['relax']"),
+        ("nothing else", {"edges": [], "relaxation": 1}, ": has unknown keys ['relaxation']"),
     )),
     reads(SCHEDULE, "a weight for each edge", weights("1/2", "1/3"), weights("1/2"),
         "rounds[0]: edges are pairs, each with"),
@@ -580,35 +580,37 @@ READ_EDGES = [
     reads(STRICT, "no list", relaxation("3"), relaxation(["3"]), "strategy.phases[0]: must be an integer or a "
     "fraction"),
     # failure plans
-    reads(LOST, "one rule of three", plan(rule="all_reduce"), plan(rule="own"), "failure_plan.rule: must be one of"),
-    reads(LOST, "a rule", plan(), plan(rule=None), "failure_plan: lacks ['rule']"),
-    reads(LOST, "a number of failures", plan(), plan(failures=None), "failure_plan: lacks ['failures']"),
-    reads(LOST, "nothing besides", plan(), plan(lost=[0]), "failure_plan: has unknown keys ['lost']"),
-    reads(LOST, "a failure at least", plan(failures=1), plan(failures=0), "failure_plan.failures: must be an integer"),
-    reads(LOST, "four at most", plan(failures=4), plan(failures=5), "failure_plan.failures: must be an integer"),
+    reads(FAILURES, "one rule of three", plan(rule="all_reduce"), plan(rule="own"),
+        "failure_plan.rule: must be one of"),
+    reads(FAILURES, "a rule", plan(), plan(rule=None), "failure_plan: lacks ['rule']"),
+    reads(FAILURES, "a number of failures", plan(), plan(failures=None), "failure_plan: lacks ['failures']"),
+    reads(FAILURES, "nothing besides", plan(), plan(lost=[0]), "failure_plan: has unknown keys ['lost']"),
+    reads(FAILURES, "a failure at least", plan(failures=1), plan(failures=0),
+        "failure_plan.failures: must be an integer"),
+    reads(FAILURES, "four at most", plan(failures=4), plan(failures=5), "failure_plan.failures: must be an integer"),
     reads(
-        LOST,
+        FAILURES,
         "two workers left",
         plan(groups(4, [[0, 1, 2, 3]]), failures=2),
         plan(groups(4, [[0, 1, 2, 3]]), failures=3),
         "failure_plan.failures: leaves 2 workers or more",
     ),
     reads(
-        LOST,
+        FAILURES,
         "no groups to keep beside All-Reduce",
         plan(over_all(2, 2), rule="all_reduce"),
         plan(over_all(2, 2), rule="keep_groups"),
         "failure_plan.rule: is all_reduce for strategy allreduce",
     ),
     reads(
-        LOST,
+        FAILURES,
         "a rule that is applied again",
         plan(rule="reapply_rule"),
         plan(groups(4, [[0, 1, 2, 3]]), rule="reapply_rule"),
         "failure_plan.rule: reapply_rule goes with node_radices",
     ),
     reads(
-        LOST,
+        FAILURES,
         "groups that can be listed",
         plan(rule([2**23], 2, [([0, 1], [0])])),
         plan(rule([2**23 + 1], 2, [([0, 1], [0])])),
@@ -633,7 +635,7 @@ READ_EDGES = [
     ),
     *(
         reads(
-            LOST,
+            FAILURES,
             f"synchronous, pipeline or a round late; no tables, shared outer parameters: {name}",
             plan(over_all(3, 1, steps_per_round=4), rule="all_reduce"),
             plan(of, rule="all_reduce"),

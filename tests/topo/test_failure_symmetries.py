@@ -1,4 +1,4 @@
-"""Classes of losses: symmetries keep every group, and each loss has one representative."""
+"""Classes of failures: symmetries keep every group, and each failure has one representative."""
 
 from dataclasses import replace
 from itertools import combinations

@@ -16,7 +16,7 @@ relaxes = st.one_of(st.just(Fraction(1)), st.fractions(-2, 3, max_denominator=12
 
 @st.composite
 def labeled(draw):
-    """(labels, relax per label): every partition with skips of up to 12 workers."""
+    """(labels, relaxation per label): every partition with skips of up to 12 workers."""
     labels = draw(st.lists(st.integers(-2, 5), min_size=2, max_size=12))
     return labels, {label: draw(relaxes) for label in sorted(set(labels)) if label >= 0}
 
@@ -31,7 +31,7 @@ def groups_of(labels, relaxation):
 
 
 def dense(phase):
-    """W as a matrix, from the definition x ← x + relax·(mean − x)."""
+    """W as a matrix, from the definition x ← x + relaxation·(mean − x)."""
     result = np.eye(phase.num_workers)
     for group in phase:
         members = list(group.members)
@@ -136,4 +136,4 @@ def test_phases_are_frozen():
 
 def test_groups_print_as_people_write_them():
     assert str(Group((0, 4))) == "{0,4}"
-    assert str(Group((0, 4), Fraction(4, 3))) == "{0,4} relax 4/3"
+    assert str(Group((0, 4), Fraction(4, 3))) == "{0,4} relaxation 4/3"

@@ -133,4 +133,4 @@ def test_a_workers_group_costs_its_size_and_not_the_cluster():
 
 def test_blocks_print_as_people_write_them():
     assert str(Block((0, 3))) == "LW{0,3} inside each node"
-    assert str(Block((1,), (0, 2), Fraction(4, 3))) == "LW{1} across digits {0,2} relax 4/3"
+    assert str(Block((1,), (0, 2), Fraction(4, 3))) == "LW{1} across digits {0,2} relaxation 4/3"

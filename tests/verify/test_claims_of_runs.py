@@ -61,7 +61,7 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
             elif name in proof and proof[name].status is Status.REFUTED:
                 contracts = {"claim": name, "squared": str(1 - Fraction(1, 10**6))}
                 assert not payloads.JUDGES[name](contracts, raw, listed, matrices), raw
-    # Own anchors are rare here; `test_outer_consensus` draws them alone.
+    # Own outer parameters are rare here; `test_outer_consensus` draws them alone.
     often = set(payloads.JUDGES) - {"outer-consensus"}
     names = ("staleness", "queues", "end", "memory", *often)
     assert proved["outer-consensus"] > 0

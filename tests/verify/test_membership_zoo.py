@@ -100,9 +100,9 @@ ZOO = {
         "    return group_of(worker - local, phase, workers_per_node, radices)\n\n\n@dataclass"),
     "single local ranks across nodes skip": (GROUP, GROUP.replace("block.makes_groups", "len(block.local) > 1")),
     # Relax
-    "relax dropped": (GROUP, GROUP.replace("(members, block.relaxation)", "(members)")),
-    "relax of the first block": (GROUP, GROUP.replace("block.relaxation", "phase[0].relaxation")),
-    "relax of node 0 only": (GROUP, GROUP.replace("block.relaxation", "block.relaxation if node == 0 else ONE")),
+    "relaxation dropped": (GROUP, GROUP.replace("(members, block.relaxation)", "(members)")),
+    "relaxation of the first block": (GROUP, GROUP.replace("block.relaxation", "phase[0].relaxation")),
+    "relaxation of node 0 only": (GROUP, GROUP.replace("block.relaxation", "block.relaxation if node == 0 else ONE")),
     # What looks like a tuple
     "members as a list": (GROUP, GROUP.replace("(members,", "(list(members),")),
     "members as a generator": (GROUP, GROUP.replace("(members,", "((member for member in members),")),

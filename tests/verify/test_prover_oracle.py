@@ -89,7 +89,7 @@ def random_graph(seed):
 
 
 def groups_of(schedule):
-    """Per phase, (members, relax)."""
+    """Per phase, (members, relaxation)."""
     return [[(g.members, g.relaxation) for g in schedule.phase(t)] for t in range(schedule.period)]
 
 

@@ -1,4 +1,4 @@
-"""What a proof says about losses is what every single loss shows, taken out by brute force."""
+"""What a proof says about failures is what every single failure shows, taken out by brute force."""
 
 import json
 from dataclasses import replace
@@ -169,7 +169,7 @@ def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_
 @pytest.mark.parametrize("seed", range(1, 30, 2))
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed: int, workers: int) -> None:
-    """No single loss is worse than the worst class of as many lost workers, and each class is a loss that says so."""
+    """No single failure is worse than the worst class of as many failed workers, and each class has one that attains it."""
     schedule = planned(random_schedule(seed), workers, REAPPLY)
     failures = all_failures(schedule, workers)
     proof = prove(schedule)
@@ -264,7 +264,7 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
 
 
 def test_uneven_nodes_whose_survivors_are_planned_are_proved_or_refuted_and_never_end_in_an_error() -> None:
-    """On these nodes a plan once was a rule for some losses of a class and no rule for the others."""
+    """On these nodes a plan once was a rule for some failures of a class and no rule for the others."""
     cluster = Cluster.irregular([[1], [2], [0, 3], [4]])
     phases = GroupPhases((Phase.from_groups(5, [[0, 1, 2, 3, 4]]),))
     for rule in (KEEP, ALL):

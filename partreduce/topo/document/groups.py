@@ -80,7 +80,7 @@ def _relaxation_of(phase: list[dict[str, Any]]) -> tuple[Fraction, ...] | None:
 def _ordered(
     num_workers: int, flat: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], relaxation: tuple[Fraction, ...] | None
 ) -> Phase:
-    """Put groups (each ascending) into canonical order: by members, then by relax."""
+    """Put groups (each ascending) into canonical order: by members, then by relaxation."""
     starts = np.cumsum(sizes) - sizes
     firsts = flat[starts]
     order = np.argsort(firsts, kind="stable")

@@ -144,7 +144,7 @@ def _load_sync(raw: object, place: str) -> Sync:
         return SYNCHRONOUS
     if isinstance(raw, dict) and list(raw) == ["delay"]:
         if type(raw["delay"]) is not int or raw["delay"] != 1:
-            raise DocumentError(child(place, "delay"), f"is {shown(raw['delay'])}; an average is late by 1 round")
+            raise DocumentError(child(place, "delay"), f"is {shown(raw['delay'])}; an averaging is late by 1 round")
         return DelayedAveraging()
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
         return _load_members(wait, raw[wait.word], child(place, wait.word))

@@ -1,4 +1,4 @@
-"""Figure: a number together with how sure it is and how it was found."""
+"""Metric: a number together with how sure it is and how it was found."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Kind(StrEnum):
-    """How much a figure promises."""
+    """How much a metric promises."""
 
     EXACT = "exact"
     """Found by a direct method: right up to floating-point rounding."""
@@ -20,7 +20,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One figure. `value` is None where it is not defined or not found, and infinite where it is infinite."""
+    """One metric. `value` is None where it is not defined or not found, and infinite where it is infinite."""
 
     value: float | None
     kind: Kind = Kind.EXACT
@@ -40,7 +40,7 @@ class Metric:
 
 
 def absent(how: str) -> Metric:
-    """A figure that is not defined here, or was not found, and why."""
+    """A metric that is not defined here, or was not found, and why."""
     return Metric(None, Kind.EXACT, how)
 
 

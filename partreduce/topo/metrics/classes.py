@@ -116,7 +116,7 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
 
 
 def num_entries(schedule: Schedule) -> int:
-    """The g³ of all classes of size g together, which every figure of a rule costs some times; 0 of no rule.
+    """The g³ of all classes of size g together, which every metric of a rule costs some times; 0 of no rule.
 
     Raises:
         UndecidedError: more than 16,384 classes.

@@ -47,7 +47,7 @@ def sectors_of(schedule: Schedule, limit: MetricLimits = DEFAULT) -> Sectors | N
 
 
 def dense_sectors(schedule: Schedule) -> Sectors:
-    """All workers as one sector. O(T n²) memory; every figure then costs O((T + 30) n³).
+    """All workers as one sector. O(T n²) memory; every metric then costs O((T + 30) n³).
 
     Raises:
         InputError: more than 20,000 workers.

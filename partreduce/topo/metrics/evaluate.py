@@ -25,7 +25,7 @@ from partreduce.topo.schedule import Schedule
 MAX_START_WORK = 2**30
 """Up to this many multiplications `metrics` also lists the contraction from every start."""
 LARGE = absent(
-    f"not found: explicit schedules have this figure up to {DEFAULT.dense_workers} workers; write the schedule as a "
+    f"not found: explicit schedules have this metric up to {DEFAULT.dense_workers} workers; write the schedule as a "
     "rule"
 )
 

@@ -1,7 +1,7 @@
 """Whether a period may enlarge differences between workers so much that floats cannot follow it.
 
-Group means with 0 ≤ relax ≤ 2 and rounds without negative weights never enlarge any. Others do, by a factor in each
-phase, and what is left at the end may be far smaller than what was rounded in between: a relax of 10¹⁵ and an
+Group means with 0 ≤ relaxation ≤ 2 and rounds without negative weights never enlarge any. Others do, by a factor in
+each phase, and what is left at the end may be far smaller than what was rounded in between: a relaxation of 10¹⁵ and an
 all-reduce after it are exact consensus, of which floats see a contraction of a hundredth.
 """
 
@@ -48,7 +48,7 @@ def check_growth(schedule: Schedule) -> None:
     """
     if (bits := growth_bits(schedule)) > MOST_BITS:
         raise UndecidedError(
-            f"differences may grow by 2^{bits:.0f} inside a period (a relax outside 0..2, or negative weights), where "
+            f"differences may grow by 2^{bits:.0f} in a period (a relaxation outside 0..2, or negative weights), where "
             "floats round away what is left of them; at most 2^24 are followed"
         )
 
@@ -60,7 +60,7 @@ def _of_step(step: MixingStep) -> float:
 
 
 def _of_groups(factors: Iterable[Fraction]) -> float:
-    """A group's mean has the eigenvalues 1 and 1 − relax, so this is the norm."""
+    """A group's mean has the eigenvalues 1 and 1 − relaxation, so this is the norm."""
     return max((log2(abs(1 - factor)) for factor in set(factors) if not 0 <= factor <= 2), default=0.0)
 
 

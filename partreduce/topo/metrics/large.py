@@ -50,7 +50,7 @@ def period_operator(schedule: Schedule, start: int = 0) -> LinearOperator:
 
 
 def _mixing_operator(step: MixingStep) -> LinearOperator:
-    """W of one round; of group means as x + relax·(mean − x), without the k² entries of a group of k."""
+    """W of one round; of group means as x + relaxation·(mean − x), without the k² entries of a group of k."""
     from scipy.sparse import csr_array, diags_array
     from scipy.sparse.linalg import aslinearoperator
 

@@ -68,5 +68,5 @@ class Retimed:
 
 
 def _mapped(metric: Metric, factor: float, added: float) -> Metric:
-    """A figure times factor plus added."""
+    """A metric times factor plus added."""
     return metric if metric.value is None else replace(metric, value=factor * metric.value + added)

@@ -1,4 +1,4 @@
-"""Sectors: invariant subspaces of all phases at once, on which every figure is computed by the same code.
+"""Sectors: invariant subspaces of all phases at once, on which every metric is computed by the same code.
 
 A phase acts on each sector as a small g×g matrix. A rule has one sector per character class, a circulant graph one per
 frequency, and an unstructured schedule a single one of size n. A batch holds the sectors of one size; the mean's

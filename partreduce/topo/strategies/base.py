@@ -229,7 +229,7 @@ class Strategy(Closed, ABC):
 
     @property
     def mixes_late(self) -> bool:
-        """Whether what is averaged are parameters of before: x_{k+1} = W_k x_k + u_k, which changes every figure."""
+        """Whether what is averaged are parameters of before: x_{k+1} = W_k x_k + u_k, which changes every metric."""
         return self.is_delayed and not self.sync.delays_gradients
 
     @property

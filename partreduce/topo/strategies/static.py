@@ -61,7 +61,7 @@ class RulePhases(Bulk):
         return self.view(cluster).group_of(worker, index)
 
     def are_plain(self) -> bool:
-        """Whether no block has a relax factor. O(blocks)."""
+        """Whether no block has a relaxation. O(blocks)."""
         return all(block.relaxation == 1 for phase in self.phases for block in phase)
 
     def num_distinct(self) -> int:
@@ -123,7 +123,7 @@ class GroupPhases(Bulk):
         return None if label < 0 else phase[label]
 
     def are_plain(self) -> bool:
-        """Whether no group has a relax factor. O(groups)."""
+        """Whether no group has a relaxation. O(groups)."""
         return all(relaxation == 1 for phase in self.phases for relaxation in phase.relaxation or ())
 
     def num_distinct(self) -> int:

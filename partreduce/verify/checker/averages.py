@@ -11,7 +11,7 @@ PLAIN = Fraction(1)
 
 
 class Average(NamedTuple):
-    """x ← x + relax · (mean − x) for every one of some groups of workers.
+    """x ← x + relaxation · (mean − x) for every one of some groups of workers.
 
     In an explicit phase it is one group: `members` are its workers and `across` is empty. In a rule it is a block:
     `members` are local ranks, and one group is made for every setting of the digits that are not in `across`.

@@ -48,7 +48,7 @@ from .refusal import Work
 from .schedule import Schedule
 
 Groups = list[tuple[list[int], str]]
-"""Members and relax of each group of a phase."""
+"""Members and relaxation of each group of a phase."""
 
 
 class Symmetries(NamedTuple):

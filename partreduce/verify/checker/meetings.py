@@ -1,9 +1,9 @@
 """After how many rounds everybody has met everybody, directly or through others.
 
-Let a worker *meet* another in a round if a group that holds both averages then (relax not 0), or if it takes from the
-other over an edge (weight not 0). What began at worker i before round t is, after the rounds t … s, at the *reached*
-set: i itself at first; then, round by round, whoever meets somebody in it. `rounds_to_meet` is the smallest R such
-that any R successive rounds take any worker to everybody. Two things follow from it.
+Let a worker *meet* another in a round if a group that holds both averages then (relaxation not 0), or if it takes from
+the other over an edge (weight not 0). What began at worker i before round t is, after the rounds t … s, at the
+*reached* set: i itself at first; then, round by round, whoever meets somebody in it. `rounds_to_meet` is the smallest R
+such that any R successive rounds take any worker to everybody. Two things follow from it.
 
 **Nobody is more than R rounds ahead.** Let worker i be in round r, so it has not begun to exchange in round r + 1. An
 exchange completes only when all whom one meets have begun it. So whoever meets i in round r + 1 cannot leave that

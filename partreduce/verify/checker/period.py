@@ -39,7 +39,7 @@ MAX_MATRIX_BITS = 2**32
 MAX_ENTRY_BITS = 2**17
 
 ClassAverage = tuple["Sequence[int]", bool, Fraction]
-"""(members, whether the average is 0 on this class, relax)."""
+"""(members, whether the average is 0 on this class, relaxation)."""
 
 
 def averages_on_class(phase: Sequence[Average], digits: Sequence[int]) -> list[ClassAverage]:

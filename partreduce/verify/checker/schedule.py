@@ -135,7 +135,7 @@ class Schedule(Options):
 
     @cached_property
     def averages_of_all(self) -> dict[int, Fraction]:
-        """The relax of every phase that is one average over all workers."""
+        """The relaxation of every phase that is one average over all workers."""
         shape = (self.width, len(self.radices))
         listed = ((t, average) for t, phase in enumerate(self.phases) for average in phase)
         return {t: relaxation for t, (members, across, relaxation) in listed if (len(members), len(across)) == shape}
@@ -171,7 +171,7 @@ class Schedule(Options):
         return {worker: number for number, node in enumerate(self.nodes) for worker in node}
 
     def group_sizes(self) -> list[set[tuple[int, Fraction]]]:
-        """The different (workers in a group, relax) of every phase; a group of one worker is none."""
+        """The different (workers in a group, relaxation) of every phase; a group of one worker is none."""
         result = []
         for phase in self.phases:
             # Plain groups are collected apart, because hashing a million fractions would take most of the time.
@@ -433,7 +433,7 @@ def _read_groups(raw: object, num_workers: int, place: str) -> list[Average]:
     listed = as_list(raw, place)
     require(set(map(type, listed)) <= {dict}, place, "must be a list of objects")
     keys = {("group",), ("group", "relaxation"), ("relaxation", "group")}
-    require(set(map(tuple, listed)) <= keys, place, "the object of a group holds group and perhaps relax")
+    require(set(map(tuple, listed)) <= keys, place, "the object of a group holds group and perhaps relaxation")
     groups = list(map(itemgetter("group"), listed))
     has_pairs = set(map(type, groups)) <= {list} and min(map(len, groups), default=2) >= 2
     require(has_pairs, place, "groups of 2 or more")

@@ -4,7 +4,7 @@
 instants: at instant s < P worker i has made ⌊s·steps_per_round/P⌋ of its steps and nothing is averaged yet; at instant
 P it has made all, and W acts. Late averages come in before the steps of their round instead: x ← W·x + (steps), and
 otherwise x ← W·(x + steps). With step-normalized averages what is averaged of the steps is multiplied by (mean
-steps_per_round of the group)/steps_per_round before. A figure is the mean over all instants of a period of ‖x −
+steps_per_round of the group)/steps_per_round before. A metric is the mean over all instants of a period of ‖x −
 mean‖²/n, in the steady state.
 
 **Classes.** As in `period.py` a rule is a G × G matrix on each class of characters. Steps of unit variance, independent
@@ -16,9 +16,9 @@ each times its number of characters.
 Q·W = Q·W·Q: what is off the mean after a round depends on what was off the mean before. So the mean may be left in
 while a period is computed, and taken out at its end.
 
-**No phase lengthens.** Groups with 0 ≤ relax ≤ 2 have the eigenvalues 1 and 1 − relax. A matrix without negative
-entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Both are asked of every phase, and everything below
-rests on it.
+**No phase lengthens.** Groups with 0 ≤ relaxation ≤ 2 have the eigenvalues 1 and 1 − relaxation. A matrix without
+negative entries whose rows and columns sum to 1 has ‖W‖₂² ≤ ‖W‖₁·‖W‖∞ = 1. Both are asked of every phase, and
+everything below rests on it.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def read_steps(schedule: Schedule, work: Work) -> Steps:
     """
     for sizes in schedule.group_sizes():
         is_tame = all(0 <= relaxation <= 2 for _, relaxation in sizes)
-        confirm(is_tame, work.place, "relaxation", "0 <= relax <= 2 in every group")
+        confirm(is_tame, work.place, "relaxation", "0 <= relaxation <= 2 in every group")
     for t, edges in enumerate(schedule.rounds):
         weights = weights_of_round(edges)
         confirm(weights is not None, f"schedule: round {t}", "a column", "columns that sum to 1")

@@ -74,7 +74,7 @@ def random_rule(rng: np.random.Generator) -> Schedule:
 
 
 def plain_reference(schedule: Schedule) -> dict[str, float]:
-    """The definitions, written down again with whole matrices and one big linear solve per figure."""
+    """The definitions, written down again with whole matrices and one big linear solve per metric."""
     n, period = schedule.num_workers, schedule.period
     strategy = schedule.strategy
     assert isinstance(strategy, StaticGroups)
@@ -365,7 +365,7 @@ def test_radius_is_at_most_the_least_contraction_of_any_start(schedule: Schedule
 
 @pytest.mark.parametrize("seed", range(3))
 def test_consensus_distance_and_drift_equal_a_simulation(seed: int) -> None:
-    """Run the recursion itself on many independent copies: the figure lies within 5 standard errors."""
+    """Run the recursion itself on many independent copies: the metric lies within 5 standard errors."""
     rng = np.random.default_rng(4000 + seed)
     schedule = random_rule(rng)
     while consensus_distance(schedule).value in (0.0, math.inf) or contraction_of(dense_sectors(schedule)) > 0.95:

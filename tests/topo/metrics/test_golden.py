@@ -1,4 +1,4 @@
-"""The reference metrics: every number of golden.json that a figure reproduces."""
+"""The reference metrics: every number of golden.json that a metric reproduces."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_metrics_that_need_a_direct_method_are_refused_by_name_above_512_workers
     for metric in (found.radius, found.consensus_distance, found.drift.worker, found.drift.node):
         assert metric.value is None
         assert metric.how == (
-            "not found: explicit schedules have this figure up to 512 workers; write the schedule as a rule"
+            "not found: explicit schedules have this metric up to 512 workers; write the schedule as a rule"
         )
     assert found.to_json()["consensus_distance"] is None
     assert found.contraction_per_start == ()

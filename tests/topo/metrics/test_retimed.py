@@ -64,7 +64,7 @@ def test_what_is_not_found_at_steps_per_round_1_is_not_found_at_others():
             known.drift_at(steps_per_round, late=late),
         ):
             assert metric.value is None
-            assert "explicit schedules have this figure up to 512 workers" in metric.how
+            assert "explicit schedules have this metric up to 512 workers" in metric.how
 
 
 @pytest.mark.parametrize("change", [{"steps_per_round": 2}, {"sync": DelayedAveraging()}])

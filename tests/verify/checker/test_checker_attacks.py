@@ -29,7 +29,7 @@ def document(nodes, size, **strategy):
 
 
 def groups(n, *phases):
-    """A static schedule; a member list, or (member list, relax)."""
+    """A static schedule; a member list, or (member list, relaxation)."""
     listed = [
         [{"group": g} if isinstance(g, list) else {"group": g[0], "relaxation": g[1]} for g in phase]
         for phase in phases
@@ -106,7 +106,7 @@ ATTACKS = {
     "answers of a billion workers": (HUGE_RULE, ASKED),
     "answers of nobody": (RULE, {**ASKED, "answers": ""}),
     "answers of another function": (RULE, {**ASKED, "answers": hashlib.sha256(b"0 1\n-\n" * 4).hexdigest()}),
-    "answers without their relax": (RULE, {**ASKED,
+    "answers without their relaxation": (RULE, {**ASKED,
         "answers": hashlib.sha256(b"0\n-\n2\n-\n0\n-\n2\n-\n").hexdigest()}),
     "right answers of more workers than anybody asks": (document(1025, 1, kind="allreduce"),
         {**ASKED, "answers": hashlib.sha256(b"0 1\n" * 1025).hexdigest()}),

@@ -175,7 +175,7 @@ def test_pivots_have_the_signs_of_eigenvalues():
         assert float(product) == pytest.approx(np.prod(values), rel=1e-6)
 
 
-# Steady states: whatever data a certificate brings, no bound below the figure
+# Steady states: whatever data a certificate brings, no bound below the metric
 
 STEADY = {name: SCHEDULES[name] for name in ("rule", "explicit", "graph", "late", "paced") if name in SCHEDULES}
 
@@ -190,7 +190,7 @@ def steady_cases():
 
 @pytest.mark.parametrize(("name", "schedule"), steady_cases().items())
 def test_no_data_confirms_a_bound_below_the_figure(name, schedule):
-    """The honest covariance, twice and ten times it: refused below the figure."""
+    """The honest covariance, twice and ten times it: refused below the metric."""
     raw = dump_schedule(schedule)
     true = steady_distance(raw, *dense(raw))
     entries = {entry["claim"]: dict(entry) for entry in prove(schedule).certificate["claims"]}
@@ -245,7 +245,7 @@ def test_covariances_are_rounded_to_the_nearest_unit():
     ("n", "lr", "longest"),
     [
         (2, "1/8", 16),  # 2 · 8, the common denominator
-        (2, "64", 64),  # 64/2 of the other's anchor, times 2
+        (2, "64", 64),  # 64/2 of the other's outer parameters, times 2
         (3, "34", 65),  # 1 - 34 · 2/3 of one's own, times 3
     ],
 )

@@ -67,7 +67,7 @@ def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> Non
     lengthens_nothing = schedule.form != "graph" and all(
         0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes
     )
-    confirm(lengthens_nothing, place, "trees", "0 <= relax < 2 in every group")
+    confirm(lengthens_nothing, place, "trees", "0 <= relaxation < 2 in every group")
     listed_classes: list[list[int]] = [[], *([digit] for digit in range(len(schedule.radices)))]
     trees = entry["trees"]
     as_many = isinstance(trees, list) and len(trees) == len(listed_classes)

@@ -1,7 +1,7 @@
 """Claim `membership`, for rules: the function that a worker evaluates at run time finds the group of its block.
 
 *What this check confirms:* `answers` is the SHA-256 of what every worker has to answer in every phase: the smallest
-member of its group and the relax, or `-` if it skips. The check computes the groups from the digits itself, so a
+member of its group and the relaxation, or `-` if it skips. The check computes the groups from the digits itself, so a
 function that answered otherwise, anywhere, has another hash. Where all answers together are long nobody asks every
 worker, and there is no such claim.
 

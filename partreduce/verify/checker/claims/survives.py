@@ -12,7 +12,7 @@ class is enough. Failures that leave one worker or none are none.
 what follows holds of it as it stands.
 
 **The groups that are kept.** Let 0 ≤ t < 2 in every group, so that no group lengthens a vector, and one with t > 0
-keeps its length only if the vector is constant on it. Lost workers are taken out of each group, which keeps both. Of
+keeps its length only if the vector is constant on it. Failed workers are taken out of each group, which keeps both. Of
 listed groups a period contracts if those with t > 0 join all survivors, as in consensus.py; its matrix is looked at as
 it stands.
 
@@ -39,9 +39,9 @@ and ‖P − J‖₂² ≤ c² on them if c²·diag(w) − (P − J)ᵀ·diag(w)
 
 *What survivors run.* `answers` is the SHA-256 of what the survivors of every such failure run: for each failure,
 smaller ones first and then in order, last those of nodes with more workers, for each phase and survivor the smallest
-member of its group and the relax, or `-`. The check finds the groups by itself. It assumes that the installed code was
-asked. Where there may be over 2²⁰ lines nobody asks about every failure, and `answers` is empty: that the code does as
-the file says is assumed then.
+member of its group and the relaxation, or `-`. The check finds the groups by itself. It assumes that the installed code
+was asked. Where there may be over 2²⁰ lines nobody asks about every failure, and `answers` is empty: that the code does
+as the file says is assumed then.
 
 *The check is sound because* it finds the classes, cells and matrices by itself; only c² is taken from the entry, and c²
 = 1 holds of all that lengthens nothing. Rounds go on in order after a failure, so that `deadlock-free` holds of
@@ -129,7 +129,7 @@ class _Confirmed(NamedTuple):
 def _confirm_consensus(runs: Schedule, cells: _Cells, known: _Confirmed, place: str, work: Work) -> None:
     """No group lengthens, and those that contract join everything: on functions of free digits, and on cells."""
     lengthens_nothing = all(0 <= relaxation < 2 for sizes in runs.group_sizes() for _, relaxation in sizes)
-    confirm(lengthens_nothing, place, "consensus", "0 <= relax < 2 in every group")
+    confirm(lengthens_nothing, place, "consensus", "0 <= relaxation < 2 in every group")
     for digit in set(cells.free) - known.joined:
         groups = [
             ([ZERO, *ranks] if vanishes else ranks, relaxation)
@@ -158,7 +158,7 @@ def _confirm_rate(runs: Schedule, cells: _Cells, squared: Fraction, known: _Conf
 
 
 def _confirm_joined(groups: Sequence[tuple[Sequence[int], Fraction]], vertices: range, place: str, work: Work) -> None:
-    """Groups with a positive relax join all vertices."""
+    """Groups with a positive relaxation join all vertices."""
     work.spend(20 * sum(len(members) for members, _ in groups))
     components, parts = Components(vertices.stop), len(vertices)
     for members, relaxation in groups:
@@ -168,7 +168,7 @@ def _confirm_joined(groups: Sequence[tuple[Sequence[int], Fraction]], vertices: 
 
 
 class _Cells(NamedTuple):
-    """`sizes`: the workers of each cell; a group of `phases` is (cells, relax); `free`: digits with other functions."""
+    """`sizes`: workers of a cell; a group of `phases` is (cells, relaxation); `free`: digits with other functions."""
 
     sizes: list[int]
     phases: list[list[tuple[list[int], Fraction]]]

@@ -7,11 +7,11 @@ the same averages in the same order, see `lag`), at the same learning rate; and 
 parameters, state and gradient makes equal out of equal. So do the updates that drain a pipeline, or their absence.
 
 **Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all
-workers (relax 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it, from an
-outer parameters and a momentum that are the same for all, since only such rounds change them. With a codec the average
-is decoded from the same bytes by all, and added to a reference that is the same for all. In the other rounds, and after
-steps, they may differ; so may optimizer state, always. Nothing is said of fragments in turn, which are never equal all
-at once (`fragments` says when each is). The rounds of the prologue are such averages as well.
+workers (relaxation 1), synchronously, all hold the same parameters: the average, or what an outer step makes of it,
+from an outer parameters and a momentum that are the same for all, since only such rounds change them. With a codec the
+average is decoded from the same bytes by all, and added to a reference that is the same for all. In the other rounds,
+and after steps, they may differ; so may optimizer state, always. Nothing is said of fragments in turn, which are never
+equal all at once (`fragments` says when each is). The rounds of the prologue are such averages as well.
 
 Why all take the same bits. A sum is made once for each part of the array and copied to all, in the ring (each part has
 one end of its way around, from where it goes round finished) as in the hierarchical form; with the codec int8 a part is

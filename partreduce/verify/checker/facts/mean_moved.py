@@ -11,12 +11,12 @@ others the sum is −s, and the squared lengths sum to n·d² − A. So ‖s‖�
 and Schwarz. The smaller of the two is largest where they are equal, A = (n − k)·d², hence ‖s‖² ≤ k·(n − k)·d². For one
 worker ‖x_j − m‖² ≤ (n − 1)·d².
 
-*Theorem 3.* In the mean over all losses of k workers the square of the way is k/((n − 1)·(n − k))·d², `usual`; over all
-donors it is d²/(n + 1)², `joined`. The inner products of different x_i − m sum to −n·d², so that each is −d²/(n − 1) in
-the mean, and ‖s‖² is k·d² − k·(k − 1)·d²/(n − 1) = k·(n − k)/(n − 1)·d².
+*Theorem 3.* In the mean over all failures of k workers the square of the way is k/((n − 1)·(n − k))·d², `usual`; over
+all donors it is d²/(n + 1)², `joined`. The inner products of different x_i − m sum to −n·d², so that each is −d²/(n −
+1) in the mean, and ‖s‖² is k·d² − k·(k − 1)·d²/(n − 1) = k·(n − k)/(n − 1)·d².
 
 All are attained: theorem 2 where the k that failed are at one point and all others at another. `failed` lists the sizes
-of losses that the plan covers. Where gradients are averaged all models are equal, and d is 0. `consensus-distance`
+of failures that the plan covers. Where gradients are averaged all models are equal, and d is 0. `consensus-distance`
 bounds the mean of d² over the instants of a period, in units of the noise that a step adds.
 """
 

@@ -53,7 +53,7 @@ def numbers(schedule: Schedule, _: Work) -> Numbers:
     else:
         phases = {frozenset(_distinct_groups(phase)) for phase in schedule.phases} - {frozenset()}
         groups, connections = _most_groups(schedule, phases)
-        splits = len(phases)  # the relax makes no difference
+        splits = len(phases)  # the relaxation makes no difference
     return {"groups": groups, "connections": connections, "splits": splits, "arrays": arrays}
 
 
