@@ -14,7 +14,7 @@ from partreduce.topo.fields import Closed, check_ranges
 
 LONGEST_SECONDS = 1e9
 """The most seconds (30 years) of a step, a latency or a byte, and the largest factor on them: sums and products of
-metrics up to here stay finite, and beyond there is no cluster."""
+numbers up to here stay finite, and beyond there is no cluster."""
 
 LARGEST_JITTER = 1000.0
 """The largest coefficient of variation: beyond, next to all factors of a log-normal of mean 1 are next to 0."""
@@ -59,7 +59,7 @@ class CodecSeconds(Closed):
 class Switch:
     """A switch: the nodes below it, directly or through other switches, ascending, and its link upwards.
 
-    The link has the same metrics in both directions and works in both at once. One without metrics costs nothing, which
+    The link has the same numbers in both directions and works in both at once. One without numbers costs nothing, which
     is how a switch of unknown bandwidth is stated.
     """
 

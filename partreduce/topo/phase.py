@@ -151,7 +151,7 @@ class Phase(Arrays):
         return result
 
     def apply(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x) in its group. O(size)."""
+        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size)."""
         self.labels()
         result = np.array(values, dtype=np.float64)
         if not len(self):

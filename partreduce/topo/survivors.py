@@ -92,7 +92,7 @@ def _continued(schedule: Schedule, failed: frozenset[int], rule: SurvivorRule) -
             phases = _one_group(cluster)
         strategy = replace(strategy, phases=phases)
     elif strategy.averages_gradients and not schedule.strategy.averages_gradients:
-        # Their models differ, so they average models, also where only workers of steps_per_round 1 are left.
+        # Their models differ, so they average models, also where only workers with steps_per_round 1 are left.
         transport = replace(strategy.transport, error_feedback=False)  # which groups do not have
         strategy = StaticGroups(
             phases=_one_group(cluster),

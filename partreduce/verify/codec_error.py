@@ -26,8 +26,8 @@ NAME = "codec-error"
 def codec_error(schedule: Schedule, stated: Stated) -> Claim | None:
     """The largest error over all groups, None without a codec."""
     strategy = schedule.strategy
-    payload = "gradients" if strategy.averages_gradients else "what was added to parameters since all had the same"
-    return stated.claim(NAME, lambda numbers: _in_words(strategy.transport, numbers, payload))
+    averaged = "gradients" if strategy.averages_gradients else "what was added to parameters since all had the same"
+    return stated.claim(NAME, lambda numbers: _in_words(strategy.transport, numbers, averaged))
 
 
 def codec_error_of_a_server(schedule: Schedule) -> Claim | None:
@@ -46,12 +46,12 @@ def codec_error_of_a_server(schedule: Schedule) -> Claim | None:
     return Claim(NAME, Status.FACT, _in_words(transport, witness, "gradients"), witness)
 
 
-def _in_words(transport: Transport, numbers: Numbers, payload: str) -> str:
+def _in_words(transport: Transport, numbers: Numbers, averaged: str) -> str:
     each = "of each member's largest in its block" if transport.codec.has_blocks else "of the members' magnitudes"
     rest = " What error feedback adds from earlier steps counts as given." if transport.error_feedback else ""
     part, near_zero = float(Fraction(numbers["relative"])), float(Fraction(numbers["absolute"]))
     return (
-        f"Each decoded number is off the exact mean of {payload} by at most {part:.3g} times the mean {each}, "
+        f"Each decoded number is off the exact mean of {averaged} by at most {part:.3g} times the mean {each}, "
         f"and {near_zero:.2g} near zero, after {numbers['roundings']} roundings by the codec {transport.codec}, or "
         "it is not "
         f"finite. Claims about averaging speak of the exact averages; rounding adds this much to each.{rest}"

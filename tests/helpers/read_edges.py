@@ -144,7 +144,7 @@ READ_EDGES = [
         "strategy.sync: a pipeline and a quorum go with allreduce at steps_per_round 1"),
     reads(AXES, "a pipeline is an object", pipeline(), over_all(sync={"pipeline": 2}), f"{LATE}: must be an object"),
     reads(AXES, "synchronous", over_all(sync="synchronous"), over_all(sync="delay"), "strategy.sync: must be one of "
-    "['lock"),
+    "['sync"),
     reads(AXES, "one round late", over_all(sync={"delay": 1}), over_all(sync={"delay": 2}),
         "strategy.sync.delay: must be"),
     *(reads(AXES, f"one answer to when, {name}", raw, both, "strategy.sync: has unknown keys ['delay']")

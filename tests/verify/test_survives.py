@@ -169,7 +169,7 @@ def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_
 @pytest.mark.parametrize("seed", range(1, 30, 2))
 @pytest.mark.parametrize("workers", [1, 3])
 def test_a_rule_applied_again_has_the_bounds_that_brute_force_finds(seed: int, workers: int) -> None:
-    """No single failure is worse than the worst class of as many failed workers, and each class has one that attains it."""
+    """No single failure is worse than the worst class of as many workers, and each class has one that attains it."""
     schedule = planned(random_schedule(seed), workers, REAPPLY)
     failures = all_failures(schedule, workers)
     proof = prove(schedule)

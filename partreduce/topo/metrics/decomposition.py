@@ -1,7 +1,7 @@
 """Which sectors a schedule is split into: the cheapest direct decomposition, within limits on what metrics may cost.
 
-All-reduce at one steps_per_round has two, a rule one per character class, a round that looks the same from every worker
-one per frequency. What has no such structure is a single sector of size n, as long as that is not too large.
+All-reduce with equal steps_per_round has two, a rule one per character class, a round that looks the same from every
+worker one per frequency. What has no such structure is a single sector of size n, as long as that is not too large.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def dense_sectors(schedule: Schedule) -> Sectors:
 
 
 def uniform_sectors(schedule: Schedule) -> Sectors | None:
-    """The sectors of an all-reduce with one steps_per_round for all workers, None for anything else. O(num_nodes).
+    """The sectors of an all-reduce with the same steps_per_round for all workers, None for anything else. O(num_nodes).
 
     Off the mean W is 0 and steps a multiple of the identity, so of the node covariance C only its trace counts
     there: tr C − tr JC = n − Σ (workers on a node)² / n, spread over n − 1 directions.

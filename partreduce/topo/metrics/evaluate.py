@@ -90,12 +90,12 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Metri
     """What the metrics with 1 step per round, synchronous, say about any other steps_per_round and late averages.
 
     Raises:
-        InputError: another steps_per_round than 1, or late already.
+        InputError: steps_per_round is not 1, or it is late already.
         ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
     if schedule.strategy.steps_per_round != 1 or schedule.strategy.mixes_late:
         raise InputError(
-            "retimed: the schedule is at steps_per_round 1 and synchronously, so that the other steps per round follow"
+            "retimed: the schedule has steps_per_round 1 and is synchronous, so that other numbers of steps follow"
         )
     n, sectors = schedule.num_workers, _prepare(schedule, limit)
     shared = float((schedule.cluster.node_sizes().astype(float) ** 2).sum()) / n**2

@@ -29,7 +29,7 @@ def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
     known = rule_and_worker_steps(schedule)
     if known is None:
         raise InputError(
-            f"schedule {schedule.name!r}: is no rule with one steps_per_round per local rank; exact_product works "
+            f"schedule {schedule.name!r}: is no rule with one number of steps per local rank; exact_product works "
             "for it"
         )
     rule, worker_steps = known

@@ -54,7 +54,7 @@ def stability_limit(width: int, *, momentum: float = 0.0) -> float:
     """The h = rate · curvature from which on a pipeline of that width diverges; a width of 1 is synchronous. O(1).
 
     It is the largest curvature that counts, so `stability_limit(K) / stability_limit(1)` is by how much a rate that was
-    just stable synchronously has to shrink.
+    just stable in synchronous steps has to shrink.
 
     Raises:
         InputError: a width below 1, or a momentum outside 0 <= momentum < 1.

@@ -1,12 +1,12 @@
 """Metrics of the same phases with another steps_per_round, by formula from those of 1 step per round, synchronous.
 
-With one steps_per_round k for all workers and every gradient weighed alike, a round adds the noise kI and the push kb,
-so in synchronous the covariance after a round is k times, and the state k times, what they are at steps_per_round 1.
-Within a round s of its k steps have been added to what the round began with. A late averaging acts on what the round
-began with, x ← Wx + u, and (W x) + u with x = x' + u' reads W(x' + u') + u: what a late schedule holds after a round is
-what the synchronous one holds after a round *and* the steps of the next. Averaged over the k instants of a round, with
-d and D the consensus distance and drift at steps_per_round 1 synchronously, D' the drift at steps_per_round 1 late, e
-the mean square of one worker's noise off the mean and b that of its push:
+With the same steps_per_round k for all workers and every gradient weighed alike, a round adds the noise kI and the push
+kb, so with synchronous averages the covariance after a round is k times, and the state k times, what they are at
+steps_per_round 1. Within a round s of its k steps have been added to what the round began with. A late averaging acts
+on what the round began with, x ← Wx + u, and (W x) + u with x = x' + u' reads W(x' + u') + u: what a late schedule
+holds after a round is what the synchronous one holds after a round *and* the steps of the next. Averaged over the k
+instants of a round, with d and D the consensus distance and drift at steps_per_round 1 synchronously, D' the drift at
+steps_per_round 1 late, e the mean square of one worker's noise off the mean and b that of its push:
 
     consensus distance   k·d + e·(k−1)/2                       late: + k·e
     drift          k²·D + k(k−1)·c + b(k−1)(2k−1)/6      late: k²·D' + k(k−1)·(c+b) + b(k−1)(2k−1)/6
@@ -40,7 +40,7 @@ class Retimed:
     _late_distances: dict[int, float] = field(default_factory=dict, compare=False)
 
     def consensus_distance_at(self, steps_per_round: int, *, late: bool) -> Metric:
-        """At another steps_per_round, synchronously or late. O(1)."""
+        """With another steps_per_round, synchronous or late. O(1)."""
         added = self.noise * ((steps_per_round - 1) / 2 + (steps_per_round if late else 0))
         return _mapped(self.consensus_distance, float(steps_per_round), added)
 

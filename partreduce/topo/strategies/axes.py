@@ -115,7 +115,7 @@ class Pipeline(Closed, Waiting):
     """Pipe-SGD: a step applies the gradients of `width` - 1 steps before, whose sum ran while later steps computed.
 
     w[t] = w[t-1] - U(g[t-K]) with K = `width`, g the mean (or sum) of all workers' gradients and g[t] = 0 for t <= 0,
-    where g[t] was taken at w[t] (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are synchronously.
+    where g[t] was taken at w[t] (Li et al., NeurIPS 2018, Algorithm 1). The first `warm_up` steps are synchronous.
 
     A width beyond 2 hides nothing more, since a worker computes one step and sends one gradient at a time: the step
     takes max(computing, communicating) for each K >= 2, while every gradient gets older. So a run and its proof warn.

@@ -116,9 +116,8 @@ class Strategy(Closed, ABC):
             )
         if not self.payload.average_dense and not (self.averages_gradients and isinstance(self.sync, Synchronous)):
             raise ScheduleError(
-                "payload.average_dense: is false; only gradients that meet over all workers in each step, "
-                "synchronously, "
-                "can be summed (a pipeline has sync.pipeline.total for it), and parameters are averaged; leave it out"
+                "payload.average_dense: is false; only gradients of all workers in each step, synchronously, can be "
+                "summed (a pipeline has sync.pipeline.total for it), and parameters are averaged; leave it out"
             )
 
     def _check_outer(self, cluster: Cluster) -> None:
@@ -147,9 +146,7 @@ class Strategy(Closed, ABC):
         if count > 1 and (reason := self.refuses_fragments()):
             raise ScheduleError(f"payload.fragments: are {count}; {reason}")
         if isinstance(sync, DelayedMerge) and not isinstance(self.steps_per_round, int):
-            raise ScheduleError(
-                "sync.merge: goes with one steps_per_round for all workers; give steps_per_round as a number"
-            )
+            raise ScheduleError("sync.merge: goes with the same steps_per_round for all workers; give it as a number")
         if self.averaging is not Averaging.MEAN:
             place = "payload.fragments" if count > 1 else "sync.merge"
             raise ScheduleError(f"{place}: goes with plain means; leave averaging out")
@@ -186,7 +183,7 @@ class Strategy(Closed, ABC):
             waiting = f"with sync.{self.sync.word}" if self.sync.protocol else f"of strategy {self.kind!r}"
             return f"workers {waiting} have no common steps; take allreduce, static or neighbor, synchronously"
         if not isinstance(self.steps_per_round, int) and len(set(self.steps_per_round)) > 1:
-            return "workers of unequal steps_per_round have no common steps; give one steps_per_round for all"
+            return "workers with unequal steps_per_round have no common steps; give one number for all"
         return ""
 
     def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups

@@ -1,4 +1,4 @@
-"""What every value of the *sync* axis answers; what it does not answer otherwise is as synchronously."""
+"""What every value of the *sync* axis answers; the defaults are those of synchronous rounds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Waiting(ABC):
 
     @property
     def warm_up(self) -> int:
-        """First rounds that are synchronously nevertheless."""
+        """First rounds that are synchronous nevertheless."""
         return 0
 
     @property

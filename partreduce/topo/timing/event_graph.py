@@ -111,7 +111,7 @@ class TimedPeriod:
         )
 
     def cycle(self, *, steps_per_round: int | None = None, sync: Sync | None = None) -> CycleTime:
-        """The steady speed; with another steps_per_round for all workers, or another delay, where asked for.
+        """The steady speed; with another steps_per_round for all workers, or another delay, if asked for.
 
         Raises:
             UndecidedError: the policy iteration did not settle.

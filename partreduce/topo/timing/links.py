@@ -1,4 +1,4 @@
-"""The metrics of a cluster's links as arrays over its nodes and switches."""
+"""The numbers of a cluster's links as arrays over its nodes and switches."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Uplinks:
     """The uplinks of the switches above the nodes.
 
     `above` (levels, num_nodes) names the switches over each node, −1 for none; `latency` and `inverse` (switches,) are
-    their metrics.
+    their numbers.
     """
 
     above: Whole
@@ -115,7 +115,7 @@ def _uplinks(switches: tuple[Switch, ...], num_nodes: int) -> Uplinks:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """The link metrics of the nodes that take part, one entry per node: latencies in seconds, inverses in s/byte."""
+    """The link numbers of the nodes that take part, one entry per node: latencies in seconds, inverses in s/byte."""
 
     nic_latency: Floats
     nic_inverse: Floats

@@ -14,7 +14,7 @@ which the operation of a pipeline belongs to the round before; they differ in th
 in a pipeline (the first gradients are zero), and in the end, when a pipeline has operations left to wait for.
 Merged late, an operation begins where the share w of a round is computed. Fragments that take turns are so many
 operations, begun and awaited where their moves are (`topo.strategies.fragments`), perhaps a round later.
-Warm-up rounds of a pipeline are synchronously and leave nothing under way.
+Warm-up rounds of a pipeline are synchronous and leave nothing under way.
 
 Operations of one worker run one after the other, in order. One that is sent layer by layer begins as soon as a segment
 is there (`Stage.before`), so that synchronously too it is partly hidden behind the computing.

@@ -22,10 +22,10 @@ MAX_TRACE_BYTES = 2**30
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds per round and per step (of the largest steps_per_round) of a schedule, estimated from independent runs.
+    """Seconds per round and per step (of the workers with most steps) of a schedule, estimated from independent runs.
 
     `error` is the standard error of `per_step` over the runs; `compute` the mean seconds per step that the
-    largest-steps_per_round workers spend computing, so `per_step − compute` is communication and waiting.
+    workers with most steps spend computing, so `per_step − compute` is communication and waiting.
     """
 
     per_round: float

@@ -124,7 +124,7 @@ def of_period(
 ) -> list[Stage]:
     """The stages of one period. O(size of its phases), expanded.
 
-    A hardware without any link metrics costs nothing, so the model's size may be left out then.
+    A hardware without any numbers of links costs nothing, so the model's size may be left out then.
 
     Raises:
         InputError: the model's size is needed and missing.

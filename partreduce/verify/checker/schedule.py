@@ -57,7 +57,7 @@ class Options:
     """What a schedule of any kind may say.
 
     `worker_steps` holds one number, or one a worker. Where it `averages_gradients` these come late in a `pipeline`
-    (empty in synchronous); elsewhere parameters are averaged, a round late where `is_late`. `gap` is what workers keep
+    (empty otherwise); elsewhere parameters are averaged, a round late where `is_late`. `gap` is what workers keep
     that go on by themselves, None in rounds. `tables` go their own way in each step. With `late_steps` a round averages
     what workers had so many steps before its end, where they keep the share `kept` of their own.
     """

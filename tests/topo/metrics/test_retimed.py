@@ -70,5 +70,5 @@ def test_what_is_not_found_at_steps_per_round_1_is_not_found_at_others():
 @pytest.mark.parametrize("change", [{"steps_per_round": 2}, {"sync": DelayedAveraging()}])
 def test_only_a_schedule_at_steps_per_round_1_in_synchronous_says_what_others_do(change):
     schedule = replace(SCHEDULES[0], strategy=replace(SCHEDULES[0].strategy, **change))
-    with pytest.raises(InputError, match="at steps_per_round 1 and synchronously"):
+    with pytest.raises(InputError, match="has steps_per_round 1 and is synchronous"):
         retimed(schedule, "worker")

@@ -207,7 +207,7 @@ def test_the_checker_takes_the_very_documents_that_there_are():
         (AllReduce(sync=PartialAllReduce(quorum=2)), "workers with sync.partial have no common steps"),
         (
             AllReduce(steps_per_round=(1, 1, 1, 2)),
-            "workers of unequal steps_per_round have no common steps; give one steps_per_round for all",
+            "workers with unequal steps_per_round have no common steps; give one number for all",
         ),
     ],
     ids=str,

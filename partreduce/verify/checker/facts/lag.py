@@ -2,7 +2,7 @@
 
 A pipeline of width K averages the gradients of all workers while later steps compute. Number the steps of a worker
 0, 1, 2, … and call g_s the mean (or the sum) of what all workers took in step s, each before the update of that step.
-The first `warm_up` steps are synchronously: step s applies g_s. From then on a worker keeps a queue, empty at first, of
+The first `warm_up` steps are synchronous: step s applies g_s. From then on a worker keeps a queue, empty at first, of
 averages that are in flight. In each step s it
 
     1. takes its gradient; if K − 1 averages are in the queue, takes the oldest out and waits for it;

@@ -5,7 +5,7 @@ An operation averages the model or, where it is cut into `parts` fragments, one 
 
 * `of_worker` bytes leave a worker, and `of_node` bytes a node by its link to the others, in the operations of one
   round: with fragments in those of one fragment. A worker begins at most one operation in a step (of fragments,
-  `fragments` says why), so where all have one steps_per_round these are the most that one step sends;
+  `fragments` says why), so where all have the same steps_per_round these are the most that one step sends;
 * `in_flight` bytes of payload are at one time begun by a worker and not yet waited for.
 
 *Theorem.* Let w bytes be written for each of float32: 1, in 16 bits 1/2, in int8 1/4 + 1/b and in int4 1/8 + 1/b with a
