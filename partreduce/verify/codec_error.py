@@ -51,8 +51,7 @@ def _in_words(transport: Transport, numbers: Numbers, averaged: str) -> str:
     rest = " What error feedback adds from earlier steps counts as given." if transport.error_feedback else ""
     part, near_zero = float(Fraction(numbers["relative"])), float(Fraction(numbers["absolute"]))
     return (
-        f"Each decoded number is off the exact mean of {averaged} by at most {part:.3g} times the mean {each}, "
-        f"and {near_zero:.2g} near zero, after {numbers['roundings']} roundings by the codec {transport.codec}, or "
-        "it is not "
-        f"finite. Claims about averaging speak of the exact averages; rounding adds this much to each.{rest}"
+        f"Each decoded number is off the exact mean of {averaged} by at most {part:.3g} times the mean {each}, and "
+        f"{near_zero:.2g} near zero, after {numbers['roundings']} roundings by the codec {transport.codec}, or it is "
+        f"not finite. Claims about averaging speak of the exact averages; rounding adds this much to each.{rest}"
     )

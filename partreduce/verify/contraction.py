@@ -46,7 +46,7 @@ ZERO = 1e-7
 def prove_contraction(schedule: Schedule) -> Claim:
     """Prove the best c² that a simple fraction above the true value gives.
 
-    steps_per_round and overlap do not enter: they decide when noise is added, not what the period does to a difference.
+    steps_per_round and delay do not enter: they decide when noise is added, not what the period does to a difference.
     """
     rule = rule_view(schedule)
     if rule is not None:

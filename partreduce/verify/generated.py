@@ -4,7 +4,7 @@ Groups drawn at run time have no fixed product to certify. Prague rests on the a
 doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past. Which draws do not?
 
 * `random`: the worker that asks is given, by everybody's speed; its partners are uniformly random among all others. So
-  the theorem is for *any* worker that asks, chosen by an adversary who knows the past (`any_slow_worker_policy`).
+  the theorem is for *any* worker that asks, chosen by an adversary who knows the past (`any_requester`).
   Conditioned on the past, E‖Wx‖² ≤ λ·‖x‖² for every x off the mean, and factors multiply: nothing has to be
   independent.
 * `node-then-all`: whoever is idle on a node averages, which nobody can predict. But a meeting of all is drawn after
@@ -33,7 +33,7 @@ class SecondEigenvalue:
     """λ₂ of E[WᵀW], as the larger root of λ² − trace·λ + determinant: exact, whether it is rational or not.
 
     For one operation (random, global division) the determinant is 0 and λ₂ = trace; for inter/intra it belongs to the
-    inter phase followed by the intra phase, for node-then-all to a cycle. `transport` says what it is of.
+    inter phase followed by the intra phase, for node-then-all to a cycle. `how` says what it is of.
     """
 
     trace: Fraction
@@ -126,7 +126,7 @@ def groups_of_a_worker(strategy: DynamicGroups, cluster: Cluster) -> int:
 def _random(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     n, g = cluster.num_workers, strategy.group_size
     second = SecondEigenvalue(
-        any_slow_worker_policy(n, g),
+        any_requester(n, g),
         Fraction(0),
         f"a group of {g} among {n}, random but for the worker that asks, whoever asks",
     )
@@ -174,7 +174,7 @@ THEOREMS: dict[GroupSplit, Callable[[DynamicGroups, Cluster], Theorem]] = {
 """One for each division; a new one has none until it is written here."""
 
 
-def any_slow_worker_policy(num_workers: int, size: int) -> Fraction:
+def any_requester(num_workers: int, size: int) -> Fraction:
     """λ with E‖Wx‖² ≤ λ‖x‖² off the mean for a group of a *given* worker i and `size` − 1 uniformly random others.
 
     ‖x‖² − ‖Wx‖² is 1/g times the sum of (x_j − x_k)² over the pairs in the group. A pair with i is in it with

@@ -51,8 +51,8 @@ def _equal_replicas(strategy: Server) -> Claim | None:
     """Where a server is synchronous and not late its answer is the same for all, and all that they go on from."""
     if not strategy.synchronous or strategy.mixes_late:
         return None
-    sync = "step" if strategy.averages_gradients else "round"
-    text = f"the hosts answer all workers with the same bytes, so all hold the same parameters after every {sync}. "
+    unit = "step" if strategy.averages_gradients else "round"
+    text = f"the hosts answer all workers with the same bytes, so all hold the same parameters after every {unit}. "
     if strategy.transport.codec is not Codec.NONE:
         text += "What a host rounds in its answer its own worker takes rounded, too. "
     return Claim("equal-replicas", Status.FOLLOWS, text + ASSUMED)
@@ -108,11 +108,11 @@ def _numbered_groups() -> Claim:
         "groups get sequence numbers, stand in their order in the buffers of all members, and start when they are "
         "first in all of them and no member is in a running one. Running groups are disjoint and their members wait "
         "for no other; once they are done, the oldest group that has not started is first in the buffers of all its "
-        "members and starts. A worker that ends is taken out of groups that have not started and meets the one "
-        "that runs first, so neither unequal data nor unequal steps per round leave anybody waiting. This is a "
-        "theorem about the "
-        "protocol: that its code follows it was explored for small configurations (docs/group-generator.md). Assumed: "
-        "the service lives or is started again, messages arrive when repeated, and who dies is given up by its lease."
+        "members and starts. A worker that ends is taken out of groups that have not started and meets the one that "
+        "runs first, so neither unequal data nor unequal steps per round leave anybody waiting. This is a theorem "
+        "about the protocol: that its code follows it was explored for small configurations (docs/group-generator.md). "
+        "Assumed: the service lives or is started again, messages arrive when repeated, and who dies is given up by "
+        "its lease."
     )
     return Claim("deadlock-free", Status.FOLLOWS, text)
 

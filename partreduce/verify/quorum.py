@@ -96,7 +96,7 @@ def _age(quorum: PartialAllReduce, numbers: Numbers) -> str:
     )
     return (
         f"{why}; so at most {_rounds(bound)} lie between those that the weights have with which a gradient was "
-        "computed, and the round that has the gradient, where synchronous has none: it comes at most "
+        "computed, and the round that has the gradient, where synchronous rounds have none: it comes at most "
         f"{bound + 1} rounds after the last one that its weights have. {EXPLORED}"
     )
 

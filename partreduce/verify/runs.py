@@ -22,11 +22,10 @@ NONE = -1
 """There is no bound."""
 
 END = (
-    " So does the end: if every worker carries out the same number of rounds, whatever its steps_per_round, then "
-    "also the last "
-    "ones complete. That they are as many is assumed: members meet by round number; with unequal data join mode keeps "
-    "a worker whose data ended in every round that anybody begins, and without it the others wait for a worker that "
-    "ends early."
+    " So does the end: if every worker carries out the same number of rounds, whatever its steps_per_round, then also "
+    "the last ones complete. That they are as many is assumed: members meet by round number; with unequal data join "
+    "mode keeps a worker whose data ended in every round that anybody begins, and without it the others wait for a "
+    "worker that ends early."
 )
 """What `deadlock-free` assumes about the end of a job, and proves of it."""
 
@@ -116,9 +115,8 @@ def _end(schedule: Schedule, numbers: Numbers) -> str:
     text = (
         "The operations of any number of rounds complete if every worker carries out that number. So they do with data "
         f"dealt by steps_per_round: a round of all takes {numbers['steps']} batches, so N batches are N div "
-        f"{numbers['steps']} "
-        "rounds for everybody. So they do in join mode, whatever the data: every worker takes part in exactly the "
-        "rounds that anybody began, and leaves when all data have ended."
+        f"{numbers['steps']} rounds for everybody. So they do in join mode, whatever the data: every worker takes part "
+        "in exactly the rounds that anybody began, and leaves when all data have ended."
     )
     if schedule.strategy.sync.delays_gradients:
         text += " The operations in flight then have been begun by all, and complete as the pipeline drains."

@@ -116,9 +116,9 @@ def _nic_bytes(numbers: Numbers) -> str:
         "Out of a node's NICs go in a step, if every worker touches all rows, at most so many bytes for a lookup and "
         f"its gradients, in float32 or the table's codec: {listed}. A step that touches a share of them, spread over "
         "the owners as all rows are, sends that share: of a worker on average, or of a node's workers together where "
-        "they agree first. "
-        "Parallax's tables, which know no shared NICs, say for a share a of b bytes: 2ab for a GPU by servers and "
-        "2(N-1)ab by all-gather (2018, Table 3); 4ab(N-1)/N and 2ab(N-1) for a machine, in and out (2019)."
+        "they agree first. Parallax's tables, which know no shared NICs, say for a share a of b bytes: 2ab for a GPU "
+        "by servers and 2(N-1)ab by all-gather (2018, Table 3); 4ab(N-1)/N and 2ab(N-1) for a machine, in and out "
+        "(2019)."
     )
 
 

@@ -19,7 +19,7 @@ from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
 from partreduce.verify.generated import (
     Conditions,
     SecondEigenvalue,
-    any_slow_worker_policy,
+    any_requester,
     convergence_conditions,
     groups_of_a_worker,
     inter_intra,
@@ -91,7 +91,7 @@ def test_a_random_group_contracts_whoever_asks(n, g):
         others = [worker for worker in range(n) if worker != asks]
         mean = expectation(projection(n, [(asks, *rest)]) for rest in itertools.combinations(others, g - 1))
         off = mean - np.full((n, n), 1 / n)
-        assert np.linalg.eigvalsh(off)[-1] == pytest.approx(float(any_slow_worker_policy(n, g)), abs=1e-12)
+        assert np.linalg.eigvalsh(off)[-1] == pytest.approx(float(any_requester(n, g)), abs=1e-12)
 
 
 def test_every_division_has_a_theorem_of_its_own():

@@ -464,6 +464,7 @@ def test_a_proof_is_asked_by_name_and_printed():
     assert proof.explain() == "consensus is not guaranteed\nb: proved. thus\na: refuted. so"
     assert proof.to_json() == {
         "verdict": "refuted",
+        "consensus": "not guaranteed",
         "claims": [{"claim": "b", "status": "proved"}, {"claim": "a", "status": "refuted", "witness": {"w": 1}}],
     }
     assert proof["b"].entry == {"claim": "b", "rows": 2}

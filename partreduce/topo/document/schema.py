@@ -137,8 +137,8 @@ def main(arguments: list[str]) -> int:
             write_file(FOLDER / name, text.encode())
     elif old:
         sys.stderr.write(
-            f"schemas/{', schemas/'.join(old)}: differ from the models; "
-            "run `python -m partreduce.topo.document.schema`\n"
+            f"schemas/{', schemas/'.join(old)}: differ from the models; run `python -m "
+            "partreduce.topo.document.schema`\n"
         )
         return 1
     return 0

@@ -82,7 +82,9 @@ def noise_factor(h: float, width: int, *, momentum: float = 0.0) -> float:
     """
     bound = stability_limit(1, momentum=momentum)
     if not 0 <= h < bound:
-        raise InputError(f"h: is {h}; rate times curvature lies in 0 <= h < {bound:g}, where synchronous is stable")
+        raise InputError(
+            f"h: is {h}; rate times curvature lies in 0 <= h < {bound:g}, where synchronous steps are stable"
+        )
     if h >= stability_limit(width, momentum=momentum):
         return inf
     if momentum == 0 or h == 0:

@@ -235,9 +235,8 @@ class Transport(Closed):
                 if getattr(self, name) != getattr(default, name):
                     value = getattr(self, name)
                     raise ScheduleError(
-                        f"transport.{name}: is {str(value).lower()}; only the codecs int8 and int4 have it (the "
-                        "codec is "
-                        f"{self.codec})"
+                        f"transport.{name}: is {str(value).lower()}; only the codecs int8 and int4 have it (the codec "
+                        f"is {self.codec})"
                     )
         if self.where is not CodecScope.ALL and self.codec is Codec.NONE:
             raise ScheduleError(f"transport.where: is {self.where}; there is no codec whose place it could say")

@@ -96,8 +96,7 @@ class Strategy(Closed, ABC):
         if self.transport.gradient_buckets is GradientBuckets.PER_LAYER and not self.sends_layers:
             raise ScheduleError(
                 f"transport.gradient_buckets: is {self.transport.gradient_buckets}; gradients of allreduce at "
-                "steps_per_round 1 can go layer by layer, while "
-                "parameters are there all at once"
+                "steps_per_round 1 can go layer by layer, while parameters are there all at once"
             )
         if self.transport.codec is not Codec.NONE and (reason := self.refuses_codec(cluster)):
             raise ScheduleError(f"transport.codec: is {self.transport.codec}; {reason}")
@@ -105,8 +104,7 @@ class Strategy(Closed, ABC):
         if self.transport.error_feedback and not repeats_sums:
             raise ScheduleError(
                 "transport.error_feedback: is true; only where every round is of all workers, and none is late, each "
-                "sum has "
-                "a next one of the same numbers, to which what rounding took can be added; leave it out"
+                "sum has a next one of the same numbers, to which what rounding took can be added; leave it out"
             )
 
     def _check_payload(self) -> None:
@@ -164,8 +162,7 @@ class Strategy(Closed, ABC):
             if pull >= (1 + sync.alpha) * (1 + factor):
                 most = (1 + sync.alpha) * (1 + factor) / (pull / self.payload.outer.lr)
                 raise ScheduleError(
-                    f"payload.outer.lr: is {self.payload.outer.lr}; with alpha {sync.alpha} and this momentum "
-                    "outer "
+                    f"payload.outer.lr: is {self.payload.outer.lr}; with alpha {sync.alpha} and this momentum outer "
                     f"parameters and models diverge from a rate of {most} on; take a smaller one"
                 )
 

@@ -173,9 +173,8 @@ class IterationGap(Closed, Waiting):
             self.skip.check()
             if not (self.staleness or self.has_backup):
                 raise ScheduleError(
-                    "sync.iteration_gap.skip: never happens, since an out-neighbor that needs every update is at "
-                    "most 1 step "
-                    "ahead; give backup or staleness as well"
+                    "sync.iteration_gap.skip: never happens, since an out-neighbor that needs every update is at most "
+                    "1 step ahead; give backup or staleness as well"
                 )
 
     def check_neighbors(self, numbers: Sequence[int]) -> None:
@@ -188,6 +187,5 @@ class IterationGap(Closed, Waiting):
             if spare > number:
                 raise ScheduleError(
                     f"sync.iteration_gap.backup[{worker}]: is {spare}, but worker {worker} has only {number} "
-                    "in-neighbors "
-                    "besides itself"
+                    "in-neighbors besides itself"
                 )

@@ -56,8 +56,7 @@ class NeighborAveraging(HasMixingMatrix):
         if gap.takes_all and gap.weights is EdgeWeighting.UNIFORM and (edge := _uneven(graph)) is not None:
             raise ScheduleError(
                 f"sync.iteration_gap.weights: is uniform, but edge {edge[0]}→{edge[1]} of rounds[0] has another "
-                "weight; every "
-                "update of every round is taken, so give the graph uniform weights"
+                "weight; every update of every round is taken, so give the graph uniform weights"
             )
         if gap.max_ig == 0:
             raise ScheduleError("sync.iteration_gap.max_ig: is 0; without a token nobody ever enters step 1")
@@ -65,9 +64,8 @@ class NeighborAveraging(HasMixingMatrix):
             return
         if gap.has_backup:
             raise ScheduleError(
-                "sync.iteration_gap.backup: without token queues a worker that others do without falls behind "
-                "without limit, and "
-                "no queue is long enough; give max_ig as well"
+                "sync.iteration_gap.backup: without token queues a worker that others do without falls behind without "
+                "limit, and no queue is long enough; give max_ig as well"
             )
         if (edge := _one_way(graph)) is not None:
             raise ScheduleError(

@@ -174,8 +174,7 @@ def _check_route(route: TablePlacement, where: str, num_workers: int) -> None:
     if route.way is Placement.DENSE and route.codec.rounds:
         raise ScheduleError(
             f"{where}.codec: is {route.codec}; way dense is averaged with everything else, for which transport.codec "
-            "is; "
-            "leave it out"
+            "is; leave it out"
         )
     if route.codec not in ROW_CODECS:
         raise ScheduleError(f"{where}.codec: is {route.codec}, which is for sums; rows have int8 for their shortest")

@@ -454,7 +454,7 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
         "payload.fragments: are 2, and each has its turn in a round of 1": AllReduce(
             steps_per_round=(2, 1, 4), payload=two
         ),
-        "sync.merge: goes with one steps_per_round for all workers": AllReduce(
+        "sync.merge: goes with the same steps_per_round for all workers": AllReduce(
             steps_per_round=(4, 3, 4), sync=DelayedMerge(steps=1)
         ),
         "sync.merge: goes with plain means": AllReduce(

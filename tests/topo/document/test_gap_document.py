@@ -105,7 +105,7 @@ REFUSED = [
     ({"weights": "iteration"}, {}, r"sync\.iteration_gap\.weights: is iteration; without staleness"),
     ({"weights": "uniform"}, {"edges": RING[:-1]}, r"sync\.iteration_gap\.weights: is uniform, but edge"),
     ({"inquire": True, "max_ig": 2, "backup": 1}, {}, "inquire"),  # a setting of earlier versions
-    ({"order": "other"}, {}, "order"),
+    ({"update_order": "other"}, {}, "update_order"),
     ({"gaps": 1}, {}, "gaps"),
     ([], {}, r"sync\.iteration_gap"),
     ({}, {"edges": ONE_WAY}, r"rounds\[0\]: no path leads back along edge 1→2"),

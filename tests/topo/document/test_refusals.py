@@ -245,7 +245,7 @@ BROKEN = [
     (changed(RULE, ["strategy", "sync"], {"delay": True}), "strategy.sync.delay", "is true; an averaging is late by 1"),
     (changed(RULE, ["strategy", "sync"], {"delay": 2}), "strategy.sync.delay", "is 2; an averaging is late by 1 round"),
     (
-        changed(RULE, ["strategy", "sync"], {"delay": 1, "gap": 2}),
+        changed(RULE, ["strategy", "sync"], {"delay": 1, "iteration_gap": 2}),
         "strategy.sync",
         (
             'it must be "synchronous", {"delay": 1}, {"merge": {"steps": 2}}, {"pipeline": {}}, {"iteration_gap": '

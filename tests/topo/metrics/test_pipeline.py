@@ -90,10 +90,10 @@ def test_the_noise_factor_is_what_a_long_run_shows():
     assert seen[1] / seen[0] == pytest.approx(noise_factor(h, 2), rel=0.02)
 
 
-def test_beyond_the_limit_noise_is_infinite_and_what_synchronous_cannot_do_is_refused():
+def test_beyond_the_limit_noise_is_infinite_and_what_no_width_can_do_is_refused():
     assert noise_factor(1.0, 2) == math.inf
     assert noise_factor(0.1, 2, momentum=0.9) == math.inf
-    with pytest.raises(InputError, match="0 <= h < 2, where synchronous is stable"):
+    with pytest.raises(InputError, match="0 <= h < 2, where synchronous steps are stable"):
         noise_factor(2.0, 2)
     with pytest.raises(InputError, match="0 <= h < 2"):
         noise_factor(-0.1, 2)

@@ -117,7 +117,7 @@ AXES = [
         {"sync": sync}
         for sync in ("synchronous", {"delay": 1}, {"delay": 2}, {"delay": 0}, {"delay": "1"}, {}, "free", None, 1)
     ),
-    *({"sync": sync} for sync in ({"gap": {"staleness": 1}}, {"delay": 1, "gap": 1}, "delay")),
+    *({"sync": sync} for sync in ({"iteration_gap": {"staleness": 1}}, {"delay": 1, "iteration_gap": 1}, "delay")),
     *(
         {"transport": transport}
         for transport in ({}, {"algorithm": "ring"}, {"algorithm": "hierarchical"}, {"algorithm": "tree"}, "ring", None)
