@@ -116,7 +116,7 @@ def aimed_limit(draw: random.Random, entry: dict[str, Any]) -> None:
 
 
 def aimed_payload(draw: random.Random, strategy: dict[str, Any]) -> None:
-    """Another delay, codec, form, steps_per_round or turns; it need not go together."""
+    """Another delay, codec, algorithm, steps_per_round or turns; it need not go together."""
     kind = draw.randrange(5)
     if kind == 0:
         members = {"width": draw.choice([2, 2, 3, 4]), "drain": draw.choice(["apply", "drop"])}

@@ -263,17 +263,21 @@ TIMES = (SYNCHRONOUS, DelayedAveraging())
 
 
 def random_transport(draw: random.Random) -> Transport:
-    """A form and a codec, with what goes with them."""
-    form, codec = draw.choice((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)), draw.choice(list(Codec))
+    """An algorithm and a codec, with what goes with them."""
+    algorithm, codec = draw.choice((AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)), draw.choice(list(Codec))
     where = (
         draw.choice(list(CodecScope))
-        if form is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
+        if algorithm is AllReduceAlgorithm.HIERARCHICAL and codec is not Codec.NONE
         else CodecScope.ALL
     )
     if not codec.has_blocks:
-        return Transport(algorithm=form, codec=codec, where=where)
+        return Transport(algorithm=algorithm, codec=codec, where=where)
     return Transport(
-        algorithm=form, codec=codec, where=where, block=draw.choice((1, 4, 256)), error_feedback=draw.random() < 0.5
+        algorithm=algorithm,
+        codec=codec,
+        where=where,
+        block=draw.choice((1, 4, 256)),
+        error_feedback=draw.random() < 0.5,
     )
 
 

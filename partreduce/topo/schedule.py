@@ -232,7 +232,7 @@ class Schedule:
         return replace(self, strategy=replace(self.strategy, payload=payload), certificate=None)
 
     def traveling(self, algorithm: AllReduceAlgorithm) -> Schedule:
-        """The same schedule with sums of this form; unchanged where its kind or the run-time has no such form."""
+        """The same schedule with sums by this algorithm; unchanged where its kind or the run-time has no such one."""
         if algorithm not in self.strategy.algorithms or algorithm is self.strategy.transport.algorithm:
             return self
         transport = replace(self.strategy.transport, algorithm=algorithm)

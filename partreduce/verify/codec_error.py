@@ -1,6 +1,6 @@
 """Claim `codec-error`: how far a coded mean may be from the exact one, as a part of what the members of a group give.
 
-The theorem, the stages of every form and the arithmetic stand in `verify/checker/facts/codec_error.py`.
+The theorem, the stages of every algorithm and the arithmetic stand in `verify/checker/facts/codec_error.py`.
 """
 
 from __future__ import annotations

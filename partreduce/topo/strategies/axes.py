@@ -242,7 +242,7 @@ class Transport(Closed):
             raise ScheduleError(f"transport.where: is {self.where}; there is no codec whose place it could say")
         if self.where is CodecScope.ACROSS_NODES and self.algorithm is not AllReduceAlgorithm.HIERARCHICAL:
             raise ScheduleError(
-                f"transport.where: is {self.where}; form {self.algorithm} has no stage of its own across nodes, "
+                f"transport.where: is {self.where}; algorithm {self.algorithm} has no stage of its own across nodes, "
                 "hierarchical has"
             )
 

@@ -68,7 +68,7 @@ PLAIN = Coding()
 
 @dataclass(frozen=True, slots=True)
 class Travel:
-    """How a sum travels: its form, its coding, and the shares of the payload that are sent one after the other.
+    """How a sum travels: its algorithm, its coding, and the shares of the payload that are sent one after the other.
 
     Segment j of L is ready when the share `ready[j]` of a step's computing is done. With `turns` each is sent and
     merged where these shares of a round's computing are done (one for each worker where steps per round differ), and
@@ -98,13 +98,13 @@ class Travel:
 
     @classmethod
     def of(cls, transport: Transport, hardware: Hardware, algorithm: AllReduceAlgorithm | None = None) -> Travel:
-        """As a schedule says, in its own form unless another is asked for.
+        """As a schedule says, in its own algorithm unless another is asked for.
 
         Segments become ready at equal distances during backward, the last share of a step's computing; those without
         any bytes send nothing.
 
         Raises:
-            ScheduleError: only what crosses nodes is coded, and that other form has no stage across nodes.
+            ScheduleError: only what crosses nodes is coded, and that other algorithm has no stage across nodes.
         """
         chosen = transport.algorithm if algorithm is None else algorithm
         if transport.where is CodecScope.ACROSS_NODES and chosen is not transport.algorithm:

@@ -5,21 +5,21 @@ links inside its nodes, and waits 2(k−1) times for its slowest link's latency.
 fairly. A phase lasts as long as its slowest group.
 
 A node with r NICs (rails) serves r lanes at full speed. A group with at least l workers on each of its nodes spreads
-its bytes evenly over l lanes: l rings side by side, or the l shards of the hierarchical form. Rings side by side are
-what NCCL makes: it searches for as many rings as bandwidth allows, each of which enters a node through a NIC, goes
-through all of the group's GPUs and leaves through a NIC (NVIDIA/nccl, src/graph/search.cc, "Search Patterns";
-S. Jeaugey in issue 412 there: several NICs add up where the links inside the node carry all rings, which the bytes
-inside count). NICs are looked for beginning with those nearest to the group's GPUs (ncclTopoSelectNets), so one NIC
-for each GPU is counted, and all nodes take the least number of rings that any can make. gloo makes one ring, through
-one NIC: over it, several rails serve several groups and the hierarchical form, and a ring costs up to l times what is
-said here.
+its bytes evenly over l lanes: l rings side by side, or the l shards of the hierarchical algorithm. Rings side by side
+are what NCCL makes: it searches for as many rings as bandwidth allows, each of which enters a node through a NIC, goes
+through all of the group's GPUs and leaves through a NIC (NVIDIA/nccl, src/graph/search.cc, "Search Patterns"; S.
+Jeaugey in issue 412 there: several NICs add up where the links inside the node carry all rings, which the bytes inside
+count). NICs are looked for beginning with those nearest to the group's GPUs (ncclTopoSelectNets), so one NIC for each
+GPU is counted, and all nodes take the least number of rings that any can make. gloo makes one ring, through one NIC:
+over it, several rails serve several groups and the hierarchical algorithm, and a ring costs up to l times what is said
+here.
 
 A switch is to the nodes below it what a NIC is to the workers of a node: a group with workers on both sides sends as
 many bytes through the uplink as through a NIC (the ring visits the nodes below a switch one after another, so it leaves
 and enters each once), and groups that cross one uplink share it fairly. The latency of a message is that of the NIC
 and of all uplinks on the longer one of its two ways, up from the source or down to the target.
 
-    form           bytes through a NIC   latencies                       reference
+    algorithm      bytes through a NIC   latencies                       reference
     ring           2(k−1)/k · b          2(k−1)                          Patarasuk and Yuan, 2009
     hierarchical   2(m−1)/m · b          2(l−1) inside + 2(m−1) across   reduce-scatter inside, shards across m nodes
 
@@ -74,12 +74,12 @@ def communication(
 ) -> Communication:
     """The communication cost of one period, the prologue left out. O(blocks) for rules, O(n·period) otherwise.
 
-    The form of the sums is the schedule's own unless another is asked for. A gradient that is sent layer by layer costs
-    the sum of its segments.
+    The algorithm of the sums is the schedule's own unless another is asked for. A gradient that is sent layer by layer
+    costs the sum of its segments.
 
     Raises:
         InputError: the model's size is neither given nor part of the hardware.
-        ScheduleError: the strategy has no fixed phases, or its codec does not go with the form.
+        ScheduleError: the strategy has no fixed phases, or its codec does not go with the algorithm.
     """
     size, travel = bytes_of(hardware, model_bytes), Travel.of_strategy(schedule.strategy, hardware, algorithm)
     steps_per_round = schedule.strategy.steps_per_round

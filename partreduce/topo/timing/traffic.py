@@ -13,11 +13,11 @@ pieces of 1/k of the payload.
     8 bits, hierarchical                    2w(m−1)/m                             2(l−1) + 2(m−1)   2w(l−1)/l, or
                                                                                                     (1+w)(l−1)/l
 
-16 bits send half of what the form sends. 8 bits are quantized, exchanged by an all_to_all, added up, quantized again
-and gathered around a ring, with w bytes on the wire for each byte of float32. In the hierarchical form that happens to
-16 bits as well, among the m nodes to each of the l shards, and before that inside a node unless only what crosses nodes
-is coded. What is handed out inside a node at the end has crossed nodes and is coded in any case. Groups to which the
-hierarchical form does not apply travel as in flat form, and are coded if they cross nodes.
+16 bits send half of what the algorithm sends. 8 bits are quantized, exchanged by an all_to_all, added up, quantized
+again and gathered around a ring, with w bytes on the wire for each byte of float32. In the hierarchical algorithm that
+happens to 16 bits as well, among the m nodes to each of the l shards, and before that inside a node unless only what
+crosses nodes is coded. What is handed out inside a node at the end has crossed nodes and is coded in any case. Groups
+to which the hierarchical algorithm does not apply travel as in the flat one, and are coded if they cross nodes.
 
 With 2.19 MB on 16 workers on 4 nodes this says 2.19 MB through each NIC for flat 8 bits and 0.83 MB hierarchical; a
 prototype over gloo sent 2.20 and 0.84.
@@ -103,7 +103,7 @@ class Traffic:
 
 
 def of_sum(shape: Shape, algorithm: str, coding: Coding = PLAIN) -> Traffic:
-    """The traffic of a sum over each group, in this form and coding. O(groups)."""
+    """The traffic of a sum over each group, in this algorithm and coding. O(groups)."""
     k, m, few, split = shape.members, shape.num_nodes.astype(float), shape.inside, shape.is_split(algorithm)
     none, hops = np.zeros(len(k)), 2 * (k - 1)
     whole = hops / k

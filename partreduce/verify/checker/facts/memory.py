@@ -17,7 +17,7 @@
 Equal blocks of a rule make equal groups, and unequal ones make none in common: their local ranks or, as all radices
 are 2 or more, their nodes differ. A block of one local rank across no digit makes no group.
 
-*Assumed of the runtime:* it makes one communicator for each distinct set of members (the form `hierarchical` makes
+*Assumed of the runtime:* it makes one communicator for each distinct set of members (the algorithm `hierarchical` makes
 three for a group that fits it) and keeps the arrays above; what is allocated inside an operation is not counted (a
 codec's codes are up to half of what they code), nor are activations, gradients and optimizer state.
 """
