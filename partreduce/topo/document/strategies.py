@@ -149,7 +149,7 @@ def _load_sync(raw: object, place: str) -> Sync:
     if isinstance(raw, dict) and len(raw) == 1 and (wait := WAITS.get(*raw)) is not None:
         return _load_members(wait, raw[wait.word], child(place, wait.word))
     if isinstance(raw, dict) and len(raw) == 1:
-        renamed = renamed_key(*raw, ("delay", *WAITS))
+        renamed = renamed_key(next(iter(raw)), ("delay", *WAITS))
     else:
         renamed = renamed_value("sync", raw)
     if renamed:
