@@ -180,7 +180,7 @@ def aimed_quorum(draw: random.Random, quorum: dict[str, Any]) -> None:
 
 
 def aimed_axis(draw: random.Random, strategy: dict[str, Any]) -> bool:
-    """Perhaps a change of a value beside the kind; whether there was one."""
+    """Perhaps a change of a value besides the kind; whether there was one."""
     if isinstance(strategy.get("sync"), dict) and "iteration_gap" in strategy["sync"] and draw.random() < 0.5:
         aimed_gap(draw, strategy["sync"]["iteration_gap"])
     elif isinstance(strategy.get("sync"), dict) and "partial" in strategy["sync"] and draw.random() < 0.5:

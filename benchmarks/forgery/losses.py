@@ -1,7 +1,7 @@
 """Whether claims about failures are true: of every single one, by exchanging workers and dropping failed ones.
 
-Shares nothing with prover or checker: failures are alike if exchanges, tried one after the other, lead from one to the
-other, and the smallest that is reached stands for all.
+Shares nothing with prover or checker: failures are equivalent if exchanges, tried one after the other, lead from one to
+the other, and the smallest that is reached stands for all.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedules that show every kind of claim, small enough for dense arithmetic beside them."""
+"""Schedules that show every kind of claim, small enough for dense arithmetic."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Cluster:
         return result
 
     def without(self, failed: Collection[int]) -> Cluster:
-        """The shape that is left when these workers are gone, the others numbered anew in ascending order of rank.
+        """The shape that is left when these workers are gone, the others renumbered in ascending order of rank.
 
         Nodes that lose all their workers are no more. O(num_workers).
 

@@ -41,7 +41,7 @@ class DocumentError(InputError):
     """A document that is refused; `place` is a path such as `strategy.phases[2][0].group`, or `line:column`."""
 
     def __init__(self, place: str, problem: str, source: str = "") -> None:
-        """Keep the parts beside the message, so that tools can point at them; `source` is the file's name."""
+        """Keep the parts with the message, so that tools can point at them; `source` is the file's name."""
         super().__init__(": ".join(part for part in (source, place, problem) if part))
         self.place = place
         self.problem = problem

@@ -1,4 +1,4 @@
-"""Failures of workers, and which of them are alike: those that a schedule's symmetries map to one another.
+"""Failures of workers, and which of them are equivalent: those that a schedule's symmetries map to one another.
 
 A *symmetry* lets workers change places and keeps every group. These are used:
 
@@ -143,7 +143,7 @@ def planned_classes(schedule: Schedule, most: int) -> list[Failure]:
 
     Where a rule is applied again, failures are of one class if they leave as many nodes, and a symmetry of the rule on
     these maps what is missing of one to what is missing of the other. The last nodes failed as a whole, and so the
-    others keep their numbers. Under All-Reduce all failures are alike, and none is listed.
+    others keep their numbers. Under All-Reduce all failures are equivalent, and none is listed.
     """
     plan = schedule.failure_plan
     if plan is None or plan.rule is SurvivorRule.ALL_REDUCE:

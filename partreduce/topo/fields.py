@@ -187,7 +187,7 @@ def _ranges(closed: Any) -> tuple[tuple[str, float, float], ...]:  # noqa: ANN40
 
 
 def _marks(hint: object) -> Iterator[object]:
-    """What a type says beside its classes, of all its alternatives and items."""
+    """What a type says besides its classes, of all its alternatives and items."""
     yield from getattr(hint, "__metadata__", ())
     for part in get_args(hint):
         yield from _marks(part)

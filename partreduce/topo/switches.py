@@ -34,7 +34,7 @@ def regular_levels(switches: tuple[Switch, ...], num_nodes: int) -> tuple[int, .
     """(…, racks in a pod, nodes in a rack) when the switches form a regular tree, else None.
 
     Regular means: on every level all switches hold equally many nodes with consecutive numbers, none is left out, and
-    all uplinks of the level are equal. Then all nodes are alike, and the numbers are node radices of which the product
+    all uplinks of the level are equal. Then all nodes are equal, and the numbers are node radices of which the product
     of the first few counts the switches of a level. Without switches the answer is `(num_nodes,)`.
     """
     counts = [1]

@@ -7,7 +7,7 @@ doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W mus
   the theorem is for *any* worker that asks, chosen by an adversary who knows the past (`any_requester`).
   Conditioned on the past, E‖Wx‖² ≤ λ·‖x‖² for every x off the mean, and factors multiply: nothing has to be
   independent.
-* `node-then-all`: whoever is idle on a node averages, which nobody can predict. But a meeting of all is drawn after
+* `node-then-all`: the idle workers of a node average, which nobody can predict. But a meeting of all is drawn after
   `all_every` · n requests since the last one, whatever happened: its mean is the exact mean, so λ₂ is 0 over each cycle
   that ends in a meeting, and there is no statement about less.
 * `global`, `inter-intra`: a division is drawn among the workers that are idle when somebody asks. Two parts that are

@@ -1,4 +1,4 @@
-"""Claims about strategies whose groups are decided while the job runs: what holds whoever asks, and when.
+"""Claims about strategies whose groups are decided while the job runs: what holds whichever worker asks, and when.
 
 Their protocols are explored (docs/internals/explorer.md); here stand the conditions that can be decided from the
 schedule file. None of them has an entry in the certificate: the checker has no groups to look at.

@@ -1,4 +1,4 @@
-"""Claims about rounds that a quorum starts: what holds of partial all-reduce, whoever comes late.
+"""Claims about rounds that a quorum starts: what holds of partial all-reduce, whichever workers come late.
 
 What a round takes along is decided while the job runs. So these are theorems about the protocol, whose object is
 explored in small systems (docs/internals/explorer.md). The rules that they rest on, the proofs and the numbers stand in

@@ -217,7 +217,7 @@ def equal_replicas(schedule: Schedule, stated: Stated) -> Claim | None:
 
 
 def memory(schedule: Schedule, stated: Stated) -> Claim | None:
-    """Distinct groups and connections of the busiest worker, splits, and arrays beside the parameters."""
+    """Distinct groups and connections of the busiest worker, splits, and arrays besides the parameters."""
     strategy, codec = schedule.strategy, schedule.strategy.transport.codec
     has_reference = (codec is not Codec.NONE or not strategy.payload.outer.is_plain) and not strategy.averages_gradients
     coded = "coded " if codec is not Codec.NONE else ""

@@ -79,14 +79,14 @@ def _line(value: object) -> str:
 
 
 def write_file(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write bytes to a temporary file beside the target, flush it to the disk, then rename. Mode by umask.
+    """Write bytes to a temporary file next to the target, flush it to the disk, then rename. Mode by umask.
 
     Every file that partreduce writes goes through here. Links are followed; a target that is no regular file (a FIFO)
     is written to directly, and so are `-` (standard output) and `/dev/fd/N`.
 
     Raises:
         FileError: the file cannot be written; what stood there before still stands.
-        BrokenPipeError: whoever read standard output has gone.
+        BrokenPipeError: the reader of standard output has gone.
     """
     connected = descriptor_to_write(path)
     target = Path(os.path.realpath(path))

@@ -28,7 +28,7 @@ MAX_ENTRIES = 2**26
 
 @dataclass(frozen=True, slots=True)
 class MergedClass:
-    """Characters on which all blocks act alike: `met` holds the digit sets that they meet.
+    """Characters on which all blocks act in the same way: `met` holds the digit sets that they meet.
 
     `digits` is one set c of digits for which this class stands, `multiplicity` its number of characters.
     `holds_mean` marks the trivial character, which stands alone.
@@ -56,7 +56,7 @@ def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]
     ):  # a table of all workers would cost more than all metrics of a rule
         of_rank = (schedule.strategy.steps_per_round,) * rule.workers_per_node
     else:
-        # steps per round (num_nodes, workers_per_node): nodes are alike only if all rows are
+        # steps per round (num_nodes, workers_per_node): nodes are equal only if all rows are
         worker_steps = schedule.worker_steps().reshape(rule.num_nodes, rule.workers_per_node)
         if (worker_steps != worker_steps[0]).any():
             return None

@@ -1,7 +1,7 @@
 """Metrics of the same phases with another steps_per_round, by formula from those of 1 step per round, synchronous.
 
-With the same steps_per_round k for all workers and every gradient weighed alike, a round adds the noise kI and the push
-kb, so with synchronous averages the covariance after a round is k times, and the state k times, what they are at
+With the same steps_per_round k for all workers and every gradient weighed equally, a round adds the noise kI and the
+push kb, so with synchronous averages the covariance after a round is k times, and the state k times, what they are at
 steps_per_round 1. Within a round s of its k steps have been added to what the round began with. A late averaging acts
 on what the round began with, x ← Wx + u, and (W x) + u with x = x' + u' reads W(x' + u') + u: what a late schedule
 holds after a round is what the synchronous one holds after a round *and* the steps of the next. Averaged over the k

@@ -1,6 +1,6 @@
 """Metrics of the steady state while workers step: consensus distance and drift.
 
-All instants of a period count alike. `off the mean`, as everywhere in this package: the mean's direction is projected
+All instants of a period count equally. `off the mean`, as everywhere in this package: the mean's direction is projected
 out. Stacks have the shape (C, g, g) or (C, g, k) for the C sectors of size g of one batch.
 """
 

@@ -46,7 +46,7 @@ class Averaging(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strategy(Closed, ABC):
-    """How workers synchronize. Frozen; its fields are the members of its JSON object, beside `kind`."""
+    """How workers synchronize. Frozen; its fields are the members of its JSON object, besides `kind`."""
 
     kind: ClassVar[str]
     sync_types: ClassVar[tuple[type[Sync], ...]] = (Synchronous, DelayedAveraging)
@@ -252,7 +252,7 @@ class Strategy(Closed, ABC):
 
     @property
     def needs_generator(self) -> bool:
-        """Whether a run needs the group generator's service beside it."""
+        """Whether a run needs the group generator's service."""
         return False
 
     @property

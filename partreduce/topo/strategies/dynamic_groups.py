@@ -34,7 +34,7 @@ class SlowWorkerPolicy(Choice):
     """What a request of a worker that lags behind may start."""
 
     PAPER = "paper"
-    """The published rule: whoever asks starts a division, however late it is."""
+    """The published rule: the worker that asks starts a division, however late it is."""
 
     PAIR_LOCALLY = "pair_locally"
     """A worker that lags by the slow threshold or more gets one small group on its own node and starts no division."""

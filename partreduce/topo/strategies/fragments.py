@@ -129,7 +129,7 @@ def _cut(count: int, parameters: Sequence[tuple[tuple[str, ...], int]]) -> list[
 
 
 def _parts(sizes: Sequence[int], room: int, least: int) -> list[int]:
-    """Number neighbors alike as long as they fit into `room`, and as long as `least` numbers can still be used."""
+    """Give neighbors the same number while they fit into `room` and `least` numbers can still be used."""
     numbers, number, filled = [], 0, 0
     for place, size in enumerate(sizes):
         is_full = filled + size > room

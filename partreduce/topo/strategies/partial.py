@@ -21,7 +21,7 @@ class QuorumStart(Choice):
     """Whoever comes first."""
 
     MAJORITY = "majority"
-    """One worker, drawn anew for each round: half of the others have come by then, on average."""
+    """One worker, drawn for each round: half of the others have come by then, on average."""
 
 
 class LateGradientPolicy(Choice):
@@ -48,7 +48,8 @@ class MissedResultPolicy(Choice):
 class PartialAllReduce(Closed, Waiting):
     """Partial all-reduce: a round sums the gradients that are there when it starts; later ones join the next.
 
-    The sum is divided by the number of workers, whoever has contributed, so that every gradient weighs the same.
+    The sum is divided by the number of all workers, also those that have not contributed, so that every gradient weighs
+    the same.
 
     `quorum`: a round starts when so many workers have come, or one of them (`Start`). `staleness` C is how many results
     may wait for a worker: one whose queue is full does not join the next round, so no gradient is further behind than C

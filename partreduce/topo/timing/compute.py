@@ -60,7 +60,7 @@ class RandomSlowdown:
 
 @dataclass(frozen=True, slots=True)
 class RandomDelay:
-    """`workers` workers, drawn anew in every step, are held up by `seconds`."""
+    """`workers` workers, drawn again in every step, are held up by `seconds`."""
 
     workers: Index
     seconds: Seconds

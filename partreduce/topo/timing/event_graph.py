@@ -38,7 +38,7 @@ class CycleTime:
     """The steady speed of a schedule with fixed step times.
 
     `per_round` is the largest seconds per round of any worker, `per_step` that divided by the largest steps_per_round,
-    `workers` the seconds per round of each worker (one entry per local rank where all nodes are alike). `critical` are
+    `workers` the seconds per round of each worker (one entry per local rank where all nodes are equal). `critical` are
     workers on the slowest cycle: speed one of them up, or the links of their groups, to become faster.
     """
 
@@ -58,7 +58,7 @@ def cycle_time(
 ) -> CycleTime:
     """The exact steady-state seconds per round and per step. O(n · period) for each of a few policy iterations.
 
-    Rules on nodes that are all alike are solved on one node, whatever their number; regular racks keep them alike where
+    Rules on nodes that are all equal are solved on one node, whatever their number; regular racks keep them equal where
     the rule's first digits count the racks.
 
     Args:

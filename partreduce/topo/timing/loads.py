@@ -203,11 +203,11 @@ def of_rule(
 ) -> Loads:
     """The loads of a rule phase at as few nodes as show every cost. O(blocks · nodes with links of their own).
 
-    Under switches no two nodes are sure to be alike, so all are shown then: O(blocks · num_nodes), vectorized.
+    Under switches no two nodes are sure to be equal, so all are shown then: O(blocks · num_nodes), vectorized.
 
-    Every node is crossed by exactly one group of each block, so nodes with equal links are alike. Shown are the nodes
-    with links of their own, and stand-ins for ordinary nodes: as many as the most groups of one block that have both
-    kinds of node, so that no stand-in is crossed twice by one block.
+    Every node is crossed by exactly one group of each block, so nodes with equal links carry the same load. Shown are
+    the nodes with links of their own, and stand-ins for ordinary nodes: as many as the most groups of one block that
+    have both kinds of node, so that no stand-in is crossed twice by one block.
     """
     for node in {node for switch in hardware.switches for node in switch.nodes}:
         check_node(node, cluster.num_nodes)

@@ -1,6 +1,6 @@
 """What a quorum's rounds take without running them: worker w computes for X_w seconds, and Q must have come.
 
-Late gradients count for the next round, and whoever finds a result when it calls goes on at once. So a
+Late gradients count for the next round, and a worker that finds a result when it calls continues at once. So a
 worker brings at most one gradient to a round, and no more than it computes. Workers are taken to be *free*: they come
 independently of one another and hardly anybody waits. With T seconds from round to round a worker needs E[max(X_w, T)]
 for a gradient, and T solves  sum over w of T / E[max(X_w, T)] = Q, whose left side grows with T from 0 to P; a round
@@ -43,7 +43,7 @@ class ManyRounds:
 
 
 def sampled(times: ComputeTimes, num_workers: int, *, seed: int = 0, steps: int = SAMPLED) -> npt.NDArray[np.float64]:
-    """Seconds of some steps of all workers, shape (steps, num_workers); one row where all steps are alike."""
+    """Seconds of some steps of all workers, shape (steps, num_workers); one row where all steps are equal."""
     if times.is_fixed:
         return times.fixed(num_workers)[None, :]
     rng = np.random.default_rng(seed)

@@ -55,7 +55,7 @@ class Stage:
 
     `cell_of` (num_workers,) is the cell that a worker takes part in, −1 for none. The cells are the groups of a phase,
     or one for each worker and its in-neighbors. With `segments` an operation begins while its round computes; with
-    `turns` it is several, each of which computing goes on beside, if need be into the next round.
+    `turns` it is several, each of which overlaps with computing, if need be into the next round.
     """
 
     sources: npt.NDArray[np.int64]

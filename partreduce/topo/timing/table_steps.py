@@ -1,7 +1,7 @@
 """Rounds in which tables go their own way: in every step all workers meet, at the lookup and behind the backward pass.
 
 A step of all workers then takes the longest computing of any, and the seconds of the exchanges before and behind it;
-whoever is faster waits. A round begins when the last worker begins it, since nobody has its rows before. What the
+faster workers wait. A round begins when the last worker begins it, since nobody has its rows before. What the
 strategy averages comes behind the last step of a round, or late, as `topo.timing.rounds` says, where every worker
 computes as long as that.
 """

@@ -78,9 +78,10 @@ class RowAccess:
 
     @classmethod
     def independent(cls, worker: float, cluster: Cluster) -> RowAccess:
-        """Where only a worker's share is known: as if everybody drew its rows by itself, all alike.
+        """Where only a worker's share is known: as if everybody drew its rows by itself, all with equal chance.
 
-        Words are not alike: frequent ones are touched by all, so real workers share more, and touch less together.
+        Words are not equally frequent: frequent ones are touched by all, so real workers share more, and touch less
+        together.
         """
         most = int(cluster.node_sizes().max())
         return cls(worker, 1 - (1 - worker) ** most, 1 - (1 - worker) ** cluster.num_workers)
@@ -88,7 +89,7 @@ class RowAccess:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What tables cost in each step beside the strategy: seconds at lookups and behind backward, bytes of the NICs.
+    """What tables cost in each step besides the strategy: seconds at lookups and behind backward, bytes of the NICs.
 
     `meetings` are latencies of the step that tables share, by name. `nic_bytes` leave the busiest node.
     """

@@ -1,4 +1,4 @@
-"""What survivors run when workers fail: which failures are alike, and the groups of each failure.
+"""What survivors run when workers fail: which failures are equivalent, and the groups of each failure.
 
 **The plan** is one of three rules, for every failure of up to `failures` workers and for that of all workers of any one
 node; failures that leave one worker or none are none. `keep_groups`: the schedule's groups without the failed workers.
@@ -15,11 +15,11 @@ node; failures that leave one worker or none are none. `keep_groups`: the schedu
 
 Steps per round change no group, so they make no difference here.
 
-**Classes.** Two failures are *alike* if a product of symmetries maps one to the other. The *representative* of one: for
-each order of its nodes write the values of each digit as 0, 1, … in order of first appearance, and take the first local
-ranks of their kind as failed; of all that comes out the smallest is the representative. It is alike to the failure; and
-of failures that are alike the same comes out, because numbering by appearance forgets a permutation of values, and
-counting a kind forgets who of it failed.
+**Classes.** Two failures are *equivalent* if a product of symmetries maps one to the other. The *representative* of
+one: for each order of its nodes write the values of each digit as 0, 1, … in order of first appearance, and take the
+first local ranks of their kind as failed; of all that comes out the smallest is the representative. It is equivalent to
+the failure; and of failures that are equivalent the same comes out, because numbering by appearance forgets a
+permutation of values, and counting a kind forgets who of it failed.
 
 **All classes.** Every failure of k + 1 workers is a failure of k and one worker more. Map the k to their
 representative. Then values of a digit that none of its nodes has may still be permuted, and so may local ranks of a
@@ -27,10 +27,10 @@ kind that did not fail. So every class of k + 1 has a member that is a represent
 node whose digits have values of these nodes or the first other one, the first of its kind that did not fail.
 
 **A rule that is applied again.** After a failure number the nodes with survivors. What survivors run is the rule on so
-many nodes, without the workers that these nodes lack. So two failures that leave as many nodes are alike if a symmetry
-of that rule maps what the nodes lack of one to what they lack of the other. Every set of workers without a whole node
-is what some failure of so many nodes leaves out, so the classes are those of such sets; a class is named by its
-representative and the last nodes.
+many nodes, without the workers that these nodes lack. So two failures that leave as many nodes are equivalent if a
+symmetry of that rule maps what the nodes lack of one to what they lack of the other. Every set of workers without a
+whole node is what some failure of so many nodes leaves out, so the classes are those of such sets; a class is named by
+its representative and the last nodes.
 """
 
 from __future__ import annotations

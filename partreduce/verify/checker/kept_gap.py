@@ -1,8 +1,9 @@
 """Reading `sync.iteration_gap`: neighbors that go on by themselves, and how far apart they may be (Hop's settings).
 
 Without staleness, backup workers and skips every reduce takes the update of its own step of every in-neighbor. Then
-round after round is the recursion with the file's weights, whoever is ahead, and claims about matrices hold. With them
-what a reduce takes is decided while the job runs: there is no matrix, and only the claims on Hop's events are read.
+round after round is the recursion with the file's weights, whichever worker is ahead, and claims about matrices hold.
+With them what a reduce takes is decided while the job runs: there is no matrix, and only the claims on Hop's events are
+read.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
 Let a worker *meet* another in a round if a group that holds both averages then (relaxation not 0), or if it takes from
 the other over an edge (weight not 0). What began at worker i before round t is, after the rounds t … s, at the
-*reached* set: i itself at first; then, round by round, whoever meets somebody in it. `rounds_to_meet` is the smallest R
+*reached* set: i itself at first; then, round by round, who meets somebody in it. `rounds_to_meet` is the smallest R
 such that any R successive rounds take any worker to everybody. Two things follow from it.
 
 **Nobody is more than R rounds ahead.** Let worker i be in round r, so it has not begun to exchange in round r + 1. An
-exchange completes only when all whom one meets have begun it. So whoever meets i in round r + 1 cannot leave that
-round, whoever meets one of those in round r + 2 cannot leave that one, and after R rounds everybody is held up: all
+exchange completes only when all whom one meets have begun it. So who meets i in round r + 1 cannot leave that
+round, who meets one of those in round r + 2 cannot leave that one, and after R rounds everybody is held up: all
 are in round r + R at most. For a graph of one round R is its largest distance, Hop's bound. Late averages change
 nothing: they are begun with their round, and a round is not left before they are there. A pipeline of gradients leaves
 round s before its average is there, but not before that of round s − d, where d is its lag. So who meets i in round

@@ -121,7 +121,7 @@ def read_steps(schedule: Schedule, work: Work) -> Steps:
 def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Fraction]:
     """What each place pushes in round t: its steps per round, or its group's mean if averages are step-normalized.
 
-    A place that skips is its own group. Weighted graphs have no groups: whoever has an edge in the round pushes the
+    A place that skips is its own group. Weighted graphs have no groups: who has an edge in the round pushes the
     mean steps_per_round of all workers.
     """
     means = list(map(Fraction, worker_steps))

@@ -1,7 +1,7 @@
 """Claim `survives`: after every failure of up to so many workers, or of one node, survivors reach consensus, so fast.
 
 *What is claimed.* The schedule's plan covers every failure of up to `failures` workers and every failure of one node,
-and each is alike to one of `classes` (`failure_plans.py` says what that is, and which classes there are); and the
+and each is equivalent to one of `classes` (`failure_plans.py` says what that is, and which classes there are); and the
 matrix P of a period of what the survivors of that one run has ‖P − J‖₂² ≤ its `squared` and contracts everything off
 the mean, J the mean of the survivors. Symmetries permute the workers, which changes neither, so one failure of each
 class is enough. Failures that leave one worker or none are none.

@@ -26,8 +26,8 @@ same argument the last ones complete too.
 
 That the ticks can be computed is the proof; `height` is what was computed. *Assumed of the program:* each worker issues
 the operations of its rounds in order (a late average too), members meet by round number (so steps per round do not
-matter), those of one round are cut and numbered alike by all, and all workers carry out the same number of rounds.
-Groups are disjoint (`conflict-free`).
+matter), those of one round are cut and numbered in the same way by all, and all workers carry out the same number of
+rounds. Groups are disjoint (`conflict-free`).
 """
 
 from __future__ import annotations

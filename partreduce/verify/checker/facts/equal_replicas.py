@@ -20,8 +20,8 @@ does not keep the sum that it had before rounding. In 16 bits the finished sum i
 widens alike. So a codec is no exception.
 
 *Assumed of the program:* the same parameters and state at the start (the runtime broadcasts them), and a deterministic
-optimizer that is set up alike on all workers. Groups are disjoint (`conflict-free`). Nothing is said about what is not
-averaged, such as buffers of the model.
+optimizer that is set up in the same way on all workers. Groups are disjoint (`conflict-free`). Nothing is said about
+what is not averaged, such as buffers of the model.
 """
 
 from __future__ import annotations

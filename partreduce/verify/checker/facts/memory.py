@@ -6,7 +6,7 @@
 * `connections`: the most other members that one worker has in its distinct groups, counted once for each group; for
   weighted graphs the most workers that it sends to or hears from.
 * `splits`: the distinct phases (or graphs) of the period that have a group (or an edge).
-* `arrays`: arrays of the size of the parameters that are kept beside them, at most. One takes the sums; another keeps
+* `arrays`: arrays of the size of the parameters that are kept besides them, at most. One takes the sums; another keeps
   the parameters with which a round began, where averages are late or progress is normalized; and a weighted graph
   keeps one for each in-neighbor of the largest round. A pipeline of width K keeps K arrays for sums: those of K − 1 in
   flight, and one that is being applied or filled. A codec of parameters, or outer steps, keep the reference that all

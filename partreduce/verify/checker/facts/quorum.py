@@ -1,4 +1,4 @@
-"""Rounds that a quorum of the workers starts (`sync.partial`), whoever comes late.
+"""Rounds that a quorum of the workers starts (`sync.partial`), whichever workers come late.
 
 *The rules,* which the program is assumed to obey, and whose machine is explored (docs/internals/explorer.md). n
 workers; each has a *training* and a *thread*.
@@ -51,7 +51,7 @@ order of rounds, none left out: after as many rounds all hold the same parameter
 after every k-th round. With latest alone nothing is claimed.
 
 *Assumed of the program:* the rules; for equal-replicas the same parameters at the start, and a deterministic optimizer
-that is set up alike on all workers.
+that is set up in the same way on all workers.
 """
 
 from __future__ import annotations

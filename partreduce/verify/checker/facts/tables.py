@@ -25,7 +25,7 @@ the strategy that are in flight meanwhile come between none of them.
 
 `nic-bytes`: for each table that goes its own way the most bytes that leave a node through its NICs in one step with one
 lookup: `lookup` and `gradients`, of float32 or in the table's codec. All rows are looked up by all workers then; no
-step sends more. How many rows follow is told beside, and whether they fit their codec, which is not counted.
+step sends more. How many rows follow is stated as well, and whether they fit their codec, which is not counted.
 
 *Proof.* Let R_A rows of a table lie on node A, and m_A be the workers there, or 1 where they agree on rows first; M is
 the sum of all m. At most m_A(R − R_A) rows are asked for, 4 bytes each, and of those of A others ask for at most (M −
