@@ -282,7 +282,7 @@ def random_transport(draw: random.Random) -> Transport:
 
 
 def random_allreduce(draw: random.Random) -> Schedule:
-    """All-reduce synchronously, late, in a pipeline or in turns, of gradients or parameters, on any cluster."""
+    """All-reduce, synchronous, late, in a pipeline or in turns, of gradients or parameters, on any cluster."""
     cluster = draw.choice(
         [Cluster.regular(draw.randrange(1, 4), draw.randrange(2, 4)), Cluster.irregular([[0, 2], [1], [3, 4]])]
     )

@@ -143,7 +143,7 @@ def lag(schedule: Schedule, stated: Stated) -> Claim | None:
     late = sync.lag
     before, last = ("1 step", "the last step") if late == 1 else (f"{late} steps", f"the last {late} steps")
     first = "the first one applies" if late == 1 else f"the first {late} apply"
-    each = f"After {sync.warm_up} steps synchronously each" if sync.warm_up else "Each"
+    each = f"After {sync.warm_up} synchronous steps each" if sync.warm_up else "Each"
     least = f"T >= {sync.warm_up + late}"
     text = (
         f"{each} step applies the {sync.total} of all workers' gradients of exactly {before} before; {first} a "

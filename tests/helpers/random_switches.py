@@ -8,13 +8,13 @@ from partreduce.topo.hardware import Link, Switch
 @st.composite
 def switches_over(draw, num_nodes, links=None):
     """A random forest: the nodes in random order are cut into intervals, and these again; some get an uplink."""
-    metrics = st.builds(Link, st.integers(0, 3).map(float), st.integers(0, 4).map(float)) if links is None else links
+    numbers = st.builds(Link, st.integers(0, 3).map(float), st.integers(0, 4).map(float)) if links is None else links
     order = draw(st.permutations(range(num_nodes)))
     found = {}
 
     def split(part):
         if draw(st.booleans()):
-            found.setdefault(frozenset(part), draw(metrics))
+            found.setdefault(frozenset(part), draw(numbers))
         if len(part) > 1 and draw(st.booleans()):
             cut = draw(st.integers(1, len(part) - 1))
             split(part[:cut])

@@ -96,7 +96,7 @@ def test_the_program_confirms_a_schedule_that_keeps_a_gap(tmp_path):
 
 
 def test_a_setting_without_matrices_gets_no_claim_about_them():
-    """What holds of the same graph synchronously is refused, claim by claim."""
+    """What holds of the same graph in synchronous rounds is refused, claim by claim."""
     plain = Schedule(
         "kept", Cluster.regular(16, 1), NeighborAveraging(rounds=ring_based_16(IterationGap()).strategy.rounds)
     )

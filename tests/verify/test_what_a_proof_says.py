@@ -106,7 +106,7 @@ def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_o
         (Pipeline(), "Each step applies the mean of all workers' gradients of exactly 1 step before; the first one"),
         (Pipeline(), "Those of the last step are applied at the end: T >= 1 steps apply all T gradients"),
         (Pipeline(total=GradientReduction.SUM), "applies the sum of all"),
-        (Pipeline(warm_up=5), "After 5 steps synchronously each step"),
+        (Pipeline(warm_up=5), "After 5 synchronous steps each step"),
         (Pipeline(drain=DrainPolicy.DROP), "are dropped at the end: T >= 1 steps apply T - 1 gradients"),
         (Pipeline(width=4), "the first 3 apply a gradient of 0. Never more than 3"),
         (Pipeline(width=4), f"A width of 4 was asked for, although {WIDER}."),

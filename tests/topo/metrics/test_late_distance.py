@@ -66,7 +66,7 @@ def test_the_late_distance_is_that_of_the_recursion(schedule):
         assert retimed(schedule, "worker").late_distance_at(steps_per_round) == late_distance(
             late(schedule, steps_per_round)
         )
-    assert late_distance(schedule) == 0, "nothing is late synchronously"
+    assert late_distance(schedule) == 0, "nothing is late in synchronous rounds"
 
 
 def test_in_flat_directions_it_is_the_consensus_distance_of_the_late_schedule():

@@ -97,7 +97,7 @@ def cut(workers, draw, least=2):
 
 
 def reached(rounds):
-    """Of `staleness` synchronously."""
+    """Of `staleness` in synchronous rounds."""
     return {"late": 0, "steps": 0, "reach": rounds, "age": rounds - 1, "age_steps": rounds - 1}
 
 

@@ -39,7 +39,7 @@ thread enters. Who ends says which round has the last of it; all rounds up to th
 beyond; so all end at one round, which leaves the buffers empty.
 
 (staleness) Number the age r − v of a gradient: the rounds between the last one that its weights have, v − 1, and
-its own, r; 0 synchronously. It is at most `rounds`. With a queue of `capacity` C: no result is taken from the beginning
+its own, r; 0 if synchronous. It is at most `rounds`. With a queue of `capacity` C: no result is taken from the beginning
 of the computing to the call, so the thread finds 0, 1, 2, … results as it enters the rounds v, v + 1, … meanwhile; the
 last of them is v + C − 1 at most, and the next one that it enters has the gradient. So `rounds` = C. With latest: the
 thread enters no multiple of k above v before the training, which computes, has come to be averaged there; so r is at
