@@ -39,11 +39,11 @@ thread enters. Who ends says which round has the last of it; all rounds up to th
 beyond; so all end at one round, which leaves the buffers empty.
 
 (staleness) Number the age r − v of a gradient: the rounds between the last one that its weights have, v − 1, and
-its own, r; 0 if synchronous. It is at most `rounds`. With a queue of `capacity` C: no result is taken from the beginning
-of the computing to the call, so the thread finds 0, 1, 2, … results as it enters the rounds v, v + 1, … meanwhile; the
-last of them is v + C − 1 at most, and the next one that it enters has the gradient. So `rounds` = C. With latest: the
-thread enters no multiple of k above v before the training, which computes, has come to be averaged there; so r is at
-most the next multiple of k after v, and `rounds` = k. Counted from round v − 1 it is one more.
+its own, r; 0 if synchronous. It is at most `rounds`. With a queue of `capacity` C: no result is taken from the
+beginning of the computing to the call, so the thread finds 0, 1, 2, … results as it enters the rounds v, v + 1, …
+meanwhile; the last of them is v + C − 1 at most, and the next one that it enters has the gradient. So `rounds` = C.
+With latest: the thread enters no multiple of k above v before the training, which computes, has come to be averaged
+there; so r is at most the next multiple of k after v, and `rounds` = k. Counted from round v − 1 it is one more.
 
 (equal-replicas) With `missed` each (`of` = "gradients", `every` = 1) all apply the same results, in the
 order of rounds, none left out: after as many rounds all hold the same parameters and optimizer state, as in
