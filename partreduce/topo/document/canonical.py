@@ -1,9 +1,10 @@
 """The canonical form of a schedule and its SHA-256: what workers compare at start-up and what a certificate names.
 
 Canonical means: UTF-8 JSON with sorted keys, no spaces and no `certificate`; members that equal their default are
-absent; groups are ordered by their first member and ranks ascend; blocks, local ranks and digits ascend; a
-steps_per_round that is the same for all workers is one number; fractions are in lowest terms. So neither the order of
-groups in a file nor its layout matters, and a member that a later version adds with a default changes no old hash.
+absent; a phase that repeats is listed each time; groups are ordered by their first member and ranks ascend; blocks,
+local ranks and digits ascend; a steps_per_round that is the same for all workers is one number; fractions are in lowest
+terms. So neither the order of groups in a file nor its layout matters, and a member that a later version adds with a
+default changes no old hash.
 
 The failure plan is part of the hash: survivors that hold different ones would average in different groups.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from typing import Annotated, Any
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
@@ -19,6 +20,10 @@ from partreduce.topo.strategies.static import GroupPhases, RulePhases
 
 MAX_PERIOD = 2**18
 """The most phases of a period: longer lists would take minutes to check, and a run could never create their groups."""
+
+
+MAX_UNROLLED = 2**24
+"""Ranks that repeated phases may stand for in all: about as many as a file of the default size limit lists."""
 
 
 class BlockModel(Model):
@@ -62,23 +67,67 @@ class GroupMembers(Model):
 STATIC_MODELS = (RuleMembers, GroupMembers)
 
 
+class RepeatedPhase(Model):
+    """A phase that stands for `repeat` equal ones in a row."""
+
+    phase: list[Any]
+    repeat: Annotated[Count, Field(ge=2, le=MAX_PERIOD)]
+
+
+def repeated_phase_schema(phase: dict[str, Any]) -> dict[str, Any]:
+    """The JSON Schema of an entry of `phases`: a phase, or an object with a phase and how often it repeats."""
+    schema = RepeatedPhase.model_json_schema()
+    schema["properties"]["phase"] = phase
+    return {"anyOf": [phase, schema]}
+
+
 def load_phases(raw: dict[str, Any], cluster: Cluster, place: str) -> RulePhases | GroupPhases:
     """The phases of a parsed strategy.
 
     Raises:
         DocumentError: malformed phases, or a rank out of range. Groups that overlap are allowed: `verify` refutes them.
     """
+    where = child(place, "phases")
+    raw, counts = _take_repeats(raw, where)
     if "node_radices" in raw:
         rules = validate(RuleMembers, part_of(raw, "node_radices", "phases"), place)
         blocks = (
             tuple(Block(tuple(block.local), tuple(block.across), block.relaxation) for block in phase)
             for phase in rules.phases
         )
-        return RulePhases(tuple(rules.node_radices), tuple(blocks))
+        return RulePhases(tuple(rules.node_radices), tuple(chain.from_iterable(map(repeat, blocks, counts))))
     _check_blocks_without_radices(raw, place)
     checked: list[Any] = validate(GroupMembers, part_of(raw, "phases"), place).phases
-    where = child(place, "phases")
-    return GroupPhases(tuple(phase_of(phase, cluster.num_workers, child(where, t)) for t, phase in enumerate(checked)))
+    phases = [phase_of(phase, cluster.num_workers, child(where, t)) for t, phase in enumerate(checked)]
+    size = sum(count * len(phase.members) for phase, count in zip(phases, counts, strict=True) if count > 1)
+    if size > MAX_UNROLLED:
+        raise DocumentError(where, f"repeated phases list {size} ranks in all; expected at most {MAX_UNROLLED}")
+    return GroupPhases(tuple(chain.from_iterable(map(repeat, phases, counts))))
+
+
+def _take_repeats(raw: dict[str, Any], where: str) -> tuple[dict[str, Any], list[int]]:
+    """The members of a strategy with each entry of `phases` as a plain phase, and how often each repeats.
+
+    Places in later messages count the entries of the file, and not the phases that these stand for.
+
+    Raises:
+        DocumentError: a malformed repetition, or more phases than a document may stand for.
+    """
+    listed = raw.get("phases")
+    if not isinstance(listed, list):
+        return raw, []
+    plain, counts = [], []
+    for index, entry in enumerate(listed):
+        if isinstance(entry, dict):
+            repeated = validate(RepeatedPhase, entry, child(where, index))
+            plain.append(repeated.phase)
+            counts.append(repeated.repeat)
+        else:
+            plain.append(entry)
+            counts.append(1)
+    if len(counts) < sum(counts) > MAX_PERIOD:  # the model refuses a list that is too long without repetitions
+        raise DocumentError(where, f"has {sum(counts)} phases; expected at most {MAX_PERIOD}")
+    return raw | {"phases": plain}, counts
 
 
 def _check_blocks_without_radices(raw: dict[str, Any], place: str) -> None:

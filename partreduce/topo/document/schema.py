@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from partreduce.topo.closed_model import adapter
 from partreduce.topo.document.cluster import ListedClusterModel, RegularClusterModel
+from partreduce.topo.document.phases import repeated_phase_schema
 from partreduce.topo.document.pilot import FORMAT as PILOT_FORMAT
 from partreduce.topo.document.pilot import VERSION as PILOT_VERSION
 from partreduce.topo.document.schedule import ScheduleEnvelope
@@ -54,6 +55,9 @@ def _strategy_schemas(kind: Kind, definitions: dict[str, Any]) -> list[dict[str,
     algorithms = []
     for model in kind.models:
         part = _part(model, definitions)
+        if "phases" in part["properties"]:
+            phases = part["properties"]["phases"]
+            phases["items"] = repeated_phase_schema(phases["items"])
         algorithms.append(
             own
             | {

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import stat
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +70,16 @@ def _member(key: str, value: object, indent: str) -> str:
     if key in _OPEN_KEYS and isinstance(value, dict):
         return _object(value, indent)
     if key in _LINE_KEYS and isinstance(value, list) and value:
-        deeper = indent + "  "
-        return "[\n" + ",\n".join(deeper + _line(item) for item in value) + f"\n{indent}]"
+        deeper, lines = indent + "  ", [_line(item) for item in value]
+        if key == "phases":
+            lines = [_repeated(line, len(list(equal))) for line, equal in groupby(lines)]
+        return "[\n" + ",\n".join(deeper + line for line in lines) + f"\n{indent}]"
     return _line(value)
+
+
+def _repeated(phase: str, count: int) -> str:
+    """The text of one phase, or of equal ones in a row, which the reader unrolls."""
+    return phase if count == 1 else f'{{"repeat": {count}, "phase": {phase}}}'
 
 
 def _line(value: object) -> str:

@@ -32,6 +32,10 @@ from .tables import Tables, read_payload
 LIMIT = 2**31
 """No rank, number of workers, radix or steps_per_round reaches this."""
 
+MAX_PERIOD = 2**18
+"""Phases of a period, repetitions counted."""
+MAX_UNROLLED = 2**24
+"""Ranks that repeated phases stand for in all."""
 MAX_COMMON_BITS = 2**14
 """The common denominator of the factors or weights of one phase may have so many bits."""
 
@@ -304,13 +308,39 @@ def _read_phases(
     raw: dict[str, Any], num_workers: int, num_nodes: int, size: int, place: str
 ) -> tuple[Literal["groups", "rule"], list[int], list[list[Average]]]:
     """Form, radices and phases, of groups or, where nodes have `size` workers each, of rules."""
-    listed = enumerate(_nonempty(raw["phases"], f"{place}.phases"))
+    counts = _take_repeats(raw, f"{place}.phases")
+    listed = enumerate(raw["phases"])
     if "node_radices" not in raw:
-        return "groups", [], [_read_groups(item, num_workers, f"{place}.phases[{t}]") for t, item in listed]
+        groups = [_read_groups(item, num_workers, f"{place}.phases[{t}]") for t, item in listed]
+        sizes = (sum(len(average.members) for average in phase) for phase in groups)
+        unrolled = sum(count * size for count, size in zip(counts, sizes, strict=True) if count > 1)
+        require(unrolled <= MAX_UNROLLED, f"{place}.phases", f"repeats at most {MAX_UNROLLED} ranks")
+        return "groups", [], _unroll(raw, groups, counts)
     radices = as_integers(raw["node_radices"], f"{place}.node_radices", 2, LIMIT)
     fits = size and len(radices) < 32 and prod(radices) == num_nodes
     require(fits, f"{place}.node_radices", "needs equal nodes, and a product of num_nodes")
-    return "rule", radices, [_read_blocks(item, size, len(radices), f"{place}.phases[{t}]") for t, item in listed]
+    blocks = [_read_blocks(item, size, len(radices), f"{place}.phases[{t}]") for t, item in listed]
+    return "rule", radices, _unroll(raw, blocks, counts)
+
+
+def _take_repeats(raw: dict[str, Any], place: str) -> list[int]:
+    """How often each entry of `phases` repeats; in place each becomes a plain phase."""
+    counts, plain = [], []
+    for t, item in enumerate(_nonempty(raw["phases"], place)):
+        entry = as_object(item, f"{place}[{t}]", ("phase", "repeat")) if isinstance(item, dict) else {"phase": item}
+        count = entry.get("repeat", 2)
+        as_integer(count, f"{place}[{t}].repeat", 2, MAX_PERIOD + 1)
+        counts.append(count if "repeat" in entry else 1)
+        plain.append(as_list(entry["phase"], f"{place}[{t}]"))
+    require(sum(counts) <= MAX_PERIOD, place, f"has at most {MAX_PERIOD} phases")
+    raw["phases"] = plain
+    return counts
+
+
+def _unroll(raw: dict[str, Any], phases: list[list[Average]], counts: list[int]) -> list[list[Average]]:
+    """The phases one by one, as the canonical form has them, in place."""
+    raw["phases"] = [item for item, count in zip(raw["phases"], counts, strict=True) for _ in range(count)]
+    return [phase for phase, count in zip(phases, counts, strict=True) for _ in range(count)]
 
 
 def _read_failure_plan(
