@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import kit
 from benchmarks.lab.outer_steps import by_turns
 from benchmarks.lab.rehearse import steps_to
-from benchmarks.steps_to_loss.lateness import CLUSTER, best_rate, parser, resume, rows_in
+from benchmarks.steps_to_loss.delay import CLUSTER, best_rate, parser, resume, rows_in
 from benchmarks.steps_to_loss.networks import Network
 from partreduce.schedulers.registry import build
 from partreduce.topo.schedule import Schedule

@@ -332,7 +332,7 @@ def the_filter_lets_everybody_in(original, now, workers):
 
 @mutant("drawing", "fast_enough")
 def the_filter_is_off_by_one(original, now, workers):
-    counts = tuple(c - (w != now.slow_worker_policy) for w, c in enumerate(now.counts))
+    counts = tuple(c - (w != now.initiator) for w, c in enumerate(now.counts))
     return original(replace(now, counts=counts), workers)
 
 

@@ -11,7 +11,7 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.shards import (
     Answer,
     Ask,
-    DrainPolicy,
+    Drain,
     Open,
     Opened,
     Progress,
@@ -152,7 +152,7 @@ class DrainsWithAnAnswerUnderWay(Shards):
 
     def ready(self, process, state):
         if isinstance(state, WorkerState) and state.missing and self.plan.drains[:1] == (state.round,):
-            return (DrainPolicy(),) if state.generation == 0 else ()
+            return (Drain(),) if state.generation == 0 else ()
         return super().ready(process, state)
 
 
@@ -213,7 +213,7 @@ def test_a_worker_without_a_plan_may_do_whatever_the_protocol_allows():
     assert machine.ready(0, state) == (Open(0),)
     state, actions = machine.step(0, state, Open(7))
     assert actions == (Send(2, Opened(0, 7)),)
-    assert machine.ready(0, state) == (Push(), Pull(), DrainPolicy())
+    assert machine.ready(0, state) == (Push(), Pull(), Drain())
     state, actions = machine.step(0, state, Push())
     assert actions == (Send(2, Progress(0, 1)),)
     assert machine.ready(0, state) == ()
