@@ -8,8 +8,8 @@ from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerP
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
-    SENDING,
     REDUCING,
+    SENDING,
     Ack,
     Advance,
     Hop,

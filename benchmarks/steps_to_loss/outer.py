@@ -46,7 +46,7 @@ RESULT = kit.RESULTS / "steps_to_loss_outer.json"
 
 
 def schedules() -> list[Schedule]:
-    """Whole models synchronously; two fragments, merged late; nodes in each step, and all by an outer step."""
+    """Whole models in synchronous rounds; two fragments, merged late; nodes in each step, and all by an outer step."""
 
     def one(words: str, steps_per_round: int, outer: str, sync: Synchronous | DelayedMerge, fragments: int) -> Schedule:
         strategy = AllReduce(
@@ -170,7 +170,7 @@ def main() -> None:
     arguments.add_argument("--share", type=float, default=1.0, help="of All-Reduce's best rate")
     chosen = arguments.parse_args()
     kit.one_thread()
-    if chosen.payload == "fit":
+    if chosen.what == "fit":
         about = f"`{kit.command('steps_to_loss.outer')}`; {CLUSTER} workers, one seed, shuffled data."
         kit.write(RESULT, "What outer steps cost in steps", about, *answer(rows_in(RESULT)))
         return

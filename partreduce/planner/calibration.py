@@ -158,8 +158,8 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) 
     measured = np.array([probe.steps_ratios for probe in probes])  # (probes, seeds)
     if np.linalg.matrix_rank(features) < features.shape[1]:
         raise InputError(
-            "schedules: do not tell the prices apart; take some synchronously and some late, with different consensus "
-            "distances"
+            "schedules: do not tell the prices apart; take some synchronous and some late ones, with different "
+            "consensus distances"
         )
     runs = _Runs.of(features, measured)
     values = runs.prices()
@@ -256,9 +256,9 @@ def steps_model(pilot: Pilot) -> StepsModel:
     """The steps model with a pilot's prices; where its data were shuffled, that of drift stays the shipped one.
 
     Beyond the largest metrics of its probes nothing was learned: there a unit costs what the interval allows at most,
-    and no less than shipped, so that a price of nothing is no reason to average hardly ever. Where a probe
-    synchronously was unstable nothing beyond the stable ones is recommended, and where a late one was nothing that is
-    late, unless it is asked for.
+    and no less than shipped, so that a price of nothing is no reason to average hardly ever. Where a synchronous probe
+    was unstable nothing beyond the stable ones is recommended, and where a late one was nothing that is late, unless it
+    is asked for.
     """
     prices, nothing = pilot.prices, Price(0.0, 0.0, 0.0)
     averaging, later = prices.averaging or nothing, prices.later or nothing

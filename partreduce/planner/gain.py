@@ -87,7 +87,7 @@ def beats(option: CandidateSchedule, other: CandidateSchedule) -> bool:
 
 
 def best_plain(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
-    """All-Reduce every k steps with the least decisive time, in any form, synchronously or late; None without one."""
+    """All-Reduce every k steps with the least decisive time, synchronous or late; None without one."""
     plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
     return min(plain, key=lambda option: (decisive_time(option, job), option.communication), default=None)
 

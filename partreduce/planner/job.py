@@ -135,7 +135,7 @@ class PlanRequest:
         if self.tables and (self.gap or self.quorum):
             raise InputError(
                 f"sync: {'a gap' if self.gap else 'a quorum'} leaves workers without common steps, in which tables go "
-                "their own way; choose synchronous, late or pipeline"
+                "their own way; choose synchronous, delay or pipeline"
             )
         if self.quorum and (self.gap or self.sync is not None):
             raise InputError("sync: a quorum is asked for, and something else besides; choose one of them")
@@ -152,8 +152,8 @@ class PlanRequest:
         if self.tolerate_failures and not 0 < self.tolerate_failures <= most:
             left = f"plan for the loss of 1 to {most}" if most > 0 else "a loss would leave nobody to average with"
             raise InputError(f"survive: is {self.tolerate_failures}, of {self.cluster.num_workers} workers; {left}")
-        waits = "iteration_gap" if self.gap else "quorum" if self.quorum else self.sync
-        if self.tolerate_failures and waits in ("iteration_gap", "quorum"):
+        waits = "iteration_gap" if self.gap else "partial" if self.quorum else self.sync
+        if self.tolerate_failures and waits in ("iteration_gap", "partial"):
             raise InputError(
                 f"sync: is {waits}; no such schedule goes on after a loss yet; leave out {waits}, or survive"
             )

@@ -1,4 +1,4 @@
-"""Whether a schedule keeps the limits on its shape, and how far its steps_per_round may be raised within them."""
+"""Whether a schedule keeps the limits on its shape, and how many steps per round they allow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def within_gap(schedule: Schedule, limits: Limits) -> bool:
 
 
 def most_steps_per_round(schedule: Schedule, limits: Limits) -> int | None:
-    """The largest steps_per_round at which the schedule's rounds keep `max_gap`; 0 for none, None without that limit."""
+    """The most steps per round with which the schedule keeps `max_gap`; 0 for none, None without that limit."""
     if limits.max_gap is None:
         return None
     crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]

@@ -92,9 +92,8 @@ def parallelize_embeddings(
     schedule, links = _schedule(where)
     codecs = _codecs(table_codec, schedule)
     reasons: tuple[str, ...] = ()
-    if (
-        not is_alone(world) and not schedule.strategy.payload
-    ):  # all come, so that one whose model has no tables is named
+    if not is_alone(world) and not schedule.strategy.payload:
+        # All come, so that one whose model has no tables is named.
         uses = OtherUses(model)
         reached = world or default_world(
             _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
@@ -224,7 +223,7 @@ def _chosen(
             check_unpriced(schedule)
         return schedule, (
             *chosen.reasons,
-            f"these are prices synchronously, without when.{schedule.strategy.sync.word}",
+            f"these are prices of synchronous rounds, without sync.{schedule.strategy.sync.word}",
         )
     return replace(
         schedule, strategy=replace(schedule.strategy, payload=chosen.routes), certificate=None
@@ -232,7 +231,7 @@ def _chosen(
 
 
 def _priced(schedule: Schedule) -> Schedule:
-    """The schedule beside which ways are priced: synchronously where it waits otherwise and so allows but one way."""
+    """The schedule for which ways are priced: synchronous where it waits otherwise and so allows one way only."""
     if not schedule.strategy.refuses_tables():
         return schedule
     return replace(schedule, strategy=replace(schedule.strategy, sync=SYNCHRONOUS), certificate=None)

@@ -73,7 +73,7 @@ def _taken(options: Sequence[CandidateSchedule], name: str) -> CandidateSchedule
 
 
 def permitted(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
-    """The options that keep the job's limits, and wait as it says: late, synchronously, with a gap or by a quorum."""
+    """The options that keep the job's limits, and wait as it says: late, synchronous, with a gap or by a quorum."""
     if job.quorum:
         able = [option for option in options if option.quorum]
     else:
@@ -140,7 +140,7 @@ def reasons(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
             "one more copy of the parameters, and --sync synchronous leaves such schedules out"
         )
     if chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL:
-        said.append("its groups add up inside nodes first, as its file says: form hierarchical")
+        said.append("its groups add up inside nodes first, as its file says: algorithm hierarchical")
     if job.pilot is not None:
         said.append(_changed_by(job.pilot, chosen, options, job))
     return said
@@ -251,8 +251,7 @@ def _not_taken(
     if worst > 1 >= uncoded:
         return (
             f"{ratio}, but its sums travel in {fastest.transport.codec}, whose steps took longer in our lab than "
-            "predicted: "
-            f"that has to save more than {worth(fastest.schedule):.0%}"
+            f"predicted: that has to save more than {worth(fastest.schedule):.0%}"
         )
     worst = uncoded
     if math.isinf(worst):
@@ -270,7 +269,7 @@ def _not_taken(
                 f"{ratio}, but if its steps cost as much {most.format('they')}, it would take {worst:.2f} times as "
                 "long; --select takes it all the same"
             )
-        asked = "quorum" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
+        asked = "partial" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
         late = "if coming late costs" if chosen.late or chosen.facts else "comes late: if that costs"
         return (
             f"{ratio}, but {late} as much {most.format('it')}, it would take {worst:.2f} times as long; --sync "

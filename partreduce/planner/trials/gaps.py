@@ -173,7 +173,7 @@ class Gaps(Kind):
         if facts.progress < 1 - TOLD:
             said.append(
                 f"some of what it averages is old, so that a step brings the mean {facts.progress:.2f} times as far as "
-                "synchronously; that is in its steps"
+                "in synchronous rounds; that is in its steps"
             )
         if facts.computed < 1 - TOLD:
             said.append(
@@ -206,8 +206,8 @@ class Gaps(Kind):
         if facts.progress > 1 + TOLD:
             said.append(
                 "what is newer than one's own step is averaged, too, so that a step brings the mean "
-                f"{facts.progress:.2f} times as far as synchronously, as a larger learning rate would: that is not "
-                "counted as a gain, and a rate near its limit has to be lowered as much"
+                f"{facts.progress:.2f} times as far as synchronous rounds do, as a larger learning rate would: that is "
+                "not counted as a gain, and a rate near its limit has to be lowered as much"
             )
         if facts.gradients < FEW:
             said.append(
@@ -355,12 +355,12 @@ def _momentum(chosen: CandidateSchedule) -> list[str]:
 def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
     gap = chosen.schedule.strategy.sync
     assert isinstance(gap, IterationGap)
-    payload = []
+    causes = []
     if slowdown.has_spikes:
-        payload.append(f"steps that take up to {slowdown.spike:.3g} times as long now and then")
+        causes.append(f"steps that take up to {slowdown.spike:.3g} times as long now and then")
     if slowdown.slow:
         worker, factor, others = slowdown.slowest
-        payload.append(f"worker {worker}, always {factor:.3g} times as long{others}")
+        causes.append(f"worker {worker}, always {factor:.3g} times as long{others}")
     means = []
     if gap.skip is not None:
         means.append(f"a worker that is left behind skips up to {gap.skip.limit} steps at once")
@@ -368,7 +368,7 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
         means.append("neighbors do not wait for every update")
     if gap.staleness:
         means.append(f"updates up to {gap.staleness} steps old serve")
-    return f"its gap answers {' and '.join(payload)}: {', '.join(means) or 'a worker waits for its neighbors only'}"
+    return f"its gap answers {' and '.join(causes)}: {', '.join(means) or 'a worker waits for its neighbors only'}"
 
 
 def _gained(chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:

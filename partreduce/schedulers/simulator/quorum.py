@@ -1,8 +1,8 @@
 """Quorums in virtual time: the protocol objects, with seconds for what they do.
 
 A call is ready when its worker has computed a gradient. Word of a round that starts takes the latency of its way; a sum
-begins when the last thread has entered the round, and takes what it takes synchronously. A thread that may enter a
-round waits up to `grace` for a call of its own. The mean of all models, every `synchronize_every` rounds, is one more
+begins when the last thread has entered the round, and takes as long as in a synchronous round. A thread that may enter
+a round waits up to `grace` for a call of its own. The mean of all models, every `synchronize_every` rounds, is one more
 sum, for which trainings wait. Adding up, and applying results, take no time.
 
 A run of `num_rounds` lets every worker go until it has taken the results of so many rounds. A call may take several

@@ -72,7 +72,7 @@ class QuorumRecord:
 
     `summed` (2, num_rounds) is when each sum began and ended, `gradients` (num_rounds, num_workers) how many gradients
     each worker had in it. `rounds` and `ages` (num_gradients,) say of every gradient its round, and how many rounds lay
-    between the weights that it was computed with and that one; synchronously these are 0.
+    between the weights that it was computed with and that one; in synchronous rounds these are 0.
     """
 
     summed: npt.NDArray[np.float64]

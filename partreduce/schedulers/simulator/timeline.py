@@ -70,15 +70,14 @@ class Timeline:
         return np.asarray(np.diff(self.finish.max(axis=1), prepend=0.0))
 
     def per_step(self, *, warm_up: int = 0) -> float:
-        """Mean seconds per step of the workers with the largest steps_per_round, after `warm_up` rounds.
+        """Mean seconds per step of the workers with most steps per round, after `warm_up` rounds.
 
         Of workers that run freely it is the mean over the steps of all: n divided by the steps per second of all.
         """
         if self.free_running:
             begun = self.finish[warm_up - 1] if warm_up else np.zeros(len(self.worker_steps))  # (num_workers,)
-            seconds = (
-                (self.finish[-1] - begun) / (self.num_rounds - warm_up) / self.worker_steps
-            )  # a step of each worker
+            # A step of each worker.
+            seconds = (self.finish[-1] - begun) / (self.num_rounds - warm_up) / self.worker_steps
             return float(len(seconds) / (1 / seconds).sum()) if seconds.all() else 0.0
         latest = self.finish.max(axis=1)
         start = latest[warm_up - 1] if warm_up else 0.0

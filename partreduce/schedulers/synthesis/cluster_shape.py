@@ -1,4 +1,4 @@
-"""What the cluster's shape and speeds imply before any search: evenness, radices, steps per round, the crossing bound."""
+"""What the cluster's shape and speeds imply before any search: evenness, radices, steps, the crossing bound."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def _levels(cluster: Cluster) -> tuple[int, ...] | None:
 
 
 def has_equal_speeds(cluster: Cluster) -> bool:
-    """Whether no worker is slower than others, so that one steps_per_round suits all."""
+    """Whether no worker is slower than others, so that all can take as many steps per round."""
     return cluster.hardware is None or all(factor == 1 for _, factor in cluster.hardware.slowdown)
 
 
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """steps_per_round 1 for all, and steps per round in proportion to speed where speeds differ (the slowest worker keeps steps_per_round 1).
+    """One step per round for all, and steps in proportion to speed where speeds differ (1 for the slowest worker).
 
     The fastest take at least two steps a round then: however little slower a worker is, its one step fits beside them.
     """
@@ -71,10 +71,7 @@ def largest_steps_per_round(problem: Problem) -> int:
     """The most steps of a round that the search gives any worker."""
     if problem.worker_steps is None and has_equal_speeds(problem.cluster):  # without a table of all workers
         return 1
-    return max(
-        (max(steps_per_round) for steps_per_round in problem.worker_steps or derived_worker_steps(problem.cluster)),
-        default=1,
-    )
+    return max((max(steps) for steps in problem.worker_steps or derived_worker_steps(problem.cluster)), default=1)
 
 
 def crossing_bound(problem: Problem) -> float:
@@ -82,8 +79,8 @@ def crossing_bound(problem: Problem) -> float:
 
     In every period some group must cross nodes (or exist at all, on one node), and every cut of the nodes: the one with
     the slowest NIC from the others, and what stands below each switch from the rest. The cheapest group across a cut is
-    a pair, whatever the form of the all-reduce, and it must run once in `max_period` rounds of at most the largest
-    steps_per_round in steps.
+    a pair, whatever the algorithm of the all-reduce, and it must run once in `max_period` rounds of at most
+    `largest_steps_per_round` steps.
     """
     cluster = problem.cluster
     if cluster.num_nodes == 1:

@@ -44,7 +44,7 @@ class Space:
 
     `multiplicity` (C,), how often each class stands in the space of all n workers; `fresh` (C, G, G), the covariance
     that one round of steps adds off the mean; `inner`, the sum over the instants inside a round of its trace;
-    `instants`, the largest steps_per_round. `clock`, if given, is charged for all work below.
+    `instants`, the most steps per round. `clock`, if given, is charged for all work below.
     """
 
     num_workers: int

@@ -114,7 +114,7 @@ def test_nodes_of_one_worker_and_a_slow_one_are_planned_for() -> None:
 
 
 def test_steps_per_round_that_suit_the_workers_are_measured_before_rarer_averaging() -> None:
-    """At a small effort the sampled steps per round of All-Reduce took all of it, and a worker twice as slow held up all."""
+    """At a small effort All-Reduce's sampled rounds took all of it, and a worker twice as slow held up all."""
     thin = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(4e8), model_bytes=2_000_000, compute=0.05)
     cluster = replace(Cluster.parse("2x4"), hardware=replace(thin, slowdown=((4, 2.0),), jitter=0.1))
     planned = plan(PlanRequest(cluster=cluster, effort=1.0, gap=False, quorum=False))

@@ -137,7 +137,7 @@ LAB = Hardware(nic=Link.of_bandwidth(25e6), inside=Link.of_bandwidth(1e10), mode
 
 
 def test_a_worker_that_is_less_slow_never_makes_the_answer_slower() -> None:
-    """Below 1.5 times no steps per round were weighed, and nothing that was took as little as at 1.5 times with them."""
+    """Below 1.5 times unequal steps were not weighed, and nothing that was took as little as at 1.5 times with them."""
     asked = [job("2x4", hardware=replace(LAB, slowdown=((0, slow),)), optimizer=Optimizer.ADAM) for slow in (1.1, 1.5)]
     less, more = (recommend(competitors(one, until=0.0), one).time for one in asked)
     assert less <= more * (1 + TIE)

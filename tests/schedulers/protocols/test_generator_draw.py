@@ -302,7 +302,8 @@ def test_a_worker_is_bounded_by_the_distinct_groups_that_hold_it():
 
 def test_the_setting_of_a_schedule_is_the_strategys_with_each_worker_on_its_node():
     chosen = DynamicGroups(
-        group_size=4, division=GroupSplit.GLOBAL, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=7, all_every=5,
+        group_size=4, division=GroupSplit.GLOBAL, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=7,
+        all_every=5,
         seed=11, max_known=9,
     )  # fmt: skip
     setting = GeneratorSetting.of(chosen, Cluster.regular(2, 3))

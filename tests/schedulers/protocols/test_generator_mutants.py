@@ -336,8 +336,8 @@ def the_filter_is_off_by_one(original, now, workers):
     return original(replace(now, counts=counts), workers)
 
 
-@mutant("drawing", "is_laggard")
-def every_laggard_starts_a_division(original, now):
+@mutant("drawing", "is_slow_worker")
+def every_slow_worker_starts_a_division(original, now):
     return False
 
 

@@ -13,8 +13,8 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
-    SENDING,
     REDUCING,
+    SENDING,
     Ack,
     Advance,
     Reduce,

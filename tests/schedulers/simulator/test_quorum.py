@@ -115,7 +115,7 @@ def test_every_gradient_counts_once_and_words_and_sums_take_their_time():
     assert (timeline.observed.quorum.active >= 2).all()
     assert simulate(schedule, hardware, compute=compute, num_rounds=50, seed=3).makespan == timeline.makespan
     found = predict(schedule, hardware, compute=compute, num_rounds=50)
-    assert found.transport == "simulated"
+    assert found.how == "simulated"
     assert found.arrays == 10, "mean model, send buffer, four that wait, four that are applied"
     assert found.largest_age <= 4
 

@@ -20,8 +20,8 @@ from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
-    SENDING,
     REDUCING,
+    SENDING,
     Ack,
     Advance,
     Hop,
