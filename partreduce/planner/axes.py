@@ -152,7 +152,7 @@ class Axes:
         return None if chosen is None else chosen[1]
 
     def timing(self, setting: Setting) -> Timings:
-        """In the form and codec that pay for this setting: of the finest codec, unless a coarser one saves enough."""
+        """By the algorithm and codec that pay for this setting: the finest codec, unless a coarser one saves enough."""
         if setting not in self._chosen:
             known = (
                 [self.reached(setting, timing, self.usual) for timing in self.timings] if len(self.timings) > 1 else []

@@ -40,10 +40,10 @@ GRID = np.geomspace(LEAST_STEPS_RATIO, MOST_STEPS_RATIO, 400)
 def calibrated(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
     """The pilot that these curves are of; those of All-Reduce in each step are what the others are compared with.
 
-    The runs of `finalists`, by `trained_sha256`, count for these schedules themselves, beside what they say of prices.
+    The runs of `finalists`, by `trained_sha256`, count for these schedules themselves, and for prices.
 
     Raises:
-        InputError: All-Reduce did not learn, a schedule learned nothing beside it, or there are too few seeds.
+        InputError: All-Reduce did not learn, a schedule learned nothing next to it, or there are too few seeds.
     """
     references = {curve.seed: curve for curve in curves if curve.is_reference}
     if len(references) < 2:

@@ -19,7 +19,7 @@ class Delay(StrEnum):
     """Parameters come a round late."""
 
     PIPELINE = "pipeline"
-    """Gradients come a step late, to all workers alike: Pipe-SGD with two iterations side by side."""
+    """Gradients come one step late, to all workers: Pipe-SGD with two iterations side by side."""
 
     @classmethod
     def of(cls, strategy: Strategy) -> Delay | None:

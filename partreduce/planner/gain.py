@@ -3,7 +3,7 @@
 The ratio of two predicted times carries the errors of both predictions. They are taken as independent: over all pairs
 of schedules that were measured on shuffled data, 9 of 10 measured ratios lay within 19 % (the lab's network) and 11 %
 (the digits) of the predicted ones, where one error of 13 % or 7.5 % on either side gives 19 % and 11 %
-(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). They are stated beside a gain and decide nothing:
+(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). They are stated with a gain and decide nothing:
 most of what a prediction errs in is common to all options (`least_time`).
 """
 

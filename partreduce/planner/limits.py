@@ -48,6 +48,6 @@ def _crosses_nodes(schedule: Schedule, t: int) -> bool:
     if graphs := schedule.strategy.graphs:
         return bool((node_of[graphs[t].sources] != node_of[graphs[t].targets]).any())
     phase = schedule.phase(t)
-    # Every member's node beside that of its group's first member.
+    # Every member's node with that of its group's first member.
     first = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)
     return bool((node_of[phase.members] != node_of[first]).any())

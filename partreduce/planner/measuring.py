@@ -67,7 +67,7 @@ def measure(
     With an `algorithm` it travels by that one and with its own codec.
 
     Raises:
-        PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
+        PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
     """
     metrics = metrics_of(schedule, job)
     if algorithm is None:
@@ -88,7 +88,7 @@ def metrics_of(schedule: Schedule, job: PlanRequest) -> ScheduleMetrics:
     """Of a schedule as it stands.
 
     Raises:
-        PartreduceError: it has no fixed phases, or a figure could not be found within its limit.
+        PartreduceError: it has no fixed phases, or a metric could not be found within its limit.
     """
     spread, pushed = consensus_distance(schedule), drift(schedule, job.push)
     return ScheduleMetrics(spread, pushed, contraction(schedule), late_distance(schedule))

@@ -21,9 +21,10 @@ from partreduce.topo.strategies.base import StepsPerRound
 class Facts:
     """What is known of an option from its runs in virtual time, and whatever its `kind` of protocol counts there.
 
-    `words` say the setting; `memory_bytes` is what the busiest worker keeps beside its parameters; `least_share` is
-    what the least heard worker's gradients count, where an even share is 1; `unheard` lists whose count next to
-    nothing. `more` is how many of All-Reduce's steps its delay may cost beyond `steps_ratio`, as a part of them.
+    `words` say the setting; `memory_bytes` is what the busiest worker keeps in addition to its parameters;
+    `least_share` is what the least heard worker's gradients count, where an even share is 1; `unheard` lists whose
+    count next to nothing. `more` is how many of All-Reduce's steps its delay may cost beyond `steps_ratio`, as a part
+    of them.
 
     Under a quorum `active` workers are in a round on average, with as many `gradients`; `gradients_per_second` is of
     all. `age` is the mean of their delay in rounds, `delay` the same in whole steps, of as many gradients as there are
@@ -179,7 +180,7 @@ class CandidateSchedule:
         return self.is_among(self.model.lost)
 
     def is_among(self, lost: Lost) -> bool:
-        """Whether a network that was lost like this was lost with averages as rare, or as late, as these."""
+        """Whether a network failed with averages as rare, or as late, as these."""
         return lost.includes(self.synchronous_distance, self.late_distance)
 
     @property
@@ -203,7 +204,7 @@ class CandidateSchedule:
         spread, late = known(self.consensus_distance), self.late_distance if delay and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
         here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
-        more = self.steps_ratio - there  # before `here` is added, which is lost beside a price without end
+        more = self.steps_ratio - there  # before `here` is added, which vanishes in an infinite price
         if delay and self.facts is not None:
             more += self.facts.more
         elif delay and self.delay is Delay.PIPELINE:
@@ -217,7 +218,7 @@ class CandidateSchedule:
 
     @property
     def late(self) -> bool:
-        """Whether a round's averaging comes one round late, beside the computing; parameters or gradients."""
+        """Whether a round's averaging comes one round late, during computing; parameters or gradients."""
         return self.schedule.strategy.is_delayed
 
     @property
@@ -227,7 +228,7 @@ class CandidateSchedule:
 
     @property
     def kind(self) -> tuple[Delay | None, bool, str]:
-        """Options of one kind are alike in what is late, in what is averaged, and in the protocol, if one decides."""
+        """Options of one kind agree in what is late, in what is averaged, and in the protocol, if one decides."""
         return self.delay, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
 
     @property

@@ -74,8 +74,8 @@ def parallelize_embeddings(
         where: a schedule or its file; or a cluster, such as "4x4", whose dense parameters then go by all-reduce. A
             schedule that says where its tables go (`payload`) is taken as it is.
         batches: some of this worker's batches, or its loader; the first few are looked at, without training. Entries
-            after those that the model's `forward` takes are left out. A loader is iterated anew; of an iterator those
-            that were looked at are gone.
+            after those that the model's `forward` takes are left out. A loader is iterated from its beginning; of an
+            iterator those that were looked at are gone.
         forward: `forward(model, batch)` where that is not how the model is called.
         hardware: links of the cluster, where `where` does not say them.
         table_codec: `float16`, `bfloat16` or `int8`, in which rows may travel where that pays; as they are by default.

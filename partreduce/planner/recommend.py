@@ -61,7 +61,7 @@ def recommend(options: Sequence[CandidateSchedule], job: PlanRequest) -> Candida
 
 
 def _taken(options: Sequence[CandidateSchedule], name: str) -> CandidateSchedule:
-    """The option of a name, the faster one where two forms share it."""
+    """The option of a name, the faster one where two algorithms share it."""
     named = [option for option in options if option.name == name]
     if not named:
         raise InputError(
@@ -136,7 +136,7 @@ def reasons(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
     said += _paced(chosen)
     if chosen.delay is Delay.LATE and not chosen.gap:
         said.append(
-            "its averaging runs beside the computing and comes one round late, as its file says; it needs memory for "
+            "its averaging runs during computing and comes one round late, as its file says; it needs memory for "
             "one more copy of the parameters, and --sync synchronous leaves such schedules out"
         )
     if chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL:
@@ -343,7 +343,7 @@ def _presumed(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
 
 
 def _lost(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Under which optimizers a measured network was lost with an option's metrics."""
+    """Under which optimizers a measured network did not reach its loss with an option's metrics."""
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
     beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
@@ -352,7 +352,7 @@ def _lost(option: CandidateSchedule, job: PlanRequest) -> str:
 
 
 def _is_too_late(option: CandidateSchedule) -> bool:
-    """Whether a network was lost with averages as late; else it was with averages as rare."""
+    """Whether a network failed with averages as late; else it did with averages as rare."""
     return option.late_distance >= option.model.lost.late
 
 

@@ -17,11 +17,11 @@ and longer rounds do. Under SGD a unit costs as much at one step a round as at s
 to what a round brings: at one step a round delay costs them next to nothing, and what exceeds a unit costs in
 proportion to the whole, as their pull within a round grows with the square of its steps.
 
-Gradients that come a step late to all alike (a pipeline) cost more the nearer the learning rate comes to the pipeline's
-stability limit, and networks sharpen until it does: each at its own best rate of a grid, pipelines needed 1.05 times
-the steps of synchronous rounds on a perceptron, 1.43 on the lab's text and 2.1 on its digits, where the best rate was
-half of theirs (benchmarks/results/late_and_small.md). At All-Reduce's best rate they needed 1.2 times as many and more,
-and three of the fifteen tasks did not reach their loss: whoever takes a pipeline there has to lower the rate. Where the
+Gradients that come a step late to all workers (a pipeline) cost more the nearer the learning rate comes to the
+pipeline's stability limit, and networks sharpen until it does: each at its own best rate of a grid, pipelines needed
+1.05 times the steps of synchronous rounds on a perceptron, 1.43 on the lab's text and 2.1 on its digits, where the best
+rate was half of theirs (benchmarks/results/late_and_small.md). At All-Reduce's best rate they needed 1.2 times as many
+and more, and three of the fifteen tasks did not reach their loss: a pipeline there needs a lower rate. Where the
 learning rate times the curvature, h, is not known, the geometric mean of the three counts. Where it is known, the price
 is proportional to the noise that the delay adds: 0.008 times (noise factor - 1) meets both rates of the perceptron at
 which h stayed below the limit, h = 0.37 and 0.74. Codecs have no price: gradients in 16 or 8 bits needed 0.97 to 1.05
@@ -76,7 +76,7 @@ class Lost(NamedTuple):
     late: float = math.inf
 
     def includes(self, synchronous: float, late_distance: float) -> bool:
-        """Whether such metrics are among those under which it was lost: averages as rare, or as late.
+        """Whether such metrics are among those under which it failed: averages as rare, or as late.
 
         A late distance alone does not say how rare they are: it hardly grows with a period of which most rounds rest.
         """
@@ -109,7 +109,7 @@ class StepsModel:
     num_workers: int = 1
     """On which that depends."""
     own: float = 0.0
-    """What it costs to average parameters at all, beside that."""
+    """What it costs to average parameters at all, in addition."""
     late: float = 0.0
     later: float = 0.0
     """What the part of a late distance above 1 costs, times the whole."""
@@ -284,7 +284,7 @@ loss, and so did all of 16 workers in synchronous rounds up to 4.2 (benchmarks/r
 BORNE = 1.9
 """The largest consensus distance below these at which all tasks were measured: all reached their loss."""
 LOST_RATIO = 5.0
-"""At so many times its steps such a schedule has to win: those that were lost had been given as many."""
+"""At so many times its steps such a schedule has to win: those that failed had been given as many."""
 
 
 def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:

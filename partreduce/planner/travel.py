@@ -1,8 +1,8 @@
-"""How a schedule's sums may travel: form, codec and where it is for, each with what it costs.
+"""How a schedule's sums may travel: algorithm, codec and where it is for, each with what it costs.
 
-They change no figure. Of the forms the cheapest is as good as all of them, since phases that cost no more make no step
-slower; ties go to the ring, which every backend has. A codec changes numbers, so a coarser one has to pay: only those
-that communicate less than every finer one are taken, and `paying` decides among them setting by setting.
+They change no metric. Of the algorithms the cheapest is as good as all of them, since phases that cost no more make no
+step slower; ties go to the ring, which every backend has. A codec changes numbers, so a coarser one has to pay: only
+those that communicate less than every finer one are taken, and `paying` decides among them setting by setting.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Neighbors that keep a gap: the graphs that would be best if all workers were alike, under what answers the slowdown.
+"""Neighbors that keep a gap: the graphs that would be best if all workers were equal, under what answers the slowdown.
 
 Nothing says beforehand what is averaged where workers go on by themselves, so the reduces of a run are carried out on
 vectors (`schedulers.simulator.replay`). Predicted steps are the steps model's for the replayed metrics, divided by how
@@ -68,9 +68,13 @@ UNHEARD = 0.05
 USUAL_MOMENTUM = 0.9
 
 
+ORDER_LABELS = {UpdateOrder.ADAPT_THEN_COMBINE: "serial", UpdateOrder.DPSGD: "parallel"}
+"""What names of candidates say of the update order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A graph under a setting: `base` is the option that it would be if all workers were alike."""
+    """A graph under a setting: `base` is the option that it would be if all workers were equal."""
 
     base: CandidateSchedule
     setting: Setting
@@ -89,7 +93,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.schedule.name}, {self.setting.gap.update_order}"
+        return f"{self.schedule.name}, {ORDER_LABELS[self.setting.gap.update_order]}"
 
     def trial(self, job: PlanRequest, num_rounds: int, num_seeds: int) -> Trial:
         """Its runs: a worker has three events in a step, and updates and tokens go along each edge."""

@@ -182,7 +182,7 @@ def test_rare_averages_are_as_rare_when_they_come_late() -> None:
         for sync in (SYNCHRONOUS, DelayedAveraging())
     )
     assert late.late_distance < late.model.lost.late
-    assert late.synchronous_distance == pytest.approx(at_once.distance_in_synchronous)
+    assert late.synchronous_distance == pytest.approx(at_once.synchronous_distance)
     assert at_once.may_fail
     assert late.may_fail
     said = " ".join(cautions(late, asked))

@@ -99,7 +99,7 @@ def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue: list[C
 
     def costs(option: CandidateSchedule) -> tuple[float, ...]:
         metrics = (float(option.consensus_distance), float(option.drift))
-        # A pipeline has the metrics of synchronous, and takes more steps.
+        # A pipeline has the metrics of synchronous rounds, and takes more steps.
         return (option.communication, *metrics, option.step_seconds, option.steps_ratio)
 
     for a, b in itertools.permutations(kept, 2):
@@ -175,7 +175,7 @@ def test_a_slow_worker_appears_as_waiting(catalogue: list[CandidateSchedule]) ->
 
 
 def test_a_form_other_than_the_ring_is_named() -> None:
-    words, asked = "as its file says: form hierarchical", job(algorithm=AllReduceAlgorithm.HIERARCHICAL)
+    words, asked = "as its file says: algorithm hierarchical", job(algorithm=AllReduceAlgorithm.HIERARCHICAL)
     chosen = recommend(competitors(asked, until=0.0), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
     assert chosen.schedule.strategy.transport.algorithm is AllReduceAlgorithm.HIERARCHICAL, (

@@ -287,8 +287,8 @@ def per_step(name, compute, *, steps=50, seeds=4, **setting):
     return float(np.mean(each))
 
 
-def test_what_physics_leaves_of_the_papers_metrics():
-    """Luo et al., ASPLOS 2019, metrics 12 and 15 to 18, without communication; expectations from another simulation."""
+def test_what_physics_leaves_of_the_papers_figures():
+    """Luo et al., ASPLOS 2019, figures 12 and 15 to 18, without communication; expectations from another simulation."""
     standard = {name: per_step(name, SIXFOLD, seeds=6) for name in ("ring", "ring-based", "double-ring")}
     assert list(standard.values()) == pytest.approx([2.00, 2.15, 2.27], rel=0.04), "Figure 12: sparser suffers less"
     for name, alone in list(standard.items())[:2]:

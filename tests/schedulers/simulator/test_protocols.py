@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_timeline(schedule):
     assert not np.array_equal(one, other)
 
 
-def test_steps_per_round_take_as_many_steps():
+def test_a_round_takes_its_steps():
     timeline = simulate(generated(steps_per_round=3), compute=ONE_SECOND, num_rounds=5)
     assert np.allclose(timeline.compute_end - timeline.compute_start, 3.0)
 
