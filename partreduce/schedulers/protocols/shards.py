@@ -228,7 +228,7 @@ class Shards:
         return after, actions
 
     def _requested(self, state: ShardState, source: int, request: Progress | Ask) -> Outcome[ServerState]:
-        """Progress is added up, whatever its age; then whoever may go on is answered."""
+        """Progress is added up, whatever its age; then workers that may continue are answered."""
         if request.generation > state.generation:
             return replace(state, early=(*state.early, (source, request))), ()
         if request.generation < state.generation:

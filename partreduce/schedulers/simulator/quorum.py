@@ -42,7 +42,7 @@ class Mean:
 
 
 class Waiting(Partial):
-    """A quorum's machine with names for what takes time beside computing and sums: grace, and the mean of models.
+    """A quorum's machine with names for what takes time other than computing and sums: grace, and the mean of models.
 
     The protocol says what happens, never when: it lets a thread enter a round that is activated at any time, and models
     be averaged as soon as all wait for it. Here a thread without a call of its own waits for one, unless its worker has
@@ -116,7 +116,7 @@ class QuorumTiming(Recorder):
         return self._way(source, to)
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Grace begins with the word that a round starts; what is computed has begun by then, and goes on."""
+        """Grace begins with the word that a round starts; what is computed has begun by then, and continues."""
         return self._grace > 0
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002

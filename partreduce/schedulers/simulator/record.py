@@ -1,4 +1,4 @@
-"""What a run in virtual time shows beside its times: bytes, ages, gaps between workers, and a quorum's rounds."""
+"""What a run in virtual time shows in addition to its times: bytes, ages, gaps between workers, and a quorum's rounds."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class QuorumRecord:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a run without common rounds shows beside its times, since no formula says it beforehand.
+    """What a run without common rounds shows in addition to its times, since no formula says it beforehand.
 
     `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None where nothing was
     measured: by how many steps of another worker what a worker averages is behind when it has averaged, or, at a

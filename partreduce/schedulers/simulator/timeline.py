@@ -16,7 +16,7 @@ class Timeline:
 
     A worker computes from `compute_start` to `compute_end` and communicates from `communicate_start` to
     `communicate_end` (equal when it is in no group); what lies between is waiting. `finish` is the end of its round.
-    With `is_delayed` an operation runs beside computing. `free_running` says that workers do not go from round to round
+    With `is_delayed` an operation runs during computing. `free_running` says that workers do not go from round to round
     together (groups on request, pairs): row r then holds every worker's own round r.
 
     Round r ends with the operation of row `awaited[r]`: its own, unless a pipeline of gradients awaits an older one, or
@@ -45,7 +45,7 @@ class Timeline:
 
     @property
     def runs_beside(self) -> bool:
-        """Whether operations run beside computing, rather than between one round's and the next."""
+        """Whether operations run during computing, rather than between one round's and the next."""
         return self.is_delayed or self.operating is not None
 
     @property

@@ -17,7 +17,7 @@ SLOWER = 1.05
 
 
 def is_even(cluster: Cluster) -> bool:
-    """Whether all nodes are alike, so that a rule can treat them alike: switches above them form a regular tree."""
+    """Whether all nodes are equal, so that a rule can treat them equally: switches above them form a regular tree."""
     hardware = cluster.hardware
     assert hardware is not None
     unequal = hardware.node_nic or hardware.node_inside or any(f != 1 for _, f in hardware.slowdown)
@@ -51,7 +51,7 @@ def has_equal_speeds(cluster: Cluster) -> bool:
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     """One step per round for all, and steps in proportion to speed where speeds differ (1 for the slowest worker).
 
-    The fastest take at least two steps a round then: however little slower a worker is, its one step fits beside them.
+    The fastest take at least two steps a round then: however little slower a worker is, its one step fits into the same time.
     """
     hardware = cluster.hardware
     assert hardware is not None
@@ -95,14 +95,14 @@ def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)
     kinds: dict[object, list[int]] = {}
-    # Without switches nodes that have no NIC of their own are alike, and the first two of them stand for all.
+    # Without switches nodes that have no NIC of their own are equal, and the first two of them stand for all.
     some = range(num_nodes) if switches else sorted({*range(min(num_nodes, len(own) + 2)), *own})
     levels = above(switches, num_nodes)
     for node in some:
         over = levels[:, node].tolist()
-        alike = kinds.setdefault((own.get(node), *over), [])
-        if len(alike) < 2:
-            alike.append(node)
+        equal = kinds.setdefault((own.get(node), *over), [])
+        if len(equal) < 2:
+            equal.append(node)
     shown = sorted(chain.from_iterable(kinds.values()))
     slowest = max(shown, key=lambda node: hardware.nic_of(node).seconds_per_byte)
     for cut in ({slowest}, *(set(switch.nodes) for switch in switches)):
