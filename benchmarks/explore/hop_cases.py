@@ -126,7 +126,7 @@ def _possible(chosen: dict[str, Any]) -> bool:
         return False
     backed = any(setting.backups(graph.num_workers))
     if backed and (setting.max_ig is None or not graph.is_symmetric):
-        return False  # gaps without bound, or updates that wait without bound beside tokens that do not
+        return False  # gaps without bound, or updates that wait without bound, and tokens that do not
     if graph == diamond() and (setting.skip is not None or setting.max_ig == 2 or chosen["suspicions"]):
         return False  # more states than the others together
     # An update that nobody needs may be overtaken for ever, or lie before a worker that has ended.

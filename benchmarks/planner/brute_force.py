@@ -1,6 +1,6 @@
 """All schedules of plain means with short periods on a few workers: what a proof about such schedules has to allow.
 
-Nothing here is shared with the search: partitions are listed anew, mixing matrices and the consensus distance are
+Nothing here is shared with the search: partitions are listed here, mixing matrices and the consensus distance are
 computed from their definitions, only the seconds of one phase are the cost model's.
 """
 

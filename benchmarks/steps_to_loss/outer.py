@@ -6,7 +6,7 @@
 Sixteen workers, shuffled data, networks and optimizers of `networks.py`. Each task is trained to what All-Reduce's loss
 is after `STEPS` steps at its best rate of a grid, by every schedule at that same rate or a share of it, as `delay`
 does with shorter ones; a round is at most a quarter of All-Reduce's run. Where a setting was tried at several rates the
-better one counts: whoever trains so has to tune it anyway.
+better one counts: such a training has to tune it anyway.
 """
 
 from __future__ import annotations

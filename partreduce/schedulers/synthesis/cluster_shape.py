@@ -51,7 +51,7 @@ def has_equal_speeds(cluster: Cluster) -> bool:
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
     """One step per round for all, and steps in proportion to speed where speeds differ (1 for the slowest worker).
 
-    The fastest take at least two steps a round then: however little slower a worker is, its one step fits into the same time.
+    The fastest take at least two steps a round then: however little slower a worker is, its one step fits into them.
     """
     hardware = cluster.hardware
     assert hardware is not None

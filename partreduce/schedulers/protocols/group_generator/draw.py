@@ -18,7 +18,7 @@ from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit,
 Members = tuple[int, ...]
 
 PATIENCE = 2
-"""How often in a row a worker may go without a group before its next request gets one, no matter which workers are idle."""
+"""How often in a row a worker may go without a group; its next request gets one, no matter which workers are idle."""
 SLOW_WORKER_GROUP_SIZE = 2
 """Members of the small group that a lagging initiator gets."""
 CHOICE_BITS = 61
