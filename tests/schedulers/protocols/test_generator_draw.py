@@ -92,7 +92,7 @@ def test_nobody_lags_without_a_threshold_and_where_slowness_is_known_it_alone_de
     assert not drawing(slow_threshold=None).is_slow_worker(now_of(rules.setting, slow=frozenset((0,))))
 
 
-def test_the_filter_passes_whoever_is_less_than_the_threshold_behind_the_initiator():
+def test_the_filter_passes_workers_that_are_less_than_the_threshold_behind_the_initiator():
     rules = drawing()
     now = now_of(rules.setting, counts=(5, 6, 5, 4, 3, 2))
     everybody, some = frozenset(range(6)), frozenset((1, 3, 4))
@@ -109,7 +109,7 @@ def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
     late = drawing(slow_worker_policy=SlowWorkerPolicy.DEFER)
     assert late.slow({0: 10, 1: 19, 2: 20, 3: 21, 4: 0}) == frozenset()  # the lower of the two middle ones: 19
     assert late.slow({0: 10, 1: 10, 2: 20, 3: 21}) == {2, 3}
-    assert late.slow({0: 10, 1: 20, 2: 19}) == frozenset()  # 38 would be slow beside 19
+    assert late.slow({0: 10, 1: 20, 2: 19}) == frozenset()  # 38 would be slow next to 19
     assert late.slow({0: 10, 1: 10, 2: 19}) == frozenset()
     assert late.slow({0: 10, 1: 20}) == {1}
     assert late.slow({0: 0, 1: 20, 2: 0, 3: 10}) == {1}

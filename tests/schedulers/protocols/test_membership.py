@@ -1,4 +1,4 @@
-"""Who goes on after a loss, through every interleaving: all properties hold, and bugs seeded in it are all killed."""
+"""Who continues after a failure, through every interleaving: all properties hold, and all seeded bugs are killed."""
 
 from __future__ import annotations
 

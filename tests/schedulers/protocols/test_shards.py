@@ -40,7 +40,7 @@ def test_every_property_holds_in_every_interleaving(configuration):
 
 
 class AnswersAtOnce(Shards):
-    """A shard answers whoever pushes, however far ahead of the others."""
+    """A shard answers a worker that pushes, however far ahead of the others."""
 
     def _answered(self, state):
         return Shards(self.num_workers, self.hosts)._answered(state)
@@ -130,7 +130,7 @@ class TakesAnyAnswer(Shards):
 
 
 class TakesTheFirstAnswer(Shards):
-    """A worker goes on when one shard has answered."""
+    """A worker continues when one shard has answered."""
 
     def ready(self, process, state):
         if isinstance(state, WorkerState) and len(state.missing) < len(self.hosts):
