@@ -4,8 +4,8 @@
 
 * planner: the command `partreduce design NODESx8` with its default effort, from one node on.
 * rules: three rules from their design to a checked certificate, in one process; commands: the three of them, typed.
-* failure-plans: what survivors run after the loss of up to 1 or 2 workers, or of one node: planned for two rules and,
-  up to some workers, for random groups, proved and checked; `said` has the rule and bytes of the file.
+* failure-plans: what survivors run after the failure of up to 1 or 2 workers, or of one node: planned for two rules
+  and, up to some workers, for random groups, proved and checked; `said` has the rule and bytes of the file.
 * certificates: random groups of four, period 8, proved and checked.
 
 Every row is measured in a process of its own, which has gone the same way with 32 workers before, so that imports do

@@ -1,7 +1,8 @@
 """Protocols of workers that end when one of them seems dead, as the run-time runs AD-PSGD: nobody may be left waiting.
 
 There a worker that misses another one raises, ends, and its connections close, which everybody connected to it notices.
-It makes no difference whether the missed one was dead. The group generator does better: it goes on without the lost.
+It makes no difference whether the missed one was dead. The group generator does better: it continues without the
+failed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Gone:
 
 @dataclass(frozen=True)
 class FailStop:
-    """A `Shiftable`, `Symmetric` or plain machine of workers in which whoever takes another for dead ends."""
+    """A `Shiftable`, `Symmetric` or plain machine of workers in which a worker that takes another for dead ends."""
 
     machine: Any
 

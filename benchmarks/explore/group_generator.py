@@ -149,7 +149,7 @@ def _answered_or_waiting(state: GeneratorState) -> str | None:
 
 
 def _patient(state: GeneratorState) -> str | None:
-    """Whoever goes on asking is in a group at least once in PATIENCE + 1 requests, while others take part."""
+    """A worker that continues to ask is in a group at least once in PATIENCE + 1 requests, while others take part."""
     taking_part = sum(status == ACTIVE for status in state.status)
     for worker, alone in enumerate(state.alone):
         if alone > PATIENCE and taking_part == len(state.status):

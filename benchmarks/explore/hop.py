@@ -8,8 +8,8 @@ from benchmarks.explore.search.properties import NoDeadlock, Pair, PerPair, PerP
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
-    GRADIENT_BUCKETS,
     REDUCING,
+    SENDING,
     Ack,
     Advance,
     Hop,
@@ -92,7 +92,7 @@ def _allowed(machine: Hop, state: HopState, needed: int) -> set[object]:
             return sum(any(k >= step - setting.staleness for k in queue) for queue in held) >= needed
         return sum(step in queue for queue in held) >= needed
 
-    if split and state.stage == GRADIENT_BUCKETS:
+    if split and state.stage == SENDING:
         return {SendUpdate()} if not setting.notify_ack or all(state.acked) else set()
     if split and state.stage == REDUCING:
         return {Reduce()} if reducible(state.step) else set()
@@ -164,7 +164,7 @@ def _skip_bound(machine: Hop) -> PerProcess:
 
 def _last_sent(machine: Hop, state: HopState) -> int:
     split = machine.fine or machine.setting.notify_ack
-    return state.step - 1 if split and state.stage == GRADIENT_BUCKETS else state.step
+    return state.step - 1 if split and state.stage == SENDING else state.step
 
 
 def _queue_truth(machine: Hop) -> PerPair:

@@ -79,14 +79,16 @@ SMALL = (
         IterationGap(backup=1, max_ig=3, skip=SkipPolicy(limit=3)), fine=True),
     hop("NOTIFY-ACK, undirected ring of 3", both_ways(3), IterationGap(notify_ack=True)),
     hop("NOTIFY-ACK, tokens max_ig 1, ring of 3", ring(3), IterationGap(notify_ack=True, max_ig=1)),
-    hop("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3), IterationGap(backup=(1, 0, 1), max_ig=1)),
+    hop("backup (1,0,1), tokens max_ig 1, undirected ring of 3", both_ways(3),
+        IterationGap(backup=(1, 0, 1), max_ig=1)),
     hop("tokens max_ig 2 in fine steps, ring of 3", ring(3), IterationGap(max_ig=2), fine=True),
     hop("staleness 1, tokens max_ig 2, ring of 3", ring(3), IterationGap(staleness=1, max_ig=2)),
     hop("tokens max_ig 1, diamond", diamond(), IterationGap(max_ig=1)),
     hop("backup 1, tokens max_ig 1, undirected ring of 3", both_ways(3), IterationGap(backup=1, max_ig=1)),
     hop("hybrid backup 1, staleness 1, tokens max_ig 1, undirected ring of 3", both_ways(3),
         IterationGap(backup=1, staleness=1, max_ig=1)),
-    hop("skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH, IterationGap(backup=1, max_ig=2, skip=SkipPolicy(limit=2))),
+    hop("skips up to 2, backup 1, tokens max_ig 2, path of 3", PATH,
+        IterationGap(backup=1, max_ig=2, skip=SkipPolicy(limit=2))),
     hop("skips up to 2, hybrid, tokens max_ig 2, undirected ring of 3, at once", both_ways(3),
         IterationGap(backup=1, staleness=1, max_ig=2, skip=SkipPolicy(limit=2)), AT_ONCE),
     hop("NOTIFY-ACK, ring of 4", ring(4), IterationGap(notify_ack=True)),
@@ -124,7 +126,7 @@ def _possible(chosen: dict[str, Any]) -> bool:
         return False
     backed = any(setting.backups(graph.num_workers))
     if backed and (setting.max_ig is None or not graph.is_symmetric):
-        return False  # gaps without bound, or updates that wait without bound beside tokens that do not
+        return False  # gaps without bound, or updates that wait without bound, and tokens that do not
     if graph == diamond() and (setting.skip is not None or setting.max_ig == 2 or chosen["suspicions"]):
         return False  # more states than the others together
     # An update that nobody needs may be overtaken for ever, or lie before a worker that has ended.

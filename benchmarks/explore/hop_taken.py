@@ -1,4 +1,4 @@
-"""What Hop's reduces take: a record of what came since the last one is kept beside each worker, and compared.
+"""What Hop's reduces take: a record of what came since the last one is kept with each worker, and compared.
 
 Under bounded staleness the worker keeps one bit an in-neighbor that says whether its update is new. Whether that bit
 is right cannot be seen in a state alone, because an update that was averaged stays in its queue to unblock a later
@@ -51,7 +51,7 @@ class Recording:
         return tuple(self.machine.ready(process, state.worker))
 
     def step(self, process: int, state: Recorded, event: object) -> Outcome[Recorded]:
-        """As the machine; a reduce, also one before a skip, starts the record anew."""
+        """As the machine; a reduce, also one before a skip, empties the record."""
         after, actions = self.machine.step(process, state.worker, event)
         came = state.came
         if not self.machine.setting.staleness:  # a reduce takes the updates of its step, whenever they came

@@ -1,4 +1,4 @@
-"""The properties of the membership of a run that goes on after losses, and the configurations that are explored."""
+"""The properties of the membership of a run that continues after failures, and the configurations that are explored."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def membership_properties(machine: Membership, network: Network) -> tuple[Proper
         PerState("a worker that is given up does not end well", _ends_well),
         PerProcess("views change by losses and joins alone", lambda _, state: _changes(state)),
         PerState("who has joined holds what the others do", lambda view: _alike(machine, view)),
-        PerProcess("no more are lost than may be", lambda _, state: _too_many(machine, state)),
+        PerProcess("no more fail than may", lambda _, state: _too_many(machine, state)),
         PerProcess("nothing is left out that all can do", lambda worker, state: _left_out(machine, worker, state)),
     ]
     if not network.suspicions and not machine.leases:
@@ -70,7 +70,7 @@ def _of_one_epoch(view: Whole) -> str | None:
 def _the_same(view: Whole) -> str | None:
     """Of two in one view, neither holds a mean over both that the other has gone past without.
 
-    Nor does one that has left, as the authority or it itself knows, and one that goes on.
+    Nor does one that has left, as the authority or it itself knows, and one that continues.
     """
     states = _workers(view)
     left = frozenset() if view.processes[-1] is None else view.processes[-1].left
@@ -114,7 +114,7 @@ def _ends_well(view: Whole) -> str | None:
     authority = view.processes[-1]
     well = [worker for worker, state in _workers(view) if state.phase is Phase.LEFT]
     given_up = [worker for worker in well if authority is not None and worker not in authority.left]
-    return f"workers {given_up} have left and the authority goes on without them" if given_up else None
+    return f"workers {given_up} have left and the authority continues without them" if given_up else None
 
 
 def _changes(state: Member | Authority) -> str | None:
@@ -148,11 +148,11 @@ def _too_many(machine: Membership, state: Member | Authority) -> str | None:
     if isinstance(state, Member) or not state.view.members:
         return None
     lost = {worker for view in state.log for worker in view.members} - set(state.view.members) - state.left
-    return f"{state.view} goes on without {sorted(lost)}" if len(lost) > machine.max_failures else None
+    return f"{state.view} continues without {sorted(lost)}" if len(lost) > machine.max_failures else None
 
 
 def _left_out(machine: Membership, worker: int, state: Member | Authority) -> str | None:
-    """Where all average in every round, no round is without its average for anybody who goes on."""
+    """Where all average in every round, no round is without its average for anybody who continues."""
     if isinstance(state, Authority) or machine.groups is not everybody or state.phase is not Phase.LEFT:
         return None
     if len(state.view.members) > 1 and len(state.held) < machine.rounds:
@@ -214,7 +214,7 @@ def at_once(crashes: int = 0, suspicions: int = 0, cuts: int = 0) -> Network:
 SMALLEST = (
     membership("2 workers, one death and one taken for dead", 2, 2, network=mishaps(1, 1)),
     membership("2 workers, two deaths, a lease, a restart", 2, 2, leases=1, restarts=1, network=mishaps(2)),
-    membership("2 workers, none may be lost", 2, 2, max_failures=0, network=mishaps(1)),
+    membership("2 workers, none may fail", 2, 2, max_failures=0, network=mishaps(1)),
     membership("1 worker and one that joins, one death", 1, 2, joining=1, knocks=2, network=mishaps(1)),
 )  # fmt: skip
 """Seconds in all: what judges small changes to the protocol (`make mutants`)."""
@@ -225,7 +225,7 @@ SMALL = (
     membership("3 workers, one round, one cut off, at once", 3, 1, network=at_once(cuts=1)),
     membership("1 worker and one that joins, one cut off, at once", 1, 2, joining=1, network=at_once(cuts=1)),
     membership("3 workers, one death, at once", 3, 2, network=at_once(1)),
-    membership("3 workers, two deaths, one may be lost, at once", 3, 2, max_failures=1, network=at_once(2)),
+    membership("3 workers, two deaths, one may fail, at once", 3, 2, max_failures=1, network=at_once(2)),
     membership("3 workers, two deaths, a restart, at once", 3, 2, restarts=1, network=at_once(2)),
     membership("3 workers, one taken for dead, a lease, at once", 3, 2, leases=1, network=at_once(0, 1)),
     membership("3 workers in pairs and all, two deaths, at once", 3, 3, pairs_then_all, network=at_once(2)),

@@ -134,7 +134,7 @@ class GroupSystem(system.GroupSystem):
 
     @property
     def suspects(self) -> Sequence[tuple[int, int]]:
-        """The generator gives up whoever is silent for longer than its lease, dead or not.
+        """The generator gives up a worker that is silent for longer than its lease, dead or not.
 
         A worker that takes the generator for dead ends, which is a crash of that worker; one whose members do not come
         reports that its group broke, see `breakers`.
@@ -156,7 +156,7 @@ class GroupSystem(system.GroupSystem):
         return buffers.groups[0].seq if buffers.groups else buffers.next_seq
 
     def shifted(self, process: int, state: Any, by: int) -> Any:  # noqa: ANN401, ARG002 - as in Shiftable
-        """Every sequence number lowered; those of groups long over are all alike."""
+        """Every sequence number lowered; those of groups long over are all the same."""
         if isinstance(state, WorkerState):
             here = tuple((seq - by, member) for seq, member in state.here if seq - by > -1)
             return replace(

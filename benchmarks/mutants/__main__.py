@@ -99,7 +99,7 @@ def slot_command(file: str, stages: tuple[tuple[str, ...], ...]) -> list[str]:
 
 
 class Slots:
-    """Processes that judge, each in a copy of its own; one whose command fits the next file as well goes on."""
+    """Processes that judge, each in a copy of its own; one whose command fits the next file as well continues."""
 
     def __init__(self) -> None:
         self._running: dict[int, tuple[list[str], subprocess.Popen[str]]] = {}

@@ -3,11 +3,11 @@
     python -m benchmarks.mutants.warm PACKAGE TEST [TEST …]     (in the copy)
 
 It reads and answers as `slot` does, with the file and the line in each task. A mutant is judged in a fork of a process
-that has collected all tests. There the package is imported anew, and what other modules hold of it is exchanged for the
-new. First all tests run once on the unchanged files, and each line of the package is noted with the tests that come to
-it. So a mutant costs the tests of its line up to one that fails; those of its function where none was seen on the line,
-and all tests at module level and in what only processes of their own execute. Those come first that cost least for each
-mutant that they killed.
+that has collected all tests. There the package is imported again, and what other modules hold of it is exchanged for
+the new. First all tests run once on the unchanged files, and each line of the package is noted with the tests that come
+to it. So a mutant costs the tests of its line up to one that fails; those of its function where none was seen on the
+line, and all tests at module level and in what only processes of their own execute. Those come first that cost least
+for each mutant that they killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OURS = ("partreduce", "helpers", "tests", "benchmarks")
 
 
 def exchange(package: str) -> None:
-    """Import a package anew, all modules of it that are loaded, and let the other modules hold the new one."""
+    """Import a package again, all modules of it that are loaded, and let the other modules hold the new one."""
     old = {name: module for name, module in sys.modules.items() if f"{name}.".startswith(f"{package}.")}
     for name in old:
         del sys.modules[name]
@@ -60,7 +60,7 @@ def exchange(package: str) -> None:
 NOTES = "MUTANTS_NOTES"
 """The variable that names a folder where processes leave for one another which tests come to which lines."""
 CALLS, STEPS = 50, 5000
-"""Lines are noted in so many calls of a function by one test, and in one call; the rest is alike."""
+"""Lines are noted in so many calls of a function by one test, and in one call; the rest is the same."""
 
 
 def tracer(folder: str, seen: Lines) -> Trace:

@@ -110,7 +110,7 @@ class Annealer:
         return rows
 
     def attack(self, here: Labels, cost: float, value: float, *, aims_at_value: bool, seconds: float) -> None:
-        """Anneal: the least of one figure with the other one no larger than that of the option."""
+        """Anneal: the least of one metric with the other one no larger than that of the option."""
         begun = time.process_time()
         while (share := (time.process_time() - begun) / seconds) < 1:
             trials = [here]

@@ -1,6 +1,6 @@
 """All schedules of plain means with short periods on a few workers: what a proof about such schedules has to allow.
 
-Nothing here is shared with the search: partitions are listed anew, mixing matrices and the consensus distance are
+Nothing here is shared with the search: partitions are listed here, mixing matrices and the consensus distance are
 computed from their definitions, only the seconds of one phase are the cost model's.
 """
 
@@ -43,7 +43,7 @@ class Everything:
 
 
 def all_schedules(cluster: Cluster, algorithm: AllReduceAlgorithm, max_period: int) -> Everything:
-    """Every schedule of plain means of groups, synchronously, with a period of at most `max_period` phases."""
+    """Every schedule of synchronous plain means of groups, with a period of at most `max_period` phases."""
     n = cluster.num_workers
     partitions = list(_partitions(n))
     matrices = np.stack([_mixing(n, groups) for groups in partitions])  # (A, n, n)

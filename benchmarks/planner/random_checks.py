@@ -32,8 +32,8 @@ OVERRUN = 1.0
 """Seconds of a core by which a plan may overrun its time limit: metrics and a proof that had begun."""
 SLACK = 1e-6
 """Figures that differ by this share are equal."""
-MAX_BASES, WORKER_STEPS = 12, (1, 2, 3, 5, 8, 13, 24)
-"""Schedules of one job, and steps of a round, that are measured in every form, late and synchronously."""
+MAX_BASES, ROUNDS = 12, (1, 2, 3, 5, 8, 13, 24)
+"""Schedules of one job, and steps of a round, that are measured by every algorithm, late and synchronous."""
 FINEST = (Codec.NONE, Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8)
 ROUNDS = 1.011
 """A coarser codec than the recommended one is faster by more than this: a little less time is no reason to round."""
@@ -64,7 +64,7 @@ def run(
         job: what is planned.
         exhaust: compare with all short schedules.
         again: compare with a second run.
-        settings: compare with every form, codec, delay and steps_per_round of what was measured.
+        settings: compare with every algorithm, codec, delay and steps per round of what was measured.
         overrun: seconds that a plan may take beyond its time limit.
     """
     begun, worked = time.monotonic(), time.process_time()
@@ -142,7 +142,7 @@ def _recommend(planned: Plan, job: PlanRequest) -> list[str]:
 
 
 def _settings(planned: Plan, job: PlanRequest) -> list[str]:
-    """No form, delay, steps_per_round or codec of what was measured beats the recommendation within the limits."""
+    """No algorithm, delay, steps per round or codec of what was measured beats the recommendation within the limits."""
     if not job.compute_times().is_fixed:
         return []
     bases = {
@@ -152,8 +152,8 @@ def _settings(planned: Plan, job: PlanRequest) -> list[str]:
     }
     wrong = []
     for base in [*bases.values()][:MAX_BASES]:
-        for algorithm, late, steps_per_round in product(job.algorithms, job.sync_types, WORKER_STEPS):
-            strategy = replace(base.strategy, steps_per_round=steps_per_round, how=Transport())
+        for algorithm, late, steps_per_round in product(job.algorithms, job.sync_types, ROUNDS):
+            strategy = replace(base.strategy, steps_per_round=steps_per_round, transport=Transport())
             if not late.suits(strategy):
                 continue
             schedule = replace(base, strategy=replace(strategy, sync=late.sync))

@@ -3,8 +3,8 @@
     python -m benchmarks.planner.random_clusters --number 2000 --seed 0
 
 Each job is drawn from (seed, number) alone, so that `--only NUMBER` repeats one. Every tenth is tiny and compared with
-all schedules of at most two phases; every fiftieth is planned twice, every fortieth compared with all forms, steps per
-round and delay of what was measured. What is checked stands in `random_checks`. Exit code 1 if anything is wrong.
+all schedules of at most two phases; every fiftieth is planned twice, every fortieth compared with all algorithms, steps
+per round and delay of what was measured. What is checked stands in `random_checks`. Exit code 1 if anything is wrong.
 """
 
 from __future__ import annotations

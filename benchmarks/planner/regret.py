@@ -39,7 +39,7 @@ import numpy as np
 
 from benchmarks import compact, kit
 from benchmarks.lab.rehearse import by_schedule
-from benchmarks.steps_to_loss.lateness import RESULT, steps_of
+from benchmarks.steps_to_loss.delay import RESULT, steps_of
 from benchmarks.steps_to_loss.networks import Network
 from partreduce import PlanRequest, plan
 from partreduce.planner.calibration import trained_sha256

@@ -6,7 +6,7 @@
 Sixteen workers, shuffled data, networks and optimizers of `networks.py`. Each task is trained to what All-Reduce's loss
 is after `STEPS` steps at its best rate of a grid, by every schedule at that same rate or a share of it, as `delay`
 does with shorter ones; a round is at most a quarter of All-Reduce's run. Where a setting was tried at several rates the
-better one counts: whoever trains so has to tune it anyway.
+better one counts: such a training has to tune it anyway.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks import kit
 from benchmarks.lab.outer_steps import by_turns
 from benchmarks.lab.rehearse import steps_to
-from benchmarks.steps_to_loss.lateness import CLUSTER, best_rate, parser, resume, rows_in
+from benchmarks.steps_to_loss.delay import CLUSTER, best_rate, parser, resume, rows_in
 from benchmarks.steps_to_loss.networks import Network
 from partreduce.schedulers.registry import build
 from partreduce.topo.schedule import Schedule
@@ -46,7 +46,7 @@ RESULT = kit.RESULTS / "steps_to_loss_outer.json"
 
 
 def schedules() -> list[Schedule]:
-    """Whole models synchronously; two fragments, merged late; nodes in each step, and all by an outer step."""
+    """Whole models in synchronous rounds; two fragments, merged late; nodes in each step, and all by an outer step."""
 
     def one(words: str, steps_per_round: int, outer: str, sync: Synchronous | DelayedMerge, fragments: int) -> Schedule:
         strategy = AllReduce(
@@ -170,7 +170,7 @@ def main() -> None:
     arguments.add_argument("--share", type=float, default=1.0, help="of All-Reduce's best rate")
     chosen = arguments.parse_args()
     kit.one_thread()
-    if chosen.payload == "fit":
+    if chosen.what == "fit":
         about = f"`{kit.command('steps_to_loss.outer')}`; {CLUSTER} workers, one seed, shuffled data."
         kit.write(RESULT, "What outer steps cost in steps", about, *answer(rows_in(RESULT)))
         return

@@ -1,13 +1,13 @@
 """The axes that belong to every candidate: how its sums travel, what may be late, and k, the steps of a round.
 
-How sums travel changes no figure (`planner.travel`), so the choice needs no search.
+How sums travel changes no metric (`planner.travel`), so the choice needs no search.
 
-What may be late, and k, change metrics and seconds. The metrics of all of them follow from those at steps_per_round 1
-(`topo.metrics.retimed`), the seconds from stages that are costed once for each form and codec. The best k is exact
-where speeds are fixed: the settings are tried in the order of a lower bound on what the objective minimizes, until the
-bound passes the best. Gradients of All-Reduce at steps_per_round 1 may also come late, to all alike, which changes no
-figure and costs steps of its own; or be sent layer by layer. Unequal steps per round stay as they are: nothing follows
-from them.
+What may be late, and k, the steps per round, change metrics and seconds. The metrics of all of them follow from those
+at k = 1 (`topo.metrics.retimed`), the seconds from stages that are costed once for each algorithm and codec. The best k
+is exact where speeds are fixed: the settings are tried in the order of a lower bound on what the objective minimizes,
+until the bound passes the best. Gradients of All-Reduce at k = 1 may also come late, to all workers, which changes no
+metric and costs steps of its own; or be sent layer by layer. Where workers take different numbers of steps these stay
+as they are: nothing follows from them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ MOST_SAMPLED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axes:
-    """A schedule synchronously at steps_per_round 1, or at unequal steps per round, with all that is the same for every setting of it.
+    """A synchronous schedule of one step per round, or of unequal steps, with what all its settings have in common.
 
-    `timings` are those of each form and codec in which its sums may travel, the finest codec first. `metrics` give
-    those of every steps_per_round where it is one for all.
+    `timings` are those of each algorithm and codec by which its sums may travel, the finest codec first. `metrics` are
+    those for every number of steps per round, where all workers take the same.
     """
 
     schedule: Schedule
@@ -55,10 +55,10 @@ class Axes:
 
     @classmethod
     def of(cls, schedule: Schedule, job: PlanRequest) -> Axes:
-        """Cost, metrics and stages of the schedule; one steps_per_round for all and delay are left aside.
+        """Cost, metrics and stages of the schedule; its delay, and equal steps per round, are ignored.
 
         Raises:
-            PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
+            PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
         """
         is_equal = isinstance(schedule.strategy.steps_per_round, int)
         base = timed(schedule, SYNCHRONOUS, 1 if is_equal else schedule.strategy.steps_per_round)
@@ -67,29 +67,26 @@ class Axes:
         return cls(schedule=base, job=job, timings=timings, metrics=metrics, usual=job.steps_model)
 
     def options(
-        self, label: Label, worker_steps: Sequence[int] = (), go_on: Callable[[], bool] = lambda: True
+        self, label: Label, rounds: Sequence[int] = (), go_on: Callable[[], bool] = lambda: True
     ) -> list[CandidateSchedule]:
-        """One step a round and the `worker_steps`, synchronously, and late at one; and what the objective likes best of all.
+        """Synchronous rounds of one and of `rounds` steps, late ones of one step, and what the objective likes best.
 
-        After the first, which is synchronously where that is allowed, each only if there is time to `go_on`.
+        After the first, which is synchronous where that is allowed, each only if there is time to `go_on`.
         """
         allowed = [delay for delay in self.job.sync_types if delay.suits(self.schedule.strategy)]
         if not allowed:
             return []
         most = self.most()
         always = [
-            Setting(allowed[0], steps_per_round)
-            for steps_per_round in self._worker_steps(allowed[0], (1, *worker_steps), most)
+            Setting(allowed[0], steps_per_round) for steps_per_round in self._lengths(allowed[0], (1, *rounds), most)
         ]
         always += [Setting(late, 1) for late in allowed if most]
         if self.job.sends_layers and Delay.SYNCHRONOUS in allowed and self.schedule.strategy.sends_layers and most:
             always.append(Setting(Delay.SYNCHRONOUS, 1, GradientBuckets.PER_LAYER))
         kept = {setting: self.timing(setting) for setting in always}
         for late in allowed:
-            settings = [
-                Setting(late, steps_per_round) for steps_per_round in self._worker_steps(late, range(1, most + 1), most)
-            ]
-            borne = [setting for setting in settings if not self._may_be_lost(setting)]
+            settings = [Setting(late, steps) for steps in self._lengths(late, range(1, most + 1), most)]
+            borne = [setting for setting in settings if not self._may_fail(setting)]
             for model in self._models():
                 best = self.best(settings, model)
                 if best is not None:
@@ -107,13 +104,13 @@ class Axes:
         return [self.option(setting, label, kept[setting]) for i, setting in enumerate(ordered) if not i or go_on()]
 
     @staticmethod
-    def _worker_steps(late: Delay, worker_steps: Sequence[int], most: int) -> list[int]:
-        """Those that a round may have; gradients are averaged in every step."""
+    def _lengths(late: Delay, rounds: Sequence[int], most: int) -> list[int]:
+        """How many steps a round may have; gradients are averaged in every step."""
         most = min(most, 1) if late is Delay.PIPELINE else most
-        return [steps_per_round for steps_per_round in worker_steps if steps_per_round <= most]
+        return [steps for steps in rounds if steps <= most]
 
     def most(self) -> int:
-        """The largest steps_per_round to consider: `ALWAYS`, or as far as the steps model reaches, within the largest gap."""
+        """The most steps per round to consider: `ALWAYS`, or as far as the steps model reaches, within `max_gap`."""
         if self.metrics is None:
             return int(within_gap(self.schedule, self.job.limits))
         gap, most = most_steps_per_round(self.schedule, self.job.limits), ALWAYS
@@ -155,7 +152,7 @@ class Axes:
         return None if chosen is None else chosen[1]
 
     def timing(self, setting: Setting) -> Timings:
-        """In the form and codec that pay for this setting: of the finest codec, unless a coarser one saves enough."""
+        """By the algorithm and codec that pay for this setting: the finest codec, unless a coarser one saves enough."""
         if setting not in self._chosen:
             known = (
                 [self.reached(setting, timing, self.usual) for timing in self.timings] if len(self.timings) > 1 else []
@@ -194,7 +191,7 @@ class Axes:
         )
 
     def at(self, setting: Setting) -> ScheduleMetrics:
-        """The metrics of a setting; gradients that come late to all alike keep the workers together."""
+        """The metrics of a setting; gradients that come equally late to all keep the workers together."""
         place = setting.sync, setting.steps_per_round
         if place not in self._metrics:
             self._metrics[place] = self._metrics_at(setting)
@@ -209,7 +206,7 @@ class Axes:
         apart = self.metrics.late_distance_at(setting.steps_per_round) if late else 0.0
         return ScheduleMetrics(spread, pushed, self.metrics.contraction, apart)
 
-    def _may_be_lost(self, setting: Setting) -> bool:
+    def _may_fail(self, setting: Setting) -> bool:
         """As `CandidateSchedule.may_fail`, or by its drift."""
         if self.job.fastest or self._averages_gradients(setting) or setting.sync is Delay.PIPELINE:
             return False
@@ -238,7 +235,7 @@ class Axes:
             else:
                 words.append(f"every {setting.steps_per_round}")
         if setting.is_late:
-            words.append(str(setting.sync))
+            words.append(setting.sync.label)
         transport = timing.transport(setting)
         if self.job.algorithm is None and transport.algorithm is not self.job.algorithms[0]:
             words.append(str(transport.algorithm))

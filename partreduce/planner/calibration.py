@@ -40,10 +40,10 @@ GRID = np.geomspace(LEAST_STEPS_RATIO, MOST_STEPS_RATIO, 400)
 def calibrated(curves: Sequence[Curve], *, data: str, steps: int, finalists: Collection[str] = ()) -> Pilot:
     """The pilot that these curves are of; those of All-Reduce in each step are what the others are compared with.
 
-    The runs of `finalists`, by `trained_sha256`, count for these schedules themselves, beside what they say of prices.
+    The runs of `finalists`, by `trained_sha256`, count for these schedules themselves, and for prices.
 
     Raises:
-        InputError: All-Reduce did not learn, a schedule learned nothing beside it, or there are too few seeds.
+        InputError: All-Reduce did not learn, a schedule learned nothing next to it, or there are too few seeds.
     """
     references = {curve.seed: curve for curve in curves if curve.is_reference}
     if len(references) < 2:
@@ -158,8 +158,8 @@ def fit_prices(probes: Sequence[Probe], *, data: str, bears_delay: bool = True) 
     measured = np.array([probe.steps_ratios for probe in probes])  # (probes, seeds)
     if np.linalg.matrix_rank(features) < features.shape[1]:
         raise InputError(
-            "schedules: do not tell the prices apart; take some synchronously and some late, with different consensus "
-            "distances"
+            "schedules: do not tell the prices apart; take some synchronous and some late ones, with different "
+            "consensus distances"
         )
     runs = _Runs.of(features, measured)
     values = runs.prices()
@@ -256,9 +256,9 @@ def steps_model(pilot: Pilot) -> StepsModel:
     """The steps model with a pilot's prices; where its data were shuffled, that of drift stays the shipped one.
 
     Beyond the largest metrics of its probes nothing was learned: there a unit costs what the interval allows at most,
-    and no less than shipped, so that a price of nothing is no reason to average hardly ever. Where a probe
-    synchronously was unstable nothing beyond the stable ones is recommended, and where a late one was nothing that is
-    late, unless it is asked for.
+    and no less than shipped, so that a price of nothing is no reason to average hardly ever. Where a synchronous probe
+    was unstable nothing beyond the stable ones is recommended, and where a late one was nothing that is late, unless it
+    is asked for.
     """
     prices, nothing = pilot.prices, Price(0.0, 0.0, 0.0)
     averaging, later = prices.averaging or nothing, prices.later or nothing

@@ -36,8 +36,8 @@ VARIANTS: dict[str, Sequence[dict[str, object]]] = {
     "hierarchy": [{"rounds": rounds} for rounds in (1, 2, 3)],
 }
 
-PLAIN_WORKER_STEPS = (2, 3, 4, 6, 8, 12, 16, 24)
-"""Steps of a round at which All-Reduce is always shown, beside those that suit the job best."""
+PLAIN_ROUNDS = (2, 3, 4, 6, 8, 12, 16, 24)
+"""Steps of a round for which All-Reduce is always shown, in addition to those that suit the job best."""
 
 
 def competitors(
@@ -87,7 +87,7 @@ def competitors(
                 if fits(paced):
                     options += Axes.of(paced, job).options(Label(name=f"paced {label}"))
             options += Axes.of(schedule, job).options(
-                Label(name=label), PLAIN_WORKER_STEPS if plain else (), lambda: pay(work_of_setting(job))
+                Label(name=label), PLAIN_ROUNDS if plain else (), lambda: pay(work_of_setting(job))
             )
             if plain and not any(option.name == label for option in options):
                 options.append(measure(schedule, job, label=Label(name=label), algorithm=AllReduceAlgorithm.RING))
@@ -109,7 +109,7 @@ def _schedules(entry: Entry, job: PlanRequest, seen: set[object]) -> Iterator[tu
 
 
 def _paced(schedule: Schedule, job: PlanRequest) -> Iterator[Schedule]:
-    """The schedule with steps per round in proportion to the workers' speeds, where those differ: nobody waits for the slow ones.
+    """The schedule with steps per round in proportion to speed where speeds differ, so that nobody waits for the slow.
 
     Where workers see different data their progress is normalized, so that the slow ones' data count as much.
     """

@@ -58,11 +58,12 @@ def goes_on(schedule: Schedule) -> bool:
 
 
 def _check_runs(schedule: Schedule) -> None:
-    """Refuse what the run-time ends with the first loss, whatever is planned (`runtime.worker.goes_on.refusal_of`)."""
+    """Raise for what ends a run at the first failure, whatever is planned (`runtime.worker.goes_on.refusal_of`)."""
     check_covered(schedule.strategy)
     if not sends_whole(schedule):
         raise ScheduleError(
-            "strategy.transport.gradient_buckets: only what is sent whole goes on after a loss yet; leave it out"
+            "strategy.transport.gradient_buckets: expected single, with which survivors continue, got per_layer; "
+            "leave it out"
         )
 
 
@@ -74,7 +75,7 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
     """
     _check_runs(schedule)
     bare = replace(schedule, failure_plan=None, certificate=None)
-    say(f"planning for the loss of up to {job.tolerate_failures} workers or one node")
+    say(f"planning for the failure of up to {job.tolerate_failures} workers or one node")
     plans = [one for one in (_with_rule(bare, rule, job.tolerate_failures) for rule in _rules(bare)) if one is not None]
     chosen = plans[0] if len(plans) == 1 else _first_fast(plans, job)
     return Survival(chosen, _words(chosen))
@@ -127,9 +128,9 @@ def _words(schedule: Schedule) -> str:
     plan = schedule.failure_plan
     assert plan is not None, "just made"
     workers = f"{'up to ' * (plan.failures > 1)}{plan.failures} worker{'s' * (plan.failures > 1)}"
-    failed = f"after the loss of {workers} or of one node survivors"
+    failed = f"after the failure of {workers} or of one node survivors"
     if not isinstance(schedule.strategy, StaticGroups):
-        return f"{failed} go on with All-Reduce" + " in a pipeline" * schedule.strategy.sync.delays_gradients
+        return f"{failed} continue with All-Reduce" + " in a pipeline" * schedule.strategy.sync.delays_gradients
     return f"{failed} {WORDS[plan.rule]}"
 
 

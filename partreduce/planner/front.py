@@ -28,7 +28,7 @@ def baselines(options: Sequence[CandidateSchedule]) -> list[CandidateSchedule]:
     """What a user would take without a planner, by rising communication, beaten by others or not.
 
     All-Reduce in every step as torch does it (gradients around rings, as they are) and at its best; every k steps at
-    its best, synchronously and late; as a pipeline of gradients; and the published schedules that were measured.
+    its best, synchronous and late; as a pipeline of gradients; and the published schedules that were measured.
     """
     plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
     kinds = [

@@ -3,7 +3,7 @@
 The ratio of two predicted times carries the errors of both predictions. They are taken as independent: over all pairs
 of schedules that were measured on shuffled data, 9 of 10 measured ratios lay within 19 % (the lab's network) and 11 %
 (the digits) of the predicted ones, where one error of 13 % or 7.5 % on either side gives 19 % and 11 %
-(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). They are stated beside a gain and decide nothing:
+(benchmarks/results/steps_to_loss.json, steps_to_loss_second.json). They are stated with a gain and decide nothing:
 most of what a prediction errs in is common to all options (`least_time`).
 """
 
@@ -87,7 +87,7 @@ def beats(option: CandidateSchedule, other: CandidateSchedule) -> bool:
 
 
 def best_plain(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
-    """All-Reduce every k steps with the least decisive time, in any form, synchronously or late; None without one."""
+    """All-Reduce every k steps with the least decisive time, synchronous or late; None without one."""
     plain = [option for option in options if option.is_plain and math.isfinite(option.time)]
     return min(plain, key=lambda option: (decisive_time(option, job), option.communication), default=None)
 

@@ -1,4 +1,4 @@
-"""A plan beside which tables go their own way: what everything else does, and the ways that are best beside it."""
+"""A plan for tables that go their own way, and for everything else that the model has."""
 
 from __future__ import annotations
 

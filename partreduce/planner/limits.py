@@ -1,4 +1,4 @@
-"""Whether a schedule keeps the limits on its shape, and how far its steps_per_round may be raised within them."""
+"""Whether a schedule keeps the limits on its shape, and how many steps per round they allow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def within_gap(schedule: Schedule, limits: Limits) -> bool:
 
 
 def most_steps_per_round(schedule: Schedule, limits: Limits) -> int | None:
-    """The largest steps_per_round at which the schedule's rounds keep `max_gap`; 0 for none, None without that limit."""
+    """The most steps per round with which the schedule keeps `max_gap`; 0 for none, None without that limit."""
     if limits.max_gap is None:
         return None
     crossing = [t for t in range(schedule.period) if _crosses_nodes(schedule, t)]
@@ -48,6 +48,6 @@ def _crosses_nodes(schedule: Schedule, t: int) -> bool:
     if graphs := schedule.strategy.graphs:
         return bool((node_of[graphs[t].sources] != node_of[graphs[t].targets]).any())
     phase = schedule.phase(t)
-    # Every member's node beside that of its group's first member.
+    # Every member's node with that of its group's first member.
     first = np.repeat(phase.members[phase.offsets[:-1]], phase.sizes)
     return bool((node_of[phase.members] != node_of[first]).any())

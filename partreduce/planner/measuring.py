@@ -24,7 +24,7 @@ from partreduce.topo.timing.sampling import sample
 MAX_SAMPLED_WORKERS = 4096
 
 SAMPLED_STEPS, LEAST_ROUNDS = 200, 32
-"""Steps that are sampled, whatever the steps_per_round, and rounds at the least."""
+"""Steps that are sampled, however many a round has, and rounds at the least."""
 
 
 class Seconds(NamedTuple):
@@ -62,12 +62,12 @@ class Label:
 def measure(
     schedule: Schedule, job: PlanRequest, *, label: Label | None = None, algorithm: AllReduceAlgorithm | None = None
 ) -> CandidateSchedule:
-    """All metrics of one schedule as it stands, at its own steps_per_round, synchronous or late, in the form and codec that pay best.
+    """All metrics of one schedule as it stands, with its own delay, by the algorithm and codec that pay best.
 
-    With a `algorithm` it travels in that one and with its own codec.
+    With an `algorithm` it travels by that one and with its own codec.
 
     Raises:
-        PartreduceError: the schedule has no fixed phases, or a figure could not be found within its limit.
+        PartreduceError: the schedule has no fixed phases, or a metric could not be found within its limit.
     """
     metrics = metrics_of(schedule, job)
     if algorithm is None:
@@ -88,7 +88,7 @@ def metrics_of(schedule: Schedule, job: PlanRequest) -> ScheduleMetrics:
     """Of a schedule as it stands.
 
     Raises:
-        PartreduceError: it has no fixed phases, or a figure could not be found within its limit.
+        PartreduceError: it has no fixed phases, or a metric could not be found within its limit.
     """
     spread, pushed = consensus_distance(schedule), drift(schedule, job.push)
     return ScheduleMetrics(spread, pushed, contraction(schedule), late_distance(schedule))

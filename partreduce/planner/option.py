@@ -21,17 +21,18 @@ from partreduce.topo.strategies.base import StepsPerRound
 class Facts:
     """What is known of an option from its runs in virtual time, and whatever its `kind` of protocol counts there.
 
-    `words` say the setting; `memory_bytes` is what the busiest worker keeps beside its parameters; `least_share` is
-    what the least heard worker's gradients count, where an even share is 1; `unheard` lists whose count next to
-    nothing. `more` is how many of All-Reduce's steps its delay may cost beyond `steps_ratio`, as a part of them.
+    `words` say the setting; `memory_bytes` is what the busiest worker keeps in addition to its parameters;
+    `least_share` is what the least heard worker's gradients count, where an even share is 1; `unheard` lists whose
+    count next to nothing. `more` is how many of All-Reduce's steps its delay may cost beyond `steps_ratio`, as a part
+    of them.
 
     Under a quorum `active` workers are in a round on average, with as many `gradients`; `gradients_per_second` is of
-    all. `age` is the mean of their delay in rounds, `delay` the same in whole steps, of as many gradients as there
-    are workers, and `bound` the most rounds that are proved. Of a gap `gradients` is the part of all workers whose
-    gradients would leave as much noise in the mean, `progress` how far a step brings it where synchronous gives 1, and
-    `computed` the part of all steps that were computed rather than skipped. Of outer steps `peak` is the most bytes
-    that one step sends out of a node, `by_task` the steps ratio on each task of the steps model, in the place of a
-    price, and `rate` the share of All-Reduce's best learning rate that they were measured at.
+    all. `age` is the mean of their delay in rounds, `delay` the same in whole steps, of as many gradients as there are
+    workers, and `bound` the most rounds that are proved. Of a gap `gradients` is the part of all workers whose
+    gradients would leave as much noise in the mean, `progress` how far a step brings it where synchronous rounds give
+    1, and `computed` the part of all steps that were computed rather than skipped. Of outer steps `peak` is the most
+    bytes that one step sends out of a node, `by_task` the steps ratio on each task of the steps model, in the place of
+    a price, and `rate` the share of All-Reduce's best learning rate that they were measured at.
     """
 
     kind: str
@@ -60,8 +61,8 @@ class Facts:
 
 
 SHOWN = {
-    "gap": {name: name for name in ("memory_bytes", "progress", "gradients", "computed", "least_share")},
-    "quorum": {
+    "iteration_gap": {name: name for name in ("memory_bytes", "progress", "gradients", "computed", "least_share")},
+    "partial": {
         "mean_active": "active",
         "gradients_per_round": "gradients",
         "gradients_per_second": "gradients_per_second",
@@ -95,9 +96,9 @@ class LongerRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateSchedule:
-    """A schedule on the job's cluster, as it is to be run: its steps_per_round, its form and codec, synchronously or late.
+    """A schedule on the job's cluster, as it is to be run: its steps per round, algorithm, codec and delay.
 
-    Seconds are per step of the workers with the largest steps_per_round. `step_seconds` includes computing, waiting and
+    Seconds are per step of the workers that take most steps per round. `step_seconds` includes computing, waiting and
     communication, `step_error` is the relative standard error where it was sampled; `steps_ratio` is the predicted
     number of steps to a loss over All-Reduce's, by `model`; `status` is `feasible` where the search found it, or
     `catalogue`. `late_distance` is there where averagings come late (`topo.metrics.late_distance`).
@@ -130,12 +131,12 @@ class CandidateSchedule:
     @property
     def gap(self) -> Facts | None:
         """What is known where neighbors keep a gap."""
-        return self._of_kind("gap")
+        return self._of_kind("iteration_gap")
 
     @property
     def quorum(self) -> Facts | None:
         """What is known where a quorum starts rounds: these are its steps, of fewer gradients."""
-        return self._of_kind("quorum")
+        return self._of_kind("partial")
 
     def _of_kind(self, kind: str) -> Facts | None:
         return self.facts if self.facts is not None and self.facts.kind == kind else None
@@ -179,11 +180,11 @@ class CandidateSchedule:
         return self.is_among(self.model.lost)
 
     def is_among(self, lost: Lost) -> bool:
-        """Whether a network that was lost like this was lost with averages as rare, or as late, as these."""
-        return lost.includes(self.distance_in_synchronous, self.late_distance)
+        """Whether a network failed with averages as rare, or as late, as these."""
+        return lost.includes(self.synchronous_distance, self.late_distance)
 
     @property
-    def distance_in_synchronous(self) -> float:
+    def synchronous_distance(self) -> float:
         """The consensus distance that it would have if its averages came at once: how rare they are."""
         distance = known(self.consensus_distance)
         return distance - added_by_delay(self.schedule) if self.late else distance
@@ -203,7 +204,7 @@ class CandidateSchedule:
         spread, late = known(self.consensus_distance), self.late_distance if delay and not self.facts else 0.0
         gradients = self.schedule.strategy.averages_gradients or (self.facts is not None and spread == 0)
         here, there = (model.steps_ratio(spread, 0.0, late=late, gradients=gradients) for model in (case, usual))
-        more = self.steps_ratio - there  # before `here` is added, which is lost beside a price without end
+        more = self.steps_ratio - there  # before `here` is added, which vanishes in an infinite price
         if delay and self.facts is not None:
             more += self.facts.more
         elif delay and self.delay is Delay.PIPELINE:
@@ -217,7 +218,7 @@ class CandidateSchedule:
 
     @property
     def late(self) -> bool:
-        """Whether a round's averaging comes one round late, beside the computing; parameters or gradients."""
+        """Whether a round's averaging comes one round late, during computing; parameters or gradients."""
         return self.schedule.strategy.is_delayed
 
     @property
@@ -227,12 +228,12 @@ class CandidateSchedule:
 
     @property
     def kind(self) -> tuple[Delay | None, bool, str]:
-        """Options of one kind are alike in what is late, in what is averaged, and in the protocol, if one decides."""
+        """Options of one kind agree in what is late, in what is averaged, and in the protocol, if one decides."""
         return self.delay, self.schedule.strategy.averages_gradients, self.facts.kind if self.facts else ""
 
     @property
     def transport(self) -> Transport:
-        """How its sums travel; in the form of the field `algorithm`, where that one can only be compared with."""
+        """How its sums travel; with the field `algorithm`, where that one can only be compared with."""
         return self.schedule.strategy.transport
 
     @property
@@ -257,7 +258,7 @@ class CandidateSchedule:
         )
 
     def steps_ratio_error(self, data: Data) -> float:
-        """The relative error of `steps_ratio` that 9 of 10 schedules keep; gradients averaged synchronously define 1."""
+        """The relative error of `steps_ratio` that 9 of 10 schedules keep; synchronous gradients define 1."""
         if self.delay is Delay.PIPELINE:
             return self.model.delay_error
         if self.quorum:
@@ -277,7 +278,7 @@ class CandidateSchedule:
         return self.schedule.num_distinct_phases() if self.schedule.is_mixing else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Finite numbers only; null where a figure is infinite or unknown."""
+        """Finite numbers only; null where a metric is infinite or unknown."""
         return {
             "name": self.name,
             "algorithm": str(self.algorithm),
@@ -285,9 +286,7 @@ class CandidateSchedule:
             "where": str(self.transport.where),
             "gradient_buckets": str(self.transport.gradient_buckets),
             "sync": self.schedule.strategy.sync.word if self.facts else str(self.delay),
-            "steps_per_round": self.steps_per_round
-            if isinstance(self.steps_per_round, int)
-            else list(self.steps_per_round),
+            "steps_per_round": steps if isinstance(steps := self.steps_per_round, int) else list(steps),
             "communication_seconds_per_step": self.communication,
             "nic_bytes_per_step": self.nic_bytes,
             "consensus_distance": self.consensus_distance.json_value(),
@@ -305,13 +304,12 @@ class CandidateSchedule:
 def added_by_delay(schedule: Schedule) -> float:
     """What averages that come a round late add to the consensus distance: the steps of one more round, off the mean.
 
-    That is exact where one steps_per_round holds for all workers (`topo.metrics.retimed`); else it is by their mean
-    steps_per_round.
+    That is exact where all workers take the same number of steps (`topo.metrics.retimed`); else it uses their mean.
     """
-    steps_per_round, count = schedule.strategy.steps_per_round, schedule.num_workers
-    return (1 - 1 / count) * (steps_per_round if isinstance(steps_per_round, int) else sum(steps_per_round) / count)
+    steps, count = schedule.strategy.steps_per_round, schedule.num_workers
+    return (1 - 1 / count) * (steps if isinstance(steps, int) else sum(steps) / count)
 
 
 def known(metric: Metric) -> float:
-    """The value of a figure; infinite where it was not found."""
+    """The value of a metric; infinite where it was not found."""
     return math.inf if metric.value is None else metric.value

@@ -77,10 +77,10 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
 
 
 def _search(weighed: Weighed, job: PlanRequest, clock: Clock, until: float, say: Callable[[str], None]) -> None:
-    """Search for as long as what is found can still be measured, a figure in as long as the catalogue's were."""
+    """Search for as long as what is found can still be measured, a metric in as long as the catalogue's were."""
     each = SETTINGS * clock.position() / max(1, len(weighed.options))
     kept = min(MEASURE_SHARE * clock.limit, 1.3 * MAX_REPORTED * each)
-    # The search is synchronously; of late ones it takes the phases.
+    # The search looks for synchronous schedules; of late ones it takes the phases.
     spoken = (timed(option.schedule, SYNCHRONOUS, option.steps_per_round) for option in front(weighed.options))
     hints = tuple({hint.strategy: hint for hint in spoken}.values())
     found = search(job.problem(hints), clock, until - kept, seed=job.seed, progress=lambda news: say(_line(news)))

@@ -74,8 +74,8 @@ def parallelize_embeddings(
         where: a schedule or its file; or a cluster, such as "4x4", whose dense parameters then go by all-reduce. A
             schedule that says where its tables go (`payload`) is taken as it is.
         batches: some of this worker's batches, or its loader; the first few are looked at, without training. Entries
-            after those that the model's `forward` takes are left out. A loader is iterated anew; of an iterator those
-            that were looked at are gone.
+            after those that the model's `forward` takes are left out. A loader is iterated from its beginning; of an
+            iterator those that were looked at are gone.
         forward: `forward(model, batch)` where that is not how the model is called.
         hardware: links of the cluster, where `where` does not say them.
         table_codec: `float16`, `bfloat16` or `int8`, in which rows may travel where that pays; as they are by default.
@@ -92,9 +92,8 @@ def parallelize_embeddings(
     schedule, links = _schedule(where)
     codecs = _codecs(table_codec, schedule)
     reasons: tuple[str, ...] = ()
-    if (
-        not is_alone(world) and not schedule.strategy.payload
-    ):  # all come, so that one whose model has no tables is named
+    if not is_alone(world) and not schedule.strategy.payload:
+        # All come, so that one whose model has no tables is named.
         uses = OtherUses(model)
         reached = world or default_world(
             _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
@@ -224,7 +223,7 @@ def _chosen(
             check_unpriced(schedule)
         return schedule, (
             *chosen.reasons,
-            f"these are prices synchronously, without when.{schedule.strategy.sync.word}",
+            f"these are prices of synchronous rounds, without sync.{schedule.strategy.sync.word}",
         )
     return replace(
         schedule, strategy=replace(schedule.strategy, payload=chosen.routes), certificate=None
@@ -232,7 +231,7 @@ def _chosen(
 
 
 def _priced(schedule: Schedule) -> Schedule:
-    """The schedule beside which ways are priced: synchronously where it waits otherwise and so allows but one way."""
+    """The schedule for which ways are priced: synchronous where it waits otherwise and so allows one way only."""
     if not schedule.strategy.refuses_tables():
         return schedule
     return replace(schedule, strategy=replace(schedule.strategy, sync=SYNCHRONOUS), certificate=None)

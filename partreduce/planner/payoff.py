@@ -47,9 +47,8 @@ def _codec_pays(chosen: CandidateSchedule, options: Sequence[CandidateSchedule],
     if is_coded:
         said = (
             f"its sums travel in {_named(transport)}, as its file says: {ms(wire)} on the wire and {ms(coding)} for "
-            "coding "
-            f"per step, where numbers as they are would take {ms(plain.cost.per_step)}; a codec had no measurable "
-            "price in steps (benchmarks/results/late_and_small.md)"
+            f"coding per step, where numbers as they are would take {ms(plain.cost.per_step)}; a codec had no "
+            "measurable price in steps (benchmarks/results/late_and_small.md)"
         )
         return [said]
     least = worth_of_codec(beside=schedule.strategy.is_delayed)
@@ -98,7 +97,7 @@ def _would_gain(chosen: CandidateSchedule, options: Sequence[CandidateSchedule],
 def _pipeline_pays(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
     if chosen.delay is Delay.PIPELINE:
         said = (
-            "its gradients come one step late, the same for all workers, beside the computing, as its file says; "
+            "its gradients come one step late, the same for all workers, during computing, as its file says; "
             f"{_price(job, chosen)}; it needs memory for one more gradient, and --sync synchronous leaves pipelines out"
         )
         return [said]
@@ -107,8 +106,8 @@ def _pipeline_pays(chosen: CandidateSchedule, options: Sequence[CandidateSchedul
     if not job.bears_pipeline:
         said = (
             f"a pipeline of gradients is left out: with a learning rate times curvature of {job.curvature:g} gradients "
-            f"that come a step late diverge, as they do from {stability_limit(PIPELINE_WIDTH):g} on; synchronous bears "
-            f"{stability_limit(1):g}"
+            f"that come a step late diverge, as they do from {stability_limit(PIPELINE_WIDTH):g} on; synchronous "
+            f"rounds bear {stability_limit(1):g}"
         )
         return [said]
     every = [option for option in permitted(options, job) if option.is_plain and option.steps_per_round == 1]

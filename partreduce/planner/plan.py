@@ -42,9 +42,9 @@ LOADED = ("ortools.sat.python.cp_model", "scipy.sparse.linalg")
 class Plan:
     """The answer: the recommendation with its proof, the front, the baselines, and all competitors that were measured.
 
-    `gain` is the recommendation's over the best plain alternative, All-Reduce every k steps in its best form, late or
-    not. `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
-    synthesizer's word about its own problem, which minimizes a figure where the objective is none.
+    `gain` is the recommendation's over the best plain alternative, All-Reduce every k steps by its best algorithm, late
+    or not. `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
+    synthesizer's word about its own problem, which minimizes a metric where the objective is none.
     """
 
     recommendation: CandidateSchedule
@@ -145,7 +145,7 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
 def load_searchers() -> None:
     """Import what planning needs, which takes a second or two once, so that no time limit pays for it."""
     for name in LOADED:
-        # What is missing is said by whoever needs it.
+        # What needs a missing library says so itself.
         with suppress(ImportError):
             import_module(name)
 

@@ -39,7 +39,7 @@ ROUNDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a schedule costs on a cluster. Seconds and bytes are per step of the workers with the largest steps_per_round.
+    """What a schedule costs on a cluster. Seconds and bytes are per step of the workers with most steps.
 
     Of kinds without common rounds they are per step of all workers, on average. `step_seconds` includes waiting and
     what no overlap hides, `communication_seconds` is the links' time alone, and `nic_bytes` leaves the busiest node;
@@ -50,7 +50,7 @@ class Prediction:
     asynchronous servers), by how many the parameters that it was computed with are. None where it is not known.
 
     `arrays` are kept beside the parameters by the busiest worker, at most, in units of their size, messages that
-    its protocol lets arrive included; `memory_bytes` are these. `transport` says where step and age come from: `exact`,
+    its protocol lets arrive included; `memory_bytes` are these. `how` says where step and age come from: `exact`,
     `sampled` (computing that varies), or `simulated`.
     """
 
@@ -101,8 +101,8 @@ def predict(
     arrays = None if schedule.strategy.protocol else stated.numbers("memory")["arrays"]
     schedule = schedule.meetings
     run = partial(
-        simulate, schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size, algorithm=algorithm,
-        touched=touched,
+        simulate, schedule, hardware, compute=compute, num_rounds=num_rounds, seed=seed, model_bytes=size,
+        algorithm=algorithm, touched=touched,
     )  # fmt: skip
     if arrays is None:
         return _simulated(schedule, run(), size)

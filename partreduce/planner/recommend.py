@@ -61,7 +61,7 @@ def recommend(options: Sequence[CandidateSchedule], job: PlanRequest) -> Candida
 
 
 def _taken(options: Sequence[CandidateSchedule], name: str) -> CandidateSchedule:
-    """The option of a name, the faster one where two forms share it."""
+    """The option of a name, the faster one where two algorithms share it."""
     named = [option for option in options if option.name == name]
     if not named:
         raise InputError(
@@ -73,7 +73,7 @@ def _taken(options: Sequence[CandidateSchedule], name: str) -> CandidateSchedule
 
 
 def permitted(options: Sequence[CandidateSchedule], job: PlanRequest) -> list[CandidateSchedule]:
-    """The options that keep the job's limits, and wait as it says: late, synchronously, with a gap or by a quorum."""
+    """The options that keep the job's limits, and wait as it says: late, synchronous, with a gap or by a quorum."""
     if job.quorum:
         able = [option for option in options if option.quorum]
     else:
@@ -136,11 +136,11 @@ def reasons(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job
     said += _paced(chosen)
     if chosen.delay is Delay.LATE and not chosen.gap:
         said.append(
-            "its averaging runs beside the computing and comes one round late, as its file says; it needs memory for "
+            "its averaging runs during computing and comes one round late, as its file says; it needs memory for "
             "one more copy of the parameters, and --sync synchronous leaves such schedules out"
         )
     if chosen.algorithm is AllReduceAlgorithm.HIERARCHICAL:
-        said.append("its groups add up inside nodes first, as its file says: form hierarchical")
+        said.append("its groups add up inside nodes first, as its file says: algorithm hierarchical")
     if job.pilot is not None:
         said.append(_changed_by(job.pilot, chosen, options, job))
     return said
@@ -251,8 +251,7 @@ def _not_taken(
     if worst > 1 >= uncoded:
         return (
             f"{ratio}, but its sums travel in {fastest.transport.codec}, whose steps took longer in our lab than "
-            "predicted: "
-            f"that has to save more than {worth(fastest.schedule):.0%}"
+            f"predicted: that has to save more than {worth(fastest.schedule):.0%}"
         )
     worst = uncoded
     if math.isinf(worst):
@@ -270,7 +269,7 @@ def _not_taken(
                 f"{ratio}, but if its steps cost as much {most.format('they')}, it would take {worst:.2f} times as "
                 "long; --select takes it all the same"
             )
-        asked = "quorum" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
+        asked = "partial" if fastest.quorum else "iteration_gap" if fastest.gap else fastest.delay
         late = "if coming late costs" if chosen.late or chosen.facts else "comes late: if that costs"
         return (
             f"{ratio}, but {late} as much {most.format('it')}, it would take {worst:.2f} times as long; --sync "
@@ -344,7 +343,7 @@ def _presumed(chosen: CandidateSchedule, job: PlanRequest) -> list[str]:
 
 
 def _lost(option: CandidateSchedule, job: PlanRequest) -> str:
-    """Under which optimizers a measured network was lost with an option's metrics."""
+    """Under which optimizers a measured network did not reach its loss with an option's metrics."""
     is_many = job.cluster.num_workers >= MANY
     may_be = [one for one in Optimizer if job.optimizer in {None, one}]
     beyond = " and ".join(str(one) for one in may_be if option.is_among(LOST[one][is_many]))
@@ -353,7 +352,7 @@ def _lost(option: CandidateSchedule, job: PlanRequest) -> str:
 
 
 def _is_too_late(option: CandidateSchedule) -> bool:
-    """Whether a network was lost with averages as late; else it was with averages as rare."""
+    """Whether a network failed with averages as late; else it did with averages as rare."""
     return option.late_distance >= option.model.lost.late
 
 

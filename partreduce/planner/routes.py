@@ -127,14 +127,14 @@ def choose_routes(
 
 
 def check_unpriced(schedule: Schedule) -> None:
-    """Refuse schedules beside which no way can be chosen."""
+    """Raise for schedules for which no way can be chosen."""
     strategy = schedule.strategy
     if reason := strategy.refuses_tables():
         raise ScheduleError(f"tables: their rows are exchanged in every step, synchronously, and {reason}")
     if not schedule.is_mixing:
         raise ScheduleError(
             f"tables: what strategy {strategy.kind!r} itself takes in a step follows no formula, so no way of a table "
-            "can be chosen beside it; name each table's way in the schedule file (payload.tables), or take allreduce, "
+            "can be chosen for it; name each table's way in the schedule file (payload.tables), or take allreduce, "
             "static or neighbor"
         )
 

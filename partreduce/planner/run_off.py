@@ -61,7 +61,7 @@ def finalists(
 ) -> list[CandidateSchedule]:
     """The recommendation, and of every other kind the best by the pilot's prices, if it could be faster at all.
 
-    Kinds are parameters synchronously, parameters late, and a pipeline; All-Reduce in each step is always there. What a
+    Kinds are synchronous parameters, late parameters, and a pipeline; All-Reduce in each step is always there. What a
     protocol decides while the job runs, or what connects all workers only after more steps than a run has, is not run.
     """
     assert job.pilot is not None, "its prices made them finalists"

@@ -101,16 +101,16 @@ class Slowdown:
         spare = np.bincount(graph.targets, weights=is_slow, minlength=graph.num_workers).astype(int).tolist()
         skip = SkipPolicy(limit=max(2, factor))
         # Long steps of others come on top of the slow ones, so that neighbors need more tokens to go on.
-        beside = IterationGap(
+        only_slow = IterationGap(
             max_ig=factor * (2 if self.has_spikes else 1) + 1, backup=tuple(spare), skip=skip, update_order=order
         )
         if not self.has_spikes:
-            found.append(Setting(f"skip {skip.limit}, backup beside the slow", beside))
+            found.append(Setting(f"skip {skip.limit}, backup beside the slow", only_slow))
         elif heard.min() >= 2:
             most = tuple(max(1, number) for number in spare)
-            found.append(Setting(f"skip {skip.limit}, backup", replace(beside, backup=most)))
+            found.append(Setting(f"skip {skip.limit}, backup", replace(only_slow, backup=most)))
         behind = min(MOST_BEHIND, max(behind, factor))
-        stale = replace(beside, staleness=behind)
+        stale = replace(only_slow, staleness=behind)
         found.append(Setting(f"skip {skip.limit}, backup beside the slow, staleness {behind}", stale))
         return [*found, plain]
 

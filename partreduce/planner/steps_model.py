@@ -11,22 +11,21 @@ Under Adam it costs steps by itself that parameters are averaged instead of grad
 are of single workers' gradients then, whose noise shortens the steps. Where the noise of a worker's gradient is s times
 its mean, both squared, a step of n workers is √((1 + s/n) / (1 + s)) as long as that by their mean gradient.
 
-What comes late pays for its *late distance* (`topo.metrics.late_distance`): late averagings multiply a deviation by
-λ − 1 + (1 − h)^k in each round of k steps, where synchronous has λ(1 − h)^k, so that averaging more makes it worse and
-longer rounds do. Under SGD a unit costs as much at one step a round as at several. Momentum and Adam answer slowly to
-what a round brings: at one step a round delay costs them next to nothing, and what exceeds a unit costs in
+What comes late pays for its *late distance* (`topo.metrics.late_distance`): late averagings multiply a deviation by λ −
+1 + (1 − h)^k in each round of k steps, where synchronous rounds have λ(1 − h)^k, so that averaging more makes it worse
+and longer rounds do. Under SGD a unit costs as much at one step a round as at several. Momentum and Adam answer slowly
+to what a round brings: at one step a round delay costs them next to nothing, and what exceeds a unit costs in
 proportion to the whole, as their pull within a round grows with the square of its steps.
 
-Gradients that come a step late to all alike (a pipeline) cost more the nearer the learning rate comes to the pipeline's
-stability limit, and networks sharpen until it does: each at its own best rate of a grid, pipelines needed 1.05 times
-the steps of synchronous on a perceptron, 1.43 on the lab's text and 2.1 on its digits, where the best rate was half of
-synchronous's (benchmarks/results/late_and_small.md). At All-Reduce's best rate they needed 1.2 times as many and more,
-and three of the fifteen tasks did not reach their loss: whoever takes a pipeline there has to lower the rate. Where the
+Gradients that come a step late to all workers (a pipeline) cost more the nearer the learning rate comes to the
+pipeline's stability limit, and networks sharpen until it does: each at its own best rate of a grid, pipelines needed
+1.05 times the steps of synchronous rounds on a perceptron, 1.43 on the lab's text and 2.1 on its digits, where the best
+rate was half of theirs (benchmarks/results/late_and_small.md). At All-Reduce's best rate they needed 1.2 times as many
+and more, and three of the fifteen tasks did not reach their loss: a pipeline there needs a lower rate. Where the
 learning rate times the curvature, h, is not known, the geometric mean of the three counts. Where it is known, the price
 is proportional to the noise that the delay adds: 0.008 times (noise factor - 1) meets both rates of the perceptron at
-which h stayed below the limit, h = 0.37 and 0.74.
-Codecs have no price: gradients in 16 or 8 bits needed 0.97 to 1.05 times the steps on the two networks for digits, no
-more than 1.4 standard errors away.
+which h stayed below the limit, h = 0.37 and 0.74. Codecs have no price: gradients in 16 or 8 bits needed 0.97 to 1.05
+times the steps on the two networks for digits, no more than 1.4 standard errors away.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class Prices(NamedTuple):
 
 
 class Lost(NamedTuple):
-    """From which consensus distance synchronously, and late distance, a calibrated task was lost with half of its seeds.
+    """From which synchronous consensus distance, or late distance, a calibrated task failed with half of its seeds.
 
     That is: at All-Reduce's best learning rate it did not reach its loss in five times All-Reduce's steps.
     """
@@ -77,7 +76,7 @@ class Lost(NamedTuple):
     late: float = math.inf
 
     def includes(self, synchronous: float, late_distance: float) -> bool:
-        """Whether such metrics are among those under which it was lost: averages as rare, or as late.
+        """Whether such metrics are among those under which it failed: averages as rare, or as late.
 
         A late distance alone does not say how rare they are: it hardly grows with a period of which most rounds rest.
         """
@@ -110,7 +109,7 @@ class StepsModel:
     num_workers: int = 1
     """On which that depends."""
     own: float = 0.0
-    """What it costs to average parameters at all, beside that."""
+    """What it costs to average parameters at all, in addition."""
     late: float = 0.0
     later: float = 0.0
     """What the part of a late distance above 1 costs, times the whole."""
@@ -121,7 +120,7 @@ class StepsModel:
     delay: float = 0.0
     """What it costs that gradients come a step late, where the learning rate times the curvature is not known."""
     delay_noise: float | None = 0.0
-    """What a multiple of synchronous's noise costs that late gradients add, where it is; None if only `delay` counts."""
+    """What a multiple of the synchronous noise costs that late gradients add; None if only `delay` counts."""
     delay_more: float = 0.0
     """What gradients that come a step late may cost more than predicted."""
     delay_error: float = 0.0
@@ -147,7 +146,7 @@ class StepsModel:
             consensus_distance: of the schedule as it runs, overlap included; ≥ 0, infinity gives infinity.
             drift: likewise; 0 for shuffled data.
             late: the late distance of averagings that come a round late (`topo.metrics.late_distance`); 0
-                synchronously.
+                in synchronous rounds.
             delayed: what late gradients cost (`delayed`).
             gradients: whether it is they that are averaged, not parameters.
         """
@@ -220,7 +219,7 @@ def shortened(noise: float, num_workers: float) -> float:
 
 
 def _delay(prices: StepsModel | Prices, late: float) -> float:
-    """What a late distance costs; nothing synchronously, whatever the price."""
+    """What a late distance costs; nothing in synchronous rounds, whatever the price."""
     return prices.late * late + prices.later * long_delay(late) if late else 0.0
 
 
@@ -266,7 +265,7 @@ ERRORS = {
     Optimizer.MOMENTUM: (0.25, 0.44),
     Optimizer.ADAM: (0.48, 0.46),
 }
-"""The relative errors that 9 of 10 schedules kept on kinds of networks held out, synchronously and late."""
+"""The relative errors that 9 of 10 schedules kept on kinds of networks held out, in synchronous and late rounds."""
 MEASURED, BEYOND = 10.8, {Optimizer.MOMENTUM: (4.3, 0.34)}
 """Up to which consensus distance prices hold, and where that is less what each unit costs from there on.
 
@@ -281,11 +280,11 @@ LOST: dict[Optimizer | None, tuple[Lost, Lost]] = {
     Optimizer.ADAM: (NEVER, NEVER),
 }
 """By optimizer, or whichever it may be, of fewer than `MANY` workers and of as many; under Adam all tasks reached their
-loss, and so did all of 16 workers synchronously up to 4.2 (benchmarks/results/regret.md)."""
+loss, and so did all of 16 workers in synchronous rounds up to 4.2 (benchmarks/results/regret.md)."""
 BORNE = 1.9
 """The largest consensus distance below these at which all tasks were measured: all reached their loss."""
 LOST_RATIO = 5.0
-"""At so many times its steps such a schedule has to win: those that were lost had been given as many."""
+"""At so many times its steps such a schedule has to win: those that failed had been given as many."""
 
 
 def shipped(optimizer: Optimizer | None = None, num_workers: int = 16) -> StepsModel:

@@ -1,4 +1,4 @@
-"""Seconds of a step of a schedule whose sums travel in one form and codec, for every delay and steps_per_round, costed once."""
+"""Seconds of a step of a schedule, for every delay and steps per round, costed once for each algorithm and codec."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partreduce.topo.timing.event_graph import TimedPeriod
 class Setting(NamedTuple):
     """What may be late, the steps of a round, and whether gradients go in one piece or layer by layer.
 
-    Of unequal steps per round `steps_per_round` is 1: they stay as they are.
+    Where workers take different numbers of steps `steps_per_round` is 1: theirs stay as they are.
     """
 
     sync: Delay
@@ -25,7 +25,7 @@ class Setting(NamedTuple):
     gradient_buckets: GradientBuckets = GradientBuckets.SINGLE
 
     def of(self, schedule: Schedule) -> Schedule:
-        """A schedule synchronously at steps_per_round 1, or at unequal steps per round, in this setting."""
+        """A synchronous schedule of one step per round, or of unequal steps, in this setting."""
         own = schedule.strategy.steps_per_round
         return timed(schedule, self.sync.sync, self.steps_per_round if isinstance(own, int) else own)
 
@@ -36,7 +36,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """The stages of a schedule at steps_per_round 1, or at unequal steps per round, in one form and codec; what was computed is kept."""
+    """The stages of a synchronous schedule by one algorithm and codec; it keeps what it has computed."""
 
     schedule: Schedule
     job: PlanRequest
@@ -47,7 +47,7 @@ class Timings:
 
     @classmethod
     def of(cls, schedule: Schedule, job: PlanRequest, costed: CostedTransport) -> Timings:
-        """Cost the stages of a schedule synchronously."""
+        """Cost the stages of a synchronous schedule."""
         runs = traveling(schedule, costed.transport)
         period = TimedPeriod.of(runs, job.hardware, job.compute_times(), algorithm=costed.transport.algorithm)
         return cls(schedule=schedule, job=job, costed=costed, period=period)
@@ -86,7 +86,7 @@ class Timings:
 
     @property
     def is_equal(self) -> bool:
-        """Whether all workers have one steps_per_round."""
+        """Whether all workers take the same number of steps per round."""
         return isinstance(self.schedule.strategy.steps_per_round, int)
 
     def first(self, sync: Delay) -> float:

@@ -1,8 +1,8 @@
-"""How a schedule's sums may travel: form, codec and where it is for, each with what it costs.
+"""How a schedule's sums may travel: algorithm, codec and where it is for, each with what it costs.
 
-They change no figure. Of the forms the cheapest is as good as all of them, since phases that cost no more make no step
-slower; ties go to the ring, which every backend has. A codec changes numbers, so a coarser one has to pay: only those
-that communicate less than every finer one are taken, and `paying` decides among them setting by setting.
+They change no metric. Of the algorithms the cheapest is as good as all of them, since phases that cost no more make no
+step slower; ties go to the ring, which every backend has. A codec changes numbers, so a coarser one has to pay: only
+those that communicate less than every finer one are taken, and `paying` decides among them setting by setting.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from partreduce.topo.strategies.base import StepsPerRound
 from partreduce.topo.timing.cost import Communication, communication
 
 WORTH, WORTH_BESIDE = 0.1, 1 / 3
-"""A coarser codec has to save more than this part of what the objective minimizes: synchronously, and where its sums
-share the cores with computing. In the lab steps with coded sums took 8 to 16 % longer than predicted, and 44 % where
-they came late; those of plain sums up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
+"""A coarser codec has to save more than this part of what the objective minimizes: in synchronous rounds, and where its
+sums share the cores with computing. In the lab steps with coded sums took 8 to 16 % longer than predicted, and 44 %
+where they came late; those of plain sums up to 7 % (benchmarks/results/lab-recommendation.md, lab-codec.md)."""
 
 DIGITS = 12
 """What is equal to so many significant digits is equally cheap."""
@@ -49,21 +49,13 @@ def cheapest_hows(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]
 
     Where a strategy refuses codecs, sums travel as they are.
     """
-    algorithms = [algorithm for algorithm in job.algorithms if algorithm in schedule.strategy.algorithms] or [
-        AllReduceAlgorithm.RING
-    ]
+    known = [algorithm for algorithm in job.algorithms if algorithm in schedule.strategy.algorithms]
+    algorithms = known or [AllReduceAlgorithm.RING]
     cheapest = []
     for codec in codecs_of(schedule, job):
         transports = [transport for algorithm in algorithms for transport in _hows(algorithm, codec)]
-        cheapest.append(
-            min(
-                (
-                    CostedTransport(transport=transport, cost=cost_of(schedule, job, transport))
-                    for transport in transports
-                ),
-                key=_cheapness,
-            )
-        )
+        costed = [CostedTransport(transport=one, cost=cost_of(schedule, job, one)) for one in transports]
+        cheapest.append(min(costed, key=_cheapness))
     return cheapest
 
 
@@ -91,7 +83,7 @@ def cost_of(schedule: Schedule, job: PlanRequest, transport: Transport) -> Commu
 
 
 def traveling(schedule: Schedule, transport: Transport) -> Schedule:
-    """The same schedule with sums that travel like this; rings in the place of a form that is only compared with."""
+    """The same schedule with sums that travel like this; rings in place of an algorithm that is only compared with."""
     algorithm = transport.algorithm if transport.algorithm in schedule.strategy.algorithms else AllReduceAlgorithm.RING
     runs = replace(transport, algorithm=algorithm)
     if runs == schedule.strategy.transport:
@@ -100,7 +92,7 @@ def traveling(schedule: Schedule, transport: Transport) -> Schedule:
 
 
 def timed(schedule: Schedule, sync: Sync, steps_per_round: StepsPerRound) -> Schedule:
-    """The same phases at this steps_per_round, late or synchronously, as rings without a codec; without their certificate."""
+    """The same phases with these steps per round, late or not, as rings without a codec or certificate."""
     return replace(
         schedule,
         strategy=replace(schedule.strategy, sync=sync, steps_per_round=steps_per_round, transport=Transport()),

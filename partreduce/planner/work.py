@@ -20,12 +20,12 @@ PER_CLASS = 5e-7
 and PER_RANK of each local rank and phase, for the classes and the seconds of a step. `PER_OPTION` covers small ones."""
 PER_RANK = 1.5e-5
 PER_SETTING = 5e-4
-"""Another steps_per_round or delay of a schedule whose metrics are known, at fixed speeds."""
+"""Another number of steps per round, or delay, of a schedule whose metrics are known, at fixed speeds."""
 PER_SAMPLE = 2e-2
 """Sampled waiting of one setting, and PER_WORKER of it for each worker."""
 PER_WORKER = 2e-4
 SETTINGS = 4
-"""Settings of a schedule that the search found: synchronously, late, and the best of each."""
+"""Settings of a schedule that the search found: synchronous, late, and the best of each."""
 
 
 def work_of(schedule: Schedule, job: PlanRequest, settings: int = 1) -> float:

@@ -12,16 +12,16 @@ def situations(setting, *, salts=(0, 1, 5, 11), known=()):
     n = setting.num_workers
     levels = (0,) if setting.slow_threshold is None else (0, setting.slow_threshold - 1, setting.slow_threshold)
     everybody = frozenset(range(n))
-    for slow_worker_policy in range(n):
-        others = sorted(everybody - {slow_worker_policy})
+    for initiator in range(n):
+        others = sorted(everybody - {initiator})
         for size in range(n):
             for chosen in combinations(others, size):
                 for high in product(levels, repeat=n if n < 5 else 2):
                     counts = (*high, *(0,) * (n - len(high)))
                     for alone in (0, PATIENCE):
                         for salt in salts:
-                            idle = frozenset((slow_worker_policy, *chosen))
-                            now = Situation(slow_worker_policy, everybody, idle, counts, alone, known, salt)
+                            idle = frozenset((initiator, *chosen))
+                            now = Situation(initiator, everybody, idle, counts, alone, known, salt)
                             yield now
                             if setting.division == GroupSplit.NODE_THEN_ALL:
                                 yield replace(now, due=True)
@@ -40,25 +40,25 @@ def broken_law(drawing):
 
 def problem_of(setting, now, groups):
     """What is wrong with the groups of one draw; written from the paper's text, not from the code."""
-    threshold, mine = setting.slow_threshold, now.counts[now.slow_worker_policy]
+    threshold, mine = setting.slow_threshold, now.counts[now.initiator]
     if any(len(set(group)) < 2 or list(group) != sorted(set(group)) for group in groups):
         return "groups have two members or more, in order"
-    if now.alone >= PATIENCE and len(now.alive) > 1 and not any(now.slow_worker_policy in group for group in groups):
+    if now.alone >= PATIENCE and len(now.alive) > 1 and not any(now.initiator in group for group in groups):
         return "who was left alone twice gets a group"
     ahead = max(now.counts[w] for w in now.alive)
     if setting.slow_worker_policy != SlowWorkerPolicy.PAPER and threshold is not None and ahead - mine >= threshold:
-        local = {w for w in now.alive if setting.nodes[w] == setting.nodes[now.slow_worker_policy]}
-        right = len(groups) == 1 and now.slow_worker_policy in groups[0] and len(groups[0]) == SLOW_WORKER_GROUP_SIZE
+        local = {w for w in now.alive if setting.nodes[w] == setting.nodes[now.initiator]}
+        right = len(groups) == 1 and now.initiator in groups[0] and len(groups[0]) == SLOW_WORKER_GROUP_SIZE
         fits = right and (len(local) == 1 or local.issuperset(groups[0]))
         return None if fits else "a straggler gets one small group on its own node"
     passed = {
-        w for w in now.alive if threshold is None or mine - now.counts[w] < threshold or w == now.slow_worker_policy
+        w for w in now.alive if threshold is None or mine - now.counts[w] < threshold or w == now.initiator
     }
     if setting.division == GroupSplit.NODE_THEN_ALL:
         return _node_then_all(setting, now, groups, passed)
     if setting.division == GroupSplit.RANDOM or now.alone >= PATIENCE:
         allowed = passed if len(passed) > 1 else now.alive
-        right = len(groups) == 1 and now.slow_worker_policy in groups[0] and allowed.issuperset(groups[0])
+        right = len(groups) == 1 and now.initiator in groups[0] and allowed.issuperset(groups[0])
         full = right and len(groups[0]) == min(setting.group_size, len(allowed))
         return None if full else "a random group is full and passes the filter"
     passed &= now.idle
@@ -71,7 +71,7 @@ def problem_of(setting, now, groups):
 
 def _node_then_all(setting, now, groups, passed):
     """Written from docs/group-generator.md: all that pass if due; else the idle ones of the node; else the node."""
-    local = {w for w in now.alive if setting.nodes[w] == setting.nodes[now.slow_worker_policy]}
+    local = {w for w in now.alive if setting.nodes[w] == setting.nodes[now.initiator]}
     if now.due:
         right = passed
     elif now.alone >= PATIENCE:

@@ -27,7 +27,7 @@ def started(setting, requests=60):
         if state.requests[worker] >= 0 and answer is None:
             continue
         state, actions = machine.handle(state, worker, Ask(state.requests[worker] + 1, getattr(answer, "seq", -1)))
-        groups += [a.payload[2] for a in actions if isinstance(a, Note) and a.payload[0] == "started"]
+        groups += [a.what[2] for a in actions if isinstance(a, Note) and a.what[0] == "started"]
     return groups
 
 

@@ -219,7 +219,7 @@ def test_rules_stay_rules_for_a_million_workers(name):
     assert schedule.num_workers == 1_000_000
 
 
-def test_allreduce_takes_its_steps_per_round_from_every():
+def test_steps_per_round_of_allreduce_are_every():
     schedule = registry.build("allreduce", Cluster.parse("4x4"), every=5)
     assert isinstance(schedule.strategy, AllReduce)
     assert schedule.strategy.steps_per_round == 5

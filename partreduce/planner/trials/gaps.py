@@ -1,4 +1,4 @@
-"""Neighbors that keep a gap: the graphs that would be best if all workers were alike, under what answers the slowdown.
+"""Neighbors that keep a gap: the graphs that would be best if all workers were equal, under what answers the slowdown.
 
 Nothing says beforehand what is averaged where workers go on by themselves, so the reduces of a run are carried out on
 vectors (`schedulers.simulator.replay`). Predicted steps are the steps model's for the replayed metrics, divided by how
@@ -68,9 +68,13 @@ UNHEARD = 0.05
 USUAL_MOMENTUM = 0.9
 
 
+ORDER_LABELS = {UpdateOrder.ADAPT_THEN_COMBINE: "serial", UpdateOrder.DPSGD: "parallel"}
+"""What names of candidates say of the update order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A graph under a setting: `base` is the option that it would be if all workers were alike."""
+    """A graph under a setting: `base` is the option that it would be if all workers were equal."""
 
     base: CandidateSchedule
     setting: Setting
@@ -89,7 +93,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.schedule.name}, {self.setting.gap.update_order}"
+        return f"{self.schedule.name}, {ORDER_LABELS[self.setting.gap.update_order]}"
 
     def trial(self, job: PlanRequest, num_rounds: int, num_seeds: int) -> Trial:
         """Its runs: a worker has three events in a step, and updates and tokens go along each edge."""
@@ -173,7 +177,7 @@ class Gaps(Kind):
         if facts.progress < 1 - TOLD:
             said.append(
                 f"some of what it averages is old, so that a step brings the mean {facts.progress:.2f} times as far as "
-                "synchronously; that is in its steps"
+                "in synchronous rounds; that is in its steps"
             )
         if facts.computed < 1 - TOLD:
             said.append(
@@ -206,8 +210,8 @@ class Gaps(Kind):
         if facts.progress > 1 + TOLD:
             said.append(
                 "what is newer than one's own step is averaged, too, so that a step brings the mean "
-                f"{facts.progress:.2f} times as far as synchronously, as a larger learning rate would: that is not "
-                "counted as a gain, and a rate near its limit has to be lowered as much"
+                f"{facts.progress:.2f} times as far as synchronous rounds do, as a larger learning rate would: that is "
+                "not counted as a gain, and a rate near its limit has to be lowered as much"
             )
         if facts.gradients < FEW:
             said.append(
@@ -355,12 +359,12 @@ def _momentum(chosen: CandidateSchedule) -> list[str]:
 def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
     gap = chosen.schedule.strategy.sync
     assert isinstance(gap, IterationGap)
-    payload = []
+    causes = []
     if slowdown.has_spikes:
-        payload.append(f"steps that take up to {slowdown.spike:.3g} times as long now and then")
+        causes.append(f"steps that take up to {slowdown.spike:.3g} times as long now and then")
     if slowdown.slow:
         worker, factor, others = slowdown.slowest
-        payload.append(f"worker {worker}, always {factor:.3g} times as long{others}")
+        causes.append(f"worker {worker}, always {factor:.3g} times as long{others}")
     means = []
     if gap.skip is not None:
         means.append(f"a worker that is left behind skips up to {gap.skip.limit} steps at once")
@@ -368,7 +372,7 @@ def _answers(chosen: CandidateSchedule, slowdown: Slowdown) -> str:
         means.append("neighbors do not wait for every update")
     if gap.staleness:
         means.append(f"updates up to {gap.staleness} steps old serve")
-    return f"its gap answers {' and '.join(payload)}: {', '.join(means) or 'a worker waits for its neighbors only'}"
+    return f"its gap answers {' and '.join(causes)}: {', '.join(means) or 'a worker waits for its neighbors only'}"
 
 
 def _gained(chosen: CandidateSchedule, options: Sequence[CandidateSchedule]) -> str:

@@ -155,7 +155,7 @@ def memory_bytes(strategy: Strategy, job: PlanRequest) -> float:
 
 
 def calm(job: PlanRequest) -> PlanRequest:
-    """The same job of workers that are alike, synchronously, with sums as they are."""
+    """The same job with equal workers, synchronous rounds and no codec."""
     hardware = replace(job.hardware, slowdown=(), jitter=0.0)
     return replace(
         job,

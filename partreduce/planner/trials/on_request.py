@@ -57,7 +57,7 @@ PAIRS_AT_WORST = 0.63
 
 
 def is_open(job: PlanRequest) -> bool:
-    """Whether a job leaves it open who averages with whom and sync."""
+    """Whether a job leaves it open who averages with whom and when."""
     return job.sync is None and not (job.gap or job.quorum or job.tables) and job.objective is Objective.BALANCED
 
 

@@ -157,7 +157,7 @@ def measured(base: CandidateSchedule, setting: PartialAllReduce, job: PlanReques
         extrapolated=False,
         model=job.steps_model,
         facts=Facts(
-            kind="quorum",
+            kind="partial",
             words=words,
             memory_bytes=held_by(option, job),
             least_share=found.least_share,

@@ -31,7 +31,7 @@ LITTLE = 0.5
 class Quorums(Kind):
     """eager-SGD's kind: All-Reduce whose rounds start when a quorum has come."""
 
-    word, name = "quorum", "quorums"
+    word, name = "partial", "quorums"
 
     def weighs(self, job: PlanRequest) -> bool:
         return weighs_quorums(job)
@@ -98,7 +98,7 @@ def trial(
 
 
 def all_reduce(job: PlanRequest) -> CandidateSchedule:
-    """All-Reduce in every step, synchronously, as numbers are, in its cheapest form."""
+    """Synchronous All-Reduce in every step, without a codec, by its cheapest algorithm."""
     return measure(registry.build("allreduce", job.cluster), replace(job, codec=Codec.NONE))
 
 
@@ -114,33 +114,29 @@ def settings(base: CandidateSchedule, job: PlanRequest, seconds: npt.NDArray[np.
 
 
 def _recommended(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> str:
-    """Which quorum pays for which imbalance, against All-Reduce synchronously."""
+    """Which quorum pays for which imbalance, against synchronous All-Reduce."""
     usual = [option for option in options if option.is_plain and option.steps_per_round == 1 and not option.late]
     base = best_of(usual or [all_reduce(job)])  # the limits may leave it out
-    ratio, payload = gain(chosen, base, job.data), _imbalance(job)
+    ratio, imbalance = gain(chosen, base, job.data), _imbalance(job)
     facts = chosen.facts
     assert facts is not None, "chosen is a quorum"
     if ratio.ratio <= 1 or Slowdown.of(job).is_even:
         return (
-            f"recommended: All-Reduce without a quorum. {payload}; {facts.words} is predicted to be {ratio} as fast, "
-            "late "
-            "gradients counted"
+            f"recommended: All-Reduce without a quorum. {imbalance}; {facts.words} is predicted to be {ratio} as fast, "
+            "late gradients counted"
         )
     sure = "" if ratio.low > 1 else ", which the prediction cannot tell from All-Reduce"
     return (
-        f"recommended: {facts.words} with a queue of {facts.bound}. {payload}; it is predicted to reach a loss "
-        f"{ratio} as "
-        f"fast as All-Reduce in every step{sure}"
+        f"recommended: {facts.words} with a queue of {facts.bound}. {imbalance}; it is predicted to reach a loss "
+        f"{ratio} as fast as All-Reduce in every step{sure}"
     )
 
 
 def _imbalance(job: PlanRequest) -> str:
-    slowdown, payload = Slowdown.of(job), []
+    slowdown, found = Slowdown.of(job), []
     if slowdown.slow:
         worker, factor, others = slowdown.slowest
-        payload.append(f"worker {worker} always takes {factor:.3g} times as long{others}")
+        found.append(f"worker {worker} always takes {factor:.3g} times as long{others}")
     if slowdown.has_spikes:
-        payload.append(f"some steps take up to {slowdown.spike:.3g} times as long")
-    return (
-        " and ".join(payload).capitalize() if payload else "No worker is slow and no step takes much longer than others"
-    )
+        found.append(f"some steps take up to {slowdown.spike:.3g} times as long")
+    return " and ".join(found).capitalize() if found else "No worker is slow and no step takes much longer than others"

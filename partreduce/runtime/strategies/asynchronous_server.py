@@ -22,7 +22,7 @@ from partreduce.schedulers.protocols.shards import (
     CLOSED,
     Answer,
     Ask,
-    DrainPolicy,
+    Drain,
     Open,
     Opened,
     Progress,
@@ -103,7 +103,7 @@ class AsynchronousServer(OneSided):
             self._pending = None
         if not self._is_open:
             self._begin(self.driver.open_state.round)  # all count their generations alike
-        self.driver.raised(DrainPolicy())
+        self.driver.raised(Drain())
         self._base = []
         return ""
 
@@ -243,7 +243,7 @@ class _Worker(ProtocolDriver[Any]):
         super().__init__(machine, rank)
         self._state, _ = machine.start(rank)
 
-    def raised(self, event: Open | Push | Pull | Take | DrainPolicy) -> tuple[Action, ...]:
+    def raised(self, event: Open | Push | Pull | Take | Drain) -> tuple[Action, ...]:
         with self.condition:
             assert self.offers(type(event)), f"{event} is not ready"
             return self.step(event)

@@ -62,7 +62,7 @@ OUTER_STEPS = (
     ),
     Entry(
         name="noloco",
-        summary="Random pairs make outer steps from anchors of each worker's own, every H steps: nobody meets all.",
+        summary="Random pairs make outer steps, from each worker's own outer parameters: nobody meets all.",
         source="Kolehmainen et al., NoLoCo, 2025 (arXiv 2506.10911), equations 1 to 3 with beta = gamma = lr",
         kind="outer",
         make=noloco.noloco,
@@ -77,6 +77,6 @@ OUTER_STEPS = (
         condition="a rate and momentum with which differences die out; known for up to 64 workers",
         degree="1",
         period="phases",
-        metrics="none: rounds are no mixing matrices; `verify` proves the joint operator of anchors and momenta",
+        metrics="none: rounds are no mixing matrices; `verify` proves the operator on outer parameters and momenta",
     ),
 )

@@ -44,7 +44,7 @@ def base_refusal(cluster: Cluster, k: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Plain means inside `labels` (equal ones average, −1 is in none) and weighted undirected edges beside them."""
+    """Plain means inside `labels` (equal ones average, −1 is in none) and weighted undirected edges."""
 
     labels: Ints
     ends: Ints

@@ -1,4 +1,4 @@
-"""Stacks of mixing matrices, one a round: the form in which any program can hand over its schedule."""
+"""Stacks of mixing matrices, one a round: the format in which any program can write its schedule."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read_matrix_stack(data: bytes, source: str, *, cluster: Cluster | None = Non
     Entry [t, i, j] is what worker i takes from worker j in round t. A round need not connect all.
 
     Raises:
-        DocumentError: another form, or a round that is no square matrix of numbers.
+        DocumentError: another format, or a round that is no square matrix of numbers.
         ScheduleError: entries or rows of a round that are no shares, or a cluster of another size.
     """
     if data.startswith(b"\x93NUMPY"):

@@ -1,1 +1,1 @@
-"""Protocols as pure state machines: driven alike by verify, by virtual time and by the run-time."""
+"""Protocols as pure state machines: driven by verify, by virtual time and by the run-time."""

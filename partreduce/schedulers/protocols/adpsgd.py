@@ -79,7 +79,7 @@ class Pairing:
         """Questions and answers go both ways along every edge."""
         return self.graph.edges
 
-    def start(self, process: int) -> Outcome[PairState]:  # noqa: ARG002 - all start alike
+    def start(self, process: int) -> Outcome[PairState]:  # noqa: ARG002 - all start in the same state
         return PairState(), ()
 
     def ready(self, process: int, state: PairState) -> Sequence[Choose]:

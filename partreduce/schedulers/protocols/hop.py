@@ -16,7 +16,7 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.topo.round import Round
 from partreduce.topo.strategies.iteration_gap import IterationGap
 
-GRADIENT_BUCKETS, REDUCING, ENTERING = range(3)
+SENDING, REDUCING, ENTERING = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Hop:
         targets = self.graph.targets[process]
         state = HopState(
             step=0,
-            stage=GRADIENT_BUCKETS if self._split else REDUCING,
+            stage=SENDING if self._split else REDUCING,
             updates=(0,) * len(self.graph.sources[process]),
             tokens=() if self.setting.max_ig is None else (self.setting.max_ig,) * len(targets),
             acked=(True,) * len(targets) if self.setting.notify_ack else (),
@@ -141,7 +141,7 @@ class Hop:
 
     def ready(self, process: int, state: HopState) -> Sequence[HopEvent]:
         """What the worker may do next by itself."""
-        if state.stage == GRADIENT_BUCKETS:
+        if state.stage == SENDING:
             return SEND if all(state.acked) else ()
         if self._split and state.stage == REDUCING:
             return REDUCE if self._served(process, state, 1) else ()
@@ -216,7 +216,7 @@ class Hop:
         step = state.step + by
         entered = HopState(
             step=step,
-            stage=GRADIENT_BUCKETS if self._split else REDUCING,
+            stage=SENDING if self._split else REDUCING,
             updates=tuple(queue >> by for queue in state.updates),
             tokens=tuple(count - by for count in state.tokens),
             acked=state.acked,

@@ -84,7 +84,7 @@ class Partial:
         """Everybody writes to everybody, if only at its end."""
         return tuple(permutations(range(self.num_workers), 2))
 
-    def start(self, process: int) -> Outcome[PartialState]:  # noqa: ARG002 - all start alike
+    def start(self, process: int) -> Outcome[PartialState]:  # noqa: ARG002 - all start in the same state
         n = self.num_workers
         none = (0,) * n
         here = none if self.setting.synchronize_every else ()
@@ -237,7 +237,7 @@ class Partial:
         return come >= self.setting.needed(counted)
 
     def _initiator(self, round_: int, going_on: Sequence[int]) -> int:
-        """Who starts a round under `majority`: the worker that is drawn, or the next one that goes on."""
+        """Who starts a round under `majority`: the worker that is drawn, or the next one that continues."""
         drawn = self._drawn(round_)
         return min(going_on, key=lambda v: (v - drawn) % self.num_workers)
 

@@ -123,5 +123,5 @@ class PartialState:
 
     @property
     def last(self) -> int | None:
-        """The last round of all; None while some worker goes on, as far as this one knows."""
+        """The last round of all; None while some worker continues, as far as this one knows."""
         return None if GOES_ON in self.lasts else max(self.lasts)

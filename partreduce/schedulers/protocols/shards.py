@@ -46,7 +46,7 @@ class Take:
 
 
 @dataclass(frozen=True, slots=True)
-class DrainPolicy:
+class Drain:
     """Event: answers are dropped and the generation is over, for all workers after the same round.
 
     The driver lets no worker do it before all have come to it.
@@ -165,11 +165,11 @@ class Shards:
             return ()  # under overlap too: a round that is computed meanwhile ends when the answers are there
         if state.stage == WAITING:
             return (Take(),)
-        return (Push(), Pull(), DrainPolicy()) if self.plan is None else self._planned(self.plan, state)
+        return (Push(), Pull(), Drain()) if self.plan is None else self._planned(self.plan, state)
 
     def _planned(self, plan: Plan, state: WorkerState) -> Sequence[Hashable]:
         if state.generation < sum(before <= state.round for before in plan.drains):
-            return (DrainPolicy(),)
+            return (Drain(),)
         if state.round == plan.rounds:
             return (Take(),) if state.under_way else ()
         asked = state.number > state.round + sum(before < state.round for before in plan.pulls)
@@ -201,7 +201,7 @@ class Shards:
                 return self._asks(replace(state, stage=WAITING), Ask(state.generation, state.number + 1))
             case Take():
                 return replace(state, stage=COMPUTING, under_way=False), _taken(state)
-            case DrainPolicy():
+            case Drain():
                 return replace(state, stage=CLOSED, generation=state.generation + 1, under_way=False), ()
             case Received(source, Answer(number)):
                 if number != state.number:
@@ -228,7 +228,7 @@ class Shards:
         return after, actions
 
     def _requested(self, state: ShardState, source: int, request: Progress | Ask) -> Outcome[ServerState]:
-        """Progress is added up, whatever its age; then whoever may go on is answered."""
+        """Progress is added up, whatever its age; then workers that may continue are answered."""
         if request.generation > state.generation:
             return replace(state, early=(*state.early, (source, request))), ()
         if request.generation < state.generation:

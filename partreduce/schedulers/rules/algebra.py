@@ -84,7 +84,7 @@ def _aligned(rules: Sequence[RulePhases]) -> list[RulePhases]:
 
 
 def all_digits(num_nodes: int) -> tuple[int, ...]:
-    """Radices that treat all nodes alike: one digit, or none for a single node."""
+    """Radices that treat all nodes equally: one digit, or none for a single node."""
     return (num_nodes,) if num_nodes > 1 else ()
 
 

@@ -1,6 +1,6 @@
 """Workers or whole nodes on a mixed-radix grid average along one axis a phase, which is exact after the last axis.
 
-Hyper-cuboid, its pairs (one-peer hypercube) and its form over whole nodes (node digits).
+Hyper-cuboid, its pairs (one-peer hypercube) and the same over whole nodes (node digits).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def hyper_cuboid_refusal(cluster: Cluster, max_group: int | None, factors: tuple
 
 
 def one_peer_hypercube(cluster: Cluster) -> StaticGroups:
-    """Phase k pairs i with i xor 2^k; in rule form when nodes are equal."""
+    """Phase k pairs i with i xor 2^k; as a rule when nodes are equal."""
     if cluster.workers_per_node is not None and cluster.workers_per_node <= MAX_RULE_NODE:
         across, inside = ceil_log(cluster.num_nodes), ceil_log(cluster.workers_per_node)
         rule = grid_rule((2,) * across, (2,) * inside)

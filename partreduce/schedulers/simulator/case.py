@@ -51,11 +51,7 @@ class Case:
         return np.array([seconds[0] for seconds in self.compute.rounds(worker_steps, self.num_rounds, rng)])
 
     def seconds_of_steps(self) -> npt.NDArray[np.float64]:
-        """As `seconds`, of each step of a steps_per_round that is the same for all, shape (num_rounds, steps_per_round, num_workers)."""
-        rng, count, steps_per_round = (
-            np.random.default_rng(self.seed),
-            self.schedule.num_workers,
-            int(self.worker_steps().max()),
-        )
-        listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * steps_per_round)]
-        return np.array(listed).reshape(self.num_rounds, steps_per_round, count)
+        """As `seconds`, of each of k steps that all workers take in a round, shape (num_rounds, k, num_workers)."""
+        rng, count, steps = np.random.default_rng(self.seed), self.schedule.num_workers, int(self.worker_steps().max())
+        listed = [self.compute.step_seconds(count, step, rng)[0] for step in range(self.num_rounds * steps)]
+        return np.array(listed).reshape(self.num_rounds, steps, count)

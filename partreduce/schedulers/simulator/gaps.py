@@ -85,7 +85,7 @@ class GapTiming(Recorder):
         self._entries = 0
 
     def work(self, process: int, state: HopState, event: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """A step's computing: before the worker sends, or beside what it waits for."""
+        """A step's computing: before the worker sends, or while it waits."""
         if isinstance(event, SendUpdate):
             if state.step >= len(self.seconds):
                 return None

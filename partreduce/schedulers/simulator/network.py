@@ -118,7 +118,7 @@ class Network:
         self._now = 0.0
         self._flows: list[_Flow] = []
         self._left: npt.NDArray[np.float64] = np.zeros(0)
-        self._steps_per_round: npt.NDArray[np.float64] | None = None
+        self._kept_seconds: npt.NDArray[np.float64] | None = None
 
     def send(self, source: int, to: int, num_bytes: float, key: Any) -> None:  # noqa: ANN401 - what the sender is told of
         """Let a message go now, to be told of by its key."""
@@ -146,27 +146,27 @@ class Network:
 
     def next_end(self) -> float:
         """When the next of them leaves the links, if nothing is sent before; infinity if there is none. O(flows)."""
-        return self._now + float((self._left * self._worker_steps()).min(initial=float("inf")))
+        return self._now + float((self._left * self._seconds_per_unit()).min(initial=float("inf")))
 
     def go_to(self, now: float) -> list[tuple[float, Any]]:
         """Let time pass, no further than `next_end`: when those are there that have left the links, and their keys."""
-        worker_steps, passed = self._worker_steps(), now - self._now
-        is_through = self._left * worker_steps <= passed + CLOSE * now
-        self._left = np.maximum(self._left - passed / np.where(worker_steps > 0, worker_steps, 1.0), 0.0)
+        per_unit, passed = self._seconds_per_unit(), now - self._now
+        is_through = self._left * per_unit <= passed + CLOSE * now
+        self._left = np.maximum(self._left - passed / np.where(per_unit > 0, per_unit, 1.0), 0.0)
         self._now = now
         ended = [(now + self._flows[index].latency, self._flows[index].key) for index in np.flatnonzero(is_through)]
         if ended:
-            self._left, self._steps_per_round = self._left[~is_through], None
+            self._left, self._kept_seconds = self._left[~is_through], None
             self._flows = [flow for flow, is_gone in zip(self._flows, is_through, strict=True) if not is_gone]
         return ended
 
     def _put(self, flow: _Flow, amount: float) -> None:
         self._flows.append(flow)
-        self._left, self._steps_per_round = np.append(self._left, amount), None
+        self._left, self._kept_seconds = np.append(self._left, amount), None
 
-    def _worker_steps(self) -> npt.NDArray[np.float64]:
+    def _seconds_per_unit(self) -> npt.NDArray[np.float64]:
         """Seconds for a unit of what is left of each flow, shape (flows,)."""
-        if self._steps_per_round is None:
+        if self._kept_seconds is None:
             inverse, num_lanes = np.array(self._ways.inverse), np.array(self._ways.lanes)
             # Place 0 takes no time; with it every flow has a place.
             place = np.array([place for flow in self._flows for place in (0, *flow.places)], dtype=np.int64)
@@ -175,5 +175,5 @@ class Network:
             crowd = np.maximum(1.0, np.bincount(place, weights=lanes, minlength=len(inverse)) / num_lanes)
             first = np.cumsum([0, *(1 + len(flow.places) for flow in self._flows)])[:-1]
             shared = np.maximum.reduceat(inverse[place] * amount * crowd[place], first) if len(first) else np.zeros(0)
-            self._steps_per_round = np.maximum(shared, [flow.least for flow in self._flows])
-        return self._steps_per_round
+            self._kept_seconds = np.maximum(shared, [flow.least for flow in self._flows])
+        return self._kept_seconds

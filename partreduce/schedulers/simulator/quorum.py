@@ -1,8 +1,8 @@
 """Quorums in virtual time: the protocol objects, with seconds for what they do.
 
 A call is ready when its worker has computed a gradient. Word of a round that starts takes the latency of its way; a sum
-begins when the last thread has entered the round, and takes what it takes synchronously. A thread that may enter a
-round waits up to `grace` for a call of its own. The mean of all models, every `synchronize_every` rounds, is one more
+begins when the last thread has entered the round, and takes as long as in a synchronous round. A thread that may enter
+a round waits up to `grace` for a call of its own. The mean of all models, every `synchronize_every` rounds, is one more
 sum, for which trainings wait. Adding up, and applying results, take no time.
 
 A run of `num_rounds` lets every worker go until it has taken the results of so many rounds. A call may take several
@@ -42,7 +42,7 @@ class Mean:
 
 
 class Waiting(Partial):
-    """A quorum's machine with names for what takes time beside computing and sums: grace, and the mean of models.
+    """A quorum's machine with names for what takes time other than computing and sums: grace, and the mean of models.
 
     The protocol says what happens, never when: it lets a thread enter a round that is activated at any time, and models
     be averaged as soon as all wait for it. Here a thread without a call of its own waits for one, unless its worker has
@@ -116,7 +116,7 @@ class QuorumTiming(Recorder):
         return self._way(source, to)
 
     def resumes(self, process: int, message: Hashable) -> bool:  # noqa: ARG002
-        """Grace begins with the word that a round starts; what is computed has begun by then, and goes on."""
+        """Grace begins with the word that a round starts; what is computed has begun by then, and continues."""
         return self._grace > 0
 
     def meeting(self, process: int, state: Any, event: Hashable) -> Meeting | None:  # noqa: ANN401, ARG002

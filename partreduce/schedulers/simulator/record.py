@@ -1,4 +1,4 @@
-"""What a run in virtual time shows beside its times: bytes, ages, gaps between workers, and a quorum's rounds."""
+"""What a run in virtual time shows apart from its times: bytes, ages, gaps between workers, and a quorum's rounds."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class QuorumRecord:
 
     `summed` (2, num_rounds) is when each sum began and ended, `gradients` (num_rounds, num_workers) how many gradients
     each worker had in it. `rounds` and `ages` (num_gradients,) say of every gradient its round, and how many rounds lay
-    between the weights that it was computed with and that one; synchronously these are 0.
+    between the weights that it was computed with and that one; in synchronous rounds these are 0.
     """
 
     summed: npt.NDArray[np.float64]
@@ -109,7 +109,7 @@ class QuorumRecord:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a run without common rounds shows beside its times, since no formula says it beforehand.
+    """What a run without common rounds shows in addition to its times, since no formula says it beforehand.
 
     `nic_bytes` (num_nodes,) left each node through its NICs. Ages are in steps of a worker, None where nothing was
     measured: by how many steps of another worker what a worker averages is behind when it has averaged, or, at a

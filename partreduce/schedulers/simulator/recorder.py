@@ -43,10 +43,10 @@ class Recorder(Timing):
             case: what was run.
             nic_bytes: that left each node meanwhile, shape (num_nodes,).
             ages: of what workers use, where they are followed; those of a quorum are in its record.
-            is_delayed: communicating runs beside computing.
+            is_delayed: communicating runs during computing.
             free_running: workers do not go from round to round together.
-            gaps: what a gap's run shows beside.
-            quorum: what a quorum's run shows beside.
+            gaps: what a gap's run shows in addition.
+            quorum: what a quorum's run shows in addition.
         """
         assert not np.isnan(self.finish).any(), "the protocol never halts before the end"
         largest, mean = (None, None) if ages is None else (ages.largest, ages.mean)

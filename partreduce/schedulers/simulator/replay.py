@@ -79,8 +79,8 @@ class Replayed:
     """What a run did, after its warm-up.
 
     `consensus_distance` and the drifts are those of the metrics, over the parameters with which workers enter one and
-    the same step. `progress` is how far a step brings the mean if every gradient is 1, where synchronous gives 1: less
-    where what is averaged is old, more where newer updates are taken than one's own. `gradients` is the number of
+    the same step. `progress` is how far a step brings the mean if every gradient is 1, where synchronous rounds give 1:
+    less where what is averaged is old, more where newer updates are taken than one's own. `gradients` is the number of
     workers whose gradients, averaged synchronously, would leave as much noise in the mean: below n where some count
     more than others. `shares` (num_workers,) is how much of the progress is each worker's, and `computed` the part of
     all steps in which gradients were computed, rather than skipped.

@@ -37,7 +37,7 @@ class ShardsTiming(Recorder):
         pushes_first: a round's push leaves when it begins.
         ages: how old what progress was computed with is when it is added; None where that is not followed.
 
-    A round communicates from its push to its last answer. Under overlap these are those that run beside its computing.
+    A round communicates from its push to its last answer. With a delay these are those that run during its computing.
     """
 
     network: Network
@@ -78,7 +78,7 @@ class ShardsTiming(Recorder):
         return 0.0 if round_ is None else self.seconds[round_][process]
 
     def way(self, source: int, to: int, message: Hashable, rng: np.random.Generator) -> float | None:  # noqa: ARG002
-        """Shards go through the links; a worker's word to the shard beside it takes no time."""
+        """Shards go through the links; a worker's word to the shard on its own host takes no time."""
         if isinstance(message, Opened):
             return 0.0
         places = (*range(self.machine.num_workers), *self.machine.hosts)

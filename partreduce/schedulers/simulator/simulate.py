@@ -66,7 +66,7 @@ def simulate(
     Raises:
         InputError: step times that do not fit the workers, no rounds, a timeline that would not fit memory, or a table
             of which `touched` says nothing.
-        MissingDependencyError: tables beside a server.
+        MissingDependencyError: tables with strategy `server`.
         ScheduleError: groups overlap.
     """
     hardware = hardware or Hardware()

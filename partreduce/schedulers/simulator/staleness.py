@@ -1,4 +1,4 @@
-"""How old what a worker uses is, measured while a run in virtual time goes on."""
+"""How old what a worker uses is, measured during a run in virtual time."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ class Timeline:
 
     A worker computes from `compute_start` to `compute_end` and communicates from `communicate_start` to
     `communicate_end` (equal when it is in no group); what lies between is waiting. `finish` is the end of its round.
-    With `is_delayed` an operation runs beside computing. `free_running` says that workers do not go from round to round
+    With `is_delayed` an operation runs during computing. `free_running` says that workers do not go from round to round
     together (groups on request, pairs): row r then holds every worker's own round r.
 
     Round r ends with the operation of row `awaited[r]`: its own, unless a pipeline of gradients awaits an older one, or
@@ -45,7 +45,7 @@ class Timeline:
 
     @property
     def runs_beside(self) -> bool:
-        """Whether operations run beside computing, rather than between one round's and the next."""
+        """Whether operations run during computing, rather than between one round's and the next."""
         return self.is_delayed or self.operating is not None
 
     @property
@@ -70,15 +70,14 @@ class Timeline:
         return np.asarray(np.diff(self.finish.max(axis=1), prepend=0.0))
 
     def per_step(self, *, warm_up: int = 0) -> float:
-        """Mean seconds per step of the workers with the largest steps_per_round, after `warm_up` rounds.
+        """Mean seconds per step of the workers with most steps per round, after `warm_up` rounds.
 
         Of workers that run freely it is the mean over the steps of all: n divided by the steps per second of all.
         """
         if self.free_running:
             begun = self.finish[warm_up - 1] if warm_up else np.zeros(len(self.worker_steps))  # (num_workers,)
-            seconds = (
-                (self.finish[-1] - begun) / (self.num_rounds - warm_up) / self.worker_steps
-            )  # a step of each worker
+            # A step of each worker.
+            seconds = (self.finish[-1] - begun) / (self.num_rounds - warm_up) / self.worker_steps
             return float(len(seconds) / (1 / seconds).sum()) if seconds.all() else 0.0
         latest = self.finish.max(axis=1)
         start = latest[warm_up - 1] if warm_up else 0.0

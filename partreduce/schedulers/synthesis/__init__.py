@@ -9,7 +9,7 @@
 * `schedule_model`: schedules decided by CP-SAT (`cp_sat`) where a limit says which groups may be used, as more hints;
 * `scoring`: thousands of periods at once, through the covariance that phases pass on;
 * `period_search` over one alphabet, which fills an `archive`: hints, `segments` between full averages put together, and
-  `windows` of what is on the front built anew;
+  `windows` of what is on the front rebuilt;
 * `candidates`: what is left as schedules with metrics of `topo`, and the choice among them.
 """
 

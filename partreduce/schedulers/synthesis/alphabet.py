@@ -31,7 +31,7 @@ class Alphabet:
     """A phases over one space.
 
     `matrices` (A, C, G, G), `costs` (A,) in seconds of one round, `crosses` (A,) whether a group crosses nodes.
-    `radices` is set for rules; `steps_per_round` is one number or one per worker.
+    `radices` is set for rules; `steps_per_round` is one number, or one per worker.
     """
 
     cluster: Cluster

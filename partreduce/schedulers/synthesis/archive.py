@@ -1,6 +1,6 @@
 """Archive: the best consensus distance seen at every communication cost, in bins whose edges include the budgets asked.
 
-Arrays have one entry per bin; a *value* is the figure that is kept low, consensus distance mostly.
+Arrays have one entry per bin; a *value* is the metric that is kept low, consensus distance mostly.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the cluster's shape and speeds imply before any search: evenness, radices, steps per round, the crossing bound."""
+"""What the cluster's shape and speeds imply before any search: evenness, radices, steps, the crossing bound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOWER = 1.05
 
 
 def is_even(cluster: Cluster) -> bool:
-    """Whether all nodes are alike, so that a rule can treat them alike: switches above them form a regular tree."""
+    """Whether all nodes are equal, so that a rule can treat them equally: switches above them form a regular tree."""
     hardware = cluster.hardware
     assert hardware is not None
     unequal = hardware.node_nic or hardware.node_inside or any(f != 1 for _, f in hardware.slowdown)
@@ -44,14 +44,14 @@ def _levels(cluster: Cluster) -> tuple[int, ...] | None:
 
 
 def has_equal_speeds(cluster: Cluster) -> bool:
-    """Whether no worker is slower than others, so that one steps_per_round suits all."""
+    """Whether no worker is slower than others, so that all can take as many steps per round."""
     return cluster.hardware is None or all(factor == 1 for _, factor in cluster.hardware.slowdown)
 
 
 def derived_worker_steps(cluster: Cluster) -> tuple[tuple[int, ...], ...]:
-    """steps_per_round 1 for all, and steps per round in proportion to speed where speeds differ (the slowest worker keeps steps_per_round 1).
+    """One step per round for all, and steps in proportion to speed where speeds differ (1 for the slowest worker).
 
-    The fastest take at least two steps a round then: however little slower a worker is, its one step fits beside them.
+    The fastest take at least two steps a round then: however little slower a worker is, its one step fits into them.
     """
     hardware = cluster.hardware
     assert hardware is not None
@@ -71,10 +71,7 @@ def largest_steps_per_round(problem: Problem) -> int:
     """The most steps of a round that the search gives any worker."""
     if problem.worker_steps is None and has_equal_speeds(problem.cluster):  # without a table of all workers
         return 1
-    return max(
-        (max(steps_per_round) for steps_per_round in problem.worker_steps or derived_worker_steps(problem.cluster)),
-        default=1,
-    )
+    return max((max(steps) for steps in problem.worker_steps or derived_worker_steps(problem.cluster)), default=1)
 
 
 def crossing_bound(problem: Problem) -> float:
@@ -82,8 +79,8 @@ def crossing_bound(problem: Problem) -> float:
 
     In every period some group must cross nodes (or exist at all, on one node), and every cut of the nodes: the one with
     the slowest NIC from the others, and what stands below each switch from the rest. The cheapest group across a cut is
-    a pair, whatever the form of the all-reduce, and it must run once in `max_period` rounds of at most the largest
-    steps_per_round in steps.
+    a pair, whatever the algorithm of the all-reduce, and it must run once in `max_period` rounds of at most
+    `largest_steps_per_round` steps.
     """
     cluster = problem.cluster
     if cluster.num_nodes == 1:
@@ -98,14 +95,14 @@ def _costs_across_cuts(problem: Problem) -> Iterator[Iterator[float]]:
     cluster, hardware, num_nodes = problem.cluster, problem.hardware, problem.cluster.num_nodes
     switches, own = hardware.shared_switches(num_nodes), dict(hardware.node_nic)
     kinds: dict[object, list[int]] = {}
-    # Without switches nodes that have no NIC of their own are alike, and the first two of them stand for all.
+    # Without switches nodes that have no NIC of their own are equal, and the first two of them stand for all.
     some = range(num_nodes) if switches else sorted({*range(min(num_nodes, len(own) + 2)), *own})
     levels = above(switches, num_nodes)
     for node in some:
         over = levels[:, node].tolist()
-        alike = kinds.setdefault((own.get(node), *over), [])
-        if len(alike) < 2:
-            alike.append(node)
+        equal = kinds.setdefault((own.get(node), *over), [])
+        if len(equal) < 2:
+            equal.append(node)
     shown = sorted(chain.from_iterable(kinds.values()))
     slowest = max(shown, key=lambda node: hardware.nic_of(node).seconds_per_byte)
     for cut in ({slowest}, *(set(switch.nodes) for switch in switches)):

@@ -150,7 +150,7 @@ def explicit_alphabet(
     expired: Callable[[], bool],
     clock: Clock | None = None,
 ) -> Alphabet:
-    """Explicit phases for the problem with one steps_per_round per worker, pruned; all partitions up to 8 workers."""
+    """Explicit phases for the problem with these steps of each worker, pruned; all partitions up to 8 workers."""
     cluster, n = problem.cluster, problem.cluster.num_workers
     complete = n <= MAX_ALL_PARTITIONS
     everyone = tuple(range(n))

@@ -54,7 +54,7 @@ def search(
 ) -> Front:
     """Search for the schedules of a cluster that trade communication against consensus distance best.
 
-    Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's steps_per_round
+    Equally equipped, equally sized nodes get rules; others get explicit groups, with each worker's steps per round
     chosen from `problem.worker_steps` or derived from the slowdowns. The time is kept (the last evaluation may overrun
     it a little).
 
@@ -132,7 +132,7 @@ def impossible(problem: Problem) -> str | None:
 def alphabets_of(
     problem: Problem, seed: int, expired: Callable[[], bool], clock: Clock | None = None
 ) -> list[Alphabet]:
-    """Rules for even clusters, otherwise explicit phases, one alphabet per choice of steps per round; none for too many workers.
+    """Rules for even clusters, else explicit phases, one alphabet per choice of steps; none for too many workers.
 
     Explicit phases come second on even clusters where a hint cannot be spelled in rules. The first alphabet is there
     however little time there is.

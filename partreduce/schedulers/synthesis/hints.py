@@ -72,7 +72,7 @@ def indices_of(alphabet: Alphabet, hints: Iterable[Schedule]) -> Iterator[Indice
 
 
 def _spaced(rounds: tuple[Round, ...], steps_per_round: StepsPerRound, silent: Round) -> tuple[Round, ...]:
-    """The same rounds at steps_per_round 1: what a common steps_per_round leaves out becomes silent phases. Other steps per round stay as they are."""
+    """The same rounds with one step each: the other steps of equal rounds become silent phases; unequal ones stay."""
     gap = (silent,) * (steps_per_round - 1) if isinstance(steps_per_round, int) else ()
     return tuple(phase for one in rounds for phase in (*gap, one))
 

@@ -4,8 +4,8 @@ It starts from the hints and from compositions of all phases between full averag
 that are worth using, a few dozen of hundreds, long before the best orders of them are found. So rounds of two steps
 follow, which fill the same archive:
 
-* the phases in use on the front alone, put together anew by a beam search that is the wider the fewer they are;
-* windows of the periods on the front built anew (`windows`), from the phases in use and some others.
+* the phases in use on the front alone, combined by a beam search that is the wider the fewer they are;
+* windows of the periods on the front rebuilt (`windows`), from the phases in use and some others.
 
 Where no phase averages over all, nothing can be composed, and random periods are the start.
 """
@@ -42,7 +42,7 @@ MAX_POOL = 96
 NEWCOMERS = 48
 """Other phases, drawn at random, that join those in use."""
 DESCENTS, REBUILDS = 16, 4
-"""Periods of the front that are improved in one round, and windows built anew for each of them."""
+"""Periods of the front that are improved in one round, and windows rebuilt for each of them."""
 WINDOW = 4
 """Phases of a window at most."""
 SAME = 1e-9
@@ -52,7 +52,7 @@ DRAWN, FEW = 64, 6
 DRAWING_SHARE = 0.5
 """Part of the time in which they are drawn where no phase averages over all."""
 PER_DRAW = 1e-3
-"""Nominal seconds of drawing these, beside what scoring them takes."""
+"""Nominal seconds of drawing these, in addition to what scoring them takes."""
 PER_HINT = 3e-6
 """Nominal seconds to look a hint's phases up, for each phase of the alphabet."""
 OVER_BUDGET = 8.0
@@ -182,7 +182,7 @@ class Search:
         return np.sort(most[uses[most] > 0])
 
     def rebuild(self, indices: Indices, target: Target, pool: Ints, until: float) -> Indices:
-        """The best for `target` among the period and those with one window built anew; all go to the archive.
+        """The best for `target` among the period and those with one window rebuilt; all go to the archive.
 
         O(window · beam · A · C·G³) for A phases of the pool.
         """
@@ -240,7 +240,7 @@ class Search:
         self._compose(pool, beam, until)
 
     def _newcomers(self) -> Ints:
-        """Phases that need not be in use, drawn anew."""
+        """Phases that need not be in use, drawn at random."""
         return self.rng.choice(len(self.alphabet), min(NEWCOMERS, len(self.alphabet)), replace=False)
 
     def _drawn(self) -> list[Indices]:

@@ -164,9 +164,9 @@ def check_cluster(cluster: Cluster, model_bytes: int | None = None) -> Hardware:
 class Problem:
     """A cluster with its hardware, what to minimize, and the limits.
 
-    `algorithm` is how a group carries out its all-reduce (it decides the cost). `worker_steps` lists steps_per_round
-    vectors to try; None lets the search derive them from the workers' slowdowns. `hints` are known schedules of the
-    same cluster: the search starts from them and looks hardest at what they communicate.
+    `algorithm` is how a group carries out its all-reduce (it decides the cost). `worker_steps` lists the
+    steps per round of all workers to try; None lets the search derive them from the workers' slowdowns. `hints` are
+    known schedules of the same cluster: the search starts from them and looks hardest at what they communicate.
     """
 
     cluster: Cluster
@@ -197,7 +197,7 @@ class Problem:
         for steps_per_round in self.worker_steps or ():
             if len(steps_per_round) != self.cluster.num_workers or min(steps_per_round) < 1:
                 raise InputError(
-                    f"steps_per_round: {steps_per_round} is not 1 number of steps >= 1 for each of "
+                    f"worker_steps: {steps_per_round} is not 1 number of steps >= 1 for each of "
                     f"{self.cluster.num_workers} workers"
                 )
 

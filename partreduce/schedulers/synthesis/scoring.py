@@ -4,7 +4,7 @@ All phases of one search act on the same few invariant subspaces ("classes"; one
 k digits). What some consecutive phases do is summed up by how they map the covariance Σ of the workers' distance to
 the mean,
 
-    Σ ← P Σ Pᵀ + Q,   and how much they add to the figure,   ⟨U, Σ⟩ + u,
+    Σ ← P Σ Pᵀ + Q,   and how much they add to the metric,   ⟨U, Σ⟩ + u,
 
 a `CovarianceMap`, and such maps compose associatively. So the rest of a period is composed once, and every replacement
 of one phase costs one more composition and one periodic Lyapunov equation. `topo.metrics` computes the same metrics
@@ -44,7 +44,7 @@ class Space:
 
     `multiplicity` (C,), how often each class stands in the space of all n workers; `fresh` (C, G, G), the covariance
     that one round of steps adds off the mean; `inner`, the sum over the instants inside a round of its trace;
-    `instants`, the largest steps_per_round. `clock`, if given, is charged for all work below.
+    `instants`, the most steps per round. `clock`, if given, is charged for all work below.
     """
 
     num_workers: int
@@ -94,7 +94,7 @@ class CovarianceMap:
 def of_phases(space: Space, matrices: Floats) -> CovarianceMap:
     """One map for each mixing matrix, shape (..., C, G, G), mean projected out."""
     transposed = matrices.swapaxes(-1, -2)
-    # The round's steps come first: Σ ← W(Σ + D)Wᵀ, so Q = W D Wᵀ, and the figure gains tr of that: ⟨WᵀW, Σ⟩ + tr Q.
+    # The round's steps come first: Σ ← W(Σ + D)Wᵀ, so Q = W D Wᵀ, and the metric gains tr of that: ⟨WᵀW, Σ⟩ + tr Q.
     noise = matrices @ space.fresh @ transposed
     space.charge(matrices)
     return CovarianceMap(matrices, noise, transposed @ matrices, _trace(space, noise), 1)

@@ -24,13 +24,13 @@ from partreduce.topo.arithmetic.pareto import non_dominated
 Floats = npt.NDArray[np.float64]
 
 PER_BEGINNING = 2e-5
-"""Nominal seconds of one beginning of a beam search, beside its matrices."""
+"""Nominal seconds of one beginning of a beam search, without its matrices."""
 PER_TRIAL, PER_ENTRY = 6e-6, 1.4e-9
 """Nominal seconds of trying one segment in the dynamic program, and of each of its entries."""
 
 
 class Beam(NamedTuple):
-    """Beginnings that a beam search goes on with, about, and how many of them for each cost at the least.
+    """Beginnings that a beam search continues with, about, and how many of them for each cost at the least.
 
     `bins` of cost are what the dearest segment spans in the dynamic program.
     """

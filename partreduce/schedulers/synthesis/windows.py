@@ -1,4 +1,4 @@
-"""Windows: a few phases of a period built anew, the rest of it as it was.
+"""Windows: a few phases of a period rebuilt, the rest of it as it was.
 
 The rest stays, so the covariance that enters the window and the weight of every later phase on what leaves it are known
 matrices, and a window costs a sum of terms, one a phase, and one linear term at its end. A beam search over the phases
@@ -41,7 +41,7 @@ def windows(
     entering, later = scoring.steady(scoring.compose(space, old, rest))
     leaving = rest.weight + rest.product.swapaxes(-1, -2) @ later @ rest.product
     matrices = alphabet.matrices[pool]  # (A, C, G, G)
-    own_weight = matrices.swapaxes(-1, -2) @ matrices  # what the phase's own round adds to the figure
+    own_weight = matrices.swapaxes(-1, -2) @ matrices  # what the phase's own round adds to the metric
     end_weight = matrices.swapaxes(-1, -2) @ leaving @ matrices  # what all later rounds add if the window ends with it
     covariance, costs, values = entering[None], np.zeros(1), np.zeros(1)  # (B, C, G, G), (B,), (B,)
     begun: list[Indices] = [()]

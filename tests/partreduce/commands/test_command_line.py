@@ -478,7 +478,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         (
             ["design", "4x4", "--sync", "iteration_gap", "--tolerate-failures", "1"],
             65,
-            "sync: is gap; no such schedule goes on after a loss yet",
+            "sync: expected synchronous, delay or pipeline with tolerate_failures, got iteration_gap",
         ),
         (["design", "4x4", "--set", "touched=x:1%"], 2, "--set: touched needs --model FILE.py:NAME"),
         (["verify", "--max-bytes", "0", "s.json"], 65, "--max-bytes: '0' has no unit"),

@@ -105,7 +105,7 @@ WAYS = [
     ),
     (
         "design 2x2 --tolerate-failures 3 --build allreduce",
-        "plan for the loss of 1 to 2",
+        "expected 1 to 2, got 3 of 4 workers",
         ["design 2x2 --tolerate-failures 1 --build allreduce", "design 2x2 --tolerate-failures 2 --build allreduce"],
     ),
     # the catalogue

@@ -1,4 +1,4 @@
-"""Form, delay and steps of a round with every candidate: the best of them, and what stays true of it."""
+"""Algorithm, delay and steps of a round with every candidate: the best of them, and what stays true of it."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_limit_on_communication_decides_the_steps_of_a_round() -> None:
     assert min(o.steps_per_round for o in best) == 6, "165.6 ms in 6 steps are 27.6 ms"
 
 
-def test_command_line_says_which_forms_and_which_delay_may_be(capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_says_which_algorithm_and_sync_may_be(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["design", "2x2", "--effort", "0.3", "--json"]
     assert main([*asked, "--algorithm", "ring", "--sync", "synchronous"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -103,4 +103,4 @@ def test_command_line_says_which_forms_and_which_delay_may_be(capsys: pytest.Cap
     assert main([*asked, "--sync", "delay"]) == 0
     assert json.loads(capsys.readouterr().out)["recommendation"]["sync"] == "delay"
     assert main([*asked, "--sync", "early"]) == 2
-    assert "any, synchronous, late" in capsys.readouterr().err
+    assert "any, synchronous, delay" in capsys.readouterr().err

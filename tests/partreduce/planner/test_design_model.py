@@ -194,7 +194,7 @@ def test_a_plan_has_a_way_for_every_table_and_plans_everything_else_for_the_byte
         plan_hybrid(PlanRequest(cluster=job.cluster, gap=True), facts(table("words", 50_000, 0.01)))
 
 
-def test_slow_workers_keep_a_common_steps_per_round_beside_tables():
+def test_slow_workers_take_as_many_steps_per_round_as_others_where_there_are_tables():
     slow = Hardware(inside=SLOW.inside, nic=SLOW.nic, model_bytes=1, compute=0.05, slowdown=((1, 5.0),))
     job = PlanRequest(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01)))

@@ -44,7 +44,7 @@ from partreduce.verify.certificate import confirm
 HARDWARE = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes=100_000_000, compute=0.01)
 NODES = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
 LEADERS = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0,), (0,)),))))
-"""Who loses its node's local rank 0 is cut off."""
+"""A node whose local rank 0 fails is cut off."""
 
 
 def job(nodes: int, size: int, tolerate_failures: int, hardware: Hardware = HARDWARE) -> PlanRequest:
@@ -55,21 +55,23 @@ def test_groups_that_still_serve_are_kept_and_all_is_proved() -> None:
     asked = job(3, 2, 2)
     found = survival(Schedule("nodes", asked.cluster, NODES), asked)
     assert found.schedule.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
-    assert found.words == "after the loss of up to 2 workers or of one node survivors keep their groups"
+    assert found.words == "after the failure of up to 2 workers or of one node survivors keep their groups"
     assert prove(found.schedule).verdict is Status.PROVED
 
 
-def test_only_what_the_run_time_goes_on_with_is_planned() -> None:
+def test_only_what_the_run_time_continues_with_is_planned() -> None:
     asked = replace(job(2, 2, 1), effort=0.2)
     assert not refusal_of(plan(asked).recommendation.schedule)
     layers = Schedule(
         "layers", asked.cluster, AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))
     )
     assert refusal_of(layers)
-    with pytest.raises(ScheduleError, match="only what is sent whole goes on"):
+    with pytest.raises(
+        ScheduleError, match="gradient_buckets: expected single, with which survivors continue, got per_layer"
+    ):
         survival(layers, asked)
-    for other in ("iteration_gap", "quorum"):
-        with pytest.raises(InputError, match=f"sync: is {other}; no such schedule goes on after a loss yet; leave out"):
+    for other, sync in (("gap", "iteration_gap"), ("quorum", "partial")):
+        with pytest.raises(InputError, match=f"sync: expected synchronous, delay or pipeline .*, got {sync}; leave"):
             replace(asked, **{other: True})
 
 
@@ -88,7 +90,7 @@ def test_what_comes_late_is_planned_for_and_proved(sync: Delay, waits: Pipeline 
         assert after_failure(found, failed).strategy.sync == waits
 
 
-def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_go_on_with_them() -> None:
+def test_sums_in_stages_are_recommended_where_they_are_faster_and_survivors_continue_with_them() -> None:
     asked = replace(job(2, 2, 1), effort=0.2)
     found = plan(asked).recommendation
     assert found.algorithm is AllReduceAlgorithm.HIERARCHICAL
@@ -125,7 +127,7 @@ def test_survivors_that_would_be_cut_off_average_all_together() -> None:
 def test_the_first_rule_is_taken_that_is_proved_and_takes_at_most_1_1_times_the_least() -> None:
     """Each worker is a node; the groups that are left without one connect the others, but the rule of three is faster.
 
-    Times are asked anew for each rule, of the slowest loss.
+    Times are computed again for each rule, of the slowest failure.
     """
     asked = job(4, 1, 1, replace(HARDWARE, nic=Link(2e-3, 2e-10), compute=0.001))
     square = RulePhases((2, 2), ((Block((0,), (0,)),), (Block((0,), (1,)),)))
@@ -167,7 +169,7 @@ def test_all_reduce_needs_no_groups() -> None:
     asked = job(3, 2, 2)
     found = survival(Schedule("all", asked.cluster, AllReduce()), asked)
     assert found.schedule.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 2)
-    assert found.words.endswith("survivors go on with All-Reduce")
+    assert found.words.endswith("survivors continue with All-Reduce")
 
 
 def test_hardware_of_what_is_left_has_its_new_numbers() -> None:
@@ -192,11 +194,13 @@ def test_hardware_of_what_is_left_has_its_new_numbers() -> None:
 
 
 def test_what_cannot_be_planned_is_refused() -> None:
-    with pytest.raises(InputError, match="survive: is 5, of 6 workers; plan for the loss of 1 to 4"):
+    with pytest.raises(
+        InputError, match="tolerate_failures: expected 1 to 4, got 5 of 6 workers; tolerate fewer failures"
+    ):
         job(3, 2, 5)
-    with pytest.raises(InputError, match="survive: is 1, of 2 workers; a loss would leave nobody"):
+    with pytest.raises(InputError, match="tolerate_failures: expected 0, got 1 of 2 workers; use more workers"):
         job(2, 1, 1)
-    with pytest.raises(ScheduleError, match=r"strategy\.kind: is generated"):
+    with pytest.raises(ScheduleError, match=r"strategy\.kind: is dynamic_groups"):
         survival(Schedule("drawn", Cluster.regular(3, 2), DynamicGroups()), job(3, 2, 1))
 
 

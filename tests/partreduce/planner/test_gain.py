@@ -54,7 +54,7 @@ def options() -> list[CandidateSchedule]:
 
 @pytest.fixture(scope="module")
 def bearing(options: list[CandidateSchedule]) -> list[CandidateSchedule]:
-    """The same where no calibrated task was lost."""
+    """The same where no calibrated task failed."""
     return [replace(option, model=replace(option.model, lost=NEVER)) for option in options]
 
 
@@ -118,7 +118,7 @@ def test_the_least_time_wins_and_simplicity_decides_ties_of_two_per_cent_only(be
     few, many = "pairs-pairs-all hierarchical", "pairs-pairs-all(pair_rounds=15) hierarchical"
     assert least_time([*known, made(few, 1 + 0.9 * TIE)], JOB) is plain
     ahead = made(few, 1 + 1.1 * TIE)
-    assert least_time([*known, ahead], JOB) is ahead, "however wrong both predictions may be: they are wrong alike"
+    assert least_time([*known, ahead], JOB) is ahead, "however wrong both predictions may be: they are equally wrong"
     assert not gain(ahead, plain, JOB.data).is_certain
     far = made(few, 1.5)
     assert least_time([*known, far, made(many, 1.5 * (1 + 0.9 * TIE))], JOB) is far, "fewer phases are simpler"
@@ -182,7 +182,7 @@ def test_rare_averages_are_as_rare_when_they_come_late() -> None:
         for sync in (SYNCHRONOUS, DelayedAveraging())
     )
     assert late.late_distance < late.model.lost.late
-    assert late.distance_in_synchronous == pytest.approx(at_once.distance_in_synchronous)
+    assert late.synchronous_distance == pytest.approx(at_once.synchronous_distance)
     assert at_once.may_fail
     assert late.may_fail
     said = " ".join(cautions(late, asked))
@@ -198,7 +198,7 @@ def test_the_best_of_what_bore_every_task_is_weighed_beside_what_did_not() -> No
     chosen = recommend(weighed, asked)
     assert not chosen.may_fail
     plain = [one for one in synchronous(weighed) if one.is_plain and not one.may_fail]
-    assert max(one.steps_per_round for one in plain) == 6, "every 7 steps a convolution was lost"
+    assert max(one.steps_per_round for one in plain) == 6, "every 7 steps a convolution failed"
 
 
 def test_what_is_coded_has_to_win_though_it_takes_longer_than_predicted(options: list[CandidateSchedule]) -> None:

@@ -69,8 +69,8 @@ def test_settings_follow_from_the_slowdown() -> None:
     ]
     slow = Slowdown.of(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),))))
     assert (slow.spike, slow.slow) == (1.0, ((5, 4.0),))
-    beside = IterationGap(max_ig=5, backup=(0, 0, 0, 0, 1, 0, 1, 0), skip=SkipPolicy(limit=4))
-    assert [s.gap for s in slow.settings(ring, serial)] == [beside, replace(beside, staleness=4), IterationGap()]
+    only_slow = IterationGap(max_ig=5, backup=(0, 0, 0, 0, 1, 0, 1, 0), skip=SkipPolicy(limit=4))
+    assert [s.gap for s in slow.settings(ring, serial)] == [only_slow, replace(only_slow, staleness=4), IterationGap()]
     both = Slowdown.of(job(hardware=replace(HARDWARE, slowdown=((5, 4.0),)), disturbance=LONG_STEPS))
     skipping = both.settings(ring, serial)[0].gap
     assert skipping.skip

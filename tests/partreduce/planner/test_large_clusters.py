@@ -61,7 +61,7 @@ def test_a_time_limit_and_memory_are_kept_at_any_size(cluster):
 def test_work_counts_the_local_ranks_of_a_rule_that_its_metrics_multiply():
     built = {size: registry.build("node-then-all", Cluster.parse(f"8x{size}")) for size in (8, 1000)}
     assert work_of(built[8], job("8x8")) < 2 * PER_OPTION
-    assert work_of(built[1000], job("8x1000")) < 1, "all ranks of a node are alike, which makes one class"
+    assert work_of(built[1000], job("8x1000")) < 1, "all ranks of a node are equal, which makes one class"
     apart = [registry.build("rotating-heads", Cluster.parse(f"8x{size}")) for size in (8, 64, 128)]
     works = [work_of(one, job(str(one.cluster))) for one in apart]
     assert works == sorted(works)
@@ -92,9 +92,9 @@ def test_a_policy_whose_ways_are_short_is_evaluated_as_any_other():
     rng = np.random.default_rng(0)
     for _ in range(50):
         count = int(rng.integers(2, 9))
-        centres = rng.choice(count, size=int(rng.integers(1, count)), replace=False)
-        origin = rng.choice(centres, size=count)
-        origin[centres] = centres
+        centers = rng.choice(count, size=int(rng.integers(1, count)), replace=False)
+        origin = rng.choice(centers, size=count)
+        origin[centers] = centers
         weight = rng.random(count)
         means, values = _evaluate(origin, weight)
         # One more node on a ring of two, which nobody else traces back to, takes the way that walks every path.

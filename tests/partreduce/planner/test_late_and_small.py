@@ -185,7 +185,7 @@ def test_a_pipeline_hides_communication_at_a_price_and_beyond_its_limit_it_is_le
     left = competitors(wild, until=0.0)
     assert not any(option.delay is Delay.PIPELINE for option in left)
     said = " ".join(late_and_small(recommend(left, wild), left, wild))
-    assert "of 1.2 gradients that come a step late diverge, as they do from 1 on; synchronous bears 2" in said
+    assert "of 1.2 gradients that come a step late diverge, as they do from 1 on; synchronous rounds bear 2" in said
     with pytest.raises(InputError, match=r"curvature: is 1.2; .* diverge from 1 on, .* less than 0.83 times as large"):
         job(even, curvature=1.2, sync=Delay.PIPELINE)
     with pytest.raises(InputError, match=r"curvature: is 2.5; .* lies between 0 and 2"):
@@ -247,7 +247,7 @@ def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest
     asked = ["design", "2x2", "--set", "nic=5MB/s", "--model-bytes", "2MB", "--effort", "0.3", "--json"]
     assert main([*asked, "--sync", "pipeline", "--codec", "int8", "-o", str(path)]) == 0
     answer = json.loads(capsys.readouterr().out)["recommendation"]
-    assert (answer["sync"], answer["codec"], answer["gradient_buckets"]) == ("pipeline", "int8", "whole")
+    assert (answer["sync"], answer["codec"], answer["gradient_buckets"]) == ("pipeline", "int8", "single")
     strategy = load_schedule(path).strategy
     assert strategy.sync == Pipeline()
     assert (strategy.transport.codec, strategy.transport.where) == (Codec.INT8, CodecScope(answer["where"]))
@@ -263,7 +263,7 @@ def test_reasons_name_what_comes_late_and_the_usual_all_reduce() -> None:
     chosen = recommend(options, asked)
     said = " ".join([*reasons(chosen, options, asked), *late_and_small(chosen, options, asked)])
     assert "its gradients come one step late" in said
-    assert "averaging runs beside the computing" not in said
+    assert "averaging runs during computing" not in said
     assert "what other schedules' steps are counted against" not in said
 
 

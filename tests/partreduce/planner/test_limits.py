@@ -205,7 +205,7 @@ def test_an_effort_is_positive_and_finite(effort):
 
 
 def test_what_was_not_found_is_named_among_what_may_come_late_as_was_asked():
-    """All-Reduce synchronously, which nobody asked for, was named as what was found."""
+    """Synchronous All-Reduce, which nobody asked for, was named as what was found."""
     asked = {"effort": 0.1, "time_limit": 3600.0}
     with pytest.raises(UndecidedError, match=r"the least found is 0\.75 .* \(allreduce late"):
         plan(job("2x2", sync=Delay.LATE, max_consensus_distance=0.01, **asked))

@@ -113,15 +113,15 @@ def test_nodes_of_one_worker_and_a_slow_one_are_planned_for() -> None:
     assert not any(GroupSplit.NODE_THEN_ALL in option.name for option in planned.options if option.facts)
 
 
-def test_steps_per_round_that_suit_the_workers_are_measured_before_rarer_averaging() -> None:
-    """At a small effort the sampled steps per round of All-Reduce took all of it, and a worker twice as slow held up all."""
+def test_unequal_steps_that_suit_the_workers_are_measured_before_rarer_averaging() -> None:
+    """At a small effort All-Reduce's sampled rounds took all of it, and a worker twice as slow held up all."""
     thin = Hardware(inside=Link.of_bandwidth(1e9), nic=Link.of_bandwidth(4e8), model_bytes=2_000_000, compute=0.05)
     cluster = replace(Cluster.parse("2x4"), hardware=replace(thin, slowdown=((4, 2.0),), jitter=0.1))
     planned = plan(PlanRequest(cluster=cluster, effort=1.0, gap=False, quorum=False))
     assert planned.recommendation.name.startswith("paced"), planned.recommendation.name
 
 
-def test_at_a_small_effort_the_steps_per_round_of_groups_are_measured_too_where_step_times_are_sampled() -> None:
+def test_at_a_small_effort_unequal_steps_of_groups_are_measured_too_where_step_times_are_sampled() -> None:
     """Sampled settings were charged ten times what they take, and pairs were recommended at 2.5 times the time."""
     thin = Hardware(
         inside=Link.of_bandwidth(6e8, 1e-5), nic=Link.of_bandwidth(2.3e6, 1e-4), model_bytes=2_000_000, compute=0.05

@@ -59,7 +59,7 @@ def test_every_outer_step_has_the_seconds_of_the_event_graph_and_a_measured_pric
         exact = cycle_time(option.schedule, THIN, ComputeTimes.of(THIN), algorithm=option.algorithm)
         assert option.step_seconds == pytest.approx(exact.per_step)
         assert option.facts.peak == communication(option.schedule, THIN, algorithm=option.algorithm).peak_nic_bytes
-        assert option.facts.memory_bytes == 3 * THIN.model_bytes, "for sums, the anchor and its momentum"
+        assert option.facts.memory_bytes == 3 * THIN.model_bytes, "for sums, the outer parameters and their momentum"
         assert option.facts.by_task == prices[option.steps_ratio].by_task(Optimizer.ADAM)
         assert not option.is_plain, "the plain alternative is All-Reduce every so many steps"
         said = json.loads(json.dumps(option.to_json(), allow_nan=False))

@@ -99,7 +99,7 @@ def test_front_holds_no_dominated_option_and_loses_no_good_one(catalogue: list[C
 
     def costs(option: CandidateSchedule) -> tuple[float, ...]:
         metrics = (float(option.consensus_distance), float(option.drift))
-        # A pipeline has the metrics of synchronous, and takes more steps.
+        # A pipeline has the metrics of synchronous rounds, and takes more steps.
         return (option.communication, *metrics, option.step_seconds, option.steps_ratio)
 
     for a, b in itertools.permutations(kept, 2):
@@ -137,7 +137,7 @@ LAB = Hardware(nic=Link.of_bandwidth(25e6), inside=Link.of_bandwidth(1e10), mode
 
 
 def test_a_worker_that_is_less_slow_never_makes_the_answer_slower() -> None:
-    """Below 1.5 times no steps per round were weighed, and nothing that was took as little as at 1.5 times with them."""
+    """Below 1.5 times unequal steps were not weighed, and nothing that was took as little as at 1.5 times with them."""
     asked = [job("2x4", hardware=replace(LAB, slowdown=((0, slow),)), optimizer=Optimizer.ADAM) for slow in (1.1, 1.5)]
     less, more = (recommend(competitors(one, until=0.0), one).time for one in asked)
     assert less <= more * (1 + TIE)
@@ -175,7 +175,7 @@ def test_a_slow_worker_appears_as_waiting(catalogue: list[CandidateSchedule]) ->
 
 
 def test_a_form_other_than_the_ring_is_named() -> None:
-    words, asked = "as its file says: form hierarchical", job(algorithm=AllReduceAlgorithm.HIERARCHICAL)
+    words, asked = "as its file says: algorithm hierarchical", job(algorithm=AllReduceAlgorithm.HIERARCHICAL)
     chosen = recommend(competitors(asked, until=0.0), asked)
     assert any(words in sentence for sentence in [*reasons(chosen, [chosen], asked), *cautions(chosen, asked)])
     assert chosen.schedule.strategy.transport.algorithm is AllReduceAlgorithm.HIERARCHICAL, (

@@ -216,7 +216,7 @@ def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
 
 @pytest.mark.parametrize("name", ["prague-figure-10", "ring", "node-then-all"])
 def test_the_age_of_fixed_rounds_is_what_hearsay_shows(name):
-    """Proved by following who met whom; here every worker's view is kept through many rounds synchronously."""
+    """Proved by following who met whom; here every worker's view is kept through many synchronous rounds."""
     schedule = build(name, CLUSTER)
     heard, count = Hearsay(schedule.worker_steps()), schedule.num_workers
     late = 0

@@ -56,7 +56,7 @@ def test_all_but_the_slow_one_is_recommended_and_recommended(planned):
         assert not option.is_plain
         assert option.delay is None
         assert json.dumps(option.to_json(), allow_nan=False)
-        assert option.to_json()["sync"] == "quorum"
+        assert option.to_json()["sync"] == "partial"
         assert facts.memory_bytes == predict(option.schedule, ONE_SLOW, num_rounds=8).memory_bytes
     timeline = simulate(
         planned.recommendation.schedule,
@@ -120,13 +120,13 @@ def test_a_quorum_is_no_pipeline_and_is_asked_for_alone(planned):
         (
             "257x1",
             replace(HARDWARE, jitter=0.01),
-            {"quorum": None, "iteration_gap": None},
+            {"quorum": None, "gap": None},
             ["weighted graphs are weighed for"],
         ),
         (
             "257x1",
             ONE_SLOW,
-            {"quorum": None, "iteration_gap": False},
+            {"quorum": None, "gap": False},
             ["weighted graphs, unequal steps per round and quorums", "two answers are yours"],
         ),
     ],

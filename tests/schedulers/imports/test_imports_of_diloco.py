@@ -86,7 +86,7 @@ def sent_by_maxtext(period, fragments, steps):
 
 
 def sent_by_torchft(sync_every, fragments, steps):
-    """(step, fragment) as its hook decides: a local count that begins anew, and the manager's step."""
+    """(step, fragment) as its hook decides: a local count that begins again, and the manager's step."""
     sent, local, committed = [], 0, 0
     for step in range(1, steps + 1):
         local += 1
@@ -148,7 +148,7 @@ def test_true_settings_become_a_schedule_with_an_outer_step(maxtext, torchft):
 
 
 def test_alpha_keeps_a_share_of_a_workers_own_model(torchft):
-    """As torchft merges it: the anchor is the global model, and the worker goes on from between the two."""
+    """As torchft merges it: the outer parameters are the global model; the worker continues from between the two."""
     schedule = import_schedule(torchft(fragment_update_alpha=0.25))
     assert schedule.phase(0)[0].relaxation == Fraction(3, 4)
     assert schedule.strategy.payload.outer == OuterStep(**DILOCO)

@@ -69,7 +69,7 @@ def test_automorphisms_are_all_permutations_that_keep_edges_and_labels(seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_automorphisms_of_directed_cycles_keep_every_edge_both_ways(seed):
-    """All workers look alike: each sends to one and hears from one."""
+    """All workers look the same: each sends to one and hears from one."""
     n = 4 + seed % 3
     onward = Random(seed).sample(range(n), n)
     graph = Digraph.of(n, enumerate(onward))
@@ -89,8 +89,8 @@ def test_with_too_many_automorphisms_only_cyclic_shifts_come_back():
 
 def test_shifts_that_move_an_edge_do_not_come_back():
     """Two pairs and nothing else: 8 automorphisms, of which two are shifts when the pairs are opposite."""
-    opposite, beside = Digraph.undirected(4, [(0, 2), (1, 3)]), Digraph.undirected(4, [(0, 1), (2, 3)])
-    assert len(automorphisms(opposite, "aaaa")) == len(automorphisms(beside, "aaaa")) == 8
+    opposite, adjacent = Digraph.undirected(4, [(0, 2), (1, 3)]), Digraph.undirected(4, [(0, 1), (2, 3)])
+    assert len(automorphisms(opposite, "aaaa")) == len(automorphisms(adjacent, "aaaa")) == 8
     assert len(automorphisms(opposite, "aaaa", limit=7)) == 4
-    assert set(automorphisms(beside, "aaaa", limit=7)) == {(0, 1, 2, 3), (2, 3, 0, 1)}
+    assert set(automorphisms(adjacent, "aaaa", limit=7)) == {(0, 1, 2, 3), (2, 3, 0, 1)}
     assert len(automorphisms(ring(6), "aaaaaa")) == 6

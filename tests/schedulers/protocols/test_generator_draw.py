@@ -27,10 +27,10 @@ def drawing(nodes=(0, 0, 0, 1, 1, 1), **facts):
     return Drawing(GeneratorSetting(nodes=nodes, **({"group_size": 2, "slow_threshold": 2} | facts)))
 
 
-def now_of(setting, slow_worker_policy=0, **facts):
+def now_of(setting, initiator=0, **facts):
     everybody = frozenset(range(setting.num_workers))
     default = {"alive": everybody, "idle": everybody, "counts": (5,) * setting.num_workers, "alone": 0, "known": ()}
-    return Situation(slow_worker_policy, **(default | {"salt": 0} | facts))
+    return Situation(initiator, **(default | {"salt": 0} | facts))
 
 
 def outcomes(draw, salts=SALTS):
@@ -92,7 +92,7 @@ def test_nobody_lags_without_a_threshold_and_where_slowness_is_known_it_alone_de
     assert not drawing(slow_threshold=None).is_slow_worker(now_of(rules.setting, slow=frozenset((0,))))
 
 
-def test_the_filter_passes_whoever_is_less_than_the_threshold_behind_the_initiator():
+def test_the_filter_passes_workers_that_are_less_than_the_threshold_behind_the_initiator():
     rules = drawing()
     now = now_of(rules.setting, counts=(5, 6, 5, 4, 3, 2))
     everybody, some = frozenset(range(6)), frozenset((1, 3, 4))
@@ -109,7 +109,7 @@ def test_slow_is_who_takes_twice_the_lower_median_of_what_is_known():
     late = drawing(slow_worker_policy=SlowWorkerPolicy.DEFER)
     assert late.slow({0: 10, 1: 19, 2: 20, 3: 21, 4: 0}) == frozenset()  # the lower of the two middle ones: 19
     assert late.slow({0: 10, 1: 10, 2: 20, 3: 21}) == {2, 3}
-    assert late.slow({0: 10, 1: 20, 2: 19}) == frozenset()  # 38 would be slow beside 19
+    assert late.slow({0: 10, 1: 20, 2: 19}) == frozenset()  # 38 would be slow next to 19
     assert late.slow({0: 10, 1: 10, 2: 19}) == frozenset()
     assert late.slow({0: 10, 1: 20}) == {1}
     assert late.slow({0: 0, 1: 20, 2: 0, 3: 10}) == {1}
@@ -143,7 +143,7 @@ def test_who_was_alone_twice_gets_a_random_group_whoever_is_idle():
 
 def test_a_straggler_waits_with_an_idle_worker_of_its_node_else_with_its_node_else_with_an_idle_one_else_with_anybody():
     rules = drawing(group_size=4)
-    lags = now_of(rules.setting, slow_worker_policy=1, counts=(5, 0, 5, 5, 5, 5))
+    lags = now_of(rules.setting, initiator=1, counts=(5, 0, 5, 5, 5, 5))
 
     def partner(**facts):
         groups = outcomes(lambda salt: rules.draw(replace(lags, salt=salt, **facts)))
@@ -186,7 +186,7 @@ def test_inter_joins_the_first_of_each_node_and_the_others_at_home_then_whole_no
     rules = drawing((0, 0, 0, 1, 1, 1, 2, 2), group_size=3)
     taking_part = frozenset(range(8)) - {0}
     for salt in LOW_SALTS:
-        now = now_of(rules.setting, slow_worker_policy=1, idle=taking_part, salt=salt)
+        now = now_of(rules.setting, initiator=1, idle=taking_part, salt=salt)
         assert rules.draw(now) == ((1, 3, 6), (4, 5), (1, 2), (3, 4, 5), (6, 7))
     assert rules.by_node(frozenset((7, 1, 2))) == [{1, 2}, {7}]
     assert rules.intra(now, frozenset((1, 3, 4))) == ((3, 4),)
@@ -194,7 +194,7 @@ def test_inter_joins_the_first_of_each_node_and_the_others_at_home_then_whole_no
 
 def test_a_node_meets_without_its_busy_and_slow_ones_and_who_was_alone_twice_waits_for_its_node():
     rules = drawing(division=GroupSplit.NODE_THEN_ALL, slow_worker_policy=SlowWorkerPolicy.PAPER)
-    now = now_of(rules.setting, slow_worker_policy=3, idle=frozenset((0, 3, 4)), salt=3)
+    now = now_of(rules.setting, initiator=3, idle=frozenset((0, 3, 4)), salt=3)
     assert rules.draw(now) == ((3, 4),)
     assert rules.draw(replace(now, idle=frozenset((0, 3)))) == ()
     assert rules.draw(replace(now, idle=frozenset((0, 3)), alone=1)) == ()
@@ -283,7 +283,7 @@ def test_a_bounded_meeting_is_the_largest_known_one_of_those_that_may_come():
     assert rules.all_of(now, frozenset((0, 1, 5))) == ((0, 1),)
     assert rules.all_of(now, frozenset((0, 1, 3, 4, 5))) == ((0, 1),)
     assert rules.all_of(now, frozenset((0, 5))) == ((0, 5),)
-    assert rules.all_of(replace(now, slow_worker_policy=5), frozenset((0, 5))) == ((0, 5),)
+    assert rules.all_of(replace(now, initiator=5), frozenset((0, 5))) == ((0, 5),)
     assert rules.all_of(now, frozenset((1, 5))) == ((0, 1, 5),), "the initiator is in it"
     assert rules.all_of(now, frozenset((0,))) == rules.all_of(now, frozenset()) == ()
 
@@ -302,7 +302,8 @@ def test_a_worker_is_bounded_by_the_distinct_groups_that_hold_it():
 
 def test_the_setting_of_a_schedule_is_the_strategys_with_each_worker_on_its_node():
     chosen = DynamicGroups(
-        group_size=4, division=GroupSplit.GLOBAL, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=7, all_every=5,
+        group_size=4, division=GroupSplit.GLOBAL, slow_worker_policy=SlowWorkerPolicy.DEFER, slow_threshold=7,
+        all_every=5,
         seed=11, max_known=9,
     )  # fmt: skip
     setting = GeneratorSetting.of(chosen, Cluster.regular(2, 3))

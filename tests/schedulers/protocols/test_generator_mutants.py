@@ -332,12 +332,12 @@ def the_filter_lets_everybody_in(original, now, workers):
 
 @mutant("drawing", "fast_enough")
 def the_filter_is_off_by_one(original, now, workers):
-    counts = tuple(c - (w != now.slow_worker_policy) for w, c in enumerate(now.counts))
+    counts = tuple(c - (w != now.initiator) for w, c in enumerate(now.counts))
     return original(replace(now, counts=counts), workers)
 
 
-@mutant("drawing", "is_laggard")
-def every_laggard_starts_a_division(original, now):
+@mutant("drawing", "is_slow_worker")
+def every_slow_worker_starts_a_division(original, now):
     return False
 
 
@@ -488,7 +488,7 @@ def test_the_unchanged_system_survives_what_kills_the_bugs(configuration):
 
 
 def test_a_group_that_broke_is_not_taken_for_met():
-    """The explorer cannot see this one: whoever is told so has the mean, which a member may have whom nobody told."""
+    """The explorer cannot see this one: who is told so has the mean, which a member may have whom nobody told."""
     worker = GroupWorker(2, rounds=2)
     state, _ = worker.start(0, None, breaks=1)
     state, _ = worker.received(0, state, 2, Grant(0, 0, 7, (0, 1)))

@@ -391,7 +391,7 @@ def test_a_draw_looks_at_those_that_take_part_the_idle_ones_and_the_initiator_wh
     )
     service.state = replace(service.state, buffers=service.machine.locking.pushed(service.state.buffers, (2, 3)))
     now = service.machine.situation(service.state, 0, 77)
-    assert (now.slow_worker_policy, now.alive, now.idle) == (0, {0, 3}, {0})
+    assert (now.initiator, now.alive, now.idle) == (0, {0, 3}, {0})
     assert (now.counts, now.alone, now.known, now.salt) == ((3, 1, 4, 1), 2, ((0, 1),), 77)
     assert (now.slow, now.due) == ({3}, False)
     assert service.machine.situation(service.state, 3, 0).alive == {3}

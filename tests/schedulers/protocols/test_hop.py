@@ -13,8 +13,8 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
-    GRADIENT_BUCKETS,
     REDUCING,
+    SENDING,
     Ack,
     Advance,
     Reduce,
@@ -149,7 +149,7 @@ def test_the_first_state():
     assert (state.step, state.updates, state.tokens, state.acked) == (0, (0, 0, 0), (2, 2, 2), ())
     assert actions == (Send(1, Update(0)), Send(2, Update(0)), Send(3, Update(0)))
     state, actions = Hop(STAR, IterationGap(notify_ack=True)).start(0)
-    assert (state.stage, state.tokens, state.acked, actions) == (GRADIENT_BUCKETS, (), (True, True, True), ())
+    assert (state.stage, state.tokens, state.acked, actions) == (SENDING, (), (True, True, True), ())
 
 
 def test_an_update_too_old_to_serve_is_thrown_away_and_the_oldest_that_serves_is_not():

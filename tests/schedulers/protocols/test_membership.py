@@ -1,4 +1,4 @@
-"""Who goes on after a loss, through every interleaving: all properties hold, and bugs seeded in it are all killed."""
+"""Who continues after a failure, through every interleaving: all properties hold, and all seeded bugs are killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BY_NAME = {configuration.name: configuration for configuration in SMALL}
 TAKEN = "2 workers, one death and one taken for dead"
 RESTART = "2 workers, two deaths, a lease, a restart"
 THREE, THREE_RESTART = "3 workers, one death, at once", "3 workers, two deaths, a restart, at once"
-ONE_MAY = "3 workers, two deaths, one may be lost, at once"
+ONE_MAY = "3 workers, two deaths, one may fail, at once"
 LEASE = "3 workers, one taken for dead, a lease, at once"
 CUT, CUT_TWO, CUT_JOINS = (
     "3 workers, one round, one cut off, at once",

@@ -38,7 +38,7 @@ from partreduce.schedulers.protocols.membership.words import (
     Vote,
 )
 
-# What each event does, by hand: three workers, of whom worker 2 is lost while 0 has committed what 1 has prepared.
+# What each event does, by hand: three workers, of whom worker 2 fails while 0 has committed what 1 has prepared.
 
 MACHINE = Membership(3, 2)
 FIRST = View(0, (0, 1, 2))

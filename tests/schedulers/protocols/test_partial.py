@@ -61,13 +61,13 @@ def initiators(seed):
     return drawn
 
 
-def test_the_initiator_is_drawn_anew_in_each_round():
+def test_the_initiator_is_drawn_in_each_round():
     drawn = initiators(seed=5)
-    assert drawn == initiators(seed=5), "all workers draw alike"
+    assert drawn == initiators(seed=5), "all workers draw the same"
     shares = Counter(drawn)
     assert set(shares) == set(range(4))
     assert sum((count - ROUNDS / 4) ** 2 / (ROUNDS / 4) for count in shares.values()) < 16.3  # one in a thousand
-    chance = Random(5)  # as whoever draws delays from the same seed
+    chance = Random(5)  # as a program that draws delays from the same seed
     for other in (initiators(seed=6), [chance.randrange(4) for _ in range(ROUNDS)]):
         assert sum(a == b for a, b in zip(drawn, other, strict=True)) < ROUNDS / 2  # a quarter by chance
 

@@ -11,7 +11,7 @@ from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.shards import (
     Answer,
     Ask,
-    DrainPolicy,
+    Drain,
     Open,
     Opened,
     Progress,
@@ -40,7 +40,7 @@ def test_every_property_holds_in_every_interleaving(configuration):
 
 
 class AnswersAtOnce(Shards):
-    """A shard answers whoever pushes, however far ahead of the others."""
+    """A shard answers a worker that pushes, however far ahead of the others."""
 
     def _answered(self, state):
         return Shards(self.num_workers, self.hosts)._answered(state)
@@ -130,7 +130,7 @@ class TakesAnyAnswer(Shards):
 
 
 class TakesTheFirstAnswer(Shards):
-    """A worker goes on when one shard has answered."""
+    """A worker continues when one shard has answered."""
 
     def ready(self, process, state):
         if isinstance(state, WorkerState) and len(state.missing) < len(self.hosts):
@@ -152,7 +152,7 @@ class DrainsWithAnAnswerUnderWay(Shards):
 
     def ready(self, process, state):
         if isinstance(state, WorkerState) and state.missing and self.plan.drains[:1] == (state.round,):
-            return (DrainPolicy(),) if state.generation == 0 else ()
+            return (Drain(),) if state.generation == 0 else ()
         return super().ready(process, state)
 
 
@@ -213,7 +213,7 @@ def test_a_worker_without_a_plan_may_do_whatever_the_protocol_allows():
     assert machine.ready(0, state) == (Open(0),)
     state, actions = machine.step(0, state, Open(7))
     assert actions == (Send(2, Opened(0, 7)),)
-    assert machine.ready(0, state) == (Push(), Pull(), DrainPolicy())
+    assert machine.ready(0, state) == (Push(), Pull(), Drain())
     state, actions = machine.step(0, state, Push())
     assert actions == (Send(2, Progress(0, 1)),)
     assert machine.ready(0, state) == ()

@@ -100,8 +100,8 @@ class ByTheRules:
                 way = self.wires.seconds(v, action.to, 1, now) if is_long else self.wires.latency(v, action.to)
                 self.flying.append((now + way, v, action.to, action.message))
                 self.instants.add(now + way)
-            elif action.payload[0] != "entered":
-                self.used.append((action.payload[0], v, *action.payload[1:]))
+            elif action.what[0] != "entered":
+                self.used.append((action.what[0], v, *action.what[1:]))
         if isinstance(event, Reduce):
             self.left[k, v] = now
         if isinstance(event, Advance):
@@ -140,7 +140,7 @@ def test_every_setting_does_what_the_papers_rules_say(setting, order):
             assert np.allclose(timing.reduced, expected.left, rtol=0, atol=1e-9)
             assert np.array_equal(timing.begun[1:], timing.finish[:-1])
             assert np.allclose(timing.computed, timing.begun + seconds, rtol=0, atol=1e-9)
-        used = [(n.payload[0], n.process, *n.payload[1:]) for n in notes if n.payload[0] != "entered"]
+        used = [(n.what[0], n.process, *n.what[1:]) for n in notes if n.what[0] != "entered"]
         assert sorted(used) == sorted(expected.used)
         skipped += int(timing.skipped.sum())
     assert (skipped > 0) == ("skip" in setting)
@@ -169,7 +169,7 @@ def test_nobody_is_further_ahead_than_is_proved_and_no_queue_is_fuller(setting):
     edges = max(max(bound[u][v], bound[v][u]) for u, v in graph.edges)
     pairs = max(bound[i][j] for i, j in itertools.permutations(range(8), 2))
     stated = Stated(schedule)
-    assert [stated.numbers(name)["bound"] for name in ("iteration_gap", "gap-of-pairs")] == [edges, pairs]
+    assert [stated.numbers(name)["bound"] for name in ("gap", "gap-of-pairs")] == [edges, pairs]
     assert 0 < record.largest_over_edges() <= edges
     assert record.largest_over_edges() <= record.largest_over_pairs() <= pairs
     full = []
@@ -258,7 +258,7 @@ def test_predictions_of_a_gap_are_those_of_its_run_and_its_proved_queues():
         predict(keeping("ring", update_order=order), wires, **small)
         for order in (UpdateOrder.ADAPT_THEN_COMBINE, UpdateOrder.DPSGD)
     )
-    assert standard.transport == "simulated"
+    assert standard.how == "simulated"
     timeline = simulate(keeping("ring"), wires, **small)
     assert standard.step_seconds == timeline.per_step(warm_up=15)
     assert standard.nic_bytes == 2 * 2_000_000, "two edges of a ring leave a node, each with a model a step"
@@ -287,8 +287,8 @@ def per_step(name, compute, *, steps=50, seeds=4, **setting):
     return float(np.mean(each))
 
 
-def test_what_physics_leaves_of_the_papers_metrics():
-    """Luo et al., ASPLOS 2019, metrics 12 and 15 to 18, without communication; expectations from another simulation."""
+def test_what_physics_leaves_of_the_papers_figures():
+    """Luo et al., ASPLOS 2019, figures 12 and 15 to 18, without communication; expectations from another simulation."""
     standard = {name: per_step(name, SIXFOLD, seeds=6) for name in ("ring", "ring-based", "double-ring")}
     assert list(standard.values()) == pytest.approx([2.00, 2.15, 2.27], rel=0.04), "Figure 12: sparser suffers less"
     for name, alone in list(standard.items())[:2]:

@@ -39,7 +39,7 @@ def test_a_slow_message_delays_only_who_waits_for_it():
         Hop(pair, IterationGap()), compute([1.0, 1.0, 1.0], way=lambda source, to: 5.0 if source == 0 else 0.0)
     )
     notes = machine.run(until=6.0)
-    entered = {(n.process, n.payload[1]): n.seconds for n in notes if n.payload[0] == "entered"}
+    entered = {(n.process, n.what[1]): n.seconds for n in notes if n.what[0] == "entered"}
     assert entered[0, 1] == 1.0
     assert entered[1, 1] == 5.0
     assert entered[2, 1] == 1.0
@@ -58,7 +58,7 @@ def test_adpsgd_lets_fast_workers_run_on():
     steps = [sum(n.process == worker for n in notes) for worker in range(4)]
     assert steps[:3] == [200, 200, 200]
     assert steps[3] == 40
-    partners = [n.payload[1] for n in notes if n.process == 0]
+    partners = [n.what[1] for n in notes if n.process == 0]
     assert set(partners) == {4, 5, 6, 7}, "ties between neighbors are drawn"
 
 
@@ -85,7 +85,7 @@ def test_a_thousand_workers():
     ring = Digraph.of(count, both_ways([(i, (i + 1) % count) for i in range(count)]))
     machine = VirtualMachine(Hop(ring, IterationGap(max_ig=2)), compute([1.0] * count))
     notes = machine.run(until=5.0)
-    assert sum(n.payload == ("entered", 5) for n in notes) == count
+    assert sum(n.what == ("entered", 5) for n in notes) == count
 
 
 class Pair:

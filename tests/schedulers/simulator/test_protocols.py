@@ -51,7 +51,7 @@ def test_rounds_of_generated_groups_follow_one_another_and_members_meet(division
     assert (communicating > 0).all(), "everybody is in groups"
     assert total == pytest.approx(timeline.finish[-1].sum())
     met = timeline.communicate_end > timeline.communicate_start
-    begins = timeline.communicate_start[met]  # whoever is in a group begins together with another one
+    begins = timeline.communicate_start[met]  # a member of a group begins together with another one
     assert all((begins == begin).sum() >= 2 for begin in begins if begin < timeline.finish[-1].min())
 
 
@@ -112,7 +112,7 @@ def test_the_same_seed_gives_the_same_timeline(schedule):
     assert not np.array_equal(one, other)
 
 
-def test_steps_per_round_take_as_many_steps():
+def test_a_round_takes_its_steps():
     timeline = simulate(generated(steps_per_round=3), compute=ONE_SECOND, num_rounds=5)
     assert np.allclose(timeline.compute_end - timeline.compute_start, 3.0)
 

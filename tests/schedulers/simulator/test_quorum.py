@@ -115,7 +115,7 @@ def test_every_gradient_counts_once_and_words_and_sums_take_their_time():
     assert (timeline.observed.quorum.active >= 2).all()
     assert simulate(schedule, hardware, compute=compute, num_rounds=50, seed=3).makespan == timeline.makespan
     found = predict(schedule, hardware, compute=compute, num_rounds=50)
-    assert found.transport == "simulated"
+    assert found.how == "simulated"
     assert found.arrays == 10, "mean model, send buffer, four that wait, four that are applied"
     assert found.largest_age <= 4
 
@@ -127,7 +127,7 @@ def test_grace_by_hand():
     assert both.summed[0].tolist() == [1.5, 3.25, 5.0]
     assert both.ages == [0] * 6
     # A grace of 0.25 s ends at 1.25; worker 1 comes at 1.5, when round 0 has ended, and starts round 1. The thread of
-    # worker 0, whose next call is at 2.5, gives it until 1.75. So it goes on: the other one is waited for in vain.
+    # worker 0, whose next call is at 2.5, gives it until 1.75. So it continues: the other one is waited for in vain.
     one = run(PartialAllReduce(quorum="solo", grace=250_000), [[1, 1.5]] * 3, sum_seconds=0.25)
     assert one.summed[0].tolist() == [1.25, 1.75, 2.75]
     assert one.gradients.tolist() == [[1, 0], [0, 1], [1, 0]]

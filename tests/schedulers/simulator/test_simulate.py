@@ -39,7 +39,7 @@ def test_overlap_starts_from_the_rounds_start():
     assert timeline.waiting().tolist() == [2.0, 0.0, 0.0]
 
 
-def test_steps_per_round_lets_a_slow_worker_meet_without_waiting():
+def test_fewer_steps_per_round_let_a_slow_worker_meet_without_waiting():
     schedule = Schedule("p", PAIR.cluster, StaticGroups(phases=PAIR.strategy.phases, steps_per_round=(3, 1, 3)))
     timeline = simulate(schedule, UNIT, compute=ComputeTimes(base=2.0, slowdown=((1, 3.0),)), num_rounds=4)
     assert timeline.waiting().tolist() == [0.0, 0.0, 0.0]

@@ -82,7 +82,7 @@ def test_the_steady_step_is_the_simulated_one(strategy):
     timeline = simulate(found, HARDWARE, compute=TIMES, num_rounds=40, touched=TOUCHED)
     predicted = predict(found, HARDWARE, compute=TIMES, touched=TOUCHED)
     assert predicted.step_seconds == pytest.approx(timeline.per_step(warm_up=20), rel=1e-9)
-    assert predicted.transport == "exact"
+    assert predicted.how == "exact"
     without = predict(Schedule("s", CLUSTER, strategy), HARDWARE, compute=TIMES)
     assert predicted.nic_bytes == pytest.approx(without.nic_bytes + TABLES.nic_bytes)
 

@@ -1,4 +1,4 @@
-"""Hints from the catalogue, and windows built anew: what is known is never lost, and improving never worsens."""
+"""Hints from the catalogue, and windows rebuilt: what is known is never lost, and improving never worsens."""
 
 from dataclasses import replace
 

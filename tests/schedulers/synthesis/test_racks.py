@@ -87,7 +87,7 @@ def test_the_hierarchy_takes_its_levels_from_the_switches():
 
 
 def test_crossing_racks_costs_more_than_staying_inside_at_equal_mixing():
-    """Two rule phases that differ in one digit of radix 2 mix alike; the one inside racks is the cheaper."""
+    """Two rule phases that differ in one digit of radix 2 mix equally; the one inside racks is the cheaper."""
     problem = Problem(cluster=racked("4x2", (0, 1), (2, 3)))
     radices = node_radices(problem.cluster)
     across, within = (rule_cost((Block((0,), (digit,)),), radices, problem) for digit in range(2))

@@ -66,7 +66,7 @@ def exact_value(alphabet, indices) -> float:
     return float(metrics.consensus_distance(alphabet.schedule(indices, "tried")))
 
 
-@pytest.mark.parametrize("form", AllReduceAlgorithm)
+@pytest.mark.parametrize("algorithm", AllReduceAlgorithm)
 def test_costs_of_many_partitions_are_those_of_each(algorithm):
     hardware = replace(
         HARDWARE, num_nics=2, bus=Link.of_bandwidth(3e10), switches=(Switch((0, 1), Link.of_bandwidth(2e9)),)

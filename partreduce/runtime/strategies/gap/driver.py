@@ -20,8 +20,8 @@ from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
-    GRADIENT_BUCKETS,
     REDUCING,
+    SENDING,
     Ack,
     Advance,
     Hop,
@@ -158,7 +158,7 @@ class GapDriver(GenerationDriver[HopState]):
             return Outcome(alone, update)
 
     def _may_send(self) -> bool:
-        return self._part.is_offered and self.open_state.stage == GRADIENT_BUCKETS and bool(self.ready())
+        return self._part.is_offered and self.open_state.stage == SENDING and bool(self.ready())
 
     @property
     def has_left(self) -> bool:
@@ -171,7 +171,7 @@ class GapDriver(GenerationDriver[HopState]):
             if self.ready():
                 return None
             state, step, staleness = self.open_state, self._part.step, self.machine.setting.staleness
-            if state.stage == GRADIENT_BUCKETS:
+            if state.stage == SENDING:
                 of = tuple(v for v, acked in zip(self.targets, state.acked, strict=True) if not acked)
                 return Missing(f"the acknowledgement of its update of step {step - 1}", of, len(of))
             if state.stage == REDUCING:

@@ -18,13 +18,13 @@ from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit,
 Members = tuple[int, ...]
 
 PATIENCE = 2
-"""How often in a row a worker may go without a group before its next request gets one whoever is idle."""
+"""How often in a row a worker may go without a group; its next request gets one, no matter which workers are idle."""
 SLOW_WORKER_GROUP_SIZE = 2
 """Members of the small group that a lagging initiator gets."""
 CHOICE_BITS = 61
 """A choice among known groups is read from the bits of a draw's random number above these."""
 SLOW_FACTOR = 2
-"""With `straggler-late` a worker is slow if its rounds take this many times as long to compute as the median worker's."""
+"""With policy `defer` a worker is slow if its rounds take this many times as long to compute as the median worker's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ class Situation:
     workers that compute slowly (None: slowness is judged by `counts`), `due` whether all shall meet.
     """
 
-    slow_worker_policy: int
+    initiator: int
     alive: frozenset[int]
     idle: frozenset[int]
     counts: tuple[int, ...]
@@ -124,9 +124,9 @@ class Drawing:
         if self.setting.slow_threshold is None:
             return False
         if now.slow is not None:
-            return now.slow_worker_policy in now.slow
+            return now.initiator in now.slow
         ahead = max(now.counts[worker] for worker in now.alive)
-        return ahead - now.counts[now.slow_worker_policy] >= self.setting.slow_threshold
+        return ahead - now.counts[now.initiator] >= self.setting.slow_threshold
 
     def fast_enough(self, now: Situation, workers: frozenset[int]) -> frozenset[int]:
         """The paper's filter: worker w takes part if c_i − c_w < threshold; the initiator i always does.
@@ -138,13 +138,13 @@ class Drawing:
         if threshold is None:
             return workers
         if now.slow is not None:
-            return (workers - now.slow) | (workers & {now.slow_worker_policy})
-        mine = now.counts[now.slow_worker_policy]
+            return (workers - now.slow) | (workers & {now.initiator})
+        mine = now.counts[now.initiator]
         return frozenset(worker for worker in workers if mine - now.counts[worker] < threshold)
 
     def partners(self, now: Situation) -> list[int]:
         """Whom a random group may take in: everybody that the filter passes; everybody where it passes nobody."""
-        everybody = now.alive - {now.slow_worker_policy}
+        everybody = now.alive - {now.initiator}
         return shuffled(self.fast_enough(now, everybody) or everybody, now.salt)
 
     def slow(self, costs: dict[int, int]) -> frozenset[int] | None:
@@ -157,23 +157,23 @@ class Drawing:
 
     def small_partners(self, now: Situation) -> list[int]:
         """Whom a lagging initiator may wait with: idle workers of its node, else its node, else idle ones, else all."""
-        others = now.alive - {now.slow_worker_policy}
+        others = now.alive - {now.initiator}
         if now.slow is not None:
             others = self.fast_enough(now, others) or others
-        local = frozenset(w for w in others if self.setting.nodes[w] == self.setting.nodes[now.slow_worker_policy])
+        local = frozenset(w for w in others if self.setting.nodes[w] == self.setting.nodes[now.initiator])
         return shuffled(local & now.idle or local or others & now.idle or others, now.salt)
 
     def around(self, now: Situation, partners: Sequence[int], size: int) -> tuple[Members, ...]:
         """One group of the initiator and the first partners, or a known one if the initiator's bound is reached."""
         if not partners:
             return ()
-        if self.is_bounded(now, now.slow_worker_policy):
-            allowed = {now.slow_worker_policy, *partners}
-            known = [group for group in now.known if now.slow_worker_policy in group and now.alive.issuperset(group)]
+        if self.is_bounded(now, now.initiator):
+            allowed = {now.initiator, *partners}
+            known = [group for group in now.known if now.initiator in group and now.alive.issuperset(group)]
             fitting = [group for group in known if allowed.issuperset(group)] or known
             if fitting:
                 return (fitting[(now.salt >> CHOICE_BITS) % len(fitting)],)
-        return (_members((now.slow_worker_policy, *partners[: size - 1])),)
+        return (_members((now.initiator, *partners[: size - 1])),)
 
     def divided(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
         """All of `workers` in random groups of the group size; what is left over forms one smaller group, or skips."""
@@ -213,16 +213,16 @@ class Drawing:
         if now.due:
             return self.all_of(now, self.fast_enough(now, now.alive))
         patient = now.alone >= PATIENCE
-        here = self.setting.nodes[now.slow_worker_policy]
+        here = self.setting.nodes[now.initiator]
         local = frozenset(w for w in (now.alive if patient else now.idle) if self.setting.nodes[w] == here)
         passed = self.fast_enough(now, local)
         return self.all_of(now, local if patient and len(passed) < 2 else passed)
 
     def all_of(self, now: Situation, workers: frozenset[int]) -> tuple[Members, ...]:
         """One group of all `workers`, or the largest known part of them with the initiator if its bound is reached."""
-        group = _members(workers | {now.slow_worker_policy})
-        if self.is_bounded(now, now.slow_worker_policy):
-            known = [other for other in now.known if now.slow_worker_policy in other and workers.issuperset(other)]
+        group = _members(workers | {now.initiator})
+        if self.is_bounded(now, now.initiator):
+            known = [other for other in now.known if now.initiator in other and workers.issuperset(other)]
             group = max(known, key=len, default=group)
         return (group,) if len(group) > 1 else ()
 

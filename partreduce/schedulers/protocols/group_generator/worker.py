@@ -174,7 +174,7 @@ class GroupWorker:
         return state, ()
 
     def without_group(self, state: WorkerState) -> WorkerState:
-        """The group is void: the round goes on without one."""
+        """The group is void: the round continues without one."""
         return replace(state, stage=ALONE, seq=-1, members=(), here=_after(state.here, state.seq))
 
     def entered(self, worker: int, state: WorkerState, salt: int | None) -> Stepped:

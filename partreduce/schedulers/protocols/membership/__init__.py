@@ -1,4 +1,4 @@
-"""Membership: who goes on after a loss, or joins, from which round, and what becomes of the operation that it broke.
+"""Membership: who continues after a failure, or joins, from which round, and what becomes of the broken operation.
 
 An *epoch* is a set of members with what they run. In it a worker goes through its operations one after the other: it
 enters one, has its sum (it is *prepared*), hears that all members have (the *confirm*), and commits. Whoever hears of a

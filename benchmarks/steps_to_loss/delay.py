@@ -59,7 +59,7 @@ RESULT = kit.RESULTS / "steps_to_loss_lateness.json"
 
 
 def schedules(cluster: Cluster = CLUSTER) -> list[Schedule]:
-    """Synchronous and late, rounds of one step and of several, among all and in groups; on `CLUSTER` also a pipeline."""
+    """Synchronous and late rounds of one step and of several, of all and in groups; on `CLUSTER` also a pipeline."""
 
     def node(rounds: int) -> Schedule:
         return build("node-then-all", cluster, node_rounds=rounds)
@@ -180,7 +180,7 @@ def kind_of(row: Row) -> str:
 
 
 def held_out(rows: list[Row]) -> dict[str, npt.NDArray[np.float64]]:
-    """Relative errors synchronously and late, of each kind of network by the prices of all other kinds."""
+    """Relative errors of synchronous and late rounds, of each kind of network by the prices of all other kinds."""
     errors: dict[str, list[float]] = {"synchronous": [], "late": []}
     for kind in sorted({kind_of(row) for row in rows}):
         prices = fitted([row for row in rows if kind_of(row) != kind])
@@ -208,7 +208,7 @@ def answer(rows: list[Row]) -> tuple[str, str]:
         nine = [f"{np.quantile(found, 0.9):.0%}" for found in errors.values()]
         cells.append([f"all {words}".strip(), "", *_told(fitted(own)), f"{delay:.2f}", *nine])
         half = [f"{np.median(found):.0%}" for found in errors.values()]
-        said.append(f"{words or 'any optimizer'}: half within {half[0]} synchronously and {half[1]} late")
+        said.append(f"{words or 'any optimizer'}: half within {half[0]} synchronous and {half[1]} late")
     shown = ("allreduce every 5", "allreduce late", "allreduce every 3 late")
     measured = [[task, *(_both(rows, task, name) for name in shown)] for task in sorted({row["task"] for row in rows})]
     words = f"By the prices of the optimizer's other kinds / measured, on {CLUSTER} ({DIVERGED:g}: not reached):"
@@ -232,7 +232,7 @@ def _both(rows: list[Row], task: str, schedule: str) -> str:
 def parser(words: str) -> argparse.ArgumentParser:
     """What is done, and for which tasks."""
     arguments = kit.parser(words)
-    arguments.add_argument("payload", choices=["measure", "fit"])
+    arguments.add_argument("what", choices=["measure", "fit"])
     arguments.add_argument(
         "--tasks",
         nargs="+",
@@ -260,7 +260,7 @@ def main() -> None:
     arguments.add_argument("--cluster", type=Cluster.parse, default=CLUSTER)
     chosen = arguments.parse_args()
     kit.one_thread()
-    if chosen.payload == "fit":
+    if chosen.what == "fit":
         about = f"`{kit.command('steps_to_loss.delay')}`; {CLUSTER} workers, one seed, and 2x4, two; shuffled data."
         kit.write(RESULT, "What averaging less, and late, costs in steps", about, *answer(stored()))
         return
