@@ -42,7 +42,7 @@ def commit_delayed(
 
 
 def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None:
-    """Commit x ← start + factor · (x − start): what a round learned, counted as if all members had the same steps_per_round."""
+    """Commit x ← start + factor · (x − start): what a round learned, scaled to a common number of steps per round."""
     bucket.flat.sub_(start[: bucket.size]).mul_(factor).add_(start[: bucket.size])
 
 

@@ -35,7 +35,7 @@ def shard(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.
     Args:
         data: samples, or one long sequence.
         order: `strided` (default): every n-th element from this worker's rank on; shuffle first if neighbors are
-            alike. `contiguous`: one run of neighbors, for sequences whose order means something. A one-dimensional
+            similar. `contiguous`: one run of neighbors, for sequences whose order means something. A one-dimensional
             integer array without `order` may be either, and is warned of unless as many samples were dealt before.
 
     Raises:

@@ -117,7 +117,7 @@ def check_route(
     if any(handle_of(module) is not None for module in modules):
         raise InputError(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "
-            "anew, load the whole table that state_dict() saved, and wrap that"
+            "again, load the whole table that state_dict() saved, and wrap that"
         )
     _check_uses(model, route, parameter, modules)
     for module in modules:

@@ -140,8 +140,8 @@ def training_of(world, strategy, *, batch_norm=False, **options):
     return Training(world, worker, **options)
 
 
-def test_one_fragment_in_synchronous_is_the_outer_step_bit_for_bit(ranks):
-    """By the engine of fragments, too, which a schedule with one synchronously does not ask for."""
+def test_one_synchronous_fragment_is_the_outer_step_bit_for_bit(ranks):
+    """By the engine of fragments, too, which a synchronous schedule with one does not ask for."""
     whole, stated = (
         AllReduce(steps_per_round=4, payload=Payload(outer=DILOCO)),
         AllReduce(steps_per_round=4, payload=Payload(outer=DILOCO, fragments=1)),

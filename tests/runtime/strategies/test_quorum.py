@@ -422,7 +422,7 @@ def test_activations_down_a_tree_run_the_same_rounds(ranks, monkeypatch):
 
 
 def test_a_sum_in_two_levels_is_summed_so(ranks):
-    """The form of a schedule holds for partial sums, too."""
+    """The algorithm of a schedule holds for partial sums, too."""
     schedule = schedule_of(4, nodes=2, transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL))
 
     def work(world):
