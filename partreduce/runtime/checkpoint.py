@@ -79,8 +79,8 @@ def save_checkpoint(
         last = (optimizer.round + 1) * run.steps_per_round
         raise InputError(
             f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.steps_per_round} steps, which this "
-            "schedule "
-            f"cannot continue from; call it where optimizer.steps % {run.steps_per_round} == 0, next at step {last}"
+            f"schedule cannot continue from; call it where optimizer.steps % {run.steps_per_round} == 0, next at step "
+            f"{last}"
         )
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
@@ -271,8 +271,7 @@ def _loaded_shards(
     if allow_different_run:
         raise InputError(
             "load_checkpoint: allow_different_run=True would take the mean of whole models, and these are sharded; "
-            "load one "
-            "replica's folder by torch.distributed.checkpoint before you wrap"
+            "load one replica's folder by torch.distributed.checkpoint before you wrap"
         )
     folder = sharded_checkpoint.newest(directory, optimizer.rank)
     if folder is None:

@@ -43,7 +43,7 @@ INNER = {
 class OuterRun:
     """A schedule with outer steps, and how each worker trains between its averages.
 
-    `steps` are those of each worker's own data; who has fewer goes on without, and all end with the longest's round.
+    `steps` are those of each worker's own data; who has fewer continues without, and all end with the longest's round.
     `turns` are the layers of each fragment.
     """
 

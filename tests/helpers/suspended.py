@@ -2,8 +2,8 @@
 
 `python -m helpers.suspended TIMEOUT NAME …` does what each name stands for and prints as JSON how it ended. The other
 one is stopped by SIGSTOP first, so that the waiter has to wait, then the waiter for longer than its timeout; then both
-go on, as after a night with the lid closed. The jobs stand side by side, but start two at a time: a worker that gets no
-processor for its timeout while all others start would rightly blame its peer.
+continue, as after a night with the lid closed. The jobs run at the same time, but start two at a time: a worker that
+gets no processor for its timeout while all others start would rightly blame its peer.
 """
 
 # ruff: noqa: T201 - its output is what the tests read
@@ -161,7 +161,7 @@ def _stopped(pid):
 
 
 def stop_oneself():
-    """Stop this process before its calling thread does anything else: `os.kill` may let it go on for a moment."""
+    """Stop this process before its calling thread does anything else: `os.kill` may let it continue for a moment."""
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 

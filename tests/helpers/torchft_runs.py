@@ -151,7 +151,7 @@ def by_hand(outer, num_fragments):
 
 
 def lost_and_back():
-    """Replica 2 ends after six steps, the others go on, and another one of its number comes back with another model."""
+    """Replica 2 ends after six steps, the others continue, and one of its number comes back with another model."""
     met, back = [threading.Event() for _ in range(2)], threading.Event()
 
     def body(lighthouse, number):

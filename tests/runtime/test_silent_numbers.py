@@ -528,7 +528,7 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
     "strategy", [AllReduce(), AllReduce(steps_per_round=2)], ids=lambda one: f"steps_per_round {one.steps_per_round}"
 )
 def test_a_layer_that_one_worker_replaces_is_named_before_it_trains_on(ranks, strategy):
-    """Once all went on, that worker with a layer that nobody trained or averaged."""
+    """Once all continued, that worker with a layer that nobody trained or averaged."""
 
     def work(world):
         layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))

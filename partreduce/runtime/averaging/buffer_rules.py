@@ -147,8 +147,7 @@ def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: i
         )
     if buffer.shape != spec.shape:
         raise InputError(
-            f"buffer {name!r}: has the shape {list(buffer.shape)} on worker {rank} now, and had "
-            f"{list(spec.shape)} "
+            f"buffer {name!r}: has the shape {list(buffer.shape)} on worker {rank} now, and had {list(spec.shape)} "
             f"{then}; keep its size, or give it the new one on every worker {BEFORE}"
         )
     if buffer.layout is not spec.layout:
@@ -159,7 +158,6 @@ def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: i
         )
     if buffer.dtype is not spec.dtype and not (buffer.dtype in AVERAGED and spec.dtype in AVERAGED):
         raise InputError(
-            f"buffer {name!r}: is {buffer.dtype} on worker {rank} now, and was {spec.dtype} {then}; keep its "
-            "dtype, "
-            f"or convert it on every worker {BEFORE}"
+            f"buffer {name!r}: is {buffer.dtype} on worker {rank} now, and was {spec.dtype} {then}; keep its dtype, or "
+            f"convert it on every worker {BEFORE}"
         )

@@ -288,7 +288,7 @@ class Reducer:
         tag = tag_of(self.key, kind, round_, group, *fields)
         streams, complaint = (
             self.streams,
-            "its members called it with different tensors, relax factors or order of calls",
+            "its members called it with different tensors, relaxation or order of calls",
         )
         try:
             if streams.runs_ahead:

@@ -98,9 +98,8 @@ def _warn_of_sequence(data: Any) -> None:  # noqa: ANN401 - anything with a leng
         _dealt.add(len(data))
     elif len(data) not in _dealt:
         warnings.warn(
-            f"partreduce.shard_dataset: takes every n-th of {len(data)} integers, which is right for labels and "
-            "wrong for a "
-            "text or another sequence; say order='strided' or order='contiguous'",
+            f"partreduce.shard_dataset: takes every n-th of {len(data)} integers, which is right for labels and wrong "
+            "for a text or another sequence; say order='strided' or order='contiguous'",
             stacklevel=3,
         )
 

@@ -44,8 +44,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
         if route.parameter not in known:
             raise InputError(
                 f"schedule {schedule.name!r}: payload.tables names parameter {route.parameter!r}, which no "
-                "nn.Embedding "
-                f"or nn.EmbeddingBag of the model has{_near(route.parameter, list(known))}"
+                f"nn.Embedding or nn.EmbeddingBag of the model has{_near(route.parameter, list(known))}"
             )
         parameter, modules = known[route.parameter]
         check_route(model, route, parameter, modules)

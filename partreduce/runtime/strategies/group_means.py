@@ -21,7 +21,7 @@ INSIDE = "inside"
 
 
 class GroupMeans(ParameterRunner):
-    """x ← x + relax · (mean − x) over `schedule.group_of(rank, round)` after the last step of each round.
+    """x ← x + relaxation · (mean − x) over `schedule.group_of(rank, round)` after the last step of each round.
 
     With overlap the mean is that of snapshots taken when the round began, and it runs while the round computes:
     x_{k+1} = W_k x_k + u_k(x_k). With step-normalized averaging a member's progress of the round is first multiplied by

@@ -4,11 +4,11 @@ Rounding parameters themselves loses each update that is smaller than their last
 the parameters in every round. So all workers keep a reference r (see `averaging.reference`), equal bit for bit, and a
 group of k members sums the codec of (x_i − r) / k: the decoded sum D has the same bits on all members, and
 
-    mean = r + D,    x ← x + relax · (mean − x),    r ← mean    where the group is everybody.
+    mean = r + D,    x ← x + relaxation · (mean − x),    r ← mean    where the group is everybody.
 
 Rounding then takes from a mean at most the codec's share of the largest x_i − r of a block, which is what steps (and
 the spread that earlier rounds left) have added since the last mean over all. That is why the period of a schedule needs
-a round of all (`StaticGroups.refuses_codec`). Any relax factor of that round will do: r need not be where workers are,
+a round of all (`StaticGroups.refuses_codec`). Any relaxation of that round will do: r need not be where workers are,
 only the same for all and near them, and the mean that all decoded is both.
 
 Which r an operation uses. Claim: when the operation of round k begins, each of its members holds the mean of the last

@@ -318,7 +318,7 @@ def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place
         }
         with pytest.raises(InputError) as refused:
             places[place]()
-        model.grow(6)  # as it should be, with which the run goes on
+        model.grow(6)  # as it should be, with which the run continues
         train(model, optimizer, 2)
         optimizer.finish()
         return str(refused.value)

@@ -293,7 +293,7 @@ def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
         assert complaint(case, histories) is None, f"seed {seed}"
 
 
-@pytest.mark.parametrize("fault", ["parameters themselves", "an old reference", "relax ignored"])
+@pytest.mark.parametrize("fault", ["parameters themselves", "an old reference", "relaxation ignored"])
 def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
     if fault == "parameters themselves":
         monkeypatch.setattr(ProgressMeans, "_start_sum", GroupMeans._start_sum)

@@ -57,7 +57,7 @@ def network():
 
 
 class Training:
-    """One worker's training on its own numbers, which can stop and go on."""
+    """One worker's training on its own numbers, which can stop and continue."""
 
     def __init__(self, world, plan, **options):
         self.model = network()

@@ -187,8 +187,7 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
     assert set(ranks.run(2, run)) == {
         (
             f"schedule 'allreduce': parameter 'words.weight' is a table of {WORDS + 5}×{WIDTH} in payload.tables and "
-            "of "
-            f"{WORDS}×{WIDTH} in the model; use the schedule that was made for this model"
+            f"of {WORDS}×{WIDTH} in the model; use the schedule that was made for this model"
         )
     }
     plain.other = plain.__dict__["_modules"].pop("words")
