@@ -1,8 +1,8 @@
-"""Checkpoint: all workers save together in the same round, and go on later as if nothing had happened.
+"""Checkpoint: all workers save together in the same round, and continue later as if nothing had happened.
 
 A checkpoint is a folder `round-00000041` with one safetensors file for each worker and, once all of them are safe on
 the disk, a manifest that names every file's SHA-256. A folder without a manifest does not count. Files are written
-beside their place, flushed and renamed, so a crash at any moment leaves the checkpoint before. The folder may lie on a
+next to their place, flushed and renamed, so a crash at any moment leaves the checkpoint before. The folder may lie on a
 shared file system or on each machine's own disk; every worker writes the manifest that it will need. Where another
 checkpoint of that round lies already, the new one's name ends in its number, `round-00000041-7`.
 """
@@ -52,8 +52,8 @@ def save_checkpoint(
     Holds parameters, buffers, optimizer state, random states (torch, CUDA, NumPy, Python), the step count and what the
     strategy remembers. Needs memory for two copies of all that. Of this run, and of those that it resumed from, the
     last `keep` checkpoints stay and older ones are deleted; what other runs wrote is left alone. Where a run outlives
-    lost workers, those that are left save, and whoever takes a lost one's place starts from the first one's state.
-    Nothing is saved by a worker that has joined, before its script has come to its first step.
+    failed workers, those that are left save, and a worker that takes a failed one's place starts from the first one's
+    state. Nothing is saved by a worker that has joined, before its script has come to its first step.
 
     Args:
         optimizer: the run.
@@ -64,7 +64,7 @@ def save_checkpoint(
     Raises:
         InputError: inside a round of more than one step, where workers average on request; at different rounds; or
             `extra` is not JSON.
-        FileError: a worker could not write; the same sentence on all of them, and the run may go on.
+        FileError: a worker could not write; the same sentence on all of them, and the run may continue.
         PeerFailedError: a worker is gone or does not call it.
     """
     directory = _checked_arguments("save_checkpoint", optimizer, directory)
@@ -79,8 +79,8 @@ def save_checkpoint(
         last = (optimizer.round + 1) * run.steps_per_round
         raise InputError(
             f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.steps_per_round} steps, which this "
-            "schedule "
-            f"cannot go on from; call it where optimizer.steps % {run.steps_per_round} == 0, next at step {last}"
+            f"schedule cannot continue from; call it where optimizer.steps % {run.steps_per_round} == 0, next at step "
+            f"{last}"
         )
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
@@ -192,12 +192,12 @@ def load_checkpoint(
     Static and all-reduce schedules then continue bit for bit. With `allow_different_run` the number of workers or the
     schedule may differ: every worker starts from the mean of all saved models and buffers at step 0 of the new
     schedule, with fresh optimizer state; only the rows of sharded tables keep theirs, as long as the optimizer is of
-    the same class and switches. This needs all files on worker 0's file system. A damaged checkpoint is passed over for an older one
-    with a warning.
+    the same class and switches. This needs all files on worker 0's file system. A damaged checkpoint is passed over for
+    an older one, with a warning.
 
     Raises:
         InputError: the checkpoint belongs to another schedule, model or number of workers, unless this one plans for
-            lost nodes and either is what it plans; or it is of a newer format; or a worker was lost
+            failed nodes and either is what it plans; or it is of a newer format; or a worker failed
             or came back since it was saved.
         FileError: there are checkpoints, and none that all workers can read; the message names one and says why.
         DocumentError: a file that is damaged in a way that its SHA-256 does not catch.
@@ -271,8 +271,7 @@ def _loaded_shards(
     if allow_different_run:
         raise InputError(
             "load_checkpoint: allow_different_run=True would take the mean of whole models, and these are sharded; "
-            "load one "
-            "replica's folder by torch.distributed.checkpoint before you wrap"
+            "load one replica's folder by torch.distributed.checkpoint before you wrap"
         )
     folder = sharded_checkpoint.newest(directory, optimizer.rank)
     if folder is None:

@@ -30,9 +30,9 @@ def clip_grad_norm_(
 
     All workers call it, between `backward()` and `step()`. Where the schedule averages gradients they are averaged
     first (see `average_gradients`). The norms of the rows that each worker owns are added up in the message that ends
-    the backward passes of a step, or in one of its own where that has gone already; what all workers have alike counts
+    the backward passes of a step, or in one of its own where that has gone already; what is equal on all workers counts
     once. Where a schedule averages parameters, dense gradients differ between workers: then the mean of their norms (to
-    the power of `norm_type`) counts, so that all clip alike.
+    the power of `norm_type`) counts, so that all clip by the same factor.
 
     Args:
         parameters: whose gradients; of one DistributedOptimizer, or of none.
@@ -114,7 +114,7 @@ class _Apart:
         return _powers(self._rows, self._norm_type) + _powers(self._differing, self._norm_type) / self._num_workers
 
     def norm(self, said: Sequence[float]) -> torch.Tensor:
-        """The norm of all, from what all workers said and from the gradients that they have alike."""
+        """The norm of all, from what all workers said and from the gradients that are equal on all."""
         dtype = torch.float32
         for parameter in (*self._rows, *self._differing, *self._known):
             if parameter.grad is not None:

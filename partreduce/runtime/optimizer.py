@@ -85,7 +85,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     It is a thin face; what it does is done by its parts: `run` (what is averaged, and by what), `runner` (how the
     schedule's strategy averages), `engine` (steps and rounds), `meeting` (what all workers do together) and `ending`
-    (whether the run goes on, and its end).
+    (whether the run continues, and its end).
 
     Args:
         optimizer: the optimizer that takes the local steps.
@@ -102,8 +102,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             by default.
         codec: how sums are written on the wire: `none`, `float16`, `bfloat16`, `int8` or `int4`; the schedule's by
             default.
-        outer_state: where anchor and momentum of outer steps lie between two of them: `device` (default), or `host`, in
-            pinned memory; bit for bit the same. Workers may differ in it. On CPU both are one memory.
+        outer_state: where parameters and momentum of outer steps lie between two of them: `device` (default), or
+            `host`, in pinned memory; bit for bit the same. Workers may differ in it. On CPU both are one memory.
         world: how to reach the others; found from the process group or the launcher's environment by default.
         mesh: for sharded models: the mesh's dimension along which replicas lie, `mesh["dp_replicate"]`. Workers of the
             schedule are then replicas, and each rank averages its local shards with the ranks of that dimension.
@@ -267,7 +267,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def skipped(self) -> int:
-        """Those of `steps` that this worker did not take, because it skipped ahead to its neighbors (`sync.iteration_gap.skip`).
+        """Those of `steps` that this worker did not take, because it skipped ahead (`sync.iteration_gap.skip`).
 
         Counted from the start of the script; what `skip()` did not apply is not among them.
         """
@@ -277,11 +277,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The batches of a loader that this worker trains on, so that all workers end at the same round.
 
         On a worker that has joined a run the batches of steps that the others have taken are left out.
-        Give it loaders of equally many batches on all workers, such as those of `shard_dataset`'s parts. Where steps
-        per round differ, a worker of steps_per_round p takes p batches for each P of its loader, P being the largest
-        steps_per_round; a RoundSampler has dealt by steps_per_round already. Where workers skip steps, one batch is
-        left out for each, so that N batches end in step N; what is still to be dropped at the end of one loader is dropped from the next.
-        Elsewhere it passes on all.
+        Give it loaders of equally many batches on all workers, such as those of `shard_dataset`'s parts. Where workers
+        take different numbers of steps per round, a worker that takes p passes on p batches of each P, P being the
+        largest number; a RoundSampler has dealt in this proportion already. Where workers skip steps, one batch is left
+        out for each, so that N batches end in step N; what is still to be dropped at the end of one loader is dropped
+        from the next. Elsewhere it passes on all.
         """
         of_type(loader, Iterable, "batches", "give a DataLoader or a list of batches")
         sampler = sampler_of(loader)
@@ -293,7 +293,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 yield batch
 
     def _dealt(self, loader: Iterable[Batch], sampler: RoundSampler, epochs: Epochs) -> Iterator[Batch]:
-        """As `batches`, and what is left of the epoch is dealt anew one round after the members have changed."""
+        """As `batches`, and what is left of the epoch is dealt again one round after the members have changed."""
         engine = self.engine
         if engine.is_behind and sampler.epoch != engine.data_epoch[0]:
             return
@@ -458,7 +458,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """This worker's numbers since the start of the script, which cost nothing; with `writer` they also go there.
 
         `steps`, `round`, `skipped`; `operations` with others, and how many of them `failed`; `operation_seconds` in
-        them, waiting for their last member included, also where they ran beside the computing; `bytes` of their
+        them, waiting for their last member included, also where they ran during the computing; `bytes` of their
         payloads; `age`, by how many rounds the last one was late; `distance`, squared, to the mean over all workers
         at the last `mean_model()`, which is known with `trace` and not-a-number otherwise.
 
@@ -491,9 +491,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The wrapped optimizer's, plus this worker's steps under `partreduce`.
 
         Where gradients are averaged it holds those that are still to be applied (a pipeline's) or made up for (what a
-        codec's roundings left over), so that a run goes on from it bit for bit. Where parameters are averaged, momentum
-        and the like are this worker's own, as the model is: one worker's state is not the run's. Of outer steps it
-        holds the anchor and the momentum, which are everybody's.
+        codec's roundings left over), so that a run continues from it bit for bit. Where parameters are averaged,
+        momentum and the like are this worker's own, as the model is: one worker's state is not the run's. Of outer
+        steps it holds the outer parameters and the momentum, which are everybody's.
 
         Where tables are spread over the workers, all of them call it, and worker 0's holds the whole tables' states.
 
@@ -512,8 +512,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the wrapped optimizer and, if it is there, the step count; on all workers at the same round.
 
-        What was in flight is dropped, and the run goes on from what the state holds and from the model as the next step
-        finds it, so load that too. Of a pipeline's gradients it is said where the state holds none in their place.
+        What was in flight is dropped, and the run continues from what the state holds and from the model as the next
+        step finds it, so load that too. Of a pipeline's gradients it is said where the state holds none in their place.
 
         Raises:
             InputError: the state was saved inside a round, and the schedule measures rounds from their beginning; or
@@ -545,7 +545,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             try:
                 self.ending.guard(lambda: self.runner.load_state(state))
             except InputError as error:
-                lost = f"partreduce: what the state holds beside the optimizer's is dropped: {error}"
+                lost = f"partreduce: what the state holds besides the optimizer's is dropped: {error}"
         if lost:
             warn_user(lost)
 

@@ -83,7 +83,7 @@ class Recorder:
     def __init__(self, rank: int, trace: str | Path | None = None) -> None:
         self.rank = rank
         self.directory = None if trace is None else Path(trace)
-        self._outer_params = time.time() - time.perf_counter()
+        self._clock_origin = time.time() - time.perf_counter()
         self._ring: deque[Operation] = deque(maxlen=RING_LENGTH)
         self.totals = Totals()
         self._events: list[dict[str, Any]] = []
@@ -98,7 +98,7 @@ class Recorder:
 
     def now(self) -> float:
         """Seconds since the epoch, monotonic."""
-        return self._outer_params + time.perf_counter()
+        return self._clock_origin + time.perf_counter()
 
     def begin(
         self, kind: str, step: int, round_: int, members: tuple[int, ...], num_bytes: int, *, lag: int = 0
@@ -116,7 +116,7 @@ class Recorder:
         """Note that it ended, well or not; `times` are begin and end on a device, as `time.perf_counter` says them."""
         operation.end, operation.outcome = self.now(), outcome
         if times is not None:
-            operation.start, operation.end = self._outer_params + times[0], self._outer_params + times[1]
+            operation.start, operation.end = self._clock_origin + times[0], self._clock_origin + times[1]
         with self._lock:
             self.totals.seconds += operation.end - operation.start
             self.totals.failed += outcome != "ok"
@@ -192,7 +192,7 @@ class Recorder:
         except FileError as error:
             if not self._warned:
                 self._warned = True
-                warnings.warn(f"tracing: {error}; the run goes on without it", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"tracing: {error}; the run continues without it", RuntimeWarning, stacklevel=2)
             return None
 
 

@@ -66,6 +66,6 @@ def warn_of_workers_apart(schedule: Schedule) -> None:
     claim = by_tree_or_apart(schedule) if schedule.strategy.graphs else prove_consensus(schedule)
     if claim is not None and claim.status is Status.REFUTED:
         warn_user(
-            f"schedule {schedule.name!r}: {claim.explanation} Training goes on; `partreduce verify` refutes it, "
+            f"schedule {schedule.name!r}: {claim.explanation} Training continues; `partreduce verify` refutes it, "
             "`partreduce design` finds one that all workers meet in"
         )

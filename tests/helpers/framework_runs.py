@@ -64,7 +64,7 @@ def refused(action) -> str:
     return ""
 
 
-def paced() -> Schedule:
+def unequal() -> Schedule:
     return everyone((1, 1, 1, 2))
 
 
@@ -117,7 +117,7 @@ def transformers_trainer() -> None:
             saved=saved if rank() == 0 else None,
             by_hand=by_hand(pairs()),
             clipped=clipped,
-            paced=refused(lambda: train(paced(), Model(), folder)),
+            unequal=refused(lambda: train(unequal(), Model(), folder)),
         )
 
 
@@ -178,7 +178,7 @@ def lightning_trainer() -> None:
             seen=seen[0],
             by_hand=by_hand(pairs()),
             clipped=refused(lambda: fit(everyone(), Module(), "more", clip=1.0)),
-            paced=refused(lambda: fit(paced(), Module(), "more")),
+            unequal=refused(lambda: fit(unequal(), Module(), "more")),
             several=refused(lambda: fit(pairs(), Module(optimizers=2), "more")),
         )
 

@@ -43,7 +43,7 @@ INNER = {
 class OuterRun:
     """A schedule with outer steps, and how each worker trains between its averages.
 
-    `steps` are those of each worker's own data; who has fewer goes on without, and all end with the longest's round.
+    `steps` are those of each worker's own data; who has fewer continues without, and all end with the longest's round.
     `turns` are the layers of each fragment.
     """
 
@@ -130,7 +130,7 @@ def random_run_in_turns(seed: int) -> OuterRun:
 
 
 def random_run_of_groups(seed: int) -> OuterRun:
-    """As in turns synchronously, over random groups and at any steps per round; with outer steps where a round is of all."""
+    """As in turns, over random groups and at any steps per round; with outer steps where a round is of all."""
     rng, case = random.Random(seed), random_run_in_turns(seed)
     n, strategy = case.schedule.num_workers, case.schedule.strategy
     phases = []
@@ -220,7 +220,7 @@ def run(case: OuterRun, world) -> torch.Tensor:
 
 
 class Part:
-    """A worker's share of a fragment: its parameters, their anchor, and torch's SGD that makes the outer steps."""
+    """A worker's share of a fragment: its parameters, the outer ones, and torch's SGD that makes the outer steps."""
 
     def __init__(self, worker: Worker, turn: Sequence[str], outer: OuterStep) -> None:
         self.own = [p for layer in turn for p in worker.model[int(layer)].parameters()]
@@ -229,12 +229,12 @@ class Part:
         self.optimizer = torch.optim.SGD(self.outer_params, **options)
 
     def hear(self, means: Sequence[torch.Tensor]) -> None:
-        for outer_params, mean in zip(self.outer_params, means, strict=True):
-            outer_params.grad = outer_params.detach() - mean
+        for start, mean in zip(self.outer_params, means, strict=True):
+            start.grad = start.detach() - mean
 
     def outer_step(self) -> list[torch.Tensor]:
         self.optimizer.step()
-        return [outer_params.detach().clone() for outer_params in self.outer_params]
+        return [start.detach().clone() for start in self.outer_params]
 
     def move(self, values: Sequence[torch.Tensor], share: float) -> None:
         """So far toward these values."""

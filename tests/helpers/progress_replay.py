@@ -46,7 +46,7 @@ class RandomRun:
 
 
 def random_run(seed: int) -> RandomRun:
-    """Groups, relax factors, steps per round, prologue, delay, normalization and codec at random."""
+    """Groups, relaxation, steps per round, prologue, delay, normalization and codec at random."""
     rng, numbers = random.Random(seed), np.random.default_rng(seed)
     n = rng.randint(2, 6)
     late = rng.random() < 0.5

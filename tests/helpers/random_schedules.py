@@ -37,7 +37,7 @@ class Case:
 
 
 def make_case(seed: int) -> Case:
-    """A schedule with random groups, skips, relax, steps_per_round, prologue, overlap and normalization, and its training data.
+    """A schedule with random groups, skips, relaxation, steps per round, prologue, delay and normalization, and data.
 
     Exact cases use dyadic numbers with few bits, so that float64 makes no rounding error in any order of operations.
     """

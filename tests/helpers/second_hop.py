@@ -23,7 +23,7 @@ class Worker:
 class SecondHop:
     """All workers; `events` and `do` in the words of the machine, everything else by itself.
 
-    It forgets nothing and counts no tokens: a token is the news that an out-neighbor went on by a step.
+    It forgets nothing and counts no tokens: a token is the news that an out-neighbor advanced by a step.
     """
 
     def __init__(self, graph, setting, fine):

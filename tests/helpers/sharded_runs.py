@@ -184,7 +184,7 @@ def run(schedule, mesh, *, make=sgd, build=network, shard=sharded, options=None,
         make(model), model, schedule, mesh=mesh["dp_replicate"], timeout=60, **(options or {})
     )
     for parameter in model.parameters() if moved else ():
-        parameter._local_tensor = parameter._local_tensor.clone()  # as torch 2.6 does where it pads uneven shards anew
+        parameter._local_tensor = parameter._local_tensor.clone()  # as torch 2.6 does where it pads uneven shards again
     losses = train(optimizer, model, tuple(mesh.mesh.shape)[:2], tuple(mesh.get_coordinate())[:2], **training)
     return of_replica(losses, mesh), numbers(model).tolist()
 

@@ -2,8 +2,8 @@
 
 `python -m helpers.suspended TIMEOUT NAME …` does what each name stands for and prints as JSON how it ended. The other
 one is stopped by SIGSTOP first, so that the waiter has to wait, then the waiter for longer than its timeout; then both
-go on, as after a night with the lid closed. The jobs stand side by side, but start two at a time: a worker that gets no
-processor for its timeout while all others start would rightly blame its peer.
+continue, as after a night with the lid closed. The jobs run at the same time, but start two at a time: a worker that
+gets no processor for its timeout while all others start would rightly blame its peer.
 """
 
 # ruff: noqa: T201 - its output is what the tests read
@@ -77,7 +77,7 @@ SCHEDULES = {
 }
 
 
-class PlanRequest:
+class Job:
     """What the processes of one job share: how far the waiter has come, and the way to stop oneself."""
 
     def __init__(self, name, timeout):
@@ -161,7 +161,7 @@ def _stopped(pid):
 
 
 def stop_oneself():
-    """Stop this process before its calling thread does anything else: `os.kill` may let it go on for a moment."""
+    """Stop this process before its calling thread does anything else: `os.kill` may let it continue for a moment."""
     signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
 
@@ -354,7 +354,7 @@ OTHERS = {
 
 def rehearse():
     """Train once without a stop: what workers import when they need it comes from a cold disk the first time."""
-    job = PlanRequest("all-reduce", timeout=LIMIT)
+    job = Job("all-reduce", timeout=LIMIT)
     job.steps = AT
     start_training(job)
     return job.told()
@@ -371,7 +371,7 @@ def main():
         parent = os.getpid()
         if os.fork() == 0:
             die_with_parent(parent)
-            job = PlanRequest(name, float(timeout))
+            job = Job(name, float(timeout))
             job.suspend(starting)
             with os.fdopen(writing, "w") as pipe:
                 json.dump(job.told(), pipe)

@@ -138,20 +138,20 @@ def by_hand(outer, num_fragments):
         for f in range(num_fragments):
             if (taken - 1) % STEPS_PER_ROUND + 1 != (f + 1) * STEPS_PER_ROUND // num_fragments:
                 continue
-            for i, (outer_params, momentum) in enumerate(zip(outer_params[f], momenta[f], strict=True)):
+            for i, (start, momentum) in enumerate(zip(outer_params[f], momenta[f], strict=True)):
                 mine = [part[i] for part in cut[f]]
-                movement = torch.stack([p.detach() for p in mine]).mean(0) - outer_params
+                movement = torch.stack([p.detach() for p in mine]).mean(0) - start
                 momentum.mul_(float(outer.momentum)).add_(movement)
-                outer_params.add_(
+                start.add_(
                     movement + float(outer.momentum) * momentum if outer.nesterov else momentum, alpha=float(outer.lr)
                 )
                 for p in mine:
-                    p.detach().copy_(outer_params)
+                    p.detach().copy_(start)
     return [weights(model).tolist() for model in models]
 
 
 def lost_and_back():
-    """Replica 2 ends after six steps, the others go on, and another one of its number comes back with another model."""
+    """Replica 2 ends after six steps, the others continue, and one of its number comes back with another model."""
     met, back = [threading.Event() for _ in range(2)], threading.Event()
 
     def body(lighthouse, number):

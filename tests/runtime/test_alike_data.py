@@ -123,10 +123,10 @@ def test_data_that_are_alike_but_for_folders_and_rounding_are_not_told_of():
 def test_a_script_that_shards_nothing_is_told_and_one_that_shards_is_not(tmp_path, steps_per_round, apart):
     (tmp_path / "train.py").write_text(TRAIN)
     errors = {
-        transport: WARM.run(
-            "partreduce", "run", "-n", "2", "train.py", transport, *steps_per_round, cwd=tmp_path, check=True
+        data: WARM.run(
+            "partreduce", "run", "-n", "2", "train.py", data, *steps_per_round, cwd=tmp_path, check=True
         ).stderr
-        for transport in ("whole", apart)
+        for data in ("whole", apart)
     }
     assert errors["whole"].count("have the same gradients in their first step") == 1, errors
     assert "gradients in their first step" not in errors[apart]

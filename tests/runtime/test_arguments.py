@@ -141,7 +141,7 @@ def test_a_wrong_argument_is_one_line_with_place_value_rule_and_way_out(call, wo
         ([torch.ones(2)], [0, 1.5], {}, r"group is '\[0, 1\.5\]'; it lists the ranks"),
         ([torch.ones(2)], "01", {}, "group: expected Group or Iterable, got str '01'"),
         ([torch.ones(2)], 3, {}, "group: expected Group or Iterable, got int 3"),
-        ([torch.ones(2)], [0, 1], {"relaxation": float("nan")}, "relax is 'nan'; it is a finite number"),
+        ([torch.ones(2)], [0, 1], {"relaxation": float("nan")}, "relaxation is 'nan'; it is a finite number"),
         ([torch.ones(2)], [0, 1], {"relaxation": "x"}, "relaxation: expected float or Fraction or None, got str 'x'"),
         (["x"], [0, 1], {}, "tensor 0 is a str"),
         ([torch.ones(1).expand(3)], [0, 1], {}, r"tensor 0 is expanded, .* clone\(\)"),
@@ -149,7 +149,7 @@ def test_a_wrong_argument_is_one_line_with_place_value_rule_and_way_out(call, wo
     ids=str,
 )
 def test_p_reduce_refuses_what_it_cannot_average(tensors, group, options, words):
-    """A relax of NaN became everybody's tensors; a group of fractions waited out its timeout."""
+    """A relaxation of NaN became everybody's tensors; a group of fractions waited out its timeout."""
     with pytest.raises(InputError, match=f"p_reduce: {words}"):
         partreduce.p_reduce(tensors, group, **options)
 

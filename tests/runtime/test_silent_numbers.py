@@ -1,4 +1,4 @@
-"""What once gave wrong numbers without a word: each is right now, or refused, against metrics worked out by hand."""
+"""What once gave wrong numbers without a word: each is right now, or refused, against numbers worked out by hand."""
 
 import copy
 import io
@@ -131,7 +131,7 @@ def test_a_parameter_that_the_optimizer_was_given_later_is_refused(ranks):
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("model_first", [False, True])
 def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
-    """Steps per round 1 and 2 under step-normalized averaging: rolled back to a round's start, the same rounds give the same."""
+    """Under step-normalized averaging, 1 and 2 steps per round: the same rounds give the same after a rollback."""
     strategy = AllReduce(
         steps_per_round=(1, 2),
         averaging=Averaging.STEP_NORMALIZED,
@@ -161,7 +161,7 @@ def test_rollback_goes_on_as_the_first_time(ranks, late, model_first):
         return start, gone_wrong, again
 
     results = ranks.run(2, work)
-    # By hand: in round r worker i moves by −(r+1)(i+1)/2 a step; at the mean steps_per_round of 1.5 that is −0.75
+    # By hand: in round r worker i moves by −(r+1)(i+1)/2 a step; at the mean of 1.5 steps per round that is −0.75
     # (r+1)(i+1).
     moved = [sum(-0.75 * (r + 1) * (i + 1) for r in (2, 3)) for i in range(2)]
     if not late:
@@ -470,7 +470,7 @@ def test_copies_of_the_optimizer_are_refused_and_hooks_run_once(ranks):
     assert ranks.run(2, work) == [1] * 2
 
 
-class LateGradientPolicy(torch.nn.Module):
+class Counting(torch.nn.Module):
     """A weight and a buffer whose size a forward pass may change."""
 
     def __init__(self):
@@ -497,7 +497,7 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
     """Once: "The size of tensor a (6) must match the size of tensor b (4)"."""
 
     def work(world):
-        model, optimizer = wrapped(world, strategy, model=LateGradientPolicy(), timeout=60)
+        model, optimizer = wrapped(world, strategy, model=Counting(), timeout=60)
         if world.rank == 1:
             model.seen = changed.clone()
         if where == "mean_model":
@@ -528,7 +528,7 @@ def test_a_buffer_that_changed_on_one_worker_is_named_with_worker_and_change(ran
     "strategy", [AllReduce(), AllReduce(steps_per_round=2)], ids=lambda one: f"steps_per_round {one.steps_per_round}"
 )
 def test_a_layer_that_one_worker_replaces_is_named_before_it_trains_on(ranks, strategy):
-    """Once all went on, that worker with a layer that nobody trained or averaged."""
+    """Once all continued, that worker with a layer that nobody trained or averaged."""
 
     def work(world):
         layers = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
@@ -660,9 +660,9 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("transport", APART)
-def test_workers_that_never_agree_are_named_once_before_the_first_step(ranks, transport):
-    strategy, said = APART[transport]
+@pytest.mark.parametrize("kind", APART)
+def test_workers_that_never_agree_are_named_once_before_the_first_step(ranks, kind):
+    strategy, said = APART[kind]
     with pytest.warns(UserWarning, match=f"schedule 'numbers': .*{said}") as caught:
         ranks.run(3, lambda world: wrapped(world, strategy))
     assert len(caught) == 1

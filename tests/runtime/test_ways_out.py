@@ -599,13 +599,11 @@ def test_workers_that_draw_one_seed_from_all_data_are_warned_and_sharding_helps(
     """Both ways out: a part of its own, as `partreduce.shard_dataset` gives it, and no averages of the script's own."""
     (tmp_path / "train.py").write_text(ONE_SEED)
     runs = {
-        transport: WARM.run(
-            "partreduce", "run", "-n", "2", "train.py", transport, steps_per_round, cwd=tmp_path, check=True
-        )
-        for transport in ("whole", "sharded", "averages itself")
+        data: WARM.run("partreduce", "run", "-n", "2", "train.py", data, steps_per_round, cwd=tmp_path, check=True)
+        for data in ("whole", "sharded", "averages itself")
     }
     says = "give each a part of its own, as partreduce.shard_dataset(data) does"
-    assert [says in " ".join(runs[transport].stderr.split()) for transport in runs] == [True, False, True]
+    assert [says in " ".join(run.stderr.split()) for run in runs.values()] == [True, False, True]
     parts = {line.partition("rows")[2] for line in runs["sharded"].stdout.splitlines() if "rows" in line}
     assert len(parts) == 2
     assert all(part.endswith(" 32") for part in parts)

@@ -48,7 +48,7 @@ class FrameworkRun:
         if clipping and strategy.averages_gradients:
             raise InputError(
                 f"{who}: {clipping} clips each worker's own gradient, and schedule {schedule.name!r} averages "
-                "gradients after that; switch it off, or average parameters, as `allreduce` does with a "
+                "gradients after that; switch it off, or average parameters, as `allreduce` does with "
                 "steps_per_round above 1"
             )
         self.optimizer = DistributedOptimizer(optimizer, model, schedule, **options)

@@ -21,7 +21,7 @@ class ScheduleStrategy(DDPStrategy):  # type: ignore[misc]
         trainer = Trainer(strategy=ScheduleStrategy("schedule.json"), devices=4)
 
     Validation and checkpoints during `fit`, and the model after it, are those of the mean over all workers. A
-    checkpoint holds worker 0's optimizer state beside it, which all go on from.
+    checkpoint holds worker 0's optimizer state, too, which all continue from.
 
     Args:
         schedule: a Schedule or the path of a schedule file, in which all workers take equally many steps.

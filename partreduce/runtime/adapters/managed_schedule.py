@@ -26,7 +26,7 @@ State = dict[str, Any]
 
 
 class TorchftSchedule:
-    """Inside, replicas train by themselves and meet as a schedule says, whoever of them is there.
+    """Inside, replicas train by themselves and meet as a schedule says, with those of them that are there.
 
         manager = Manager(pg, load_state_dict, state_dict, min_replica_size=2, use_async_quorum=False)
         with ManagedSchedule(manager, model, optimizer, "schedule.json"):
@@ -34,10 +34,10 @@ class TorchftSchedule:
                 ...
                 optimizer.step()
 
-    It stands where torchft's `LocalSGD` or `DiLoCo` would: the steps_per_round, the fragments and their turns, and the
+    It stands where torchft's `LocalSGD` or `DiLoCo` would: the steps per round, the fragments and their turns, and the
     outer optimizer come from the file. To enter is a meeting, too: all begin with the model of one of them, and a
-    replica that comes later, or again, waits there for the others' next one and goes on with the state of one of them.
-    Where a meeting fails nothing is changed, and the next one averages what was trained since.
+    replica that comes later, or again, waits there for the others' next one and continues with the state of one of
+    them. Where a meeting fails nothing is changed, and the next one averages what was trained since.
 
     Buffers stay each replica's own.
 
@@ -94,7 +94,7 @@ class TorchftSchedule:
             hook.remove()
 
     def state_dict(self) -> State:
-        """What a replica that heals takes over beside model and optimizer."""
+        """What a replica that heals takes over besides model and optimizer."""
         return {"steps": self.steps, "parts": [part.state() for part in self._parts]}
 
     def load_state_dict(self, state: State) -> None:
@@ -109,7 +109,7 @@ class TorchftSchedule:
             self._meet()
 
     def _meet(self) -> None:
-        """Average the part whose turn it is: the Manager counts the meetings that came about, on all replicas alike."""
+        """Average the part whose turn it is; the Manager's count of meetings is the same on all replicas."""
         self.manager.start_quorum()
         part = self._parts[(self.manager.current_step() - 1) % len(self._parts)]  # the first one is at the entrance
         sums = part.moved()
@@ -135,7 +135,7 @@ class _Part:
         return [torch.cat([p.detach().reshape(-1) for p in alike]) for alike in self._alike]
 
     def moved(self) -> list[torch.Tensor]:
-        """What is averaged: the parameters, or where there is an anchor how far they are from it."""
+        """What is averaged: the parameters, or with outer steps how far they are from the outer ones."""
         values = self._values()
         for value, outer_params in zip(values, self._outer_params, strict=False):
             value.sub_(outer_params)
@@ -172,7 +172,7 @@ def _check_others(schedule: Schedule) -> AllReduce:
     if strategy.averages_gradients:
         raise InputError(
             f"{WHO}: schedule {schedule.name!r} averages gradients in each step, which is torchft's own "
-            "DistributedDataParallel with its Optimizer; take a steps_per_round above 1"
+            "DistributedDataParallel with its Optimizer; take steps_per_round above 1"
         )
     needs = [
         ("steps per round of their own", len(set(schedule.worker_steps().tolist())) > 1),
@@ -180,6 +180,6 @@ def _check_others(schedule: Schedule) -> AllReduce:
         (f"codec {strategy.transport.codec}", strategy.transport.codec is not Codec.NONE),
         ("tables", bool(strategy.payload.apart)),
     ]
-    if found := [payload for payload, is_so in needs if is_so]:
+    if found := [what for what, is_so in needs if is_so]:
         raise InputError(f"{WHO}: schedule {schedule.name!r} has {found[0]}, which needs DistributedOptimizer")
     return strategy

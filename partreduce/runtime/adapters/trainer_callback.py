@@ -25,7 +25,7 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
         trainer.train()
 
     Add it last. Evaluation and checkpoints during training, and the model after it, are those of the mean over all
-    workers. A checkpoint holds worker 0's optimizer state beside it, which all go on from: a resumed run is no
+    workers. A checkpoint holds worker 0's optimizer state, too, which all continue from: a resumed run is no
     continuation bit for bit, and starts the schedule at its first round.
 
     Args:
@@ -65,7 +65,7 @@ class ScheduleCallback(TrainerCallback):  # type: ignore[misc]
             self._silence.enter_context(trainer.model_wrapped.no_sync())
 
     def on_step_end(self, _args: object, _state: object, control: Any, **_: object) -> None:  # noqa: ANN401 - of the library
-        """The Trainer evaluates or saves next, on all workers alike, which it decides by the number of steps."""
+        """The Trainer evaluates or saves next, on all workers, which it decides by the number of steps."""
         if self.run is not None and (control.should_evaluate or control.should_save):
             self.run.take_mean()
 

@@ -1,6 +1,6 @@
-"""Applier: the wrapped optimizer, as whoever holds a mean gradient asks it to take a step.
+"""Applier: the wrapped optimizer, which takes a step where a mean gradient is there.
 
-The means of a step that all workers take alike come from a `GradientRunner`, late ones from the end of a pipeline; a
+The means of a step that all workers take come from a `GradientRunner`, late ones from the end of a pipeline; a
 strategy that gets means while nobody calls `step()` asks for the step itself. In all cases the same holds: a step whose
 gradients are not finite is taken by nobody where a GradScaler was at work, and one whose gradients turn out to be no
 means, which only a device knows, is undone.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch.utils.dlpack import from_dlpack, to_dlpack  # type: ignore[attr-defined]
 
-from partreduce.runtime.averaging.buffer_rules import AllReduceAlgorithm, BufferRule
+from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec
 from partreduce.runtime.transport.tags import EXACT_DTYPES, TAG_LENGTH, Tail
 
 ALIGN_BYTES = 64
@@ -71,7 +71,7 @@ class Piggybacked:
     """
 
     name: str
-    algorithm: AllReduceAlgorithm
+    spec: BufferSpec
     start: int
     rule: BufferRule
     fetch: Callable[[], torch.Tensor | None]
@@ -84,13 +84,13 @@ class Piggybacked:
     @property
     def room(self) -> int:
         """How many numbers of an array belong to it."""
-        count = torch.Size(self.algorithm.shape).numel()
-        return count * self.algorithm.dtype.itemsize if self.rule is BufferRule.OWN else count
+        count = torch.Size(self.spec.shape).numel()
+        return count * self.spec.dtype.itemsize if self.rule is BufferRule.OWN else count
 
     def view(self, scratch: torch.Tensor) -> torch.Tensor:
         """This piggybacked tensor's part of the scratch array; where it travels as bytes, in its own dtype."""
         part = scratch[self.start : self.start + self.room]
-        return (part.view(self.algorithm.dtype) if self.rule is BufferRule.OWN else part).view(self.algorithm.shape)
+        return (part.view(self.spec.dtype) if self.rule is BufferRule.OWN else part).view(self.spec.shape)
 
 
 @dataclass(slots=True)

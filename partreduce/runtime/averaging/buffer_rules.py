@@ -122,7 +122,7 @@ AT_WRAPPING = "on all workers when DistributedOptimizer was made"
 BEFORE = "before DistributedOptimizer is made"
 
 
-class AllReduceAlgorithm(NamedTuple):
+class BufferSpec(NamedTuple):
     """What every worker's buffer stays: its shape, dtype and layout when the model was wrapped."""
 
     shape: tuple[int, ...]
@@ -130,13 +130,11 @@ class AllReduceAlgorithm(NamedTuple):
     layout: torch.layout
 
     @classmethod
-    def of(cls, buffer: torch.Tensor) -> AllReduceAlgorithm:
+    def of(cls, buffer: torch.Tensor) -> BufferSpec:
         return cls(tuple(buffer.shape), buffer.dtype, buffer.layout)
 
 
-def check_form(
-    name: str, buffer: torch.Tensor | None, algorithm: AllReduceAlgorithm, rank: int, then: str = AT_WRAPPING
-) -> None:
+def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> None:
     """Check that a buffer has the form that it had `then`; a float may become a float of another width.
 
     Raises:
@@ -147,21 +145,19 @@ def check_form(
             f"buffer {name!r}: was removed on worker {rank}, and was there {then}; keep it, or remove it on every "
             f"worker {BEFORE}"
         )
-    if buffer.shape != algorithm.shape:
+    if buffer.shape != spec.shape:
         raise InputError(
-            f"buffer {name!r}: has the shape {list(buffer.shape)} on worker {rank} now, and had "
-            f"{list(algorithm.shape)} "
+            f"buffer {name!r}: has the shape {list(buffer.shape)} on worker {rank} now, and had {list(spec.shape)} "
             f"{then}; keep its size, or give it the new one on every worker {BEFORE}"
         )
-    if buffer.layout is not algorithm.layout:
-        now, was = ("sparse", "dense") if algorithm.layout is torch.strided else ("dense", "sparse")
+    if buffer.layout is not spec.layout:
+        now, was = ("sparse", "dense") if spec.layout is torch.strided else ("dense", "sparse")
         raise InputError(
             f"buffer {name!r}: is {now} on worker {rank} now, and was {was} {then}; keep it {was}, or make it {now} "
             f"on every worker {BEFORE}"
         )
-    if buffer.dtype is not algorithm.dtype and not (buffer.dtype in AVERAGED and algorithm.dtype in AVERAGED):
+    if buffer.dtype is not spec.dtype and not (buffer.dtype in AVERAGED and spec.dtype in AVERAGED):
         raise InputError(
-            f"buffer {name!r}: is {buffer.dtype} on worker {rank} now, and was {algorithm.dtype} {then}; keep its "
-            "dtype, "
-            f"or convert it on every worker {BEFORE}"
+            f"buffer {name!r}: is {buffer.dtype} on worker {rank} now, and was {spec.dtype} {then}; keep its dtype, or "
+            f"convert it on every worker {BEFORE}"
         )

@@ -39,7 +39,7 @@ class CodedPart:
     """This worker's share that is beyond the codec's range, with the name of its parameter."""
 
     def take_back(self) -> torch.Tensor:
-        """Put what went beside into the array; its sums of tags."""
+        """Put what traveled apart into the array; its sums of tags."""
         if not self.with_rest:
             return self.beside[:TAG_LENGTH]
         self.array[self.bucket.size :].copy_(self.beside[:-1])
@@ -56,7 +56,7 @@ class CodedPart:
         """Refuse a sum that left the codec's range; to be called where the host may look.
 
         Raises:
-            InputError: as said, on all members alike.
+            InputError: as said, on all members.
         """
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
@@ -143,7 +143,7 @@ def launch_beside(
     communicator: Communicator,
     streams: Streams,
 ) -> tuple[CodedPart, list[RunningWork]]:
-    """Start summing what goes beside the coded numbers; the whole part, and what to wait for."""
+    """Start summing what travels next to the coded numbers; the whole part, and what to wait for."""
     rest = array[bucket.size :]
     works: list[RunningWork] = []
     with_rest = bucket.exact and not streams.runs_ahead

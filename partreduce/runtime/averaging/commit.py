@@ -14,10 +14,10 @@ from partreduce.runtime.averaging.bucket import Bucket
 def commit_mean(
     bucket: Bucket, sums: torch.Tensor, relaxation: float, ok: torch.Tensor | None, *, swap: bool = False
 ) -> None:
-    """Commit x ← x + relax · (mean − x).
+    """Commit x ← x + relaxation · (mean − x).
 
-    With `swap`, relax 1 and no `ok` nothing is copied: the array with the mean becomes the parameters' storage, and the
-    old one is lent to a later operation.
+    With `swap`, relaxation 1 and no `ok` nothing is copied: the array with the mean becomes the parameters' storage,
+    and the old one is lent to a later operation.
     """
     mean, live = sums[: bucket.size], bucket.flat
     if relaxation != 1:
@@ -33,7 +33,7 @@ def commit_mean(
 def commit_delayed(
     bucket: Bucket, sums: torch.Tensor, snapshot: torch.Tensor, relaxation: float, ok: torch.Tensor | None
 ) -> None:
-    """Commit x ← x + relax · (mean of snapshots − own snapshot): what was learned since the snapshot stays."""
+    """Commit x ← x + relaxation · (mean of snapshots − own snapshot): what was learned since the snapshot stays."""
     change, live = sums[: bucket.size], bucket.flat
     change.sub_(snapshot[: bucket.size])
     if ok is not None:
@@ -42,7 +42,7 @@ def commit_delayed(
 
 
 def rescale_progress(bucket: Bucket, start: torch.Tensor, factor: float) -> None:
-    """Commit x ← start + factor · (x − start): what a round learned, counted as if all members had the same steps_per_round."""
+    """Commit x ← start + factor · (x − start): what a round learned, scaled to a common number of steps per round."""
     bucket.flat.sub_(start[: bucket.size]).mul_(factor).add_(start[: bucket.size])
 
 

@@ -57,7 +57,7 @@ def alike_start(
     *,
     host: Streams | None,
 ) -> Reference:
-    """The same where the run goes on after losses: nothing is sent that a loss could cut off.
+    """The same where the run continues after failures: nothing is sent that a failure could cut off.
 
     `is_alike(place, round, digest, advice)` says whether all have the same.
 
@@ -77,4 +77,4 @@ def _check_other_rounds(said: dict[int, str], round_: int) -> None:
     """Refuse a start to which members have come at different rounds."""
     for rank, text in said.items():
         if (theirs := text.partition(" ")[0]) != str(round_):
-            raise PeerGoneError(f"worker {rank} begins anew in round {theirs} and this one in round {round_}")
+            raise PeerGoneError(f"worker {rank} begins again in round {theirs} and this one in round {round_}")

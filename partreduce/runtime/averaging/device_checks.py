@@ -94,7 +94,7 @@ class DeviceChecks:
         """Read the checks that are there, and wait until at most `most` operations are in flight.
 
         Raises:
-            GoneError: an operation failed, or did not finish within the timeout.
+            PeerGoneError: an operation failed, or did not finish within the timeout.
         """
         start, since = time.monotonic(), own_time()
         look = start + LOOK_SECONDS
@@ -126,7 +126,7 @@ class DeviceChecks:
         """Wait until the device has finished everything that was queued, and read all checks.
 
         Raises:
-            GoneError: an operation failed, or did not finish within the timeout.
+            PeerGoneError: an operation failed, or did not finish within the timeout.
         """
         self.look(0, given_up)
 

@@ -20,11 +20,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from partreduce.runtime.averaging.bucket import ALIGN_BYTES, Bucket, Piggybacked, Slot, aligned
 from partreduce.runtime.averaging.buffer_rules import (
     AVERAGED,
-    AllReduceAlgorithm,
     BufferRule,
+    BufferSpec,
     Values,
     buffer_kind,
-    check_form,
+    check_spec,
     may_be_mask,
     values_of,
 )
@@ -118,7 +118,7 @@ class FlatModel:
         """Buffers that are averaged unless their values are those of a mask."""
         self.keeps_buffers = False
         """Whether averages of groups leave workers with different buffers, counters aside."""
-        self._forms: list[tuple[dict[str, torch.Tensor | None], str, str, AllReduceAlgorithm]] = []
+        self._specs: list[tuple[dict[str, torch.Tensor | None], str, str, BufferSpec]] = []
         """Of each buffer where its module holds it, its name there and in the model, and its form."""
         self._add_buffers()
         self._riding: dict[torch.nn.Parameter, list[str]] = {}
@@ -156,7 +156,7 @@ class FlatModel:
 
     @property
     def frozen(self) -> list[torch.Tensor]:
-        """The parameters that were not trainable at wrapping, which all workers have alike and nobody averages."""
+        """The parameters that were not trainable at wrapping, which are equal on all workers and nobody averages."""
         return [stored(local(parameter)) for parameter in self._frozen]
 
     def named_frozen(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -174,7 +174,7 @@ class FlatModel:
     def named_buffers(self) -> list[tuple[str, torch.Tensor]]:
         """The model's dense buffers of every dtype, each once; of expanded ones the numbers that are in memory.
 
-        Sparse ones are constants, such as a graph, which all workers have alike (see `layout`).
+        Sparse ones are constants, such as a graph, which are equal on all workers (see `layout`).
         """
         return [(name, stored(one)) for name, one in self.model.named_buffers() if one.layout is torch.strided]
 
@@ -230,10 +230,10 @@ class FlatModel:
         Raises:
             InputError: naming the buffer.
         """
-        for held, attribute, name, algorithm in self._forms:
+        for held, attribute, name, spec in self._specs:
             buffer = held.get(attribute)
-            if buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != algorithm:
-                check_form(name, buffer, algorithm, rank)
+            if buffer is None or (buffer.shape, buffer.dtype, buffer.layout) != spec:
+                check_spec(name, buffer, spec, rank)
 
     def _check_lost(self, rank: int) -> None:
         """A module was replaced: by one that holds it, as torch.compile does, or by one without its parameters."""
@@ -298,8 +298,7 @@ class FlatModel:
                     f"{'='.join(slot.names)} {shape} {bucket.dtype} {bucket.device.type} strides {slot.stride}"
                 )
             lines += [
-                f"{tensor.name} {'×'.join(map(str, tensor.algorithm.shape))} {bucket.dtype}"
-                for tensor in bucket.piggybacked
+                f"{tensor.name} {'×'.join(map(str, tensor.spec.shape))} {bucket.dtype}" for tensor in bucket.piggybacked
             ]
         lines += self._apart.values()
         lines += [f"frozen parameter {'×'.join(map(str, p.shape))} {p.dtype}" for p in self.frozen]
@@ -328,7 +327,7 @@ class FlatModel:
         return [name for name, found in looks.items() if Values.MASK in found and Values.OTHER not in found]
 
     def copy_masks(self, masks: Sequence[str]) -> None:
-        """Copy these buffers from now on; called on all workers alike, between two operations."""
+        """Copy these buffers from now on; called on all workers, between two operations."""
         for bucket in self.buckets + self.buffer_buckets:
             bucket.piggybacked = [
                 replace(tensor, rule=BufferRule.FIRST) if tensor.name in masks else tensor
@@ -344,7 +343,7 @@ class FlatModel:
             for attribute, buffer in module.named_buffers(recurse=False):
                 name, kind = f"{prefix}.{attribute}".lstrip("."), buffer_kind(attribute, buffer, module)
                 rule = self.rules[name] = kind.rule
-                self._forms.append((module._buffers, attribute, name, AllReduceAlgorithm.of(buffer)))  # noqa: SLF001 - as above
+                self._specs.append((module._buffers, attribute, name, BufferSpec.of(buffer)))  # noqa: SLF001 - as above
                 if rule is BufferRule.CONSTANT:
                     continue
 
@@ -392,7 +391,7 @@ def _ride(
         buckets.append(bucket)
     if rule is BufferRule.OWN:  # whose bytes are looked at in its own dtype
         bucket.length = -(-bucket.length // ALIGN_BYTES) * ALIGN_BYTES
-    bucket.piggybacked.append(Piggybacked(name, AllReduceAlgorithm.of(like), bucket.length, rule, fetch))
+    bucket.piggybacked.append(Piggybacked(name, BufferSpec.of(like), bucket.length, rule, fetch))
     bucket.length += bucket.piggybacked[-1].room
 
 

@@ -48,7 +48,7 @@ FOLLOWS = "follows_a_schedule"
 def check_foreign_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """Refuse optimizers that write other workers' parameters, also inside a wrapper."""
     for one in with_inner(optimizer):
-        if hasattr(one, "skip_synchronize"):  # a class made anew for each optimizer, with the name of the inner one
+        if hasattr(one, "skip_synchronize"):  # a class made for each optimizer, with the name of the inner one
             name, does = "Horovod's DistributedOptimizer", "averages gradients by itself"
         else:
             known = [base.__name__ for base in type(one).__mro__ if base.__name__ in WRITE_OTHERS]
@@ -70,7 +70,7 @@ def averaged_elsewhere(module: torch.nn.Module) -> bool:
 
 
 def check_averaged_gradients() -> None:
-    """Refuse to go on with gradients that are the same on all workers already."""
+    """Raise where gradients are the same on all workers already."""
     raise InputError(
         "model: its forward pass, or a part's, runs inside a DistributedDataParallel, which has averaged the "
         f"gradients before step(), so the schedule would do nothing; {way_out() or 'train the bare model'}"

@@ -6,7 +6,7 @@ order is the same on all workers, whatever each of them computes when. What back
 not use), buffers that ride along, presence and tag follow at the end of the step.
 
 A gradient that has left cannot be called back. Whatever would change it afterwards is refused at the step, by what
-backward did and not by what had left, so that all workers refuse alike; the operation is then sent to its end with a
+backward did and not by what had left, so that all workers raise; the operation is then sent to its end with a
 tag of its own, so that nobody can take its sums for gradients and the next operation finds all at the same place.
 """
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.buffer_rules import AllReduceAlgorithm, check_form
+from partreduce.runtime.averaging.buffer_rules import BufferSpec, check_spec
 from partreduce.runtime.averaging.commit import commit_mean
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
@@ -50,7 +50,7 @@ def own_values_kept(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
     tensors, buffers = _values(flat), dict(flat.named_buffers())
     with torch.no_grad():
         own = [tensor.clone() for tensor in tensors]
-        own_buffers = {name: (buffer.clone(), AllReduceAlgorithm.of(buffer)) for name, buffer in buffers.items()}
+        own_buffers = {name: (buffer.clone(), BufferSpec.of(buffer)) for name, buffer in buffers.items()}
     states = [
         (value, value.clone())
         for bucket in flat.buckets
@@ -68,9 +68,9 @@ def own_values_kept(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
             for tensor, value in states:
                 tensor.copy_(value)
             now = dict(flat.named_buffers())
-            for name, (value, algorithm) in own_buffers.items():
+            for name, (value, spec) in own_buffers.items():
                 try:
-                    check_form(name, now.get(name), algorithm, rank, "when mean_model() began")
+                    check_spec(name, now.get(name), spec, rank, "when mean_model() began")
                 except InputError as error:
                     problem = problem or error
                 else:

@@ -38,7 +38,7 @@ def p_reduce(
     timeout: float = 300.0,
     world: World | None = None,
 ) -> None:
-    """Average tensors over a group of workers, in place: x ← x + relax · (mean − x). All members call it.
+    """Average tensors over a group of workers, in place: x ← x + relaxation · (mean − x). All members call it.
 
     Groups may differ from call to call and may overlap over time; every worker must call its groups in one order that
     fits all (a schedule from this project has one). A group is connected at its first use, by its members only.
@@ -49,7 +49,7 @@ def p_reduce(
     Args:
         tensors: one real floating-point tensor or several; shapes and dtypes equal on all members.
         group: ranks, this worker's among them.
-        relaxation: 1 is the plain mean; only 0 < relax < 2 contracts. Default: the group's own factor, else 1.
+        relaxation: 1 is the plain mean; only 0 < relaxation < 2 contracts. Default: the group's own factor, else 1.
         timeout: seconds to wait for the members.
         world: how to reach the others; by default the launcher's environment or the process group.
 
@@ -172,7 +172,8 @@ def _checked_group(group: Group | Iterable[int]) -> Group:
 def _checked_relaxation(relaxation: float | Fraction) -> float:
     """A finite factor: NaN would become the tensors of all members, and nothing would tell."""
     if not isinstance(relaxation, Real) or isinstance(relaxation, bool) or not isfinite(relaxation):
-        raise InputError(f"p_reduce: relax is {str(relaxation)[:80]!r}; it is a finite number, 1 for the plain mean")
+        value = str(relaxation)[:80]
+        raise InputError(f"p_reduce: relaxation is {value!r}; it is a finite number, 1 for the plain mean")
     return float(relaxation)
 
 

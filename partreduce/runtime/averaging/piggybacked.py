@@ -1,11 +1,11 @@
-"""Piggybacked tensors: buffers and optimizer state that travel in a bucket's array, beside the parameters."""
+"""Piggybacked tensors: buffers and optimizer state that travel in a bucket's array, after the parameters."""
 
 from __future__ import annotations
 
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
-from partreduce.runtime.averaging.buffer_rules import BufferRule, check_form
+from partreduce.runtime.averaging.buffer_rules import BufferRule, check_spec
 from partreduce.runtime.averaging.commit import replace_where
 
 
@@ -20,7 +20,7 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
     for tensor in bucket.piggybacked:
         value = tensor.fetch()
         if not tensor.is_state:
-            check_form(tensor.name, value, tensor.algorithm, rank)
+            check_spec(tensor.name, value, tensor.spec, rank)
         part = tensor.view(array)
         is_copied = tensor.rule is not BufferRule.MEAN
         if value is None or (is_copied and not is_first):

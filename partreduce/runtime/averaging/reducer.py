@@ -52,7 +52,7 @@ SPLIT_BYTES = 4 * 2**20
 
 
 class Outlives(Protocol):
-    """What decides what becomes of a run whose operation fails, where it may go on."""
+    """What decides what becomes of a run whose operation fails, where it may continue."""
 
     glance: float
     """Seconds between two questions whether anybody failed, while an operation is waited for."""
@@ -206,7 +206,7 @@ class Reducer:
             self._lines.pop(group.members, None)
             for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
                 bucket.lose(array)
-            self.heartbeat.doing(f"went on without {reduction.operation}")
+            self.heartbeat.doing(f"continued without {reduction.operation}")
             return None
         return reduction
 
@@ -288,7 +288,7 @@ class Reducer:
         tag = tag_of(self.key, kind, round_, group, *fields)
         streams, complaint = (
             self.streams,
-            "its members called it with different tensors, relax factors or order of calls",
+            "its members called it with different tensors, relaxation or order of calls",
         )
         try:
             if streams.runs_ahead:
@@ -351,7 +351,7 @@ class Reducer:
                 if not streams.runs_ahead:
                     agree = sums_agree(tags, reduction.tag, reduction.num_members) and agree
                     continue
-                assert isinstance(tags, torch.Tensor), "a device's tags travel beside"
+                assert isinstance(tags, torch.Tensor), "a device's tags travel apart"
                 checks.append(agreement(tags, reduction.tag, reduction.num_members, streams.upload))
                 if index in reduction.coded:
                     checks.append(reduction.coded[index].stays_in_range())
@@ -366,7 +366,7 @@ class Reducer:
         return reduction.buckets[index].tail_of(reduction.arrays[index])[-TAG_LENGTH:]
 
     def _check_beyond_range(self, reduction: Reduction) -> None:
-        """Where the host knows the sums: refuse what left its codec's range, on all members alike."""
+        """Where the host knows the sums: raise where a number left its codec's range, on all members."""
         operation = reduction.operation
         try:
             for part in reduction.coded.values():
@@ -377,7 +377,7 @@ class Reducer:
             raise
 
     def _check_unlike(self, reduction: Reduction) -> None:
-        """Where the sums are no use because members step with different settings: say so, on all members alike."""
+        """Where the sums are no use because members step with different settings: say so, on all members."""
         operation = reduction.operation
         if reduction.settings and (why := self.heartbeat.unlike(operation.members, operation.step, reduction.settings)):
             self.recorder.end(operation, f"failed: {why}")
@@ -508,7 +508,7 @@ class Reducer:
 
         Raises:
             RuntimeError: the collective failed, or a member cannot come.
-            GoneError: it took longer than the timeout.
+            PeerGoneError: it took longer than the timeout.
         """
         if self.streams.runs_ahead:
             work.wait()  # the user's stream waits, not the host

@@ -68,10 +68,10 @@ class Reduction:
 
     def complaint(self) -> str:
         """What it means that the tags of its members differ, or, where the device finds that out, something else."""
-        payload = "its members ran different operations at the same time"
+        text = "its members ran different operations at the same time"
         if self.since is not None:
-            payload += f", or measure their parameters from another reference than this worker's, {self.since}"
+            text += f", or measure their parameters from another reference than this worker's, {self.since}"
         if self.settings:
-            payload += ", or step with different settings of the optimizer"
-        payload += " (their tags differ)"
-        return f"{payload}, or a finite number left the codec's range (use bfloat16)" if self.coded else payload
+            text += ", or step with different settings of the optimizer"
+        text += " (their tags differ)"
+        return f"{text}, or a finite number left the codec's range (use bfloat16)" if self.coded else text

@@ -1,4 +1,4 @@
-"""Reference: parameters that all workers hold alike, bit for bit, from which each measures what it sends rounded.
+"""Reference: parameters that all workers hold, equal bit for bit, from which each measures what it sends rounded.
 
 Rounding parameters themselves loses each update that is smaller than their last digit, and adds noise of the size of
 the parameters. What a worker has added since all were together is as small as the updates, and so is what rounding

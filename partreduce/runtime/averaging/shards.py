@@ -75,7 +75,7 @@ class ShardSlot(Slot):
             self.held._sharded_param_data = window.as_strided((self.room,), (1,))  # noqa: SLF001 - as above: it gathers from there
 
     def returns(self, flat: torch.Tensor) -> bool:
-        """FSDP may pad uneven shards anew, as torch 2.6 does in the first forward pass and after each load."""
+        """FSDP may pad uneven shards again, as torch 2.6 does in the first forward pass and after each load."""
         values = self.values
         if self.held is None or values.dtype != flat.dtype or values.device != flat.device:
             return False

@@ -78,7 +78,7 @@ class Codings:
         return None if transport.codec is Codec.NONE else cls(transport, num_buckets)
 
     def clear(self) -> None:
-        """Forget what is left over: the run goes on from other parameters, or among other workers.
+        """Forget what is left over: the run continues from other parameters, or among other workers.
 
         A sum that was given up may still be rounding in its thread; what it keeps is nobody's.
         """

@@ -1,10 +1,11 @@
-"""Dealing: which samples each worker takes in each round of an epoch of the data, over losses and joins.
+"""Dealing: which samples each worker takes in each round of an epoch of the data, over failures and joins.
 
-The order of the epoch is dealt round by round to who is a member, by rank and steps_per_round. In the round from which
-the members of a new view average, a lost worker's samples go back to the front, since nobody has seen them in an
+The order of the epoch is dealt round by round to who is a member, by rank and steps per round. In the round from which
+the members of a new view average, a failed worker's samples go back to the front, since nobody has seen them in an
 average; who joins takes those of its steps from there: of one, or where fragments have turns in the round of all that
-are left of it. From the next round on all that is left is dealt to the new members. So every sample is in one average, and none in two, but
-for what does not fill a last round of all members, and for fragments that had had their turn when a worker was lost.
+are left of it. From the next round on all that is left is dealt to the new members. So every sample is in one average,
+and none in two, but for what does not fill a last round of all members, and for fragments that had had their turn when
+a worker failed.
 """
 
 from __future__ import annotations

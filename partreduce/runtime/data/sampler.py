@@ -1,4 +1,4 @@
-"""RoundSampler: deals a data set so that all workers end an epoch at the same round, whatever their steps_per_round."""
+"""RoundSampler: deals a data set so that all workers end an epoch at the same round, whatever their steps per round."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Batch = TypeVar("Batch")
 def by_steps_per_round(loader: Iterable[Batch], schedule: Schedule, rank: int) -> Iterable[Batch]:
     """What a worker takes of a loader that is as long as all others': p batches for each P of it, in whole rounds.
 
-    A worker of steps_per_round p takes p steps a round, P is the largest steps_per_round. All is taken where steps per
-    round are equal, and where a RoundSampler has dealt by steps_per_round.
+    A worker takes p steps a round, and P is the largest p of all workers. All is taken where all take equally many, and
+    where a RoundSampler has dealt in this proportion.
     """
     steps_per_round, most = int(schedule.worker_steps()[rank]), int(max(schedule.worker_steps()))
     if sampler_of(loader) is not None or all(each == most for each in schedule.worker_steps()):
@@ -44,16 +44,16 @@ def sampler_of(loader: object) -> RoundSampler | None:
 class RoundSampler(torch.utils.data.Sampler[int]):
     """Indices of this worker's samples; give it to a DataLoader with the same `batch_size` and `drop_last=True`.
 
-    A worker with steps_per_round p takes p batches a round, so its share is proportional to its steps_per_round. Shares
-    are disjoint; what does not fill a round of all workers is left out, other samples in each epoch. Call `set_epoch`
+    A worker that takes p steps per round takes p batches a round, so its share is proportional to p. Shares are
+    disjoint; what does not fill a round of all workers is left out, other samples in each epoch. Call `set_epoch`
     before each epoch.
 
-    Where a run goes on after losses, `optimizer.batches(loader)` has it deal what is left of the epoch anew to those
-    who are left, or have joined (see `runtime.data.dealing`).
+    Where a run continues after losses, `optimizer.batches(loader)` has it deal what is left of the epoch again, to
+    those who are left, or have joined (see `runtime.data.dealing`).
 
     Args:
         data: the data set, or its length.
-        schedule: tells steps per round and number of workers.
+        schedule: gives steps per round and number of workers.
         batch_size: samples per worker in one backward pass.
         accumulate: backward passes per optimizer step (gradient accumulation).
         shuffle: a new order for each epoch, the same on all workers; else every epoch has the order of the data.
@@ -128,7 +128,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         self._views, self._from, self._steps = views, start, steps
 
     def resume(self, steps: int) -> int:
-        """Continue after `steps` optimizer steps of the run (`optimizer.steps`); returns the epoch to go on with."""
+        """Continue after `steps` optimizer steps of the run (`optimizer.steps`); returns the epoch to continue with."""
         epoch, taken = divmod(steps, self.num_steps)
         self.set_epoch(epoch, skip_steps=taken)
         return epoch

@@ -35,7 +35,7 @@ def shard(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.
     Args:
         data: samples, or one long sequence.
         order: `strided` (default): every n-th element from this worker's rank on; shuffle first if neighbors are
-            alike. `contiguous`: one run of neighbors, for sequences whose order means something. A one-dimensional
+            similar. `contiguous`: one run of neighbors, for sequences whose order means something. A one-dimensional
             integer array without `order` may be either, and is warned of unless as many samples were dealt before.
 
     Raises:
@@ -98,9 +98,8 @@ def _warn_of_sequence(data: Any) -> None:  # noqa: ANN401 - anything with a leng
         _dealt.add(len(data))
     elif len(data) not in _dealt:
         warnings.warn(
-            f"partreduce.shard_dataset: takes every n-th of {len(data)} integers, which is right for labels and "
-            "wrong for a "
-            "text or another sequence; say order='strided' or order='contiguous'",
+            f"partreduce.shard_dataset: takes every n-th of {len(data)} integers, which is right for labels and wrong "
+            "for a text or another sequence; say order='strided' or order='contiguous'",
             stacklevel=3,
         )
 

@@ -25,7 +25,7 @@ class PilotJob:
     Args:
         model: the module to train; start it from a checkpoint to learn the prices of a later phase of training.
         optimizer: the plain optimizer of its parameters, not wrapped.
-        batches: this worker's batches, such as a DataLoader; begun anew when they end. The first few are kept for
+        batches: this worker's batches, such as a DataLoader; begun again when they end. The first few are kept for
             evaluation.
         loss: the loss of one batch.
         step: one training step with the wrapped optimizer, where it is more than `zero_grad`, `backward` and `step`.
@@ -49,7 +49,7 @@ class Curve:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is All-Reduce's in each step, synchronously, which all are compared with."""
+        """Whether it is the synchronous All-Reduce of each step, which all are compared with."""
         return self.schedule.strategy.averages_gradients and not self.schedule.strategy.sync.lag
 
     @property

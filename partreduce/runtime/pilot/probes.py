@@ -14,7 +14,7 @@ ROUNDS = 3
 
 WORKER_STEPS = (2, 4, 8, 16)
 LARGEST_ON_SORTED_DATA = 8
-"""There a larger steps_per_round costs several times the steps, which a short run does not see."""
+"""There more steps per round cost several times the steps, which a short run does not see."""
 
 
 def reference(cluster: Cluster) -> Schedule:
@@ -73,7 +73,7 @@ def node_then_all(cluster: Cluster) -> Schedule:
 
 
 def ring_pairs(cluster: Cluster, steps_per_round: int, *, late: bool = False) -> Schedule:
-    """Each worker averages with its one and its other neighbor on the ring of ranks in turn, every `steps_per_round` steps."""
+    """Each worker averages with its two neighbors on the ring of ranks in turn, every `steps_per_round` steps."""
     n = cluster.num_workers
     first = [[i, i + 1] for i in range(0, n - 1, 2)]
     second = [[i, (i + 1) % n] for i in range(1, n - n % 2, 2)]

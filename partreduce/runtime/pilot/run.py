@@ -29,7 +29,7 @@ Build = Callable[[int], PilotJob]
 
 EVALUATION_BATCHES = 4
 POINTS = 20
-"""Evaluations of one run, beside the one at its start."""
+"""Evaluations of one run, besides the one at its start."""
 PLANNING_SECONDS = 600.0
 """Within which worker 0 says what else to run."""
 SAME = 1e-3
@@ -91,7 +91,7 @@ def run_pilot(
 
 
 def is_harder(schedule: Schedule, unstable: Schedule) -> bool:
-    """Whether a schedule is of the class of an unstable one, late or synchronously, and has rounds as long or longer."""
+    """Whether a schedule is of the class of an unstable one, delayed or synchronous, with rounds as long or longer."""
     if schedule.strategy.averages_gradients or unstable.strategy.averages_gradients:
         return False  # All-Reduce, which all are compared with, or a pipeline, which is a class of its own
     is_longer = int(schedule.worker_steps().max()) >= int(unstable.worker_steps().max())
@@ -181,7 +181,7 @@ def _endless(job: PilotJob) -> Iterator[Any]:
             empty = False
             yield batch
         if empty:
-            raise InputError("pilot: the job's batches are empty, or end for good; hand over what can be begun anew")
+            raise InputError("pilot: the job's batches are empty, or end for good; hand over what can be begun again")
 
 
 def _evaluated(job: PilotJob, batches: list[Any]) -> float:

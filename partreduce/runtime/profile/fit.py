@@ -17,7 +17,7 @@ from partreduce.topo.timing.cost import group_seconds
 
 LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
 NEGLIGIBLE = 1e-3
-"""A fitted figure this much below its scale is no part of the explanation and is written as 0."""
+"""A fitted metric this much below its scale is no part of the explanation and is written as 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def predicted_seconds(measurement: Measurement, cluster: Cluster, hardware: Hard
 def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Hardware) -> Fit:
     """Fit latency and inverse bandwidth of links inside nodes, of NICs and of the bus, by least squares on logarithms.
 
-    Which of a link and the bus explains a figure is only decided by phases with several groups at once, so the
+    Which of a link and the bus explains a metric is only decided by phases with several groups at once, so the
     measurements should hold such phases. Four starting points; the best result counts.
 
     Args:

@@ -62,7 +62,7 @@ def gpu_topology() -> str | None:
 
 
 def num_rails(table: str) -> int:
-    """NICs of the node that sit beside a GPU (path PIX or PXB): its rails; at least 1."""
+    """NICs of the node that sit next to a GPU (path PIX or PXB): its rails; at least 1."""
     rows = [line.split("\t") for line in table.splitlines() if "\t" in line]
     if not rows:
         return 1

@@ -6,8 +6,8 @@ before everything has arrived.
 
 Where a table has a codec (`row_code`), an owner codes the rows that it hands out, and a collector hands their codes on
 as they came; who brings gradients across codes them, which is after they were summed in the node. Everybody decodes,
-the owner its own, too. Who has numbers that do not fit says so to all: beside the rows that it hands out, in four bytes
-that collectors pass on; of gradients before the next operation, which comes before a row changes.
+the owner its own, too. Who has numbers that do not fit says so to all: next to the rows that it hands out, in four
+bytes that collectors pass on; of gradients before the next operation, which comes before a row changes.
 """
 
 from __future__ import annotations

@@ -44,8 +44,7 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
         if route.parameter not in known:
             raise InputError(
                 f"schedule {schedule.name!r}: payload.tables names parameter {route.parameter!r}, which no "
-                "nn.Embedding "
-                f"or nn.EmbeddingBag of the model has{_near(route.parameter, list(known))}"
+                f"nn.Embedding or nn.EmbeddingBag of the model has{_near(route.parameter, list(known))}"
             )
         parameter, modules = known[route.parameter]
         check_route(model, route, parameter, modules)
@@ -117,7 +116,7 @@ def check_route(
     if any(handle_of(module) is not None for module in modules):
         raise InputError(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "
-            "anew, load the whole table that state_dict() saved, and wrap that"
+            "again, load the whole table that state_dict() saved, and wrap that"
         )
     _check_uses(model, route, parameter, modules)
     for module in modules:

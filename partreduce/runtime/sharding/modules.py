@@ -137,7 +137,7 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, None, None]:  # noqa: ANN401 - as above
         """Keep the gradients of the rows, without those of the padding row, which has none.
 
-        From a device they set out for the host here, beside the rest of the backward pass.
+        From a device they set out for the host here, during the rest of the backward pass.
 
         Raises:
             InputError: the rows are those of a copy of the model, which is not trained.

@@ -1,7 +1,7 @@
 """Row code: rows of a table, or gradients of them, as they are written on the wire; each row by itself.
 
-So a row has the same code whoever asks for it and whatever else is in the message, and everybody who decodes it has the
-same bits. Rounding is to nearest. int8 has one scale for each row, behind its whole numbers.
+So a row has the same code for all that ask for it, whatever else is in the message, and everybody who decodes it has
+the same bits. Rounding is to nearest. int8 has one scale for each row, behind its whole numbers.
 """
 
 from __future__ import annotations

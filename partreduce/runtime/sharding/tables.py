@@ -299,7 +299,7 @@ class Tables:
 
     def _check_clipping(self) -> Outcome:
         raise InputError(
-            f"clip_grad_norm_: the data of worker {self._without_clipping[0]} ended, and it would go on with mean "
+            f"clip_grad_norm_: the data of worker {self._without_clipping[0]} ended, and it would continue with mean "
             "gradients as they are; give what this script does to them as a function, join(after_averaging=...)"
         )
 

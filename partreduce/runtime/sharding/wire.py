@@ -71,7 +71,7 @@ class Wire:
         """The place on this node of the worker that collects the rows of each worker, int64 [workers].
 
         It is the worker with the owner's place on its node, so that a row crosses once for each node; where this node
-        has fewer workers they are dealt anew.
+        has fewer workers they are dealt again.
         """
         size = 1 if self.node is None else self.node.size
         return torch.tensor(self._places) % size

@@ -107,7 +107,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def source_of(manifest: Mapping[str, Any], rank: int) -> int:
-    """Whose file a worker reads: its own, or the first that is there where it was lost before the checkpoint."""
+    """Whose file a worker reads: its own, or the first that is there where it failed before the checkpoint."""
     workers = manifest["workers"]
     if rank < len(workers) and workers[rank] is not None:
         return rank

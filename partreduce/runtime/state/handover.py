@@ -24,7 +24,7 @@ BEHIND = (
 
 
 class Stateful(Protocol):
-    """What has a state of its own beside the optimizer's: a scheduler, a gradient scaler."""
+    """What has a state of its own besides the optimizer's: a scheduler, a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -85,11 +85,11 @@ class Handover:
             raise InputError(f"scheduler: {BEHIND}")
 
     def members_changed(self) -> None:
-        """Workers are lost, or have joined."""
+        """Workers have failed, or have joined."""
         self.runner.members_changed()
 
     def connected(self) -> None:
-        """All who go on are connected, and nobody has begun an operation yet."""
+        """All that continue are connected, and nobody has begun an operation yet."""
         self.runner.connected()
 
     def give(self) -> bytes:
@@ -109,7 +109,7 @@ class Handover:
         return pack(self._file(), extra, self.meeting.lineage)
 
     def take(self, data: bytes, turn: int) -> None:
-        """Put in place what another gave, and go on with the step before the operation of a turn.
+        """Put in place what another gave, and continue with the step before the operation of a turn.
 
         Raises:
             InputError: what another handed over cannot be read here.

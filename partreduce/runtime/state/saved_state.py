@@ -168,7 +168,7 @@ def _split(values: Mapping[str, Any], prefix: str, tensors: Tensors, numbers: di
     """Tensors to `tensors`, everything else but the parameter lists to `numbers`."""
     plain = {key: value for key, value in values.items() if not isinstance(value, torch.Tensor) and key != "params"}
     numbers[prefix] = plain
-    # A momentum of sparse gradients is sparse, which the format does not know; the optimizer goes on with a dense one.
+    # A momentum of sparse gradients is sparse, which the format does not know; the optimizer gets a dense one.
     tensors.update({f"{prefix}/{k}": _dense(v) for k, v in values.items() if isinstance(v, torch.Tensor)})
 
 

@@ -1,4 +1,4 @@
-"""Tables in checkpoints: each worker saves its own rows; another number of workers deals them out anew.
+"""Tables in checkpoints: each worker saves its own rows; another number of workers deals them out again.
 
 What the optimizer keeps of each row (Adagrad's sums, Adam's moments) has one owner, as the row itself, and goes along.
 Worker 0 then reads one old worker's file after the other, and every worker takes its rows out of it block by block, so
@@ -83,7 +83,7 @@ def deal_anew(
 ) -> None:
     """Fill all sharded tables from files that another number of workers saved; all workers call it.
 
-    The optimizer goes on with its states of the rows, where it is of the class and the switches that it was of.
+    The optimizer continues with its states of the rows, where it is of the class and the switches that it was of.
 
     Args:
         tables: of this worker.

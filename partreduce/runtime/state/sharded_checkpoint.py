@@ -1,8 +1,8 @@
 """Checkpoints of sharded models, by torch.distributed.checkpoint: each replica's in a folder of its own.
 
-The tensors of a parameter (its numbers, the optimizer's and the strategy's) are DTensors there, so a run may go on with
-another number of shards. What only one rank has, such as its buffers and random states, lies under `shard-INDEX/`. A
-folder without torch's metadata does not count, and a checkpoint counts where every replica's does.
+The tensors of a parameter (its numbers, the optimizer's and the strategy's) are DTensors there, so a run may continue
+with another number of shards. What only one rank has, such as its buffers and random states, lies under `shard-INDEX/`.
+A folder without torch's metadata does not count, and a checkpoint counts where every replica's does.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def load(
     tensors = {name.removeprefix(own): tensor for name, tensor in named.items()}
     if not same and (left := [name for name in tensors if f"{own}{name}" in named and name.startswith("strategy/")]):
         raise InputError(
-            f"load_checkpoint: {folder} holds {', '.join(left)} of another number of shards, which goes on with as "
+            f"load_checkpoint: {folder} holds {', '.join(left)} of another number of shards, which continues with as "
             "many shards only; start as many ranks a replica"
         )
     found = json.loads(bytes(tensors.pop("facts").tolist()))

@@ -81,7 +81,7 @@ def _neighbor(strategy: NeighborAveraging, run: Run) -> Runner:
 
 
 def _server(server: Server, run: Run) -> Runner:
-    """Asynchronous, or all-reduce whose sums pass through the hosts: gradients at steps_per_round 1 (which equals DDP)."""
+    """Asynchronous, or all-reduce whose sums pass through the hosts: of gradients at one step per round, as DDP."""
     if not server.synchronous:
         return AsynchronousServer(server, run)
     base = run.reducer

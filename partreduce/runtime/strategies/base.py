@@ -49,14 +49,14 @@ class Run:
     applier: Applier
     """The wrapped optimizer, for strategies that have a mean gradient to apply."""
     tables: Tables
-    """What goes a way of its own, beside what the strategy averages."""
+    """What goes a way of its own, apart from what the strategy averages."""
     keeps_on_host: bool = False
     """Whether what outer steps keep lies in host memory between two of them."""
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
     progress: Progress = field(default_factory=Progress)
     epochs: Epochs | None = None
-    """Carries out group operations where the run goes on after a loss."""
+    """Carries out group operations where the run continues after failures."""
 
     @property
     def steps_per_round(self) -> int:
@@ -101,7 +101,7 @@ class Runner(ABC):
         self.others: Everyone = run.epochs or Everyone(run.everyone)
         """Who else is there still."""
         self.reducers: tuple[Reducer, ...] = ()
-        """What it averages by beside the run's own reducers."""
+        """What it averages by, apart from the run's own reducers."""
         self.mailboxes: list[Mailbox] = []
         """Closed together with this runner."""
 
@@ -120,30 +120,30 @@ class Runner(ABC):
         """
 
     def settle(self) -> None:
-        """Wait for what is in flight, so that the live parameters of all workers may be averaged; the run goes on."""
+        """Wait for what is in flight, so that the live parameters of all workers may be averaged; the run continues."""
 
     def conclude(self) -> None:
         """Called where all workers have ended their data after the same round: apply what is still late, if at all."""
 
     def drain(self) -> str:
-        """Wait for what is in flight and drop it: the run ends, or goes on from other parameters.
+        """Wait for what is in flight and drop it: the run ends, or continues from other parameters.
 
         Returns what was dropped that this worker had sent already, in words; empty where there was nothing.
         """
         return ""
 
     def members_changed(self) -> None:
-        """Called where workers were lost or join, when all who go on connect, and before one gives its state."""
+        """Called where workers have failed or join, when all that continue connect, and before one gives its state."""
 
     def connected(self) -> None:
-        """Called when they are connected, and all have a state: begin anew what was in flight between them."""
+        """Called when they are connected, and all have a state: begin again what was in flight between them."""
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - for runners that compare
         """The harm of a model that was loaded by itself before this step (`first` of its round), if any."""
         return ""
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint must hold beside model and optimizer, by name; the live tensors."""
+        """What a checkpoint must hold besides model and optimizer, by name; the live tensors."""
         return {}
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
@@ -158,7 +158,7 @@ class Runner(ABC):
         )
 
     def step_of(self, turn: int) -> int:
-        """The step after which the operation of a turn is due, where a run goes on after losses (see `Epochs`)."""
+        """The step after which the operation of a turn is due, where a run continues after failures (see `Epochs`)."""
         return (turn + 1) * self.run.steps_per_round - 1
 
     def resume(self, step: int, round_: int) -> None:
@@ -181,7 +181,7 @@ class Arrived(NamedTuple):
     """What came of averaging the gradients of a step."""
 
     more: int = 0
-    """Steps that were taken beside the one whose gradients are in place now."""
+    """Steps that were taken besides the one whose gradients are in place now."""
     scaled: bool = False
     """Whether a GradScaler was at work on these gradients in an earlier step."""
 

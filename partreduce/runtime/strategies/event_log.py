@@ -1,6 +1,6 @@
-"""Event logs: what a worker did under a protocol and when, as its messages and the arrays beside them say it.
+"""Event logs: what a worker did under a protocol and when, as its messages and their arrays say it.
 
-Nothing in them is asked of the protocol's state. So whoever compares a log with what was proved, or replays it through
+Nothing in them is asked of the protocol's state. So what compares a log with what was proved, or replays it through
 the protocol object, compares two different things; and who has the gradients can compute all that was applied.
 """
 

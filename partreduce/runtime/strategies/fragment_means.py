@@ -75,7 +75,7 @@ class FragmentMeans(ParameterRunner):
         return ADDS_PROGRESS if is_sent else self._parts[0].harm_of_loading(round_, first=first)
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Of every fragment anchor and momentum, and the sums of those that are in flight."""
+        """Of every fragment outer parameters and momentum, and the sums of those that are in flight."""
         found: dict[str, torch.Tensor] = {}
         for number, part in enumerate(self._parts):
             found |= {f"{number}/{name}": tensor for name, tensor in part.state().items()}

@@ -29,8 +29,8 @@ class GeneratedMeans(ParameterRunner):
     The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
     Groups run in the order of their sequence numbers on every worker, and a group's communicator is made when it is
     first used, by its members alone and in that same order: nobody else takes part, and nobody waits in a circle.
-    If a member dies the others keep their parameters as they were, report the group and go on; see `Survivors`. To know
-    it in time, a group's members wait until the device has ended its sum.
+    If a member dies the others keep their parameters as they were, report the group and continue; see `Survivors`. To
+    know it in time, a group's members wait until the device has ended its sum.
     Where the generator is comes from the environment, which `partreduce run` sets.
 
     Raises:
@@ -140,7 +140,7 @@ class GeneratedMeans(ParameterRunner):
         reducer.commit(reduction, commit_plain_mean)
 
     def _normalize(self, members: tuple[int, ...]) -> None:
-        """Count what the round learned as if all members had the same steps_per_round."""
+        """Count what the round learned as if all members took equally many steps per round."""
         worker_steps = [self.run.schedule.steps_per_round_of(member) for member in members]
         for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True):
             rescale_progress(bucket, start, sum(worker_steps) / len(worker_steps) / self.run.steps_per_round)
@@ -151,4 +151,4 @@ class GeneratedMeans(ParameterRunner):
         if self.client.is_void(seq):
             return "was declared void by the generator"
         gone = sorted(self.others.lost().intersection(members))
-        return f"worker {gone[0]} is lost" if gone else None
+        return f"worker {gone[0]} has failed" if gone else None

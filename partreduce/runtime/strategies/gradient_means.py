@@ -1,4 +1,4 @@
-"""Strategy `allreduce` at steps_per_round 1 synchronously: gradients are averaged over all workers before the step, as DDP does."""
+"""Strategy `allreduce` of gradients: they are averaged over all workers before the step, as DDP does it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other paramete
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What this worker adds to the sum of a step, with what all members must have alike: the kind, and settings."""
+    """What this worker adds to the sum of a step, with what all members must have in common: the kind, and settings."""
 
     kind: str
     settings: Settings
     gradients: list[KeptGradients] | None = None
-    """Kept, where the sum may have to be begun anew; else those that are in place."""
+    """Kept, where the sum may have to be begun again; else those that are in place."""
     divisor: int | None = None
     """Of these gradients, where it is not the number of members."""
 

@@ -21,12 +21,12 @@ INSIDE = "inside"
 
 
 class GroupMeans(ParameterRunner):
-    """x ← x + relax · (mean − x) over `schedule.group_of(rank, round)` after the last step of each round.
+    """x ← x + relaxation · (mean − x) over `schedule.group_of(rank, round)` after the last step of each round.
 
     With overlap the mean is that of snapshots taken when the round began, and it runs while the round computes:
     x_{k+1} = W_k x_k + u_k(x_k). With step-normalized averaging a member's progress of the round is first multiplied by
-    the members' mean steps_per_round and divided by its own. Snapshots cost one more copy of the parameters for each of
-    the two, and a checkpoint inside a round holds one of where the round began, and with overlap one of the sums in
+    the members' mean steps per round and divided by its own. Snapshots cost one more copy of the parameters for each of
+    the two, and a checkpoint inside a round holds one of where the round began, and with delay one of the sums in
     flight.
     """
 
@@ -72,7 +72,7 @@ class GroupMeans(ParameterRunner):
         return 0
 
     def carry_out(self, epochs: Epochs, step: int, round_: int, turn: int) -> None:
-        """The operation of a turn synchronously, with those who are left."""
+        """The operation of a synchronous turn, with those that are left."""
         epochs.carry_out(
             turn,
             lambda group: [(self.run.reducer, self._start_sum(step, round_, group))],
@@ -81,7 +81,7 @@ class GroupMeans(ParameterRunner):
         )
 
     def send(self, step: int, round_: int, *, early: bool = False) -> None:
-        """Start the operation of a round synchronously; where that is `early`, steps are taken until it is merged."""
+        """Start the operation of a synchronous round; where that is `early`, steps are taken until it is merged."""
         group = self._group(round_)
         if group is None:
             return
@@ -233,7 +233,7 @@ class GroupMeans(ParameterRunner):
         return everyone and group.relaxation == 1 and not self.run.flat.keeps_buffers
 
     def _mean_steps_per_round(self, group: Group) -> float:
-        """The steps_per_round that everybody's progress is brought to."""
+        """The steps per round that everybody's progress is brought to."""
         worker_steps = [self.run.schedule.steps_per_round_of(member) for member in group.members]
         return sum(worker_steps) / len(worker_steps)
 

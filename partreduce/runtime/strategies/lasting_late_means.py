@@ -1,8 +1,8 @@
-"""Group means of parameters that come a round late, in a run that goes on after losses.
+"""Group means of parameters that come a round late, in a run that continues after failures.
 
 What a group does or nobody in it does is the end of a round: to take what the mean was when the round began. Its sum is
-begun there and lost with the epoch (see `elastic.sums_ahead`); then it is begun anew from the snapshots, which live
-until the round ends. Who joins has the snapshots of its donor, as it has its model.
+begun there and dropped with the generation (see `elastic.sums_ahead`); then it is begun again from the snapshots, which
+live until the round ends. Who joins has the snapshots of its donor, as it has its model.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LastingLateMeans(GroupMeans):
         return 0
 
     def connected(self) -> None:
-        """All have lost the sums of their rounds."""
+        """All have dropped the sums of their rounds."""
         if self._started >= 0:
             self._begin_ahead(self._started)
 
@@ -74,14 +74,14 @@ class LastingLateMeans(GroupMeans):
         return self._told(round_ * self.run.steps_per_round, round_, arrays)
 
     def take_up(self, flight: dict[str, torch.Tensor]) -> None:
-        """The sums are begun anew from the snapshots, by whoever is there."""
+        """The sums are begun again from the snapshots, by those that are there."""
 
     def resume(self, step: int, round_: int) -> None:
         super().resume(step, round_)
         if self._is_inside:
             self._begin_ahead(round_)
 
-    def _begin_late(self, step: int, round_: int) -> None:  # noqa: ARG002 - who begins anew knows the round alone
+    def _begin_late(self, step: int, round_: int) -> None:  # noqa: ARG002 - who begins again knows the round alone
         self._begin_ahead(round_)
 
     def _begin_ahead(self, round_: int) -> None:

@@ -1,9 +1,9 @@
-"""A pipeline of gradients in a run that goes on after losses.
+"""A pipeline of gradients in a run that continues after failures.
 
 What all do or nobody does is to apply the mean gradient of a step (see `elastic.epochs`). Its sum is begun K - 1 steps
-ahead of that, and lost with the epoch (see `elastic.sums_ahead`). So each worker keeps the gradients that it gives
-until their mean is applied. A mean is over those who are left when it is applied, and took the step that it is of: who
-has joined since has nothing to give.
+ahead of that, and dropped with the generation (see `elastic.sums_ahead`). So each worker keeps the gradients that it
+gives until their mean is applied. A mean is over those who are left when it is applied, and took the step that it is
+of: who has joined since has nothing to give.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LastingPipeline(LateGradients[_Kept]):
         self._epochs = run.epochs
 
     def average(self, step: int) -> Arrived:
-        """Put the gradients of K - 1 steps ago in place, and let this step's go; synchronously in the warm-up."""
+        """Put the gradients of K - 1 steps ago in place, and let this step's go; in the warm-up average them."""
         if step < self.sync.warm_up:
             return super().average(step)
         newest = _Kept(step=step, given=self._kept())
@@ -73,7 +73,7 @@ class LastingPipeline(LateGradients[_Kept]):
         return arrived
 
     def connected(self) -> None:
-        """All have lost the same sums."""
+        """All have dropped the same sums."""
         for flight in self._flights:
             self._begin_ahead(flight)
 

@@ -11,7 +11,7 @@ from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """What a worker lacks to go on: the words for it, of whom, and how many of these must still come."""
+    """What a worker lacks to continue: the words for it, of whom, and how many of these must still come."""
 
     what: str
     of: tuple[int, ...]
@@ -47,12 +47,12 @@ def wait_for_missing(
         heartbeat: knows of the others, and tells them.
         timeout: seconds.
         why: why what is missing cannot come any more.
-        refuse_failure: raises if no message can come any more.
+        check_failure: raises if no message can come any more.
         told: what this worker waited for, as it stands in an error.
         place: where it waits, as its heartbeat says it.
 
     Raises:
-        LackError: as said, with the worker whose message is missing.
+        PeerWaitError: as said, with the worker whose message is missing.
     """
     lack: Missing | None = None
     wait = Wait(heartbeat, (), timeout, why=lambda: None if lack is None else why(lack))

@@ -15,7 +15,7 @@ class NeighborMeans(GroupMeans):
     """x ← W_k (x + u) after each round; with overlap x ← W_k x + u(x), Hop's serial and parallel order (its Figure 2).
 
     The exchange of the parallel order runs while the round computes. A worker without edges in a round keeps its
-    parameters. Step-normalized averaging brings every worker's progress to the mean steps_per_round of all, since
+    parameters. Step-normalized averaging brings every worker's progress to the mean steps per round of all, since
     neighborhoods overlap.
 
     Raises:

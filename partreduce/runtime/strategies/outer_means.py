@@ -1,8 +1,8 @@
 """Outer steps (DiLoCo): an outer optimizer takes what workers moved on average as its gradient.
 
-Where all workers meet, the anchor of `topo.strategies.outer` is the reference of `ProgressMeans`: equal on all, bit for
-bit, and what is summed is x_i - anchor, plain or by a codec. So a step makes equal anchors and momenta out of equal
-ones, and the movement is not rounded to the last digit of the parameters.
+Where all workers meet, the outer parameters a of `topo.strategies.outer` are the reference of `ProgressMeans`: equal on
+all, bit for bit, and what is summed is x_i - a, plain or by a codec. So a step makes equal outer parameters and momenta
+out of equal ones, and the movement is not rounded to the last digit of the parameters.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from partreduce.topo.strategies.outer import OuterStep
 
 
 class OuterMeans(ProgressMeans):
-    """Group means of parameters, and outer steps where the group is everybody, from one anchor.
+    """Group means of parameters, and outer steps where the group is everybody, from one set of outer parameters.
 
-    Keeps two arrays of the parameters' size more than `GroupMeans`, the anchor and, unless it is 0, the momentum.
+    Keeps two arrays of the parameters' size more than `GroupMeans`: the outer parameters and, unless it is 0, the
+    momentum.
     """
 
     measures_from_start = True
@@ -60,7 +61,7 @@ class OuterMeans(ProgressMeans):
 
 
 class OwnOuterParams(GroupMeans):
-    """Outer steps of every group: each member from its own anchor, the model that its last round left it with.
+    """Outer steps of every group: each member from its own outer parameters, its model after its last round.
 
     Keeps as many arrays as `OuterMeans`, and sends whole models, as `GroupMeans` does.
     """
@@ -76,32 +77,32 @@ class OwnOuterParams(GroupMeans):
         self.outer_params: list[Kept] = []
 
     def begin(self, step: int, round_: int, *, first: bool) -> None:
-        """As `GroupMeans`; a run begins with its model for the anchor, also where it is loaded inside a round."""
+        """As `GroupMeans`; a run begins with its model as outer parameters, also where it is loaded inside a round."""
         super().begin(step, round_, first=first or not self.outer_params)
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:
         return ADDS_PROGRESS if self.outer_params else super().harm_of_loading(round_, first=first)
 
     def drain(self) -> str:
-        """As `GroupMeans`; whatever comes next begins with its model for the anchor, without momentum."""
+        """As `GroupMeans`; whatever comes next begins with its model as the outer parameters, without momentum."""
         self.outer_params = []
         self.outer.rest()
         return super().drain()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Anchor and momentum of this worker."""
+        """Outer parameters and momentum of this worker."""
         momenta = self.outer.state()
-        outer_params = {f"anchor/{index}": outer_params.values for index, outer_params in enumerate(self.outer_params)}
+        outer_params = {f"outer_params/{index}": kept.values for index, kept in enumerate(self.outer_params)}
         return outer_params and outer_params | momenta | super().state()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         buckets = self.run.flat.buckets
-        names = [f"anchor/{index}" for index in range(len(buckets))]
+        names = [f"outer_params/{index}" for index in range(len(buckets))]
         inside = {name: tensor for name, tensor in state.items() if name.startswith(INSIDE)}
         if state.keys() - inside != {*names, *self.outer.momenta}:
-            raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(state))} instead of anchors")
+            raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(state))} instead of outer parameters")
         loaded = (state[name].to(bucket.device, copy=True) for name, bucket in zip(names, buckets, strict=True))
-        self.outer_params = [Kept(outer_params, self.run.host) for outer_params in loaded]
+        self.outer_params = [Kept(values, self.run.host) for values in loaded]
         self.outer.load(state)
         if inside:
             super().load_state(inside)
@@ -116,7 +117,7 @@ class OwnOuterParams(GroupMeans):
         self.outer.step(index, mean.sub_(outer_params), reduction.ok)
         self.outer_params[index].put(mean.add_(outer_params), reduction.ok)
 
-    def _makes_equal(self, group: Group) -> bool:  # noqa: ARG002 - anchors differ
+    def _makes_equal(self, group: Group) -> bool:  # noqa: ARG002 - outer parameters differ
         return False
 
 
@@ -150,7 +151,7 @@ class OuterSteps:
 
 
 def outer_step(outer: OuterStep, movement: torch.Tensor, momentum: Kept | None, ok: torch.Tensor | None) -> None:
-    """Make of a movement what the outer optimizer adds to the anchor, in place; and the next momentum."""
+    """Make of a movement what the outer optimizer adds to the outer parameters, in place; and the next momentum."""
     if momentum is not None:
         following = torch.add(movement, momentum.here(), alpha=float(outer.momentum))
         momentum.put(following, ok)

@@ -23,8 +23,8 @@ from partreduce.topo.strategies.pairwise import Pairwise
 class PairMeans(OneSided):
     """After each round an active worker meets a random passive neighbor; passive workers never wait.
 
-    The worker's model x lives beside the live parameters and is only touched under a lock: the training loop adds the
-    progress of a round to it and goes on from the result; the side thread averages it with others, meanwhile or in
+    The worker's model x lies next to the live parameters and is only touched under a lock: the training loop adds the
+    progress of a round to it and continues from the result; the side thread averages it with others, meanwhile or in
     between. So gradients are taken at parameters that nobody changes, and an exchange is atomic with respect to the
     optimizer's step. Without overlap an active worker waits for the answer at the end of its round; with it, the
     exchange runs while the next round computes. The pairing is the explored machine of `schedulers.protocols.adpsgd`.

@@ -49,7 +49,7 @@ AnyFlight = TypeVar("AnyFlight", bound=Flight)
 
 
 class LateGradients(GradientMeans, Generic[AnyFlight]):
-    """What pipelines have in common, whether the run ends with a loss or goes on (see `lasting_pipeline`)."""
+    """What pipelines have in common, whether the run ends with a failure or continues (see `lasting_pipeline`)."""
 
     def __init__(self, sync: Pipeline, run: Run) -> None:
         super().__init__(run, divisor=1 if sync.total is GradientReduction.SUM else None)
@@ -126,7 +126,7 @@ class GradientPipeline(LateGradients[_Sent]):
             self.layers.may_begin = self._has_room
 
     def average(self, step: int) -> Arrived:
-        """Let this step's gradients go and put those of K - 1 steps ago in their place; synchronously in the warm-up."""
+        """Let this step's gradients go and put those of K - 1 steps ago in their place; in the warm-up average them."""
         if step < self.sync.warm_up:
             return super().average(step)
         arrived = None

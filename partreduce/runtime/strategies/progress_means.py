@@ -4,11 +4,11 @@ Rounding parameters themselves loses each update that is smaller than their last
 the parameters in every round. So all workers keep a reference r (see `averaging.reference`), equal bit for bit, and a
 group of k members sums the codec of (x_i − r) / k: the decoded sum D has the same bits on all members, and
 
-    mean = r + D,    x ← x + relax · (mean − x),    r ← mean    where the group is everybody.
+    mean = r + D,    x ← x + relaxation · (mean − x),    r ← mean    where the group is everybody.
 
 Rounding then takes from a mean at most the codec's share of the largest x_i − r of a block, which is what steps (and
 the spread that earlier rounds left) have added since the last mean over all. That is why the period of a schedule needs
-a round of all (`StaticGroups.refuses_codec`). Any relax factor of that round will do: r need not be where workers are,
+a round of all (`StaticGroups.refuses_codec`). Any relaxation of that round will do: r need not be where workers are,
 only the same for all and near them, and the mean that all decoded is both.
 
 Which r an operation uses. Claim: when the operation of round k begins, each of its members holds the mean of the last
@@ -18,8 +18,8 @@ round of all before k (or the model of the start, where there was none since).
   ones; r changes only in the commit of a round of all, which all workers take part in.
 * Late: the operation of round k + 1 begins at the end of round k, right after the commit of round k's operation (the
   snapshot of round k + 1 has to contain that commit), and it is the only one in flight until its own commit. So at its
-  beginning r holds means of rounds up to k, as synchronously, and r is still the same when it is committed: one array
-  is enough, and no operation is decoded with another reference than the one that it was begun with.
+  beginning r holds means of rounds up to k, as in synchronous rounds, and r is still the same when it is committed: one
+  array is enough, and no operation is decoded with another reference than the one that it was begun with.
 * The start, and a load: the first round that begins without a reference begins with a copy of worker 0's parameters for
   all, which is sent unless all have it (see `averaging.common_start`). The optimizer's `load_state_dict` drops the
   operation in flight and the reference on every worker; a model that is loaded alone is refused, since the difference
@@ -50,8 +50,8 @@ from partreduce.topo.strategies.base import Averaging
 class ProgressMeans(GroupMeans):
     """Group means of parameters, of which only what was added since the reference is sent.
 
-    Keeps one array of the parameters' size more than `GroupMeans`, late or not: two beside the parameters synchronously
-    (sums and reference), three late or step-normalized (and where the round began).
+    Keeps one array of the parameters' size more than `GroupMeans`, late or not: two besides the parameters where rounds
+    are synchronous (sums and reference), three late or step-normalized (and where the round began).
     """
 
     def __init__(self, run: Run, *, averaging: Averaging, is_delayed: bool) -> None:
@@ -61,7 +61,7 @@ class ProgressMeans(GroupMeans):
         self._codings = Codings.of(transport, len(run.reducer.buckets))
         self._starts_made = 0
         self._is_of_all = False
-        """Whether the operation under way was begun by all who are there then; who is lost since is no matter."""
+        """Whether the operation under way was begun by all who are there then; who has failed since is no matter."""
         self.reference: Reference | None = None
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:

@@ -45,7 +45,7 @@ class Admission:
         self._password = _derived(shared, b"password").hex().encode()
         self._key = _derived(shared, b"header")
         self.socket = context.socket(zmq.REP)
-        """Where libzmq asks about each new connection; whoever polls it calls `answer`."""
+        """Where libzmq asks about each new connection; the thread that polls it calls `answer`."""
         self.socket.bind(ZAP_PLACE)
 
     def guard(self, inbox: Any) -> None:  # noqa: ANN401 - a zmq socket

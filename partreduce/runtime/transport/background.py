@@ -1,4 +1,4 @@
-"""Background: the threads beside a worker's own, none of which may be inside torch when the interpreter ends.
+"""Background: the threads of a worker besides its own, none of which may be inside torch when the interpreter ends.
 
 A thread that comes back from torch's C++ code while the interpreter is being taken down is ended by Python where it
 stands, and C++ answers that with SIGABRT ("terminate called without an active exception"): a run that ended well, or

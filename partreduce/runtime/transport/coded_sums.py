@@ -28,7 +28,8 @@ Bounds = list[tuple[int, int]]
 
 LARGEST_PART, SMALLEST_MESSAGE, PARTS = 8 * 2**20, 2**18, 4
 """A coded tensor goes in at most so many parts of at most so many bytes, of which so many at least go to each member:
-the first stage and the last one of all parts have nothing beside them, and each further part costs its messages."""
+the first stage and the last one of all parts have nothing at the same time, and each further part costs its
+messages."""
 ROOMS = 4
 """Parts that may be under way at the same time: each is in another stage."""
 

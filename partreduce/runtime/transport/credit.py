@@ -5,8 +5,9 @@ what it has ever dealt with, and the difference never passes a bound that both k
 late or twice does no harm. They ride on messages that travel anyway, and go by themselves when half the bound is
 dealt with.
 
-Not libzmq's high-water marks: they count messages and not bytes, hold on both sides beside what TCP's buffers take, and
-a socket that has reached one blocks or drops whatever comes next, the answers behind which the others wait included.
+Not libzmq's high-water marks: they count messages and not bytes, hold on both sides besides what TCP's buffers take,
+and a socket that has reached one blocks or drops whatever comes next, the answers behind which the others wait
+included.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Account(Generic[Item]):
         return not full
 
     def hold_newest(self, item: Item, replaces: Callable[[Item], bool]) -> None:
-        """Let an item without payload wait in the place of one that it replaces, or else beside what waits."""
+        """Let an item without payload wait in the place of one that it replaces, or else after what waits."""
         for place, (other, num_bytes) in enumerate(self._waiting):
             if not num_bytes and replaces(other):
                 self._waiting[place] = (item, 0)

@@ -1,4 +1,4 @@
-"""Forms: how the groups of a run add up, as the schedule or the user asks, and the world whose groups do so."""
+"""Algorithms: how the groups of a run add up, as the schedule or the user asks, and the world whose groups do so."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 
 def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) -> AllReduceAlgorithm:
-    """The form that the user asks for.
+    """The algorithm that the user asks for.
 
     Raises:
-        InputError: no such form.
+        InputError: no such algorithm.
         MissingDependencyError: CUDA tensors that go over gloo.
     """
     try:
         chosen = AllReduceAlgorithm(algorithm)
     except ValueError:
         raise InputError(
-            f"form: {algorithm!r} is not one of {', '.join(one.value for one in AllReduceAlgorithm)}"
+            f"algorithm: {algorithm!r} is not one of {', '.join(one.value for one in AllReduceAlgorithm)}"
         ) from None
     if chosen is AllReduceAlgorithm.HIERARCHICAL:
-        check_stages_over_gloo("form: 'hierarchical'", device, "leave form at ring")
+        check_stages_over_gloo("algorithm: 'hierarchical'", device, "leave algorithm at ring")
     return chosen
 
 
@@ -46,7 +46,7 @@ def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> Non
 
 
 def formed(world: World, algorithm: AllReduceAlgorithm, cluster: Cluster) -> World:
-    """The world whose groups have this form: the given one for rings, else one beside it, made once per cluster."""
+    """The world whose groups add up so: the given one for rings, else a second one, made once per cluster."""
     if algorithm is AllReduceAlgorithm.RING:
         return world
     assert isinstance(world, GroupTable), "what makes groups"

@@ -28,7 +28,7 @@ class GlooWorld(GroupTable):
     def __init__(
         self, store: Store, rank: int, size: int, timeout: timedelta, *, max_groups: int = MAX_GROUPS, attempt: int = 1
     ) -> None:
-        """Join; `attempt` counts, alike on all workers, the worlds of a process that starts afresh after a failure."""
+        """Join; `attempt` counts, equal on all workers, the worlds of a process that starts afresh after a failure."""
         # Addresses that a failed attempt left in the store belong to connections that are gone.
         prefix = "partreduce/group" if attempt == 1 else f"partreduce/group/attempt-{attempt}"
         super().__init__(store, rank, size, timeout, prefix=prefix, max_groups=max_groups)
@@ -47,7 +47,7 @@ class GlooWorld(GroupTable):
     def begin_anew(self, name: str) -> None:
         """Destroy all groups; those that are made from now on meet at another place of the store.
 
-        Their end goes on meanwhile: gloo closes a group's connections one by one, each when it looks next, which it
+        Their end continues meanwhile: gloo closes a group's connections one by one, each when it looks next, which it
         does every 10 ms.
         """
         self.destroy(self._members(), seconds=0.0)
@@ -73,7 +73,8 @@ class GlooWorld(GroupTable):
         """Gloo's own limit of an operation; None for the one with which a group connects.
 
         Gloo counts the time in which this process was stopped. So where a run waits by limits of its own (see `Wait`),
-        gloo's is one that does not come first. A group that the others go on without keeps its memory until it is over.
+        gloo's is one that does not come first. A group that the others continue without keeps its memory until it is
+        over.
         """
         if is_for_a_while:
             return self.timeout

@@ -2,9 +2,9 @@
 
 At once, everybody hears from all others at the same time. What they send before they know how full the way is meets in
 the queue of one link; if it does not fit, packets are lost, which their senders notice after 0.2 s or more (TCP incast:
-Phanishayee et al., FAST 2008), and even if it fits, what tells them to go on waits in the same queues. So long messages
-go as in MPICH (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005,
-section 4.4, pairwise exchange), by rank + i in round i; short ones at once, which costs the fewest latencies.
+Phanishayee et al., FAST 2008), and even if it fits, what tells them to continue waits in the same queues. So long
+messages go as in MPICH (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH,
+2005, section 4.4, pairwise exchange), by rank + i in round i; short ones at once, which costs the fewest latencies.
 
 A worker sends its next message when those of all rounds but the last `AHEAD` have come, so that one who is late is
 waited for by few, and no more than about so many senders meet at one link.

@@ -27,7 +27,7 @@ class InThread(LimitedWork):
         try:
             for work in works:
                 work.wait()
-        except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
+        except Exception as error:  # noqa: BLE001 - the thread that waits for it raises it
             self._problem = str(error) or type(error).__name__
 
     def is_completed(self) -> bool:

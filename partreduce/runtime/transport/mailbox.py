@@ -2,19 +2,20 @@
 
 pyzmq carries them and not gloo: a gloo send blocks until its receive is posted, cannot be polled, and one receive that
 times out destroys the group. Every worker binds one inbox and connects to a peer when it first writes to it. A side
-thread reads the inbox and hands what arrives to the strategy. Whoever sends gives his message to libzmq himself, one
-at a time: to wake another thread for that would take longer than a small message does.
+thread reads the inbox and hands what arrives to the strategy. A thread that sends gives its message to libzmq itself,
+one at a time: to wake another thread for that would take longer than a small message does.
 
 What may be on its way to a worker is bounded (see `credit`): the receiver grants what it has dealt with, so that a slow
-or stopped one makes its senders wait, until it goes on, is known to be gone, or the timeout has passed. The side thread
-itself never waits for room, or two workers could wait for each other: what `deliver` sends is held back, and as much as
-the bound again may be, which is a matter of the protocol; more ends the side thread with an error. Nothing is dropped.
+or stopped one makes its senders wait, until it continues, is known to be gone, or the timeout has passed. The side
+thread itself never waits for room, or two workers could wait for each other: what `deliver` sends is held back, and as
+much as the bound again may be, which is a matter of the protocol; more ends the side thread with an error. Nothing is
+dropped.
 
 A small message that is urgent takes a connection of its own, or it would wait until all arrays that were sent before it
 have traveled. Each of the two connections keeps its order; grants take the urgent one, as totals in any order.
 
 Only workers of the run can connect and write (see `admission`); whatever else arrives is dropped unread. If the side
-thread ends for any reason but `close`, whoever waits or sends is told.
+thread ends for any reason but `close`, every thread that waits or sends is told.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class Mailbox:
         Raises:
             UnavailableError: the receiver never left its address, or the side thread has ended; in `deliver`, as many
                 messages wait for the receiver as may.
-            GoneError: the receiver can no longer make room, or did not within the timeout.
+            PeerGoneError: the receiver can no longer make room, or did not within the timeout.
         """
         message = self._addressed(to, kind, numbers, payload, urgent=urgent)
         assert self.bound.holds(message.num_bytes), "max_bytes is that of the largest message"
@@ -192,7 +193,7 @@ class Mailbox:
         """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
 
         It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
-        whoever goes on without a receiver that takes nothing can do so for ever.
+        a sender that continues without a receiver that takes nothing can do so for ever.
 
         Raises:
             UnavailableError: the receiver never left its address, or the side thread has ended.
@@ -220,7 +221,7 @@ class Mailbox:
         """Say so.
 
         Raises:
-            GoneError: no message comes any more.
+            PeerGoneError: no message comes any more.
         """
         if self._failure is not None:
             raise PeerGoneError(f"a message could not be delivered ({self._cause})")
@@ -244,7 +245,7 @@ class Mailbox:
         """Wait until messages made `done` true.
 
         Raises:
-            GoneError: a member can no longer answer, the timeout passed, or delivery failed.
+            PeerGoneError: a member can no longer answer, the timeout passed, or delivery failed.
         """
         self._wait(done, heartbeat, members, round_)
 

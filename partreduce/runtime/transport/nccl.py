@@ -99,7 +99,7 @@ class NcclWorld(GroupTable):
             return make(PrefixStore(place, self.store), members.index(self.rank), len(members), options)
 
     def on_host(self) -> World:
-        """The same workers over gloo: for rows of tables, and for sums that a thread beside the training carries out.
+        """The same workers over gloo: for rows of tables, and for sums that are not the training thread's.
 
         NCCL from a second thread that waits for absent peers would hold the device, and the order of launches on it
         would differ between workers.
@@ -145,7 +145,7 @@ def _abort(backends: list[Any]) -> None:
 
 @contextlib.contextmanager
 def _errors_are_ours() -> Iterator[None]:
-    """Inside, a new NCCL backend reports a lost peer to nobody, so that we do; by default torch ends the process."""
+    """Inside, a new NCCL backend reports a failed peer to nobody, so that we do; by default torch ends the process."""
     if NCCL_TEARS_DOWN in os.environ:
         yield
         return

@@ -25,7 +25,7 @@ STAGES = "partreduce/stage"
 NOT_STARTED = "has not started a round"
 """What a worker says first; between that and its next sign it may do many rounds."""
 MEMBERSHIP = "partreduce/membership"
-"""Below all prefixes workers vote here and read who goes on after a loss (see `launcher.views`), under these keys."""
+"""Below all prefixes workers vote here and read who continues after failures (see `launcher.views`)."""
 JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
 """There, too: the launcher asks for what workers have measured, they answer, and what it has planned from that."""
 LAST_WORDS_SECONDS = 0.2
@@ -40,7 +40,7 @@ SHARE = 8
 class Pauses:
     """Between questions of one wait to the store: the longer it waits the longer they are.
 
-    All workers wait for the launcher at one time, on cores that they share with it and with whoever they wait for.
+    All workers wait for the launcher at one time, on cores that they share with it and with those that they wait for.
     """
 
     def __init__(self) -> None:

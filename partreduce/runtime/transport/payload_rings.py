@@ -1,6 +1,6 @@
 """Payload rings: the updates that a worker's in-neighbors sent ahead of it, in as many places as were proved to do.
 
-The protocol object counts updates; their numbers lie here, beside it. An in-neighbor's ring has exactly the proved
+The protocol object counts updates; their numbers lie here. An in-neighbor's ring has exactly the proved
 capacity (`verify.gap_bounds`), and the update of step k lies in place k mod capacity (Hop, section 6.1). Steps are
 compared before a place is written, so that an update that does not fit is noticed and replaces nothing: it is late and
 dropped, or, where every sender keeps the protocol, cannot be. Under staleness one place does: the newest replaces.
@@ -121,7 +121,7 @@ class PayloadRings:
     def retire(self, before: int) -> None:
         """The updates of steps before this one are over: their places are free, and what comes of them is dropped.
 
-        To be called before any message goes out that lets an in-neighbor go on.
+        To be called before any message goes out that lets an in-neighbor continue.
         """
         with self._lock:
             self._before = max(self._before, before)

@@ -145,7 +145,7 @@ def default_world(
         store = NamedPrefixStore(f"replicas-at-{ranks[0]}", store, processes)
     check(store, rank, size)
     global _attempts  # noqa: PLW0603 - the count belongs to the process, as the worlds do
-    _attempts += 1  # counted alike on all workers: a failure here is one of all
+    _attempts += 1  # counted equal on all workers: a failure here is one of all
     if kind == "cpu":
         world: World = GlooWorld(store, rank, size, timeout, attempt=_attempts)
     else:

@@ -2,7 +2,7 @@
 
 A stage begins when the one before it has ended, so somebody has to wait between them. On the CPU it is a thread, which
 has groups of its own for it, so that nothing else comes between its operations. On a device it is a stream: the host
-queues all stages and goes on.
+queues all stages and continues.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Stages(ABC):
                 try:
                     with torch.no_grad():
                         self.sum(tensor, coding)
-                except Exception as error:  # noqa: BLE001 - whoever waits for it raises it
+                except Exception as error:  # noqa: BLE001 - the thread that waits for it raises it
                     self._failure = str(error) or type(error).__name__
             work.end(self._failure)
             del call, tensor, coding, work

@@ -1,9 +1,9 @@
 """StoreLine: this process's own connection to the run's store, on which no question waits for ever.
 
 torch's client has no deadline of its own for most calls, and one that blocks (while gloo waits for an address, say)
-holds up all others on the same client. So a thread with a client of its own asks, and whoever wants to know waits for
-it at most as long as the run waits for anything. A line that broke or was silent for so long stays lost: a store that
-went away has forgotten what it was told.
+holds up all others on the same client. So a thread with a client of its own asks, and a thread that wants to know waits
+for it at most as long as the run waits for anything. A line that broke or was silent for so long stays lost: a store
+that went away has forgotten what it was told.
 """
 
 from __future__ import annotations

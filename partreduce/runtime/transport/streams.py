@@ -1,6 +1,6 @@
 """Streams: where the copies and sums of group operations run, and how the host learns that they have ended.
 
-On CPU that is the calling thread itself. On a CUDA device it is a stream beside the user's: the host only queues work
+On CPU that is the calling thread itself. On a CUDA device it is a stream next to the user's: the host only queues work
 there and runs ahead. What is read by either stream must be waited for by the other; `side` and `rejoin` do that, and
 nothing else in the run-time orders streams. A world gives its own streams (`World.streams`), so that tests may stand in
 for a device.
@@ -36,14 +36,14 @@ class Streams:
     """Whether the host may be ahead of the device, so that it must not look at a result."""
 
     def side(self) -> contextlib.AbstractContextManager[object]:
-        """Inside, work is queued beside the user's stream, after what that one has queued."""
+        """Inside, work is queued next to the user's stream, after what that one has queued."""
         return contextlib.nullcontext()
 
     def rejoin(self) -> None:
-        """Let the user's stream wait for what was queued beside it."""
+        """Let the user's stream wait for what was queued there."""
 
     def another(self) -> Streams:
-        """The same device with another stream beside the user's."""
+        """The same device with another stream next to the user's."""
         return self
 
     def follow(self, mark: Marker) -> None:

@@ -4,7 +4,7 @@ It has the face of a communicator, so that a synchronous server reuses tags, dea
 A shard is added in rank order as soon as the next rank's part is there, so that the sum is the same in every run.
 Coded pieces are decoded, added in float32 and coded once more; the host's own worker takes the code, too.
 
-Each worker moves its model once out and once in; each host its shard n − 1 times out and in. Nothing is copied beside
+Each worker moves its model once out and once in; each host its shard n − 1 times out and in. Nothing is copied besides
 that: uncoded parts travel from the array that is summed, which holds still until its sum is there, and are added up
 where the first one arrived.
 """

@@ -1,8 +1,8 @@
 """Updates: a worker's parameters as they were at one step, on their way to its out-neighbors.
 
 They are copied once a step for all neighbors, into memory that is used again (`arrays.Snapshots`): what travels never
-changes, and training goes on at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for memory that
-the C library keeps: beyond 32 MB glibc takes every array from the system anew, and a bare transfer of 50 MB took 30 ms
+changes, and training continues at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for memory that
+the C library keeps: beyond 32 MB glibc takes every array from the system again, and a bare transfer of 50 MB took 30 ms
 where its memory had to be touched for the first time, 17 ms where not. Smaller parts, of which the first would travel
 while the next is copied, cost more in messages than they hide.
 
@@ -78,7 +78,7 @@ class Layout:
     def bound(self, capacities: Sequence[int], small: int) -> Bound:
         """What may be on the way between two neighbors: one that keeps the protocol never waits for room.
 
-        At most a proved capacity of updates is on the way to either side and `small` other messages beside them. Twice
+        At most a proved capacity of updates is on the way to either side and `small` other messages. Twice
         as much may be, as up to half of it may have been dealt with and not granted (see `credit`).
         """
         most = max(capacities, default=1)
@@ -126,7 +126,7 @@ class UpdateSender:
         Each part comes as a message with the numbers (part, *numbers of that neighbor).
 
         Raises:
-            UnavailableError, GoneError: as `Mailbox.send`.
+            UnavailableError, PeerGoneError: as `Mailbox.send`.
         """
         for index, views in enumerate(self._copied(arrays)):
             frames = [self.mailbox.shared(view) for view in views]

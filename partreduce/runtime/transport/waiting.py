@@ -180,7 +180,7 @@ class Wait(PeerWatch):
         """Called between two pauses, several times a second.
 
         Raises:
-            GoneError: there is nothing to wait for any more, or it took too long.
+            PeerGoneError: there is nothing to wait for any more, or it took too long.
         """
         if self.is_due():
             why = self._heartbeat.gone(self._members, self._round) if self._why is None else self._why()
@@ -200,7 +200,7 @@ class Wait(PeerWatch):
         """Wait for what another thread brings about, which it tells the condition; `done` is asked under its lock.
 
         Raises:
-            GoneError: as `look`.
+            PeerGoneError: as `look`.
         """
         while True:
             with condition:

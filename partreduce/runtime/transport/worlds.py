@@ -103,7 +103,7 @@ class GroupTable(ABC):
         self.prefix = prefix
         self._groups: dict[tuple[int, ...], Communicator] = {}
         self._further: dict[tuple[tuple[int, ...], str], Communicator] = {}
-        """Communicators beside those of the groups, by members and name; destroyed together with them."""
+        """Communicators besides those of the groups, by members and name; destroyed together with them."""
         self._streams: dict[torch.device, Streams] = {}
         self._instances = 0
         self.abandoned = False
@@ -302,7 +302,7 @@ class GroupTable(ABC):
             ending.join(max(0.0, deadline - time.monotonic()))
 
     def destroy_with(self, ranks: Iterable[int]) -> None:
-        """Destroy the groups that a lost worker was in."""
+        """Destroy the groups that a failed worker was in."""
         gone = frozenset(ranks)
         self.destroy([members for members in self._members() if not gone.isdisjoint(members)])
 

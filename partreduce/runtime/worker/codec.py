@@ -38,9 +38,9 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
         return schedule if transport == strategy.transport else _with_transport(schedule, transport)
     if transport.where is CodecScope.ACROSS_NODES and algorithm is not transport.algorithm:
         raise InputError(
-            f"form: is {algorithm}; the schedule's codec {transport.codec} is for what crosses the nodes, and only "
-            f"{transport.algorithm} has "
-            "such a stage; leave form out, or give a codec too, which is then for everything"
+            f"algorithm: is {algorithm}; the schedule's codec {transport.codec} is for what crosses the nodes, and "
+            f"only {transport.algorithm} has such a stage; leave algorithm out, or give a codec too, which is then for "
+            "everything"
         )
     if transport.codec.has_blocks:
         check_stages_over_gloo(f"codec: '{transport.codec}'", device, "use bfloat16 or float16")

@@ -24,7 +24,7 @@ def test_a_framework_with_a_schedule_trains_evaluates_and_saves_as_a_loop_by_han
         assert by_hand["own"] != pytest.approx(by_hand["mean"], abs=1e-4), "so that it can be told which was taken"
         assert one.get("seen", by_hand["mean"]) == pytest.approx(by_hand["mean"], abs=1e-6)
         assert "clips each worker's own gradient" in one["clipped"]
-        assert "different numbers of steps" in one["paced"]
+        assert "different numbers of steps" in one["unequal"]
         assert "2 optimizers" in one.get("several", "2 optimizers")
     saved = next(one["saved"] for one in reports if one["rank"] == 0)
     assert saved == pytest.approx(reports[0]["by_hand"]["mean"], abs=1e-6)

@@ -36,7 +36,7 @@ def test_the_others_go_on_without_a_lost_replica_and_take_it_back(result):
     ("case", "text"),
     [
         ("groups", "is of kind 'static', and a Manager sums over all replicas of its quorum"),
-        ("gradients", "torchft's own DistributedDataParallel with its Optimizer; take a steps_per_round above 1"),
+        ("gradients", "torchft's own DistributedDataParallel with its Optimizer; take steps_per_round above 1"),
         ("worker_steps", "has steps per round of their own, which needs DistributedOptimizer"),
         ("late", "has late merges, which needs DistributedOptimizer"),
         ("merged", "has late merges, which needs DistributedOptimizer"),

@@ -71,13 +71,13 @@ def test_exact_cases_make_no_rounding_error():
         assert (scaled == scaled.round()).all(), f"seed {seed} leaves less than 3 bits of room"
 
 
-@pytest.mark.parametrize("fault", ["relax ignored", "overlap applied late", "wrong divisor"])
+@pytest.mark.parametrize("fault", ["relaxation ignored", "delay applied late", "wrong divisor"])
 def test_a_seeded_fault_is_found(ranks, monkeypatch, fault):
     """The comparison above can fail: each fault in the commit is noticed within a few schedules."""
     mean = group_means.commit_mean
-    if fault == "relax ignored":
+    if fault == "relaxation ignored":
         monkeypatch.setattr(group_means, "commit_mean", lambda b, sums, _relaxation, ok, **_: mean(b, sums, 1.0, ok))
-    elif fault == "overlap applied late":
+    elif fault == "delay applied late":
         monkeypatch.setattr(
             group_means, "commit_delayed", lambda b, sums, _, relaxation, ok: mean(b, sums, relaxation, ok)
         )

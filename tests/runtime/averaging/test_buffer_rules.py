@@ -13,11 +13,11 @@ from torch.nn.utils import spectral_norm as old_spectral_norm
 from helpers.warm import WARM
 from partreduce.runtime.averaging.buffer_rules import (
     KINDS,
-    AllReduceAlgorithm,
     BufferRule,
+    BufferSpec,
     Values,
     buffer_kind,
-    check_form,
+    check_spec,
     values_of,
 )
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
@@ -154,11 +154,11 @@ def test_values_are_those_of_a_mask_where_there_are_zeros_and_ones(values, looks
 )
 def test_a_buffer_of_another_form_is_refused_by_name(now, said):
     with pytest.raises(InputError, match=f"buffer 'net.seen': {said}"):
-        check_form("net.seen", now, AllReduceAlgorithm.of(torch.zeros(3)), 2)
+        check_spec("net.seen", now, BufferSpec.of(torch.zeros(3)), 2)
 
 
 def test_a_float_may_become_a_float_of_another_width():
-    check_form("seen", torch.zeros(3).double(), AllReduceAlgorithm.of(torch.zeros(3)), 0)
+    check_spec("seen", torch.zeros(3).double(), BufferSpec.of(torch.zeros(3)), 0)
 
 
 # Masks.
@@ -318,7 +318,7 @@ def test_a_buffer_that_grew_is_refused_by_name_in_every_place(ranks, kind, place
         }
         with pytest.raises(InputError) as refused:
             places[place]()
-        model.grow(6)  # as it should be, with which the run goes on
+        model.grow(6)  # as it should be, with which the run continues
         train(model, optimizer, 2)
         optimizer.finish()
         return str(refused.value)

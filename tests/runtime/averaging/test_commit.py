@@ -7,7 +7,7 @@ import torch
 
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.bucket import Bucket, Piggybacked, Slot
-from partreduce.runtime.averaging.buffer_rules import AllReduceAlgorithm, BufferRule
+from partreduce.runtime.averaging.buffer_rules import BufferRule, BufferSpec
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, only_where, replace_where, rescale_progress
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.gradients import averaged_are_finite, commit_gradients, load_gradients, unscale
@@ -36,12 +36,12 @@ def leaf(*values):
 
 
 def tensor(name, value, start, rule=BufferRule.MEAN):
-    return Piggybacked(name, AllReduceAlgorithm.of(value), start, rule, lambda: value)
+    return Piggybacked(name, BufferSpec.of(value), start, rule, lambda: value)
 
 
 def missing_state(start):
-    algorithm = AllReduceAlgorithm((1,), torch.float64, torch.strided)
-    return Piggybacked("exp_avg:w", algorithm, start, BufferRule.MEAN, lambda: None)
+    spec = BufferSpec((1,), torch.float64, torch.strided)
+    return Piggybacked("exp_avg:w", spec, start, BufferRule.MEAN, lambda: None)
 
 
 @pytest.mark.parametrize("swap", [False, True])

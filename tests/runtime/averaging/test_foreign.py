@@ -150,13 +150,13 @@ def trained(world, schedule, *, before, part=False, closure=False, syncs=True):
 
 @pytest.mark.parametrize("schedule", [PAIRS, GRADIENTS], ids=lambda one: one.name)
 @pytest.mark.parametrize(
-    "transport",
+    "misuse",
     [{"before": True}, {"before": False}, {"before": True, "part": True}, {"before": True, "closure": True}],
     ids=str,
 )
 @pytest.mark.usefixtures("group")
-def test_a_data_parallel_wrapper_elsewhere_is_noticed_in_the_first_step(ranks, schedule, transport):
-    said = refusal(ranks, lambda world: trained(world, schedule, **transport))
+def test_a_data_parallel_wrapper_elsewhere_is_noticed_in_the_first_step(ranks, schedule, misuse):
+    said = refusal(ranks, lambda world: trained(world, schedule, **misuse))
     assert "runs inside a DistributedDataParallel, which has averaged the gradients before step()" in said
     assert said.endswith("train the bare model")
 
@@ -173,14 +173,14 @@ class CallsParts(torch.nn.Module):
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("transport", ["around a part", "calls the parts"])
+@pytest.mark.parametrize("place", ["around a part", "calls the parts"])
 @pytest.mark.usefixtures("group")
-def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, transport, before):
+def test_a_data_parallel_wrapper_of_parts_is_noticed_in_the_first_step(ranks, place, before):
     def act(world):
         model = network()
 
         def wrapped():
-            if transport == "calls the parts":
+            if place == "calls the parts":
                 return DistributedDataParallel(CallsParts(model))
             model[0] = DistributedDataParallel(model[0])
             return model

@@ -245,7 +245,7 @@ def test_a_pipeline_lets_segments_leave_once_the_oldest_sum_is_there(ranks, monk
 
 
 def refused(world, misuse, *, words, sync=None, again=True):
-    """Misuse a step on all workers; afterwards, the run goes on as if that step had not been."""
+    """Misuse a step on all workers; afterwards, the run continues as if that step had not been."""
     sizes = (64, 100)
     model = Ladder(sizes)
     optimizer = wrapped(world, model, sync=sync, lr=1.0, momentum=0.0)

@@ -84,17 +84,17 @@ def files_in_mid_run(name, world):
             moving = AveragedModel(model)
             moving.update_parameters(model)
             made = {"model": model, "copy": copy.deepcopy(model), "moving": moving, "part": model[:2]}
-            files |= {f"{name} {step} {payload}": saved_bytes(one, inputs) for payload, one in made.items()}
+            files |= {f"{name} {step} {what}": saved_bytes(one, inputs) for what, one in made.items()}
             with optimizer.mean_model() as mean:
                 files[f"{name} {step} mean"] = saved_bytes(mean, inputs)
                 files[f"{name} {step} copy of mean"] = saved_bytes(copy.deepcopy(mean), inputs)
-            for payload, state in {
+            for what, state in {
                 "model": model.state_dict(), "plain": plain.state_dict(), "copy of plain": copy.deepcopy(plain),
                 "pickled plain": plain, "scheduler": scheduler.state_dict(), "scaler": scaler.state_dict(),
                 "parameters": list(model.parameters()),
             }.items():  # fmt: skip
                 torch.save(state, buffer := io.BytesIO())
-                others[f"{name} {step} {payload}"] = buffer.getvalue()
+                others[f"{name} {step} {what}"] = buffer.getvalue()
         optimizer.zero_grad()
         scaler.scale(model(inputs).square().mean()).backward()
         scaler.step(optimizer)

@@ -37,7 +37,7 @@ def nested(**options):
     return Schedule("nested", Cluster.regular(2, 2), StaticGroups(phases=GroupPhases(phases), **options))
 
 
-class PlanRequest:
+class Job:
     """One worker's small training: two kinds of numbers, momentum, its own data."""
 
     def __init__(self, world, schedule, **options):
@@ -80,7 +80,7 @@ SYNCS = pytest.mark.parametrize("sync", [Synchronous(), DelayedAveraging()], ids
 @SYNCS
 def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, sync):
     def work(world):
-        job = PlanRequest(world, nested(sync=sync))
+        job = Job(world, nested(sync=sync))
         seen = []
         for _ in range(6):
             job.train(1)
@@ -100,7 +100,7 @@ def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, s
 @SYNCS
 def test_a_mean_model_changes_nothing(ranks, sync):
     def work(world, looks):
-        job = PlanRequest(world, nested(sync=sync))
+        job = Job(world, nested(sync=sync))
         for _ in range(5):
             job.train(1)
             if looks:
@@ -119,12 +119,12 @@ def test_a_resumed_run_is_bit_for_bit_the_same(ranks, tmp_path, sync, saved):
     """Saved between two means over all, where the reference is no worker's model any more."""
 
     def whole(world):
-        job = PlanRequest(world, nested(sync=sync)).train(saved)
+        job = Job(world, nested(sync=sync)).train(saved)
         save_checkpoint(job.optimizer, tmp_path)
         return job.train(4).values()
 
     def resumed(world):
-        job = PlanRequest(world, nested(sync=sync))
+        job = Job(world, nested(sync=sync))
         load_checkpoint(job.optimizer, tmp_path)
         return job.train(4).values()
 
@@ -137,7 +137,7 @@ def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
     """Also where each worker loads another model: worker 0's is the reference then, and the mean is right."""
 
     def work(world):
-        job = PlanRequest(world, nested()).train(3)
+        job = Job(world, nested()).train(3)
         states = job.model.state_dict(), job.optimizer.state_dict()
         job.train(2)
         states[0]["0.weight"].add_(world.rank)
@@ -166,7 +166,7 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
         return original(self, tensor)
 
     def work(world):
-        job = PlanRequest(world, nested())
+        job = Job(world, nested())
         if apart and world.rank == 2:
             with torch.no_grad():
                 next(job.model.parameters()).add_(1.0)
@@ -186,7 +186,7 @@ def test_a_start_is_sent_only_where_workers_are_not_equal_yet(ranks, monkeypatch
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
 def test_a_model_that_is_loaded_alone_is_refused(ranks):
     def work(world):
-        job = PlanRequest(world, nested()).train(1)
+        job = Job(world, nested()).train(1)
         job.model.load_state_dict(job.model.state_dict())
         job.train(1)
 
@@ -198,7 +198,7 @@ def test_a_model_that_is_loaded_alone_is_refused(ranks):
 @pytest.mark.parametrize("field", ["round", "starts"])
 def test_workers_with_different_references_end_in_an_error_that_names_them(ranks, sync, field):
     def work(world):
-        job = PlanRequest(world, nested(sync=sync), timeout=60)
+        job = Job(world, nested(sync=sync), timeout=60)
         start = job.optimizer.runner._start_sum
 
         def with_another(step, round_, group):
@@ -225,7 +225,7 @@ def test_workers_with_different_references_end_in_an_error_that_names_them(ranks
 
 def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
     def work(world):
-        job = PlanRequest(world, nested(), timeout=60).train(4)
+        job = Job(world, nested(), timeout=60).train(4)
         if world.rank == 1:
             job.optimizer.load_state_dict(job.optimizer.state_dict())
         try:
@@ -242,7 +242,7 @@ def test_one_worker_that_loads_alone_ends_in_an_error_of_all(ranks):
 
 def test_workers_without_data_take_part_in_every_round(ranks):
     def work(world):
-        job = PlanRequest(world, nested(steps_per_round=1))
+        job = Job(world, nested(steps_per_round=1))
         with job.optimizer.join():
             job.train([0, 3, 5, 8][world.rank])
         return job.optimizer.round, job.references(), job.optimizer.runner.reference.version
@@ -256,7 +256,7 @@ def test_groups_inside_a_node_send_plain_parameters_where_only_nodes_are_crossed
     transport = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.INT8, where=CodecScope.ACROSS_NODES)
 
     def work(world):
-        job = PlanRequest(world, nested(transport=transport))
+        job = Job(world, nested(transport=transport))
         begun, begin = [], job.optimizer.run.reducer.begin
 
         def noted(kind, step, round_, group, **options):
@@ -293,7 +293,7 @@ def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
         assert complaint(case, histories) is None, f"seed {seed}"
 
 
-@pytest.mark.parametrize("fault", ["parameters themselves", "an old reference", "relax ignored"])
+@pytest.mark.parametrize("fault", ["parameters themselves", "an old reference", "relaxation ignored"])
 def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
     if fault == "parameters themselves":
         monkeypatch.setattr(ProgressMeans, "_start_sum", GroupMeans._start_sum)

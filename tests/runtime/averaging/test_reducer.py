@@ -95,7 +95,7 @@ def test_two_threads_run_operations_on_two_communicators(ranks, tmp_path):
 
 
 def test_when_one_thread_fails_the_other_learns_it(ranks):
-    """Both operations' groups are destroyed at once, whoever of the two notices first."""
+    """Both operations' groups are destroyed at once, no matter which of the two notices first."""
 
     def work(world):
         pair = Group((world.rank // 2 * 2, world.rank // 2 * 2 + 1))

@@ -37,7 +37,7 @@ def test_ones_stay_ones_over_many_averages():
 
 
 def test_what_is_added_can_be_formed_beside_the_parameters():
-    """So that whoever interrupts an average finds them as they were, or averaged, and nothing between."""
+    """So that an interruption of an average finds them as they were, or averaged, and nothing between."""
     own, others = torch.tensor([4.0, 8.0]), [torch.tensor([8.0, 0.0]), torch.tensor([0.0, 4.0])]
     change, layout = torch.full((2,), float("nan")), Layout([own])
     add_updates([own], [[other] for other in others], [0.5, 0.25], layout, into=[change])

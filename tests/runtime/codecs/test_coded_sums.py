@@ -177,7 +177,7 @@ STAGES = [("ring", stage) for stage in range(4)] + [("hierarchical", stage) for 
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("form", "stage"), STAGES if CASES > 1000 else [STAGES[1], STAGES[3], STAGES[8]])
+@pytest.mark.parametrize(("algorithm", "stage"), STAGES if CASES > 1000 else [STAGES[1], STAGES[3], STAGES[8]])
 def test_a_worker_killed_in_any_stage_is_named_and_nobody_takes_half_a_sum(driver, algorithm, stage):
     answer = driver.run(f"killed in {algorithm} {stage}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
@@ -258,7 +258,7 @@ def test_long_tensors_go_in_parts_and_keep_what_is_left_over_of_each(ranks, monk
 
 
 @pytest.mark.parametrize("codec", [Codec.INT8, Codec.FLOAT16])
-@pytest.mark.parametrize("form", [AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL])
+@pytest.mark.parametrize("algorithm", [AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL])
 def test_a_tensor_in_parts_has_the_sums_of_its_parts(ranks, monkeypatch, algorithm, codec):
     """Nine parts, of which several are under way at the same time."""
     monkeypatch.setattr(module_of_sums, "LARGEST_PART", 4096)

@@ -32,14 +32,21 @@ from partreduce.verify import Status, checker, prove
 BLOCK = 8
 LENGTH = 40 * BLOCK  # longer than what goes uncoded
 CLUSTER = Cluster.regular(2, 2)
-IN_16 = [Transport(algorithm=algorithm, codec=codec, where=where)
-         for codec in (Codec.FLOAT16, Codec.BFLOAT16)
-         for algorithm, where in ((AllReduceAlgorithm.RING, CodecScope.ALL), (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ALL),
-                             (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
-IN_8 = [Transport(algorithm=algorithm, codec=codec, where=where, block=BLOCK)
-        for codec in (Codec.INT8, Codec.INT4)
-        for algorithm, where in ((AllReduceAlgorithm.RING, CodecScope.ALL), (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ALL),
-                            (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ACROSS_NODES))]  # fmt: skip
+PLACES = [
+    (AllReduceAlgorithm.RING, CodecScope.ALL),
+    (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ALL),
+    (AllReduceAlgorithm.HIERARCHICAL, CodecScope.ACROSS_NODES),
+]
+IN_16 = [
+    Transport(algorithm=algorithm, codec=codec, where=where)
+    for codec in (Codec.FLOAT16, Codec.BFLOAT16)
+    for algorithm, where in PLACES
+]
+IN_8 = [
+    Transport(algorithm=algorithm, codec=codec, where=where, block=BLOCK)
+    for codec in (Codec.INT8, Codec.INT4)
+    for algorithm, where in PLACES
+]
 
 
 def adversaries(transport, num_members):

@@ -30,7 +30,7 @@ from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
 _building = threading.Lock()
 MEMBERS = 4
 CLUSTER = Cluster.regular(2, 2)
-HOWS = {
+TRANSPORTS = {
     "float16": Transport(codec=Codec.FLOAT16),
     "bfloat16 across": Transport(
         algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16, where=CodecScope.ACROSS_NODES
@@ -57,7 +57,7 @@ def network():
 
 
 class Training:
-    """One worker's training on its own numbers, which can stop and go on."""
+    """One worker's training on its own numbers, which can stop and continue."""
 
     def __init__(self, world, plan, **options):
         self.model = network()
@@ -104,10 +104,10 @@ def trained(world, plan, steps=12, **options):
     return losses, training.end()
 
 
-@pytest.mark.parametrize("name", HOWS)
+@pytest.mark.parametrize("name", TRANSPORTS)
 def test_replicas_stay_equal_and_losses_near(ranks, name):
     def work(world):
-        return trained(world, plan_of(HOWS[name])), trained(world, Schedule("plain", CLUSTER, AllReduce()))
+        return trained(world, plan_of(TRANSPORTS[name])), trained(world, Schedule("plain", CLUSTER, AllReduce()))
 
     results = ranks.run(MEMBERS, work)
     for (losses, weights), (wanted, _) in results:
@@ -120,7 +120,7 @@ def test_replicas_stay_equal_and_losses_near(ranks, name):
 @pytest.mark.parametrize("hosts", [(0,), (1, 3)])
 def test_a_synchronous_server_carries_codes_both_ways(ranks, name, hosts):
     def work(world):
-        plan = plan_of(HOWS[name], Server, hosts=hosts)
+        plan = plan_of(TRANSPORTS[name], Server, hosts=hosts)
         return trained(world, plan), trained(world, Schedule("plain", CLUSTER, AllReduce()))
 
     results = ranks.run(MEMBERS, work)
@@ -132,7 +132,7 @@ def test_a_synchronous_server_carries_codes_both_ways(ranks, name, hosts):
 
 @pytest.mark.parametrize("name", ["int8 feedback", "int8 hierarchical feedback", "server"])
 def test_a_resumed_run_has_the_same_bits(ranks, tmp_path, name):
-    plan = plan_of(HOWS["int8 feedback"], Server, hosts=(1, 2)) if name == "server" else plan_of(HOWS[name])
+    plan = plan_of(TRANSPORTS["int8 feedback"], Server, hosts=(1, 2)) if name == "server" else plan_of(TRANSPORTS[name])
 
     def work(world):
         training = Training(world, plan)
@@ -156,7 +156,7 @@ def test_a_finite_gradient_beyond_float16_is_refused_on_all_workers(ranks, strat
     ranks.fresh()
 
     def work(world):
-        training = Training(world, plan_of(HOWS["float16"], strategy))
+        training = Training(world, plan_of(TRANSPORTS["float16"], strategy))
         training.steps(0, 2)
         training.optimizer.zero_grad()
         training.backward(training.model[2].bias, 0, 4e6 if world.rank == 2 else 1.0)
@@ -180,7 +180,7 @@ def test_a_sum_that_leaves_the_range_on_its_way_is_refused_too(ranks):
     ranks.fresh()
 
     def work(world):
-        training = Training(world, plan_of(HOWS["float16"]))
+        training = Training(world, plan_of(TRANSPORTS["float16"]))
         training.backward(training.model[2].bias, 0, 100000.0)
         training.optimizer.step()
 
@@ -194,7 +194,7 @@ def test_a_sum_that_leaves_the_range_on_its_way_is_refused_too(ranks):
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_infinite_gradients_of_a_scaler_travel_and_all_skip_the_step(ranks, name, bad):
     def work(world):
-        training = Training(world, plan_of(HOWS[name]))
+        training = Training(world, plan_of(TRANSPORTS[name]))
         training.steps(0, 2)
         before = training.weights()
         training.optimizer.zero_grad()
@@ -227,8 +227,8 @@ def test_workers_with_other_codecs_are_named(ranks):
 def test_the_argument_overrides_the_schedule(ranks):
     def work(world):
         asked = trained(world, plan_of(Transport()), codec="float16")
-        planned = trained(world, plan_of(HOWS["float16"]))
-        plain = trained(world, plan_of(HOWS["float16"]), codec="none")
+        planned = trained(world, plan_of(TRANSPORTS["float16"]))
+        plain = trained(world, plan_of(TRANSPORTS["float16"]), codec="none")
         return asked, planned, plain, trained(world, plan_of(Transport()))
 
     for asked, planned, plain, without in ranks.run(MEMBERS, work):
@@ -252,7 +252,7 @@ ON_REQUEST = DynamicGroups(group_size=4, division=GroupSplit.GLOBAL)
         ),
         (plan_of(Transport(), Server, steps_per_round=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
         (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'dynamic_groups' sends parameters"),
-        (plan_of(HOWS["int8 across"]), (None, CPU), InputError, "leave form out"),
+        (plan_of(TRANSPORTS["int8 across"]), (None, CPU), InputError, "leave algorithm out"),
     ],
 )
 def test_codecs_that_cannot_run_are_refused_in_a_line(monkeypatch, plan, asked, kind, text):
@@ -265,16 +265,16 @@ def test_codecs_that_cannot_run_are_refused_in_a_line(monkeypatch, plan, asked, 
 @pytest.mark.parametrize(
     ("strategy", "fits"),
     [
-        (AllReduce(transport=HOWS["int8"]), True),
-        (AllReduce(steps_per_round=2, transport=HOWS["int8"]), True),
-        (Server(transport=HOWS["int8"]), True),
-        (AllReduce(steps_per_round=2, sync=DelayedAveraging(), transport=HOWS["int8"]), False),
-        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), transport=HOWS["int8"]), False),
+        (AllReduce(transport=TRANSPORTS["int8"]), True),
+        (AllReduce(steps_per_round=2, transport=TRANSPORTS["int8"]), True),
+        (Server(transport=TRANSPORTS["int8"]), True),
+        (AllReduce(steps_per_round=2, sync=DelayedAveraging(), transport=TRANSPORTS["int8"]), False),
+        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [range(4)]),)), transport=TRANSPORTS["int8"]), False),
     ],
     ids=str,
 )
 def test_feedback_is_for_sums_of_everybody_that_are_not_late(strategy, fits):
-    fed_back = replace(strategy, transport=HOWS["int8 feedback"])
+    fed_back = replace(strategy, transport=TRANSPORTS["int8 feedback"])
     if fits:
         Schedule("fine", CLUSTER, fed_back)
     else:

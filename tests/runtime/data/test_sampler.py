@@ -18,7 +18,7 @@ from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
 
 def schedule(steps_per_round, n=3):
     return Schedule(
-        "paced",
+        "unequal",
         Cluster.regular(1, n),
         StaticGroups(phases=GroupPhases((Phase.from_groups(n, [range(n)]),)), steps_per_round=steps_per_round),
     )
@@ -120,7 +120,7 @@ def dealt(plan, rank):
 
 @pytest.mark.parametrize("loader_of", [even, stream, dealt])
 def test_a_loop_over_batches_ends_all_workers_at_the_same_round_whatever_their_steps_per_round(loader_of):
-    """Loaders of ten batches each give three rounds of up to three; a RoundSampler has dealt by steps_per_round already."""
+    """Loaders of ten batches each give three rounds of up to three; a RoundSampler has done so already."""
     train = partial(trained, loader_of=loader_of, loop=DistributedOptimizer.batches)
     assert ThreadRanks(3).run(3, train) == [(6, 6), (6, 18), (6, 12)]
 

@@ -128,7 +128,7 @@ def test_an_update_that_becomes_late_between_two_parts_leaves_nothing():
 
 
 def test_while_one_thread_puts_and_another_takes_every_number_is_that_of_its_step():
-    """A sender that is let go on by what the receiver has retired, and a reader who looks while places are filled."""
+    """A sender that may continue by what the receiver has retired, and a reader who looks while places are filled."""
     capacity, steps = 3, 400
     layout = Layout(flat(64), 128)
     rings = PayloadRings(0, {1: capacity}, layout)

@@ -87,23 +87,23 @@ AFTER = (
 from partreduce.runtime.pilot.run import run_pilot
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, Late, Pipeline
+from partreduce.topo.strategies import AllReduce, Pipeline
 
 shape, asked = Cluster.parse("2"), []
-every, piped, paced = AllReduce(steps_per_round=4), AllReduce(when=Pipeline()), AllReduce(steps_per_round=(4, 2))
+every, piped, unequal = AllReduce(steps_per_round=4), AllReduce(sync=Pipeline()), AllReduce(steps_per_round=(4, 2))
 
 def then(curves):
     assert rank == 0, "only worker 0 is asked"
     asked.append(len(curves))
     if os.environ.get("REFUSE"):
         raise partreduce.errors.UndecidedError("nothing keeps the limits")
-    return [Schedule("piped", shape, piped), Schedule("paced", shape, paced)] * (len(asked) == 1)
+    return [Schedule("piped", shape, piped), Schedule("unequal", shape, unequal)] * (len(asked) == 1)
 
 curves = run_pilot(pilot, steps=24, seeds=[0, 1], schedules=[Schedule("every", shape, every)], then=then)
 names = [curve.schedule.name for curve in curves]
-assert names == ["allreduce", "every"] * 2 + ["piped", "paced"] * 2, names
+assert names == ["allreduce", "every"] * 2 + ["piped", "unequal"] * 2, names
 assert asked == ([4, 8] if rank == 0 else []), asked
-assert next(steps) == 2 * (3 * 24 + (24 if rank == 0 else 12)), "worker 1 takes half of the steps under `paced`"
+assert next(steps) == 2 * (3 * 24 + (24 if rank == 0 else 12)), "worker 1 takes half of the steps under `unequal`"
 assert len({curve.losses[0] for curve in curves if curve.seed == 1}) == 1
 print("losses", [round(curve.losses[-1], 4) for curve in curves])
 """

@@ -1,4 +1,4 @@
-"""Scripts that catch a mistake with tables of their own route and go on: each mistake is told once, to all alike."""
+"""Scripts that catch a mistake with tables and continue: each mistake is reported once, to all workers."""
 
 import threading
 import time

@@ -187,8 +187,7 @@ def test_a_schedule_for_another_size_or_name_is_refused(ranks):
     assert set(ranks.run(2, run)) == {
         (
             f"schedule 'allreduce': parameter 'words.weight' is a table of {WORDS + 5}×{WIDTH} in payload.tables and "
-            "of "
-            f"{WORDS}×{WIDTH} in the model; use the schedule that was made for this model"
+            f"of {WORDS}×{WIDTH} in the model; use the schedule that was made for this model"
         )
     }
     plain.other = plain.__dict__["_modules"].pop("words")
@@ -380,7 +379,7 @@ def test_clipping_beside_a_worker_that_never_had_data_and_is_not_told_of_it_stop
     found = ranks.run(4, run)
     ranks.fresh()
     assert "worker 0 stopped" in found.pop(2)
-    told = "clip_grad_norm_: the data of worker 2 ended, and it would go on with mean gradients as they are; give what"
+    told = "clip_grad_norm_: the data of worker 2 ended, and it would continue with mean gradients as they are;"
     assert all(said.startswith(told) for said in found), found
 
 

@@ -1,4 +1,4 @@
-"""Mistakes at `partreduce.parallelize_embeddings` and after the training: one line that says what to do, on all workers."""
+"""Mistakes at `partreduce.parallelize_embeddings` and after training: one line that says what to do, on all workers."""
 
 import threading
 from dataclasses import replace
@@ -9,7 +9,7 @@ from torch import nn
 
 import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, WIDTH, WORDS, Case, Model, data_of, part_of, start
-from partreduce.planner import parallelize_embeddings
+from partreduce.planner import parallelize
 from partreduce.planner.table_prices import APPLYING
 from partreduce.runtime.sharding.touched import gather_texts
 from partreduce.topo.errors import PartreduceError, PeerFailedError
@@ -105,8 +105,8 @@ def test_a_batch_that_forward_does_not_take_names_the_argument_that_says_how(ran
     assert line.endswith("say how it is called: forward=lambda model, batch: ...")
 
     def act(world):
-        transport = {"forward": lambda model, batch: model(batch["words"], batch["bags"])}
-        return parallelized(Model(CASE), world, dicts(world.rank), **transport)[1].reasons
+        options = {"forward": lambda model, batch: model(batch["words"], batch["bags"])}
+        return parallelized(Model(CASE), world, dicts(world.rank), **options)[1].reasons
 
     assert all("words.weight" in said[0] for said in said_by(ranks, act))
 
@@ -118,27 +118,24 @@ def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
     assert said_by(ranks, act) == [()] * 4
 
 
-@pytest.mark.parametrize(
-    "quorum", [("allreduce", PartialAllReduce(quorum=3)), ("node-then-all", PartialAllReduce(quorum="solo"))], ids=str
-)
-def test_beside_a_quorum_tables_go_as_everything_else_where_that_pays_anyway(ranks, monkeypatch, quorum):
-    using, sync = quorum
-    monkeypatch.setattr(parallelize_embeddings, "_applying", lambda _: APPLYING)  # a busy machine would measure more
-    schedule = partreduce.design("2x2", using=using)
-    schedule = replace(schedule, strategy=replace(schedule.strategy, sync=sync))
+@pytest.mark.parametrize("quorum", [3, "solo"])
+def test_under_partial_rounds_tables_travel_like_other_gradients_where_that_pays_anyway(ranks, monkeypatch, quorum):
+    monkeypatch.setattr(parallelize, "_applying", lambda _: APPLYING)  # a busy machine would measure more
+    schedule = partreduce.design("2x2", using="allreduce")
+    schedule = replace(schedule, strategy=replace(schedule.strategy, sync=PartialAllReduce(quorum=quorum)))
 
     def act(world, rows):
         model = Plain()
         model.words = nn.Embedding(rows, WIDTH)
         batches = [torch.arange(32)] * 2
-        transport = {"forward": lambda model, batch: model.last(model.words(batch)).sum()}
+        options = {"forward": lambda model, batch: model.last(model.words(batch)).sum()}
         try:
-            model, optimizer = parallelized(model, world, batches, schedule, **transport)
+            model, optimizer = parallelized(model, world, batches, schedule, **options)
         except PartreduceError as error:
             return str(error)
         for batch in batches:
             optimizer.zero_grad()
-            transport["forward"](model, batch).backward()
+            options["forward"](model, batch).backward()
             optimizer.step()
         optimizer.finish()
         return optimizer.reasons, model.words.weight.tolist()

@@ -273,13 +273,13 @@ INSIDE = {
     "synchronous": AllReduce(steps_per_round=4),
     "groups": StaticGroups(phases=PAIRS, steps_per_round=4),
     "late": StaticGroups(phases=PAIRS, steps_per_round=4, sync=DelayedAveraging()),
-    "paced": StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), averaging=Averaging.STEP_NORMALIZED),
-    "paced, late": StaticGroups(
+    "unequal": StaticGroups(phases=PAIRS, steps_per_round=(4, 2, 4), averaging=Averaging.STEP_NORMALIZED),
+    "unequal, late": StaticGroups(
         phases=PAIRS, steps_per_round=(4, 2, 4), averaging=Averaging.STEP_NORMALIZED, sync=DelayedAveraging()
     ),
     "codec": AllReduce(steps_per_round=4, transport=INT8),
     "codec, late": AllReduce(steps_per_round=4, transport=INT8, sync=DelayedAveraging()),
-    "codec, paced": AllReduce(steps_per_round=(4, 2, 4), transport=INT8, averaging=Averaging.STEP_NORMALIZED),
+    "codec, unequal": AllReduce(steps_per_round=(4, 2, 4), transport=INT8, averaging=Averaging.STEP_NORMALIZED),
     "neighbors": NeighborAveraging(rounds=RING, steps_per_round=4),
     "neighbors, late": NeighborAveraging(rounds=RING, steps_per_round=4, sync=DelayedAveraging()),
 }

@@ -140,8 +140,8 @@ def training_of(world, strategy, *, batch_norm=False, **options):
     return Training(world, worker, **options)
 
 
-def test_one_fragment_in_synchronous_is_the_outer_step_bit_for_bit(ranks):
-    """By the engine of fragments, too, which a schedule with one synchronously does not ask for."""
+def test_one_synchronous_fragment_is_the_outer_step_bit_for_bit(ranks):
+    """By the engine of fragments, too, which a synchronous schedule with one does not ask for."""
     whole, stated = (
         AllReduce(steps_per_round=4, payload=Payload(outer=DILOCO)),
         AllReduce(steps_per_round=4, payload=Payload(outer=DILOCO, fragments=1)),
@@ -326,7 +326,7 @@ def test_the_mean_model_may_be_looked_at_in_mid_flight(ranks, strategy):
 
 
 LATE_TURNS = AllReduce(steps_per_round=8, sync=DelayedMerge(steps=2), payload=Payload(outer=DILOCO, fragments=2))
-"""A turn in steps 2 to 4 of 4: who is lost before sends nothing, who is lost later has sent."""
+"""A turn in steps 2 to 4 of 4: one that fails before sends nothing, one that fails later has sent."""
 
 
 @pytest.mark.parametrize(("strategy", "begun", "taken"), [(LATE_TURNS, 1, 2), (LATE_TURNS, 1, 3), (WHOLE, 6, 2)])
@@ -503,8 +503,8 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_the_rate_from_which_anchors_and_models_go_apart_is_sharp(nesterov):
-    """The joint map of e = mean - anchor and momentum has spectral radius 1 there, less below and more above."""
+def test_the_rate_from_which_outer_params_and_models_diverge_is_sharp(nesterov):
+    """The map of e = mean - outer parameters, and momentum, has spectral radius 1 there, less below and more above."""
     draw = random.Random(nesterov)
     for _ in range(200):
         share, factor = draw.randint(1, 9) / 10, draw.randint(0, 9) / 10

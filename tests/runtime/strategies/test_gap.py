@@ -164,7 +164,7 @@ def test_a_paused_worker_lets_the_others_as_far_as_was_proved_and_no_further(ran
     schedule = plan_of(n, ring_edges(n, both=both), IterationGap(update_order=order, **options))
     machine = hop_of(schedule.strategy.rounds[0], schedule.strategy.sync)
     bounds = exact_bounds(machine.graph, machine.setting)
-    stop_before = Advance if machine.setting.notify_ack else Reduce  # whose acknowledgement lets its sources go on
+    stop_before = Advance if machine.setting.notify_ack else Reduce  # whose acknowledgement lets its sources continue
     capacity = {u: 1 if machine.setting.staleness else bounds[u][0] + 1 for u in machine.graph.sources[0]}
     reduced = stop_before is Advance  # one update has left the queue
     wanted = [bounds[v][0] for v in range(n)], {u: (places - reduced, places) for u, places in capacity.items()}

@@ -171,7 +171,7 @@ def test_what_is_missing_is_said_by_name():
 
 
 def test_a_token_that_comes_after_a_look_makes_the_step_a_skip():
-    """What is raised is chosen under the lock: a message may come between seeing that one may go on and doing so."""
+    """What is raised is chosen under the lock: a message may come between seeing that one may continue and doing so."""
     driver, _ = opened(IterationGap(max_ig=2, backup=1, skip=SkipPolicy(limit=10)))
     for source in (1, 2):
         driver.deliver(update(source, 0))

@@ -1,4 +1,4 @@
-"""Hop's workers at their end, and when a neighbor is gone: who needs it says what is missing, others go on."""
+"""Hop's workers at their end, and when a neighbor is gone: who needs it says what is missing, others continue."""
 
 import threading
 import time
@@ -40,7 +40,7 @@ LOST = [
 
 @pytest.mark.parametrize(("gap", "step", "lack"), LOST)
 def test_who_lacks_something_of_a_lost_worker_says_what(ranks, gap, step, lack):
-    """Each goes on as far as its setting lets it, once what worker 1 sent has come."""
+    """Each continues as far as its setting lets it, once what worker 1 sent has come."""
     together, last = threading.Barrier(3), 2 + (gap.update_order is UpdateOrder.DPSGD)
 
     def work(world):

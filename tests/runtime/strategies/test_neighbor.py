@@ -122,7 +122,7 @@ def test_half_precision_carries_its_tag_beside_it(ranks):
 
 
 def test_mean_model_inside_a_parallel_round_leaves_it_as_it_was(ranks):
-    """The exchange in flight is put aside while all workers average, and goes on afterwards."""
+    """The exchange in flight is put aside while all workers average, and continues afterwards."""
 
     def work(world):
         schedule = ring(4, sync=DelayedAveraging())

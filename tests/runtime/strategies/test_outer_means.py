@@ -69,7 +69,9 @@ def test_random_runs_cover_what_they_claim():
     assert not any(case.schedule.strategy.averages_gradients for case in cases)
 
 
-@pytest.mark.parametrize("fault", ["no momentum", "nesterov left out", "anchor of the start", "half the rate"])
+@pytest.mark.parametrize(
+    "fault", ["no momentum", "nesterov left out", "outer parameters of the start", "half the rate"]
+)
 def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
     step = outer_means.outer_step
     wrong = {
@@ -77,7 +79,7 @@ def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
         "nesterov left out": {"nesterov": False},
         "half the rate": {"lr": 0.35},
     }
-    if fault == "anchor of the start":
+    if fault == "outer parameters of the start":
         monkeypatch.setattr(Reference, "take", lambda *_: None)
     else:
         monkeypatch.setattr(outer_means, "outer_step", lambda outer, *a: step(replace(outer, **wrong[fault]), *a))
@@ -132,11 +134,11 @@ OWN = Payload(outer=OuterStep(lr=0.7, momentum=0.9, nesterov=True, outer_params=
         AllReduce(steps_per_round=(5, 10, 5), payload=DILOCO, averaging="step-normalized"),
         nested(steps_per_round=(4, 2, 4), payload=OWN, averaging="step-normalized"),
     ],
-    ids=["everybody", "nested", "own anchors", "normalized", "own anchors, normalized"],
+    ids=["everybody", "nested", "per worker", "normalized", "per worker, normalized"],
 )
 @pytest.mark.parametrize("inside", [True, False])
 def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, tmp_path, strategy, inside):
-    """With uneven data, and wherever anchor and momentum lie."""
+    """With uneven data, and wherever outer parameters and momentum lie."""
     worker_steps = job(strategy).schedule.worker_steps()
     saved = 10 if not inside else 5 if worker_steps.min() == 2 else 8  # the shortest rounds have 2 steps, or 5
 
@@ -157,11 +159,12 @@ def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, t
     for (one, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
         assert torch.equal(one, other)
         own = strategy.payload.outer.has_own_outer_params
-        assert sorted(kept) == (["anchor/0", "momentum/0"] if own else ["momentum/0", "reference/0", "reference/place"])
+        names = ["outer_params/0"] if own else ["reference/0", "reference/place"]
+        assert sorted(kept) == ["momentum/0", *names]
         assert all(torch.equal(kept[name], theirs[name]) for name in kept)
 
 
-def test_a_state_without_the_strategys_begins_an_anchor_where_it_is_loaded(ranks):
+def test_a_state_without_the_strategys_begins_outer_params_where_it_is_loaded(ranks):
     """As from a checkpoint of plain averaging: no momentum, and the model as the next step finds it."""
 
     def work(world):
@@ -196,7 +199,7 @@ def test_workers_are_equal_bit_for_bit_after_each_outer_step_in_eight_bits_too(r
         assert 0 < float((coded - exact).abs().max()) < 0.05
 
 
-def test_own_anchors_with_which_workers_would_not_agree_are_refused_with_the_radius(ranks):
+def test_outer_params_per_worker_with_which_workers_would_not_agree_are_refused_with_the_radius(ranks):
     pair = GroupPhases((Phase.from_groups(3, [[0, 1]]),))
     wild = Payload(outer=OuterStep(lr=1.9, momentum=0.9, nesterov=True, outer_params="per_worker"))
 

@@ -436,7 +436,7 @@ def test_two_state_dicts_saved_by_torch_resume_a_pipeline_bit_for_bit(ranks, tmp
 
 
 def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(ranks):
-    """A state of a wider pipeline, or of any pipeline synchronously."""
+    """A state of a wider pipeline, or of any pipeline where the schedule is synchronous."""
 
     def work(world):
         model, optimizer = wrapped(world, width=3)
@@ -457,7 +457,7 @@ def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(rank
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ranks.run(2, work)
-    said = [str(warning.message) for warning in caught if "beside the optimizer's is dropped" in str(warning.message)]
+    said = [str(warning.message) for warning in caught if "besides the optimizer's is dropped" in str(warning.message)]
     assert len(said) == 4
     assert sum("the late gradients of 2 steps, and a pipeline of 2 has 1" in text for text in said) == 2
 
@@ -515,7 +515,7 @@ def test_a_failure_in_flight_is_named_within_the_deadline_and_touches_nothing(ra
     [Transport(codec=Codec.FLOAT16), Transport(codec=Codec.INT8, block=4, error_feedback=True)],
     ids=lambda transport: transport.codec.value,
 )
-def test_coded_gradients_of_a_pipeline_are_those_of_synchronous_one_step_later(ranks, tmp_path, transport):
+def test_coded_gradients_of_a_pipeline_are_the_synchronous_ones_one_step_later(ranks, tmp_path, transport):
     """The gradients depend on no parameters; in the middle a checkpoint, which holds what roundings left over."""
 
     def run(world, sync):

@@ -99,7 +99,7 @@ def call(model, optimizer, value):
 @pytest.mark.parametrize("count", list(LateGradientPolicy))
 @pytest.mark.parametrize(("bound", "before"), [(1, 2), (3, 0)])
 def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_further(ranks, bound, before, count):
-    """Its process goes on, and with it the thread that sums: C rounds wait for it, and the next one waits as well."""
+    """Its process continues, and with it the thread that sums: C rounds wait for it, and the next one waits as well."""
     n = 4
     schedule = schedule_of(n, staleness=bound, count=count)
     stopped, released, far = threading.Event(), threading.Event(), [0] * n
@@ -126,7 +126,7 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
         deadline = time.monotonic() + 60
         while max(far[1:]) < far[0] + bound and time.monotonic() < deadline:
             time.sleep(0.01)
-        time.sleep(0.3)  # for whoever would go further
+        time.sleep(0.3)  # for one that would go further
         seen.append(list(far))
         while said[-1:] != [queued] and time.monotonic() < deadline:  # the last result may be on its way to worker 0
             drivers[0].say(said.append)
@@ -144,7 +144,7 @@ def test_a_training_that_stops_lets_the_others_as_far_as_its_queue_and_no_furthe
 
 
 def test_results_are_clipped_by_the_function_that_join_is_given(ranks):
-    """Each result by itself, whoever sees it: replicas stay equal, and a step is no longer than the bound."""
+    """Each result by itself, for all that see it: replicas stay equal, and a step is no longer than the bound."""
     n, bound = 3, 0.5
     schedule = schedule_of(n)
 
@@ -296,7 +296,7 @@ def test_rates_that_go_on_by_calls_are_warned_of(ranks, by_rounds):
 
 
 def test_a_checkpoint_loses_no_gradient(ranks, tmp_path):
-    """Workers of unequal speed save with gradients late; who goes on from there has applied all of them."""
+    """Workers of unequal speed save with gradients late; who continues from there has applied all of them."""
     n, calls = 3, 5
     schedule = schedule_of(n, staleness=2)
 
@@ -422,7 +422,7 @@ def test_activations_down_a_tree_run_the_same_rounds(ranks, monkeypatch):
 
 
 def test_a_sum_in_two_levels_is_summed_so(ranks):
-    """The form of a schedule holds for partial sums, too."""
+    """The algorithm of a schedule holds for partial sums, too."""
     schedule = schedule_of(4, nodes=2, transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL))
 
     def work(world):

@@ -192,7 +192,7 @@ def test_a_push_that_comes_twice_is_applied_once(ranks, monkeypatch):
 
 
 def test_all_may_start_again_before_their_first_step(ranks):
-    """As where a state is loaded after a worker of a longer steps_per_round has begun its round, and others have not."""
+    """As where a state is loaded after a worker with more steps per round has begun its round, and others have not."""
 
     def work(world):
         model, optimizer = push_model(world, schedule(2, hosts=(1,), synchronous=False), [0.0] * 3)

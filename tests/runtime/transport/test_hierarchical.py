@@ -1,4 +1,4 @@
-"""The form `hierarchical`: sums in three stages equal the ring's, on all members alike, and end when a member goes."""
+"""The algorithm `hierarchical`: sums in three stages equal the ring's, on all members, and end when a member goes."""
 
 import threading
 
@@ -279,15 +279,15 @@ def test_workers_with_other_forms_are_named(ranks):
         return train(world, node_then_all(), "hierarchical" if world.rank == 1 else "ring")
 
     for error in ranks.run(4, work, catch=HandshakeError):
-        assert "form differs: rank 1 has hierarchical; the others have ring" in str(error)
+        assert "algorithm differs: rank 1 has hierarchical; the others have ring" in str(error)
 
 
 @pytest.mark.parametrize(
     ("word", "device", "kind", "text"),
     [
-        ("star", "cpu", InputError, "form: 'star' is not one of ring, hierarchical"),
-        (None, "cpu", InputError, "form: None is not one of ring, hierarchical"),
-        ("hierarchical", "cuda", MissingDependencyError, "no CUDA stream waits for that; .* or leave form at ring"),
+        ("star", "cpu", InputError, "algorithm: 'star' is not one of ring, hierarchical"),
+        (None, "cpu", InputError, "algorithm: None is not one of ring, hierarchical"),
+        ("hierarchical", "cuda", MissingDependencyError, "no CUDA stream waits for .* or leave algorithm at ring"),
     ],
 )
 def test_forms_that_cannot_run_are_refused_in_a_line(monkeypatch, word, device, kind, text):

@@ -186,9 +186,9 @@ def test_who_waits_glances_often_and_looks_closely_at_times_and_at_news(monkeypa
         said.append(watch.gone())
     apart = [later - earlier for earlier, later in itertools.pairwise([0.0, *signs.glances])]
     assert all(0.19 < one < 0.22 for one in apart)
-    times = [sync for sync, *_ in signs.looks]
+    times = [when for when, *_ in signs.looks]
     expected = [1.0, 1.5, times[1] + 1.0, 3.6]  # by the clock, at news, by the clock from there, at news
-    assert all(0 <= sync - due < 0.22 for sync, due in zip(times, expected, strict=True)), times
+    assert all(0 <= when - due < 0.22 for when, due in zip(times, expected, strict=True)), times
     assert {look[1:] for look in signs.looks} == {(members, 7)}
     assert signs.watched == ([members] * 4 if size <= waiting.MAX_WATCHED else [])
     assert [one for one in said if one] == ["worker 1 left"]

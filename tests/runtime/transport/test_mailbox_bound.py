@@ -145,8 +145,8 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
             for number in range(1, 100):
                 sender.send(1, "more", (number,), [frame_of(torch.zeros(4 * MB, dtype=torch.uint8).add_(1))])
 
-        gradient_buckets = threading.Thread(target=send)
-        gradient_buckets.start()
+        sending = threading.Thread(target=send)
+        sending.start()
         soon(lambda: sender.traffic()[1].sent.messages == 4)
         time.sleep(1)  # for more of them, which there must not be
         held = sender.traffic()[1]
@@ -155,7 +155,7 @@ def test_a_receiver_that_stops_bounds_what_waits_for_it_and_the_memory():
         # On the way are 16 MB, and they may lie with sender and receiver; the next message stands ready.
         assert resident() - before < 45 * MB
         gate.set()
-        gradient_buckets.join(60)
+        sending.join(60)
         soon(lambda: len(came) == 100)
     assert came == list(range(100))
 

@@ -1,7 +1,7 @@
 """Waiting under a gap: when a worker that keeps one gives up what it waits for.
 
 Somebody's end is of no concern as long as what this worker needs now can come from others: with backup workers or
-staleness it goes on as far as its setting allows, and whoever is gone far away is found out by who needs him.
+staleness it continues as far as its setting allows, and a failure far away is found out by those that need that worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gap driver: one worker's side of Hop's protocol between real processes, with the updates' arrays beside it.
+"""Gap driver: one worker's side of Hop's protocol between real processes, with the updates' arrays.
 
 What the protocol object decides and the arrays that go with it change under one lock together, so that an update which
 the object counts is there, and one that it takes cannot be replaced by a newer one meanwhile.
@@ -57,7 +57,7 @@ class Averaged:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an event asks of whoever raised it."""
+    """What an event asks of the thread that raised it."""
 
     letters: tuple[Letter, ...] = ()
     update: Recipients = field(default_factory=dict)
@@ -73,7 +73,7 @@ Totals = Counter[tuple[int, str]]
 
 @dataclass(slots=True)
 class _Part:
-    """What the messages of one generation have said, beside the object's state."""
+    """What the messages of one generation have said, besides the object's state."""
 
     step: int
     """Counted by the events that were raised; what goes into messages and into the log."""
@@ -166,7 +166,7 @@ class GapDriver(GenerationDriver[HopState]):
         return self._state is None or not self._part.is_offered
 
     def missing(self) -> Missing | None:
-        """What this worker waits for; None if it may go on. O(neighbors)."""
+        """What this worker waits for; None if it may continue. O(neighbors)."""
         with self.condition:
             if self.ready():
                 return None

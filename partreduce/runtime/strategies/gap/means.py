@@ -1,4 +1,4 @@
-"""Strategy `neighbor` with a gap: Hop's worker (Luo et al., ASPLOS 2019), which goes on by itself within bounds."""
+"""Strategy `neighbor` with a gap: Hop's worker (Luo et al., ASPLOS 2019), which continues by itself within bounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GapMeans(OneSided):
     they ride on the update that leaves at the same moment; in the serial order they go by themselves, since to wait for
     the next update would hold up the neighbors for as long as the round computes.
 
-    A worker that skips is some rounds further after `end_round`. One whose data ended goes on taking part
+    A worker that skips is some rounds further after `end_round`. One whose data ended continues taking part
     with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
     is on its way, one more array (two in the parallel order with skips), and the queues: `status` says how full they
     are.
@@ -137,7 +137,7 @@ class GapMeans(OneSided):
         return {} if state is None else packed(self.driver.machine, self.run.rank, state, self.rings)
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Keep what a checkpoint has until the run goes on from it.
+        """Keep what a checkpoint has until the run continues from it.
 
         Raises:
             InputError: it is not of a run that keeps a gap.
@@ -186,7 +186,7 @@ class GapMeans(OneSided):
         """X ← own weight · x + Σ weight · update, ascending; with `since_start` for the x of the round's beginning.
 
         What was learned since the beginning then stays as it is: x ← x + (average at the beginning - beginning). What
-        is added is formed beside the parameters: a signal that interrupts this leaves them as they were, or averaged.
+        is added is formed in memory of its own: a signal that interrupts this leaves them as they were, or averaged.
         """
         assert averaged is not None, "the protocol says what is averaged"
         if not averaged.used:

@@ -1,4 +1,4 @@
-"""Quorum driver: one worker's side of a partial collective between real processes, with the arrays beside it.
+"""Quorum driver: one worker's side of a partial collective between real processes, with the arrays.
 
 Three threads work here: the training raises `Call`, `Take` and `End`, the collective thread `Begin` and `Finish`, and
 the mailbox's gives messages to the protocol object as they come. One lock orders them. What the object decides and the
@@ -148,7 +148,7 @@ class QuorumDriver(GenerationDriver[PartialState]):
 
     @property
     def is_meeting(self) -> bool:
-        """Whether the training waits for the models of all before it goes on."""
+        """Whether the training waits for the models of all before it continues."""
         return self._state is not None and self._state.stage == MEETING
 
     def has_ended(self) -> bool:
@@ -218,7 +218,7 @@ class QuorumDriver(GenerationDriver[PartialState]):
         self._post(words)
 
     def fail(self, error: BaseException) -> None:
-        """The collective thread can go on no more; the training raises this where it waits or calls next."""
+        """The collective thread can continue no more; the training raises this where it waits or calls next."""
         with self.condition:
             self.error = error
             self.condition.notify_all()

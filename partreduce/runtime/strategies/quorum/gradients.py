@@ -1,4 +1,4 @@
-"""Strategy `allreduce` at steps_per_round 1 with a quorum: eager-SGD's workers (Li et al., PPoPP 2020).
+"""Strategy `allreduce` of gradients with partial rounds: eager-SGD's workers (Li et al., PPoPP 2020).
 
 All workers apply the same results in the same order, each in a call of its own. What a script changes from call to
 call, such as a learning rate, differs then between two workers that apply the same result, which is warned of.
@@ -38,7 +38,7 @@ _lines_in_use: WeakKeyDictionary[World, set[str]] = WeakKeyDictionary()
 
 PARTED = (
     "partreduce: workers have applied the same sums with different settings of the optimizer (say a learning rate), so "
-    "their models differ: a scheduler that is stepped once a call goes on by calls, and calls take different numbers "
+    "their models differ: a scheduler that is stepped once a call continues by calls, and calls take different numbers "
     "of results; with missed: each, step it between average_gradients() and step() and in join(after_averaging=...)"
 )
 
@@ -310,7 +310,7 @@ def _free_line(world: World) -> str:
     """The name of communicators that no other optimizer of this process uses; the same on all workers.
 
     Each looks at its own process only, and all see the same: lines are taken where optimizers are made and given back
-    in `finish()`, behind the place to which all have come, so in the order of the script; and whoever fails in either
+    in `finish()`, behind the place to which all have come, so in the order of the script; and one that fails in either
     place leaves this world (`Ending.guarded`, and `DistributedOptimizer` while it connects).
     """
     in_use = _lines_in_use.setdefault(world, set())

@@ -36,7 +36,7 @@ class RoundsThread:
         driver: says when a round is entered, and learns what came of it; its payload knows the arrays.
         line: the communicator of all workers, for this thread alone.
         reducer: waits with a limit, and says whom for; its buckets lie in host memory.
-        clock: rounds before the present segment, alike on all workers.
+        clock: rounds before the present segment, equal on all workers.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from partreduce.runtime.transport.mailbox import Mailbox, Message
 
 DIRECT = 64
-"""Up to so many workers each is told by whoever has something to tell."""
+"""Up to so many workers each is told by one that has something to tell."""
 ROOT = " of "
 """Between the kind of a word that travels down a tree, and the worker that began it."""
 
