@@ -125,7 +125,7 @@ def sums(
     groups = {}
     for name, how in transports.items():
         of_algorithm = formed(world, how.algorithm, cluster)
-        of_algorithm.prepare(Schedule("sums", cluster, AllReduce(how=how)))
+        of_algorithm.prepare(Schedule("sums", cluster, AllReduce(transport=how)))
         groups[name] = of_algorithm.everyone()
     exact = given.double()
     groups[PLAIN].all_reduce(exact).wait()
@@ -186,7 +186,7 @@ def groups(world: GlooWorld) -> dict[str, Way]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `payload` compares, and with whom; `base` names those that ratios are over."""
+    """What `what` compares, and with whom; `base` names those that ratios are over."""
 
     title: str
     workers: tuple[int, ...]

@@ -11,16 +11,8 @@ from benchmarks.referee.records import load, rounded, save, shortened, summary
 
 RECORD = {
     "ring, slow": {
-        "input": {
-            "schedule": {
-                "strategy": {"kind": "dynamic_groups", "sync": {"delay": 1}, "transport": {"algorithm": "ring"}}
-            }
-        },
-        "outcome": {
-            "claims": {"consensus": {"status": "proved", "transport": "spectrum"}},
-            "seconds": [0.5, 1e-14],
-            "of": 3,
-        },
+        "input": {"schedule": {"strategy": {"kind": "generated", "when": {"late": 1}, "how": {"form": "ring"}}}},
+        "outcome": {"claims": {"consensus": {"status": "proved", "how": "spectrum"}}, "seconds": [0.5, 1e-14], "of": 3},
     }
 }
 
@@ -50,10 +42,7 @@ def test_what_is_equal_but_for_rounding_is_no_difference():
         ({"of": 4}, "ring, slow: of: was 3, is 4"),
         ({"of": None}, "ring, slow: of: was 3, is None"),
         ({"new": 1}, "ring, slow: new: was 'nothing', is 1"),
-        (
-            {"claims": {}},
-            "ring, slow: claims.consensus: was {'status': 'proved', 'transport': 'spectrum'}, is 'nothing'",
-        ),
+        ({"claims": {}}, "ring, slow: claims.consensus: was {'status': 'proved', 'how': 'spectrum'}, is 'nothing'"),
     ],
 )
 def test_a_difference_is_named_with_both_values(change, words):
@@ -73,7 +62,7 @@ def test_an_error_of_the_checkout_is_a_difference():
 
 def test_tables_say_which_differences_are_on_purpose_and_only_those():
     explained = compare.Entry(part="metrics", artefact="ring*", field="seconds*", reason="exact now")
-    removed = compare.Entry(holds="'kind': 'dynamic_groups'", field="of", reason="cut")
+    removed = compare.Entry(holds="'kind': 'generated'", field="of", reason="cut")
     tables = compare.Tables((explained,), (removed,))
     result = compared(changed(seconds=[1.0, 0.0], of=4), tables)
     assert (result.num_equal, result.num_different, result.lines) == (0, 0, [])
@@ -84,18 +73,15 @@ def test_tables_say_which_differences_are_on_purpose_and_only_those():
 
 def test_renamed_keys_and_words_are_no_difference(monkeypatch):
     seen = []
-    monkeypatch.setattr(words, "KEYS", {"sync": "sync", "strategy.transport": "transport", "form": "algorithm"})
-    monkeypatch.setattr(words, "VALUES", {"kind": {"dynamic_groups": "dynamic_groups"}})
-    monkeypatch.setattr(words, "PHRASES", {r"\bpace\b": "steps per round", "synthesized": "synthesized"})
+    monkeypatch.setattr(words, "KEYS", {"when": "sync", "strategy.how": "transport", "form": "algorithm"})
+    monkeypatch.setattr(words, "VALUES", {"kind": {"generated": "dynamic_groups"}})
+    monkeypatch.setattr(words, "PHRASES", {r"\bpace\b": "steps per round", "synthesised": "synthesized"})
     record = deepcopy(RECORD)
-    record["ring, slow"]["outcome"] |= {
-        "error": "steps_per_round: is 0",
-        "front": {"synthesized 3": 1, "steps_per_round": "spaced"},
-    }
+    record["ring, slow"]["outcome"] |= {"error": "pace: is 0", "front": {"synthesised 3": 1, "pace": "spaced"}}
 
     def observe(given):
         seen.append(given)
-        return changed(error="steps per round: is 0", front={"synthesized 3": 1, "steps_per_round": "spaced"})
+        return changed(error="steps per round: is 0", front={"synthesized 3": 1, "pace": "spaced"})
 
     assert compare.compare("metrics", record, observe, compare.Tables()).lines == []
     strategy = {"kind": "dynamic_groups", "sync": {"late": 1}, "transport": {"algorithm": "ring"}}

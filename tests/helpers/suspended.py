@@ -77,7 +77,7 @@ SCHEDULES = {
 }
 
 
-class PlanRequest:
+class Job:
     """What the processes of one job share: how far the waiter has come, and the way to stop oneself."""
 
     def __init__(self, name, timeout):
@@ -354,7 +354,7 @@ OTHERS = {
 
 def rehearse():
     """Train once without a stop: what workers import when they need it comes from a cold disk the first time."""
-    job = PlanRequest("all-reduce", timeout=LIMIT)
+    job = Job("all-reduce", timeout=LIMIT)
     job.steps = AT
     start_training(job)
     return job.told()
@@ -371,7 +371,7 @@ def main():
         parent = os.getpid()
         if os.fork() == 0:
             die_with_parent(parent)
-            job = PlanRequest(name, float(timeout))
+            job = Job(name, float(timeout))
             job.suspend(starting)
             with os.fdopen(writing, "w") as pipe:
                 json.dump(job.told(), pipe)

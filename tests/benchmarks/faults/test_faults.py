@@ -23,7 +23,7 @@ CELLS = (
     "allreduce/kill parent of children/by hand/1",
     "static late/exception/run/1",
     "allreduce late/SIGKILL launcher/run/1",
-    "allreduce steps_per_round 2/kill worker/run/1",
+    "allreduce every 2/kill worker/run/1",
     "allreduce that goes on/kill worker/run/1",
     "codec that goes on/kill two/run/1",
     "outer that goes on/kill and join/run/1",

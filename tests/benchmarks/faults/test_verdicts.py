@@ -96,23 +96,23 @@ def test_a_healthy_run_passes(judged, name):
     assert judged(verdicts.judge_values, healthy(name), kind=name) == []
 
 
-def spoil(diaries, transport):
+def spoil(diaries, how):
     """Change one record of worker 2 as a fault of the run-time would."""
     entry = diaries[2][4]
     assert (entry[0], entry[2]) == ("leaves", 1)
     rows = entry[3]
     one = next(row for row in range(WORKERS) if rows[row][0])  # on a ring not every worker is in every other by then
-    if transport == "a partial sum":
+    if how == "a partial sum":
         rows[one] = [rows[one][0] / 2, rows[one][1]]
-    elif transport == "weights that do not sum to 1":
+    elif how == "weights that do not sum to 1":
         rows[WORKERS] = [0.75, 0.75]
-    elif transport == "a member that did not enter":
+    elif how == "a member that did not enter":
         rows[one] = [0.0, 0.0]
-    elif transport == "a member that entered twice":
+    elif how == "a member that entered twice":
         rows[1] = [2 * value + 0.5 for value in rows[1]]
-    elif transport == "not a number":
+    elif how == "not a number":
         rows[0] = [float("nan"), float("nan")]
-    elif transport == "no average at all":
+    elif how == "no average at all":
         entry[3] = diaries[2][3][3]
 
 
@@ -122,11 +122,11 @@ HOWS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("transport", HOWS)
+@pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", WITH_REFERENCE)
-def test_a_wrong_average_is_seen(judged, name, transport):
+def test_a_wrong_average_is_seen(judged, name, how):
     diaries = healthy(name)
-    spoil(diaries, transport)
+    spoil(diaries, how)
     assert any(
         text.startswith("wrong: worker 2 leaves step 1") for text in judged(verdicts.judge_values, diaries, name)
     )
