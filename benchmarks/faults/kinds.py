@@ -220,15 +220,15 @@ KINDS = {
     "static": Kind(StaticGroups(phases=_phases()), _PAIR_MEANS, "reference"),
     "static late": Kind(StaticGroups(phases=_phases(), sync=DelayedAveraging()), _PAIR_MEANS, "reference", late=True),
     "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
-    "allreduce that goes on": _goes_on(AllReduce(), gradients=True),
-    "pipeline that goes on": _goes_on(AllReduce(sync=Pipeline()), gradients=True, lag=1),
-    "late that goes on": _goes_on(AllReduce(sync=DelayedAveraging()), late=True),
-    "codec that goes on": _goes_on(AllReduce(transport=Transport(codec=Codec.BFLOAT16)), gradients=True),
-    "stages that go on": _goes_on(AllReduce(transport=HIERARCHICAL), gradients=True, num_nodes=2),
-    "outer that goes on": _goes_on(
+    "elastic allreduce": _goes_on(AllReduce(), gradients=True),
+    "elastic pipeline": _goes_on(AllReduce(sync=Pipeline()), gradients=True, lag=1),
+    "elastic late": _goes_on(AllReduce(sync=DelayedAveraging()), late=True),
+    "elastic codec": _goes_on(AllReduce(transport=Transport(codec=Codec.BFLOAT16)), gradients=True),
+    "elastic stages": _goes_on(AllReduce(transport=HIERARCHICAL), gradients=True, num_nodes=2),
+    "elastic outer": _goes_on(
         AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO)), steps_a_round=3, outer=DILOCO
     ),
-    "fragments that go on": _goes_on(_in_turns(2, 3), steps_a_round=3, outer=DILOCO, fragments=2),
+    "elastic fragments": _goes_on(_in_turns(2, 3), steps_a_round=3, outer=DILOCO, fragments=2),
     "allreduce pipeline": Kind(AllReduce(sync=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
     "allreduce every 2": Kind(AllReduce(steps_per_round=2), (ALL,), "reference", steps_a_round=2),
     "outer": _outer_steps(),
