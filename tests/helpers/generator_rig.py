@@ -163,7 +163,7 @@ def started_by(path, setting):
             state, actions = machine.handle(state, worker, ask_of(numbers))
         elif "restart" in record:
             state, _ = machine.restarted(state)
-        started += [a.payload[1:] for a in actions if hasattr(a, "payload") and a.payload[0] == "started"]
+        started += [a.what[1:] for a in actions if hasattr(a, "what") and a.what[0] == "started"]
     return started
 
 

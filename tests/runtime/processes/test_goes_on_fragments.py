@@ -25,11 +25,8 @@ def near(models):
 def replay(said, text, *, steps, survivors=ALL, outer=DILOCO):
     found = re.findall(r"worker (\d) joined in round (\d+) \(fragment (\d)\) with the state of worker (\d), and", text)
     joins = {int(who): (2 * int(round_) + int(fragment), int(donor)) for who, round_, fragment, donor in found}
-    return near(
-        replayed_in_turns(
-            views_of(said), survivors, steps_per_round=STEPS_PER_ROUND, steps=steps, fragments=2, outer=outer, joins=joins
-        )
-    )  # fmt: skip
+    turns = {"steps_per_round": STEPS_PER_ROUND, "steps": steps, "fragments": 2}
+    return near(replayed_in_turns(views_of(said), survivors, **turns, outer=outer, joins=joins))
 
 
 def all_in_turns(deaths, *, steps=18, payload=IN_TURN, **options):
