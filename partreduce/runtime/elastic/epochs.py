@@ -72,7 +72,7 @@ class Epochs(Everyone):
         schedule: what the run follows.
         key: of this optimizer, the only one of its process.
         timeout: seconds that an operation may wait for its members, and this worker for a view.
-        max_failures: how many workers may be lost.
+        max_failures: how many workers may fail.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Epochs(Everyone):
         From then on a loss is one that the others outlive. Who was started again waits until it is a member.
 
         Raises:
-            PeerFailedError: one of them was lost before.
+            PeerFailedError: one of them failed before.
         """
         self.regrouping.reducers, self.regrouping.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.voting.look
@@ -152,8 +152,8 @@ class Epochs(Everyone):
             ahead: the key of the sums, where `begin_ahead` may have begun them.
 
         Raises:
-            PeerFailedError: the run ends; nobody went on.
-            EvictedError: the others went on without this worker.
+            PeerFailedError: the run ends; nobody continued.
+            EvictedError: the others continued without this worker.
         """
         place = turn, self.voting.state.place[1]
         if self.regrouping.held is not None and not self._is_fit:
@@ -234,7 +234,7 @@ class Epochs(Everyone):
             )
 
     def givers(self, step: int) -> int:
-        """How many of those who are left have taken a step, at steps_per_round 1: all but who has joined since."""
+        """How many remaining workers have taken a step, with one step per round: all but those that joined since."""
         return sum(self.since.get(member, 0) <= step for member in self.members)
 
     def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
@@ -265,8 +265,8 @@ class Epochs(Everyone):
         """This worker has committed everything and needs nobody any more.
 
         Raises:
-            PeerFailedError: the run ends; nobody went on.
-            EvictedError: the others went on without this worker, and without what it has committed last.
+            PeerFailedError: the run ends; nobody continued.
+            EvictedError: the others continued without this worker, and without what it has committed last.
         """
         self.voting.leave()
         if self.voting.state.phase is not Phase.LEFT:
@@ -403,7 +403,7 @@ class Epochs(Everyone):
 
         Raises:
             PeerFailedError: the run ends.
-            EvictedError: the others went on without this worker.
+            EvictedError: the others continued without this worker.
         """
         voting, regrouping = self.voting, self.regrouping
         while voting.state.phase is not Phase.RUN:
@@ -431,7 +431,7 @@ class Epochs(Everyone):
         """Why the run ends here, as if nobody ever went on."""
         if broke is None:
             lost = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
-            return PeerFailedError(f"epoch {self.voting.state.view.epoch}: {lost}")
+            return PeerFailedError(f"generation {self.voting.state.view.epoch}: {lost}")
         return self._first.failure(broke.operation, broke.why)
 
 

@@ -93,7 +93,7 @@ class Regrouping:
             self._now = self.schedule
         else:
             self._now = after_failure(self.schedule, lost) if len(view.members) > 1 else None
-        self.first.heartbeat.doing(f"connects the groups of epoch {view.epoch}", view.members)
+        self.first.heartbeat.doing(f"connects the groups of generation {view.epoch}", view.members)
         for reducer, key in self.reducers.items():
             reducer.key = f"{key} {name}"
         assert self.held is not None, "set at the start"
@@ -122,10 +122,10 @@ class Regrouping:
         epoch = json.dumps([view.epoch, view.members, view.resume])
         self._handshake(view, {"schedule": schedule_sha256(schedule), "epoch": epoch}, "")
 
-    def _handshake(self, view: View, facts: dict[str, str], payload: str) -> None:
+    def _handshake(self, view: View, facts: dict[str, str], what: str) -> None:
         name, ranks = name_of(view.epoch), {place: [rank] for place, rank in enumerate(view.members)}
         store, place = NamedPrefixStore(name, self.world.store, ranks), view.members.index(self.world.rank)
-        key = f"{self.key}-{name}{payload and '-'}{payload}"
+        key = f"{self.key}-{name}{what and '-'}{what}"
         handshake(store, place, len(view.members), facts, key=key, timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:

@@ -56,7 +56,7 @@ class Voting:
         world: its communicators, which are destroyed when it votes.
         heartbeat: says what it waits for.
         timeout: seconds that an operation may wait for its members, and the launcher for votes.
-        max_failures: how many workers may be lost.
+        max_failures: how many workers may fail.
         heard: called with each view of which this worker is a member.
         parted: called before its groups are destroyed.
     """
@@ -146,8 +146,8 @@ class Voting:
         """
         epoch, deadline = self.state.view.epoch + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
         leaves = self.state.phase is Phase.LEAVING
-        payload = "that it may leave" if leaves else f"who goes on in epoch {epoch}"
-        self.heartbeat.doing(f"waits for the launcher to say {payload}")
+        what = "that it may leave" if leaves else f"who continues in generation {epoch}"
+        self.heartbeat.doing(f"waits for the launcher to say {what}")
         pauses = Pauses()
         while True:
             if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):

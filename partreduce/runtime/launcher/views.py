@@ -215,7 +215,7 @@ class Views:
     def _line(self, lost: list[int], view: View) -> str:
         """What happened, in one line."""
         m, names = len(view.members), " and ".join(f"worker {rank}" for rank in lost)
-        on = f"the other {m} go on together" if m > 1 else f"worker {view.members[0]} goes on alone"
+        on = f"the other {m} continue together" if m > 1 else f"worker {view.members[0]} continues alone"
         model = "that model was" if len(lost) == 1 else "the mean of those models was"
         moved = self._moved(len(lost), m, model)
         return f"partreduce: without {names} {on} from {self._place(view)}; {moved}\n"
@@ -223,7 +223,7 @@ class Views:
     def _line_of_joined(self, view: View) -> str:
         m, k, names = len(view.members), len(view.joined), " and ".join(f"worker {rank}" for rank in view.joined)
         with_, moved = f"with the state of worker {view.donor}", self._moved(k, m, "that state's model was")
-        return f"partreduce: {names} joined in {self._place(view)} {with_}, and all {m} go on together; {moved}\n"
+        return f"partreduce: {names} joined in {self._place(view)} {with_}, and all {m} continue together; {moved}\n"
 
     def _place(self, view: View) -> str:
         """Where the members of a view average again."""

@@ -315,9 +315,7 @@ def test_survivors_that_do_not_go_on_where_they_can_are_seen(judged):
         running.cell = replace(running.cell, fault="kill worker")
         verdicts.judge_ends(running)
 
-    (text,) = judged(
-        killed, [ending(12.0), ending(12.0, what="finished"), ending(12.0)], "elastic allreduce", **FAULT
-    )
+    (text,) = judged(killed, [ending(12.0), ending(12.0, what="finished"), ending(12.0)], "elastic allreduce", **FAULT)
     assert text == "did not go on: workers [0, 2] did not finish"
 
 

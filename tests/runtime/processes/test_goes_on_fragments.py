@@ -47,7 +47,8 @@ def test_a_turn_that_is_broken_is_done_again_and_the_other_fragments_keep_what_t
     lost = 4 + fragment + (instant == "confirmed")
     assert [tuple(members) for _, members in said[0]["views"]] == [ALL, THREE], text
     assert said[0]["views"][1][0] == lost
-    assert f"the other 3 go on together from round {lost // 2} (fragment {lost % 2}); the mean moved by 1/3 of" in text
+    place = f"round {lost // 2} (fragment {lost % 2})"
+    assert f"the other 3 continue together from {place}; the mean moved by 1/3 of" in text
     assert own(said) == replay(said, text, steps=18, survivors=THREE), text
 
 
