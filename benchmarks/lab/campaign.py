@@ -299,7 +299,7 @@ class Campaign:
         return whole * ceil((SPARE_FREE if contestant.free_running else SPARE_STEPS) * expected / whole)
 
     def points(self) -> list[Point]:
-        """The cells that the simulator can predict; hierarchical all-reduce runs all-reduce's schedule in its form."""
+        """The cells that the simulator can predict; hierarchical all-reduce runs the schedule of all-reduce."""
         from statistics import median
 
         from partreduce.schedulers.registry import build

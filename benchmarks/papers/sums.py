@@ -1,4 +1,4 @@
-"""Bare sums: what one sum of all workers' gradients takes by its form and codec, side by side, without computing.
+"""Bare sums: what one sum of all workers' gradients takes by its algorithm and codec, side by side, without computing.
 
     python -m benchmarks.papers pipe-sgd --only sums --minutes 4    # 80 and 200 Mbit/s, 4x4 workers, 2.19 MB; root
 

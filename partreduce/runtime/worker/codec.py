@@ -59,8 +59,8 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
     if any(word in name for name in names for word in NORMALIZES):
         warn_user(
             f"partreduce: codec {strategy.transport.codec} with {names[0]}, which divides each gradient by its own "
-            "size: what rounding leaves of small ones becomes whole steps, the same on all workers, so weights may move "
-            "elsewhere than without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
+            "size: what rounding leaves of small ones becomes whole steps, the same on all workers, so weights may "
+            "move elsewhere than without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
         )
 
 

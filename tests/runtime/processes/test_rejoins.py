@@ -118,7 +118,7 @@ def test_a_learning_rate_that_nobody_hands_over_is_refused_in_the_first_step():
     code, said, text = run({}, restarts=1, decays="forgotten")
     assert (code, said) == (InputError.exit_code, {}), text
     assert "scheduler: workers may be started again here (--max-restarts)" in text
-    assert "optimizer.hand_over(scheduler)" in text
+    assert "optimizer.register_stateful(scheduler)" in text
 
 
 def test_over_a_loss_and_a_join_the_round_sampler_deals_every_sample_once():
