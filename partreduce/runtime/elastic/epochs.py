@@ -1,4 +1,4 @@
-"""Epochs: one worker's operations in a run that goes on after losses, each by all its members or by none.
+"""Generations: one worker's operations in a run that continues after failures, each by all its members or by none.
 
 Where one breaks it votes, hears the view (`elastic.voting`), connects with who is left (`elastic.regrouping`) and goes
 on. A worker that was started again comes from outside the same way. What is decided is the business of
@@ -64,7 +64,7 @@ class _BrokenError(UnavailableError):
 
 
 class Epochs(Everyone):
-    """One worker's epochs.
+    """One worker's generations of members.
 
     Args:
         world: its communicators.
@@ -170,7 +170,7 @@ class Epochs(Everyone):
     def begin_ahead(self, key: int, turn: int, begin: Begin) -> None:
         """Begin the sums of a later turn's operation; if they are lost, its own operation finds that out.
 
-        Called in one order by all members of an epoch: after an operation in which all were, and when they connect.
+        Called in one order by all members of a generation: after an operation in which all were, and when they connect.
         """
         try:
             self._begin_ahead(key, turn, begin)
@@ -213,12 +213,12 @@ class Epochs(Everyone):
 
     @property
     def is_between(self) -> bool:
-        """Whether it is on its way from one epoch to the next, and gives or takes a state."""
+        """Whether it is on its way from one generation to the next, and gives or takes a state."""
         return self.voting.state.phase is not Phase.RUN
 
     @property
     def resumes(self) -> int:
-        """The turn from which on all average in this epoch."""
+        """The turn from which on all average in this generation."""
         return self.voting.state.view.resume[0]
 
     def check_to_go_back(self, round_: int) -> None:
@@ -399,7 +399,7 @@ class Epochs(Everyone):
     # A loss.
 
     def _go_on(self, broke: _BrokenError | None) -> None:
-        """Come from a vote, or from outside, to the next epoch in which all members are connected.
+        """Come from a vote, or from outside, to the next generation in which all members are connected.
 
         Raises:
             PeerFailedError: the run ends.
@@ -436,6 +436,6 @@ class Epochs(Everyone):
 
 
 def epochs_of(world: World, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float) -> Epochs:
-    """The epochs of a run whose launcher lets it go on after losses, where nothing refuses that."""
+    """The generations of a run whose launcher lets it continue after failures, where nothing prevents that."""
     assert isinstance(world, GlooWorld), "else it is refused"
     return Epochs(world, heartbeat, schedule, key=key, timeout=timeout, max_failures=int(os.environ[MAX_FAILED]))

@@ -140,15 +140,15 @@ class Views:
 
     def _hear(self) -> None:
         """All of it, in the order of workers; whoever has voted is not read again, and what nobody said not at all."""
-        epoch = self._state.view.epoch + 1
+        generation = self._state.view.epoch + 1
         some_left, some_ask = self._is_new(LEFT), self._is_new(JOIN)
         for worker in range(len(self._workers)):
             if some_left and worker not in self._state.left and self._notes.has(f"{LEFT}/{worker}"):
                 self._feed(Received(worker, Left()))
-            is_awaited = self._state.view.epoch < epoch and self._state.votes[worker] is None
-            if is_awaited and (text := self._notes.read(f"vote/{epoch}/{worker}")) is not None:
+            is_awaited = self._state.view.epoch < generation and self._state.votes[worker] is None
+            if is_awaited and (text := self._notes.read(f"vote/{generation}/{worker}")) is not None:
                 place, prepared, stands, blank = json.loads(text)
-                self._feed(Received(worker, Vote(epoch, tuple(place), tuple(prepared), stands, blank)))
+                self._feed(Received(worker, Vote(generation, tuple(place), tuple(prepared), stands, blank)))
             asked = self._notes.read(f"{JOIN}/{worker}") if some_ask else None
             if asked is not None and self._asked.get(worker) != asked:
                 self._asked[worker] = asked
@@ -188,8 +188,8 @@ class Views:
         self._ended.append((self._workers[rank], Deadline(ANSWER_SECONDS)))
         self._workers[rank].signal(signal.SIGKILL)
 
-    def _open(self, epoch: int) -> None:
-        self._notes.write(f"{OPEN}/{epoch}", "1")
+    def _open(self, generation: int) -> None:
+        self._notes.write(f"{OPEN}/{generation}", "1")
         self._deaths.count(CHANGES, 1)  # so that whoever waits looks closely
 
     def _tell(self, view: View) -> None:
