@@ -252,7 +252,7 @@ ON_REQUEST = DynamicGroups(group_size=4, division=GroupSplit.GLOBAL)
         ),
         (plan_of(Transport(), Server, steps_per_round=2), ("float16", CPU), ScheduleError, "'server' sends parameters"),
         (Schedule("g", CLUSTER, ON_REQUEST), ("int8", CPU), ScheduleError, "'dynamic_groups' sends parameters"),
-        (plan_of(HOWS["int8 across"]), (None, CPU), InputError, "leave algorithm out"),
+        (plan_of(HOWS["int8 across"]), (None, CPU), InputError, "leave form out"),
     ],
 )
 def test_codecs_that_cannot_run_are_refused_in_a_line(monkeypatch, plan, asked, kind, text):
