@@ -1,4 +1,4 @@
-"""Writes results that stay in the repository: JSON with one row a line and rounded metrics, to be read and compared."""
+"""Writes results that stay in the repository: JSON with one row a line and rounded numbers, to be read and compared."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ def main() -> None:
     common = [row for row in whole if row[0] in beside and row[0] % 40 == 0]
     rows = [(int(step), f"{loss:.3f}", f"{beside[step][2]:.3f}") for step, _, loss in common]
     last = (int(whole[-1][0]), f"{whole[-1][2]:.3f}", f"{broken[-1][2]:.3f}")
-    events = "\n".join(f"* {line}" for line in said if "go on together" in line)
+    events = "\n".join(f"* {line}" for line in said if "continue together" in line)
     kit.write(
         kit.RESULTS / "goes_on.md",
         "A job that goes on",

@@ -84,7 +84,7 @@ def free_port() -> int:
 
 
 def machine() -> str:
-    """What stands beside metrics that depend on it."""
+    """What stands beside numbers that depend on it."""
     load = os.getloadavg()[0]
     return f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}, load {load:.1f}"
 
@@ -94,12 +94,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)]) + "\n"
 
 
-def middle(values: Sequence[float], algorithm: str = ".2f", *, quarters: bool = False) -> str:
+def middle(values: Sequence[float], form: str = ".2f", *, quarters: bool = False) -> str:
     """The median with its ends, or with the quarters."""
     ordered = sorted(values)
     place = len(ordered) // 4 if quarters else 0
     low, high = ordered[place], ordered[-1 - place]
-    return f"{statistics.median(ordered):{algorithm}} [{low:{algorithm}}-{high:{algorithm}}]"
+    return f"{statistics.median(ordered):{form}} [{low:{form}}-{high:{form}}]"
 
 
 def reached(curve: Iterable[Sequence[float]], target: float) -> tuple[float, ...] | None:

@@ -5,9 +5,9 @@
     python -m benchmarks.transport groups -o benchmarks/results/groups.md [--workers 4 8 15]
 
 * p_reduce: a P-Reduce of all workers beside a bare `all_reduce` on the same group.
-* sums: every form and codec of a sum beside the fp32 ring. Over shaped links:
+* sums: every algorithm and codec of a sum beside the fp32 ring. Over shaped links:
   `python -m benchmarks.papers pipe-sgd --only sums`.
-* groups: all of a lost worker's group meet again: a group made anew, as we do it, beside one that torch reconfigures
+* groups: all of a failed worker's group meet again: a group made again, as we do it, beside one that torch reconfigures
   (private, from torch 2.14 on); each with the end of the old one and a first sum.
 
 All contestants are set up in the same processes and take turns; ratios are taken turn by turn.
@@ -125,7 +125,7 @@ def sums(
     groups = {}
     for name, how in transports.items():
         of_algorithm = formed(world, how.algorithm, cluster)
-        of_algorithm.prepare(Schedule("sums", cluster, AllReduce(how=how)))
+        of_algorithm.prepare(Schedule("sums", cluster, AllReduce(transport=how)))
         groups[name] = of_algorithm.everyone()
     exact = given.double()
     groups[PLAIN].all_reduce(exact).wait()
@@ -186,7 +186,7 @@ def groups(world: GlooWorld) -> dict[str, Way]:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What `payload` compares, and with whom; `base` names those that ratios are over."""
+    """What `what` compares, and with whom; `base` names those that ratios are over."""
 
     title: str
     workers: tuple[int, ...]

@@ -398,5 +398,5 @@ FAULTS = {
 
 
 def begins_again(kind: str, restarts: int) -> bool:
-    """Whether all workers of a run are started anew after a loss."""
+    """Whether all workers of a run are started again after a failure."""
     return restarts > 0 and kind in ENDING

@@ -43,6 +43,8 @@ from partreduce.topo.strategies.static import StaticGroups
 WORKERS = 4
 PLAIN = OuterStep()
 DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+DPSGD = UpdateOrder.DPSGD
+HIERARCHICAL = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)
 PAIRS = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
 ALL = np.full((WORKERS, WORKERS), 1 / WORKERS)
 
@@ -52,10 +54,10 @@ class Kind:
     """A schedule with what is known of its results.
 
     `rounds` are the mixing matrices of one period, written down here and not asked of the schedule; None where meetings
-    are decided while the run lasts. `steps_a_round` is the steps_per_round, `lag` the steps by which gradients are
-    late; a kind that `keeps_gap` lets nobody go on for more than a few steps without the others. Where one step
-    `takes_several` averages nobody goes on at all without the others, though not all are at the same step. Under
-    `partreduce run` the others go on after the loss of `max_failures` workers; their `views` say who is in which round.
+    are decided while the run lasts. A round has `steps_a_round` steps, and gradients are `lag` steps late. A kind that
+    `keeps_gap` lets nobody take more than a few steps without the others. Where one step `takes_several` averages,
+    nobody takes a step without the others, though not all are at the same step. Under `partreduce run` the others
+    continue after `max_failures` workers failed; their `views` say who is in which round.
     """
 
     strategy: Strategy
@@ -124,13 +126,13 @@ class Kind:
         Merged late (arXiv 2501.18512): what is averaged is `late_steps` old, and `kept` of each worker's own stays.
         Rows of a fragment have their turn when its share of the round's steps is done, if it was sent by then.
         """
-        lr, momentum, steps_per_round = float(self.outer.lr), float(self.outer.momentum), self.steps_a_round
+        lr, momentum = float(self.outer.lr), float(self.outer.momentum)
         x = np.zeros((steps + 1, WORKERS, WORKERS))
         outer_params, b = np.zeros((WORKERS, WORKERS)), np.zeros((WORKERS, WORKERS))
         assert self.rounds is not None, "asked before"
         for step in range(steps):
             x[step + 1] = x[step] + np.eye(WORKERS)
-            w = self.rounds[step // steps_per_round % len(self.rounds)]
+            w = self.rounds[step // self.steps_a_round % len(self.rounds)]
             for row in np.flatnonzero(self.is_due(step) & (step + 1 > self.late_steps)):
                 movement = w @ x[step + 1 - self.late_steps, :, row] - outer_params[:, row]
                 b[:, row] = momentum * b[:, row] + movement
@@ -218,15 +220,17 @@ KINDS = {
     "static": Kind(StaticGroups(phases=_phases()), _PAIR_MEANS, "reference"),
     "static late": Kind(StaticGroups(phases=_phases(), sync=DelayedAveraging()), _PAIR_MEANS, "reference", late=True),
     "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
-    "allreduce that goes on": _goes_on(AllReduce(), gradients=True),
-    "pipeline that goes on": _goes_on(AllReduce(sync=Pipeline()), gradients=True, lag=1),
-    "late that goes on": _goes_on(AllReduce(sync=DelayedAveraging()), late=True),
-    "codec that goes on": _goes_on(AllReduce(transport=Transport(codec=Codec.BFLOAT16)), gradients=True),
-    "stages that go on": _goes_on(AllReduce(transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)), gradients=True, num_nodes=2),
-    "outer that goes on": _goes_on(AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO)), steps_a_round=3, outer=DILOCO),
-    "fragments that go on": _goes_on(_in_turns(2, 3), steps_a_round=3, outer=DILOCO, fragments=2),
+    "elastic allreduce": _goes_on(AllReduce(), gradients=True),
+    "elastic pipeline": _goes_on(AllReduce(sync=Pipeline()), gradients=True, lag=1),
+    "elastic late": _goes_on(AllReduce(sync=DelayedAveraging()), late=True),
+    "elastic codec": _goes_on(AllReduce(transport=Transport(codec=Codec.BFLOAT16)), gradients=True),
+    "elastic stages": _goes_on(AllReduce(transport=HIERARCHICAL), gradients=True, num_nodes=2),
+    "elastic outer": _goes_on(
+        AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO)), steps_a_round=3, outer=DILOCO
+    ),
+    "elastic fragments": _goes_on(_in_turns(2, 3), steps_a_round=3, outer=DILOCO, fragments=2),
     "allreduce pipeline": Kind(AllReduce(sync=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
-    "allreduce steps_per_round 2": Kind(AllReduce(steps_per_round=2), (ALL,), "reference", steps_a_round=2),
+    "allreduce every 2": Kind(AllReduce(steps_per_round=2), (ALL,), "reference", steps_a_round=2),
     "outer": _outer_steps(),
     "outer merged late": _outer_steps(late_steps=1, kept=0.5),
     "outer of pairs": _own_outer_params(),
@@ -237,23 +241,25 @@ KINDS = {
     "quorum majority": _quorum(quorum=QuorumStart.MAJORITY, count=LateGradientPolicy.CALL, staleness=2),
     "quorum of three": _quorum(quorum=3, grace=2000),
     "hierarchical": Kind(
-        AllReduce(steps_per_round=2, transport=Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)), (ALL,), "reference", steps_a_round=2, num_nodes=2
+        AllReduce(steps_per_round=2, transport=HIERARCHICAL), (ALL,), "reference", steps_a_round=2, num_nodes=2
     ),
     "neighbor": Kind(NeighborAveraging(rounds=_ROUNDS), _PEERS, "reference"),
     "neighbor late": Kind(NeighborAveraging(rounds=_ROUNDS, sync=DelayedAveraging()), _PEERS, "reference", late=True),
     "gap standard": _gap(),
-    "gap standard parallel": _gap(update_order=UpdateOrder.DPSGD),
+    "gap standard parallel": _gap(update_order=DPSGD),
     "gap tokens": _gap(max_ig=2),
-    "gap tokens parallel": _gap(max_ig=1, update_order=UpdateOrder.DPSGD),
+    "gap tokens parallel": _gap(max_ig=1, update_order=DPSGD),
     "gap notify-ack": _gap(notify_ack=True),
-    "gap notify-ack parallel": _gap(notify_ack=True, update_order=UpdateOrder.DPSGD),
+    "gap notify-ack parallel": _gap(notify_ack=True, update_order=DPSGD),
     "gap backup": _gap(max_ig=3, backup=1),
-    "gap backup parallel": _gap(max_ig=3, backup=1, update_order=UpdateOrder.DPSGD),
+    "gap backup parallel": _gap(max_ig=3, backup=1, update_order=DPSGD),
     "gap staleness": _gap(staleness=2),
-    "gap staleness parallel": _gap(max_ig=4, staleness=2, weights=EdgeWeighting.ITERATION, update_order=UpdateOrder.DPSGD),
+    "gap staleness parallel": _gap(max_ig=4, staleness=2, weights=EdgeWeighting.ITERATION, update_order=DPSGD),
     "gap skip": _gap(max_ig=4, backup=1, skip=SkipPolicy(limit=4)),
-    "gap skip parallel": _gap(max_ig=5, staleness=3, backup=1, skip=SkipPolicy(limit=3), update_order=UpdateOrder.DPSGD),
-    "dynamic_groups": Kind(DynamicGroups(group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None), None, "groups"),
+    "gap skip parallel": _gap(max_ig=5, staleness=3, backup=1, skip=SkipPolicy(limit=3), update_order=DPSGD),
+    "dynamic_groups": Kind(
+        DynamicGroups(group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None), None, "groups"
+    ),
     "pairwise": Kind(Pairwise(active=(0, 2)), None, "convex"),
     "pairwise late": Kind(Pairwise(active=(0, 2), sync=DelayedAveraging()), None, "convex", late=True),
     "server": Kind(Server(hosts=(1,)), (ALL,), "reference", gradients=True),

@@ -4,7 +4,7 @@
     python -m benchmarks.faults.run [--minutes M] [--seed S] [--cell KIND/FAULT/LAUNCHER/SEED …] [--write]
 
 Prints one line a cell and ends with 1 if anything was violated; `--cell` runs a cell again, with the name that its line
-gives. `--write` adds what was run to benchmarks/results/faults.json and writes faults.md beside it anew from all of it.
+gives. `--write` adds what was run to benchmarks/results/faults.json and writes faults.md again from all of it.
 """
 
 from __future__ import annotations

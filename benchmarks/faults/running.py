@@ -62,7 +62,7 @@ class Running:
         more, place = records_after(self.folder, rank, place)
         known += more
         self._read[rank] = place, known
-        self._pids.setdefault(rank, []).extend(int(record.more) for record in more if record.payload == "begins")
+        self._pids.setdefault(rank, []).extend(int(record.more) for record in more if record.what == "begins")
         return known
 
     def pids_of(self, rank: int) -> list[int]:
@@ -76,7 +76,7 @@ class Running:
 
     def children_of(self, rank: int) -> list[int]:
         """The running processes that a worker has forked."""
-        forked = next((record.more for record in self.records(rank)[:8] if record.payload == "forked"), [])
+        forked = next((record.more for record in self.records(rank)[:8] if record.what == "forked"), [])
         return [pid for pid in forked if runs(pid)]
 
     def look(self) -> None:
@@ -150,7 +150,7 @@ class Running:
 
     def all_train(self) -> bool:
         """Whether every worker has begun its first step."""
-        return all(any(r.payload == "enters" for r in self.records(rank)[:8]) for rank in range(WORKERS))
+        return all(any(r.what == "enters" for r in self.records(rank)[:8]) for rank in range(WORKERS))
 
     def named(self, word: str) -> int | None:
         """The cell's running process whose command line holds a word."""

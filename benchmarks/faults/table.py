@@ -37,7 +37,7 @@ def add_results(outcomes: Iterable[Outcome], seed: int) -> None:
 
 
 def write_page() -> None:
-    """Write the page anew from all that is kept."""
+    """Write the page again from all that is kept."""
     PAGE.write_text(page(json.loads(RESULTS.read_text())))
 
 

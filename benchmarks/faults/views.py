@@ -38,7 +38,7 @@ def views_of(records: dict[int, list[Record]]) -> tuple[Views, list[str]]:
         (rank, record.step, [(int(after), tuple(members)) for after, members in record.more])
         for rank, listed in records.items()
         for record in listed
-        if record.payload == "leaves" and record.more  # else it ends with the first loss
+        if record.what == "leaves" and record.more  # else it ends with the first loss
     ]
     longest = max((views for _, _, views in known), key=len, default=[(-1, tuple(range(WORKERS)))])
     problems = [
@@ -140,10 +140,10 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
             for record in (record for record in listed if record.step == step):
                 if _is_behind(kind, views, rank, record):
                     continue
-                if record.payload == "finished":
+                if record.what == "finished":
                     expected = next((end for end in ends if same(values_of(record), end)), ends[-1])
-                elif record.payload in states:
-                    expected = states[record.payload][rank]
+                elif record.what in states:
+                    expected = states[record.what][rank]
                 else:
                     continue
                 if record is first and rank in donors and not kind.gradients:
@@ -154,7 +154,7 @@ def judge(kind: Kind, records: dict[int, list[Record]]) -> list[str]:
                         problems.append(f"worker {rank} joined step {step} with {values_of(record)}, which nobody had")
                 elif not same(values_of(record), expected):
                     problems.append(
-                        f"worker {rank} {record.payload} step {step} with {values_of(record)}, not {expected}; {views}"
+                        f"worker {rank} {record.what} step {step} with {values_of(record)}, not {expected}; {views}"
                     )
     return problems
 
@@ -163,7 +163,7 @@ def _processes(listed: list[Record]) -> list[list[Record]]:
     """A worker's records, those of each of its processes by themselves."""
     parts: list[list[Record]] = []
     for record in listed:
-        if record.payload == "begins":
+        if record.what == "begins":
             parts.append([])
         if parts:
             parts[-1].append(record)
@@ -181,7 +181,7 @@ def _begun(kind: Kind, views: Views, processes: list[tuple[int, list[Record]]]) 
 
 
 def _first_entered(process: list[Record]) -> Record | None:
-    return next((record for record in process if record.payload == "enters"), None)
+    return next((record for record in process if record.what == "enters"), None)
 
 
 def _is_behind(kind: Kind, views: Views, rank: int, record: Record) -> bool:

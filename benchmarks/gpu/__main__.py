@@ -18,7 +18,7 @@ import time
 import traceback
 from typing import Any
 
-from benchmarks.gpu.stages import PRETENDED, STAGES, SkipPolicy, missing_modules, results_folder
+from benchmarks.gpu.stages import PRETENDED, STAGES, Skip, missing_modules, results_folder
 from benchmarks.kit import ROOT
 
 MARK = "RESULT "
@@ -40,7 +40,7 @@ def run_stage(name: str) -> int:
     """One stage in this process; its outcome as the last line of the output."""
     try:
         outcome = {"outcome": "passed", "details": STAGES[name][0]()}
-    except SkipPolicy as why:
+    except Skip as why:
         outcome = {"outcome": "skipped", "details": str(why)}
     except Exception as error:  # noqa: BLE001 - reported
         traceback.print_exc()

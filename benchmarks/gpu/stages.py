@@ -1,6 +1,6 @@
 """The stages of `make gpu`: each is a function that runs in a process of its own and returns what it found.
 
-A stage raises `SkipPolicy` where something that it needs is missing, and any other error where the GPU path is wrong.
+A stage raises `Skip` where something that it needs is missing, and any other error where the GPU path is wrong.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kind() -> str:
     return "pretended" if os.environ.get(PRETENDED) else "cuda"
 
 
-class SkipPolicy(Exception):  # noqa: N818 - not an error
+class Skip(Exception):  # noqa: N818 - not an error
     """Why a stage cannot run here."""
 
 
@@ -80,7 +80,7 @@ def nccl_alone() -> dict[str, Any]:
     import torch.distributed as dist
 
     if not dist.is_nccl_available():
-        raise SkipPolicy("this torch has no NCCL")
+        raise Skip("this torch has no NCCL")
     torch.cuda.set_device(0)
     store: Any = dist.HashStore()
     seen: dict[str, Any] = {}
@@ -316,7 +316,7 @@ def two_ranks_on_one_gpu() -> dict[str, Any]:
     import torch.distributed as dist
 
     if not dist.is_nccl_available():
-        raise SkipPolicy("this torch has no NCCL")
+        raise Skip("this torch has no NCCL")
     ended = _launch(2, "static", "-", environment={"PARTREDUCE_ONE_GPU": "1"})
     assert all(code and "ranks 0 and 1 share GPU" in text for code, text in ended), [text[-300:] for _, text in ended]
     return {"said": "ranks 0 and 1 share GPU …"}
@@ -330,7 +330,7 @@ def memory() -> dict[str, Any]:
     from benchmarks.gpu.simulated import Shared, run_ranks
     from partreduce.runtime.optimizer import DistributedOptimizer
 
-    found = _against_cpu([cell for cell in cells.CELLS if "is_delayed" in cell.name], places=("", "fill"))
+    found = _against_cpu([cell for cell in cells.CELLS if "overlap" in cell.name], places=("", "fill"))
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") == "1":
         return found
     size = 2**24

@@ -9,24 +9,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 
 
-def joined(job: PlanRequest) -> Any:  # noqa: ANN401 - a process group
+def joined(job: Job) -> Any:  # noqa: ANN401 - a process group
     """Join the run as a user of torch does; this worker's node's group."""
     _join(job)
     return _group_of_node(job)
 
 
-def _join(job: PlanRequest) -> None:
+def _join(job: Job) -> None:
     dist.init_process_group("gloo", timeout=_patience(job))
 
 
-def _patience(job: PlanRequest) -> timedelta:
+def _patience(job: Job) -> timedelta:
     return timedelta(seconds=job.limit + 20)
 
 
-def _group_of_node(job: PlanRequest) -> Any:  # noqa: ANN401 - a process group
+def _group_of_node(job: Job) -> Any:  # noqa: ANN401 - a process group
     """This worker's node's; all workers make all nodes' together."""
     size, nodes = job.workers_per_node, range(job.num_nodes)
     made = [dist.new_group(list(range(n * size, (n + 1) * size)), timeout=_patience(job)) for n in nodes]
@@ -36,7 +36,7 @@ def _group_of_node(job: PlanRequest) -> Any:  # noqa: ANN401 - a process group
 class Alone:
     """Nobody synchronizes: what the lab's own machinery leaves of the compute-only limit. The others step like it."""
 
-    def __init__(self, job: PlanRequest, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         self.model, self._optimizer = model, optimizer
 
     def step(self) -> None:
@@ -52,7 +52,7 @@ class Ddp(Alone):
     The `hook` of the options writes gradients in float16, or as PowerSGD's products of that `rank`.
     """
 
-    def __init__(self, job: PlanRequest, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
         _join(job)
@@ -75,7 +75,7 @@ class Ddp(Alone):
 class Hierarchical(Alone):
     """All-reduce of the gradients in two levels: scatter sums in the node, reduce shards across nodes, gather."""
 
-    def __init__(self, job: PlanRequest, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         _join(job)
         super().__init__(job, model, optimizer)
         rank, size = dist.get_rank(), job.workers_per_node
@@ -108,7 +108,7 @@ class Hierarchical(Alone):
 class TorchAverager(Alone):
     """PyTorch's own HierarchicalModelAverager: node averages every `inner` steps, a global one every `outer`."""
 
-    def __init__(self, job: PlanRequest, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         from collections import OrderedDict
 
         from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
@@ -130,7 +130,7 @@ class TorchAverager(Alone):
 class PostLocal(Alone):
     """PyTorch's own post-local SGD: gradients are averaged in the node in each step, models by all in every `outer`."""
 
-    def __init__(self, job: PlanRequest, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
         from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
         from torch.distributed.optim import PostLocalSGDOptimizer
@@ -152,7 +152,7 @@ KINDS: dict[str, type[Alone]] = {
 }
 
 
-def use_environment(job: PlanRequest, node: int) -> int:
+def use_environment(job: Job, node: int) -> int:
     """Turn the launcher's place on its node into the place in the run; returns the rank."""
     rank = job.first_of(node) + int(os.environ["LOCAL_RANK"])
     os.environ.update(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from benchmarks.lab.docstrings import longest
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.tasks import Samples, shard
 
 
@@ -16,7 +16,7 @@ class Batches:
     the mean of all runs.
     """
 
-    def __init__(self, job: PlanRequest, rank: int, samples: Samples) -> None:
+    def __init__(self, job: Job, rank: int, samples: Samples) -> None:
         self._size, self._samples, self._by_length = job.batch, samples, job.task == "docstrings"
         self._places = shard(job, rank, samples.labels)
         self._generator = torch.Generator().manual_seed(1000 * job.seed + rank)

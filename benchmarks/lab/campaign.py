@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
 from benchmarks.lab.crew import LabError
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.measure import Measured, read_cell
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.predict import Point, predicted
@@ -185,7 +185,7 @@ class Campaign:
                 self.notes.append(f"{key}: the planner recommended {self._planner.words[key]}")
         return fitting
 
-    def _job(self, setting: Setting, name: str, how: str, **more: Any) -> PlanRequest:  # noqa: ANN401 - fields of Job
+    def _job(self, setting: Setting, name: str, how: str, **more: Any) -> Job:  # noqa: ANN401 - fields of Job
         fields: dict[str, Any] = {
             **{name: getattr(setting, name) for name in TRAINED_WITH},
             **setting.lengths(),
@@ -299,7 +299,7 @@ class Campaign:
         return whole * ceil((SPARE_FREE if contestant.free_running else SPARE_STEPS) * expected / whole)
 
     def points(self) -> list[Point]:
-        """The cells that the simulator can predict; hierarchical all-reduce runs all-reduce's schedule in its form."""
+        """The cells that the simulator can predict; hierarchical all-reduce runs the schedule of all-reduce."""
         from statistics import median
 
         from partreduce.schedulers.registry import build

@@ -51,10 +51,10 @@ GRAPHS: dict[str, Callable[[Cluster], Graph]] = {
 class Contestant:
     """`make` gives the schedule for a cluster and a setting, or None where the contestant has nothing new to say.
 
-    `transport` is `partreduce` or a baseline (baselines.py), `algorithm` that of its sums, for the prediction, and
-    `options` are what the optimizer or the baseline is given. `grid` names its learning rates (setting.GRID); `twin`
-    another contestant of the same mathematics, which therefore takes the same steps. `core` ones run in the short lab.
-    `once` ones, which a thin wire makes slow, run once, get twice the time, and leave settings with slow workers out where
+    `how` is `partreduce` or a baseline (baselines.py), `algorithm` that of its sums, for the prediction, and `options`
+    are what the optimizer or the baseline is given. `grid` names its learning rates (setting.GRID); `twin` another
+    contestant of the same mathematics, which therefore takes the same steps. `core` ones run in the short lab. `once`
+    ones, which a thin wire makes slow, run once, get twice the time, and leave settings with slow workers out where
     nobody names them; `named_only` ones leave all out.
     """
 
@@ -129,8 +129,8 @@ def _contestant(row: dict[str, Any], recommended: dict[str, Make]) -> Contestant
     strategy = row.get("strategy", {})
     if "sums" in row:
         fields |= {"algorithm": row["sums"], "options": {"algorithm": row["sums"]}}
-    elif "algorithm" in strategy.get("how", {}):
-        fields["form"] = strategy["how"]["algorithm"]
+    elif "algorithm" in strategy.get("transport", {}):
+        fields["algorithm"] = strategy["transport"]["algorithm"]
     if "planned" in row:
         fields["make"] = recommended[row["planned"]]
     elif strategy or "design" in row:
@@ -142,7 +142,7 @@ def _schedule(row: dict[str, Any], cluster: Cluster, setting: Setting) -> Schedu
     from partreduce.schedulers.registry import build
 
     changes = _resolved(row.get("strategy", {}), cluster)
-    if changes.get("how", {}).get("algorithm") == "hierarchical" and cluster.workers_per_node == 1:
+    if changes.get("transport", {}).get("algorithm") == "hierarchical" and cluster.workers_per_node == 1:
         return None  # says nothing new
     if "paced" in row:
         slow = dict(setting.slow)
@@ -173,8 +173,9 @@ def _without_codec(make: Make, cluster: Cluster, setting: Setting) -> Schedule |
     if schedule is None:
         return None
     strategy: Any = schedule.strategy
-    how = Transport(algorithm=strategy.transport.algorithm, gradient_buckets=strategy.transport.gradient_buckets)
-    return Schedule(f"{schedule.name}-plain", schedule.cluster, replace(strategy, how=how))
+    coded = strategy.transport
+    transport = Transport(algorithm=coded.algorithm, gradient_buckets=coded.gradient_buckets)
+    return Schedule(f"{schedule.name}-plain", schedule.cluster, replace(strategy, transport=transport))
 
 
 def _nodes(cluster: Cluster) -> list[tuple[int, ...]]:

@@ -19,7 +19,7 @@ from typing import Self
 
 from benchmarks.kit import ROOT
 from benchmarks.lab.board import Board
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.network import Network
 from benchmarks.lab.worker import SPARE_SECONDS, START_SECONDS
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS, RUN_SECRET
@@ -118,7 +118,7 @@ class Crew:
     ) -> None:
         self.close()
 
-    def run(self, job: PlanRequest) -> list[int]:
+    def run(self, job: Job) -> list[int]:
         """Run one cell on all nodes; the exit code of each node's workers. Bounded by the job's limits."""
         assert self._store is not None
         job.path.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ class Crew:
             return [int(forker.answer(end).split()[1]) for forker in self._forkers]
 
     @contextlib.contextmanager
-    def _generator(self, job: PlanRequest) -> Iterator[dict[str, str]]:
+    def _generator(self, job: Job) -> Iterator[dict[str, str]]:
         """The group generator beside the bridge, for schedules that need one; yields its workers' environment."""
         if job.schedule is None or json.loads(Path(job.schedule).read_text())["strategy"]["kind"] != "dynamic_groups":
             yield {}

@@ -17,7 +17,7 @@ def serve_workers(node: int) -> None:
     _import_runtime()
 
     from benchmarks.lab import profiled
-    from benchmarks.lab.job import PlanRequest
+    from benchmarks.lab.job import Job
     from benchmarks.lab.tasks import read_data
     from benchmarks.lab.worker import work
     from benchmarks.papers import sums
@@ -32,11 +32,11 @@ def serve_workers(node: int) -> None:
     samples: dict[str, object] = {}
     _say("ready")
     for line in sys.stdin:
-        job = PlanRequest.of_line(line)
+        job = Job.of_line(line)
         if job.data_file and job.data_file not in samples:
             samples[job.data_file] = read_data(job.data_file)
-        if job.transport in measurements:
-            target = partial(measurements[job.transport], job, node)
+        if job.how in measurements:
+            target = partial(measurements[job.how], job, node)
         else:
             target = partial(work, job, node, samples[job.data_file])
         with (job.path / f"node-{node}.log").open("w") as log:

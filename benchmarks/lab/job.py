@@ -13,10 +13,10 @@ from benchmarks.lab.lengths import Lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanRequest(Lengths):
+class Job(Lengths):
     """What every worker of one cell does.
 
-    `transport` names who synchronizes: `partreduce` (with `schedule`, a file) or one of the baselines of
+    `how` names who synchronizes: `partreduce` (with `schedule`, a file) or one of the baselines of
     `baselines.py`. A step computes as long as its lengths say: real gradients are taken, and sleeping fills the rest,
     because more workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
     A `falling` rate ends at nothing, along half a cosine. `optimizer`, `momentum` and `weight_decay` are for
@@ -71,5 +71,5 @@ class PlanRequest(Lengths):
         return json.dumps(asdict(self))
 
     @classmethod
-    def of_line(cls, line: str) -> PlanRequest:
+    def of_line(cls, line: str) -> Job:
         return TypeAdapter(cls).validate_json(line)

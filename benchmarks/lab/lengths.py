@@ -1,7 +1,7 @@
 """Lengths of steps: how long each worker computes in each step of a setting, and so of the jobs that run it.
 
 The worker sleeps by them and the simulator predicts with them: both ask the same value. Steps that vary are drawn from
-one seed that all workers share, so that "one of 16, drawn anew" is the same one for all of them.
+one seed that all workers share, so that "one of 16, drawn again" is the same one for all of them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Lengths:
 
     `compute` is the seconds that a step of an undisturbed worker computes; `slow` lists (rank, factor) on it. With
     probability `random_chance` a worker's step takes `random_factor` times as long. `delayed` = (workers, seconds): so
-    many, drawn anew in every step, are held up. `skew` = (low, high) seconds: everybody is held up, and who by how much
+    many, drawn again in every step, are held up. `skew` = (low, high) seconds: everybody is held up, and by how much
     moves on by one worker from step to step. `trace` names a CSV file of recorded seconds, a row for each step and a
     column for each worker, which replaces all of these and repeats.
     """

@@ -1,4 +1,4 @@
-"""From what a cell's workers left behind to its metrics: speed, loss of the mean model, bytes, where the time went."""
+"""From what a cell's workers left behind to its numbers: speed, loss of the mean model, bytes, where the time went."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import kit
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.tasks import SEQUENCES, Samples, accuracy, evaluated, loss_of, make_model
 from benchmarks.lab.worker import APART, HEADER
 
@@ -46,7 +46,7 @@ class Measured:
         return kit.reached(self.curve, target)
 
 
-def read_cell(job: PlanRequest, samples: Samples) -> Measured:
+def read_cell(job: Job, samples: Samples) -> Measured:
     """Put a cell's files together.
 
     Raises:
@@ -88,7 +88,7 @@ def read_cell(job: PlanRequest, samples: Samples) -> Measured:
     )
 
 
-def _shares(job: PlanRequest, times: list[npt.NDArray[np.float64]], *, apart: bool) -> dict[str, float]:
+def _shares(job: Job, times: list[npt.NDArray[np.float64]], *, apart: bool) -> dict[str, float]:
     """Seconds per step, mean over workers: computing, waiting for a member of the group, communicating.
 
     A group operation that has not all its members yet is waiting; afterwards it is communication. Without a trace
@@ -118,7 +118,7 @@ def _shares(job: PlanRequest, times: list[npt.NDArray[np.float64]], *, apart: bo
     return {"compute": computing, "wait": waiting, "communicate": blocked - waiting}
 
 
-def _operations(job: PlanRequest) -> list[tuple[str, int, int, float, float]]:
+def _operations(job: Job) -> list[tuple[str, int, int, float, float]]:
     """(kind and members, round, rank, start, end) of every traced group operation, on the workers' common clock."""
     import time
 
@@ -137,7 +137,7 @@ Curve = list[tuple[float, float, float]]
 
 
 def _curve(
-    job: PlanRequest, samples: Samples, started: float, *, apart: bool
+    job: Job, samples: Samples, started: float, *, apart: bool
 ) -> tuple[Curve, list[tuple[float, float]], float | None]:
     """The mean model's loss over time, and its accuracy where samples are held out; in the end also the workers' own.
 
@@ -188,7 +188,7 @@ def _own_accuracy(model: torch.nn.Module, tracks: list[list[Snapshot]], told: Sa
 Snapshot = tuple[float, int, torch.Tensor]
 
 
-def _snapshots(job: PlanRequest, rank: int, size: int) -> list[Snapshot]:
+def _snapshots(job: Job, rank: int, size: int) -> list[Snapshot]:
     content = (job.path / f"snapshots-{rank:03d}.bin").read_bytes()
     found = []
     for start in range(0, len(content) - size - HEADER.size + 1, size + HEADER.size):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def by_turns(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as rehearse.by_schedule
-    """The steps of a schedule with outer steps or fragments, at one steps_per_round for all."""
+    """The steps of a schedule with outer steps or fragments, of as many steps per round for all workers."""
     strategy, steps_per_round = schedule.strategy, schedule.steps_per_round_of(0)
     matrices = [
         torch.from_numpy(mixing_matrix(strategy.phase(t, schedule.cluster))).float() for t in range(strategy.period)

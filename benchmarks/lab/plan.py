@@ -1,6 +1,6 @@
 """What the planner recommends for a setting, from the hardware that a profile of the lab's own links measured.
 
-It plans for hierarchical group operations, and the lab runs its recommendations in that form. It is told the optimizer,
+It plans for hierarchical group operations, and the lab runs its recommendations that way. It is told the optimizer,
 as a user tells it.
 """
 

@@ -17,7 +17,7 @@ CLOSE = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A cell that the simulator can predict: its schedule, form, setting, and what was measured (ms per step).
+    """A cell that the simulator can predict: its schedule, algorithm, setting, and what was measured (ms per step).
 
     `steps` are those of each worker.
     """

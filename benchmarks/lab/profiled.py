@@ -7,10 +7,10 @@ import os
 
 from benchmarks import kit
 from benchmarks.lab.baselines import use_environment
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 
 
-def profile(job: PlanRequest, node: int) -> None:
+def profile(job: Job, node: int) -> None:
     """Profile the run's links with all its workers; rank 0 leaves a cluster file and the errors of its check."""
     from partreduce.runtime.profile import profile as measure
     from partreduce.topo.cluster import Cluster

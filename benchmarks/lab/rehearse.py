@@ -34,7 +34,7 @@ from benchmarks.kit import one_thread, parser
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import Contestant, contestants
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.outer_steps import Coded, by_turns
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.setting import GRID, REHEARSED_TARGETS, Setting, case_of
@@ -71,7 +71,7 @@ class Rehearsal:
     def __init__(self, *, task: str, cluster: Cluster, rate: float, seed: int = 0) -> None:
         count, samples = cluster.num_workers, samples_of(task)
         nodes = cluster.num_nodes
-        job = PlanRequest(num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
+        job = Job(num_nodes=nodes, workers_per_node=count // nodes, task=task, seed=seed)
         self.samples, self.count, self.rate = samples, count, rate
         self._model = make_model(task, samples, Clock(), seed)
         self.named = [(name, part.numel()) for name, part in self._model.named_parameters()]
@@ -137,9 +137,9 @@ def steps_to(
 
 
 def by_schedule(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  # noqa: ANN401 - as above
-    """The steps of a schedule with fixed phases: steps_per_round, overlap, step-normalized averaging."""
+    """The steps of a schedule with fixed phases: steps per round, overlap, step-normalized averaging."""
     matrices = [torch.from_numpy(mixing_matrix(step)).float() for step in schedule.steps()]
-    is_delayed = schedule.strategy.mixes_late
+    overlap = schedule.strategy.mixes_late
     worker_steps = schedule.worker_steps()
     longest = int(worker_steps.max())
     normalized = schedule.strategy.averaging is Averaging.STEP_NORMALIZED
@@ -156,11 +156,11 @@ def by_schedule(rehearsal: Any, schedule: Schedule) -> Callable[[int], None]:  #
         matrix = matrices[step // longest % len(matrices)]
         if normalized:
             models.sub_(begun).mul_(factors).add_(begun)
-        if is_delayed:
+        if overlap:
             models += matrix @ begun - begun
         else:
             torch.mm(matrix, models.clone(), out=models)
-        if normalized or is_delayed:
+        if normalized or overlap:
             begun.copy_(models)
 
     return advance
@@ -193,8 +193,8 @@ def pairwise(rehearsal: Rehearsal, strategy: Pairwise) -> Callable[[int], None]:
     def advance(step: int) -> None:
         steps = [rehearsal.rate * rehearsal.gradient(rank, rehearsal.models[rank]) for rank in range(rehearsal.count)]
         for note in machine.run(until=step + 1.0):
-            if note.process in strategy.active and note.payload[0] == "averaged":
-                pair = [note.process, note.payload[1]]
+            if note.process in strategy.active and note.what[0] == "averaged":
+                pair = [note.process, note.what[1]]
                 rehearsal.models[pair] = rehearsal.models[pair].mean(0)
         for rank, change in enumerate(steps):
             rehearsal.models[rank] -= change

@@ -95,7 +95,7 @@ class Setting(Lengths):
         return case_of(self.task, num_workers)
 
     def wire_seconds(self, num_nodes: int, size: int, model_bytes: int) -> dict[str, float]:
-        """What each form of exact averaging takes on the wire at the link's nominal rate, without headers."""
+        """What each algorithm of exact averaging takes on the wire at the link's nominal rate, without headers."""
         second = model_bytes * 8e-6 / self.megabits
         count = num_nodes * size
         return {"flat ring": 2 * (count - 1) / count * second, "hierarchical": 2 * (num_nodes - 1) / num_nodes * second}
@@ -122,7 +122,7 @@ REGIONS = {"40mbit": 0.16, "10mbit": 0.16, "10gbit": 0.0}
 def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
     """All named settings, with a `trace` of step lengths (a file) one more for each rate.
 
-    `delayed` holds up one worker, drawn anew in every step, by five steps' time; `shifting` everybody by up to that.
+    `delayed` holds up one worker, drawn again in every step, by five steps' time; `shifting` everybody by up to that.
     """
     slow = SLOW_RANK % num_workers
     made = []

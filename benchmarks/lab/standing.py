@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.kit import command, commit
 from benchmarks.lab.crew import Crew
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.network import Network, why_not
 
 FAST = "1gbit"
@@ -39,10 +39,10 @@ class Lab:
         for node in range(self.network.num_nodes):
             self.network.shape(node, rate)
 
-    def job(self, name: str, how: str, workers_per_node: int, **fields: Any) -> PlanRequest:  # noqa: ANN401 - of Job
+    def job(self, name: str, how: str, workers_per_node: int, **fields: Any) -> Job:  # noqa: ANN401 - of Job
         folder = Path(tempfile.mkdtemp(prefix=f"{how}-", dir=self.scratch))
         size = {"num_nodes": self.network.num_nodes, "workers_per_node": workers_per_node}
-        return PlanRequest(name=name, folder=str(folder), how=how, **size, **fields)
+        return Job(name=name, folder=str(folder), how=how, **size, **fields)
 
 
 @contextlib.contextmanager

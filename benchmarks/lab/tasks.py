@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks.lab import docstrings, paragraphs, prose
 from benchmarks.lab.gates import Clock, Gate
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 
 CONTEXT = 32
 TEXT_BYTES = 200_000
@@ -166,7 +166,7 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
     return nn.Sequential(*_gated(layers, clock))
 
 
-def optimizer_of(job: PlanRequest, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def optimizer_of(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """SGD with the job's momentum and weight decay, or AdamW with torch's own."""
     if job.optimizer == "adamw":
         return torch.optim.AdamW(parameters, lr=job.learning_rate, fused=True)  # several times as fast on a CPU
@@ -228,7 +228,7 @@ def _gated(layers: list[list[nn.Module]], clock: Clock) -> list[nn.Module]:
     return modules
 
 
-def shard(job: PlanRequest, rank: int, labels: torch.Tensor) -> torch.Tensor:
+def shard(job: Job, rank: int, labels: torch.Tensor) -> torch.Tensor:
     """The places of one worker's samples: every n-th of a shuffled order."""
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(job.seed))
     return order[rank :: job.num_workers]

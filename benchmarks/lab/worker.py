@@ -28,7 +28,7 @@ from benchmarks.lab.baselines import KINDS, Alone, joined, use_environment
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.board import Board
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.tasks import Samples, loss_of, make_model, optimizer_of
 from partreduce.topo.errors import PartreduceError
@@ -49,7 +49,7 @@ class Partreduce:
     With `replicas` in the options a node's workers are one replica: before each step they average their gradients.
     """
 
-    def __init__(self, job: PlanRequest, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert job.schedule is not None
         self.model = model
         options = {**job.options, "timeout": START_SECONDS, "trace": job.path}
@@ -76,7 +76,7 @@ class Partreduce:
 Training = Partreduce | Alone
 
 
-def work(job: PlanRequest, node: int, samples: Samples) -> None:
+def work(job: Job, node: int, samples: Samples) -> None:
     """Everything a worker does; ends the process by an alarm if a cell hangs, whatever it hangs in."""
     kit.end_after(START_SECONDS + job.limit + SPARE_SECONDS)
     rank = use_environment(job, node)
@@ -91,13 +91,13 @@ def work(job: PlanRequest, node: int, samples: Samples) -> None:
     _write(job, rank, said)
 
 
-def _train(job: PlanRequest, rank: int, samples: Samples, board: Board) -> dict[str, object]:
+def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, object]:
     one_thread()
     clock = Clock()
     model = make_model(job.task, samples, clock, job.seed)
     plain = model
     inner = optimizer_of(job, model.parameters())
-    training: Training = (Partreduce if job.transport == "partreduce" else KINDS[job.transport])(job, model, inner)
+    training: Training = (Partreduce if job.how == "partreduce" else KINDS[job.how])(job, model, inner)
     batches = Batches(job, rank, samples)
     protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Partreduce) else ""
     apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
@@ -137,7 +137,7 @@ def _train(job: PlanRequest, rank: int, samples: Samples, board: Board) -> dict[
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 clock.until(1.0)
                 # DDP communicates inside backward: there the timetable alone says how long computing took.
-                computed = begun + due if job.transport in ("ddp", "post-local") else time.monotonic()
+                computed = begun + due if job.how in ("ddp", "post-local") else time.monotonic()
                 training.step()
                 times.append((begun, computed, time.monotonic()))
                 reached = _reached(training) if apart else reached + 1
@@ -164,7 +164,7 @@ def _train(job: PlanRequest, rank: int, samples: Samples, board: Board) -> dict[
     return {**said, "reached": reached, "apart": apart}
 
 
-def _wait_for_the_others(job: PlanRequest, board: Board, end: float, *, apart: bool) -> None:
+def _wait_for_the_others(job: Job, board: Board, end: float, *, apart: bool) -> None:
     """Who closes its connections first takes what the others have still to read of the last step.
 
     Workers that keep a gap end one after the other: they wait for the last one, for the `end` of the run, or until one
@@ -184,7 +184,7 @@ def _reached(training: Training) -> int:
 
 
 def _leave_when_over(
-    job: PlanRequest, rank: int, board: Board, result: Callable[[], dict[str, object]], patience: float
+    job: Job, rank: int, board: Board, result: Callable[[], dict[str, object]], patience: float
 ) -> None:
     """A free-running worker may wait for peers that have already left: end it a little after the run.
 
@@ -199,37 +199,37 @@ def _leave_when_over(
     os._exit(0)
 
 
-def _path(job: PlanRequest, rank: int) -> Path:
+def _path(job: Job, rank: int) -> Path:
     return job.path / f"worker-{rank:03d}.json"
 
 
-def _write(job: PlanRequest, rank: int, said: dict[str, object]) -> None:
+def _write(job: Job, rank: int, said: dict[str, object]) -> None:
     path = _path(job, rank)
     part = path.with_suffix(f".{threading.get_ident()}")
     part.write_text(json.dumps(said))
     part.replace(path)
 
 
-def _share(training: Training, job: PlanRequest) -> int:
-    """The largest steps_per_round divided by this worker's own."""
+def _share(training: Training, job: Job) -> int:
+    """The largest number of steps per round divided by this worker's own."""
     if not isinstance(training, Partreduce) or job.free_running:
         return 1
     schedule, rank = training.optimizer.schedule, training.optimizer.rank
     return max(1, int(schedule.worker_steps().max()) // schedule.steps_per_round_of(rank))
 
 
-def _set_rate(optimizer: torch.optim.Optimizer, job: PlanRequest, taken: float) -> None:
+def _set_rate(optimizer: torch.optim.Optimizer, job: Job, taken: float) -> None:
     """The rate after so many steps of each worker, on average; a falling one is half a cosine, to nothing."""
     for group in optimizer.param_groups if job.falling else ():
         group["lr"] = rate_after(job, taken)
 
 
-def rate_after(job: PlanRequest, taken: float) -> float:
+def rate_after(job: Job, taken: float) -> float:
     """A falling rate after so many steps."""
     return job.learning_rate * (1 + math.cos(math.pi * min(1.0, taken / job.steps))) / 2
 
 
-def _snapshots_every(training: Training, job: PlanRequest, *, apart: bool) -> int:
+def _snapshots_every(training: Training, job: Job, *, apart: bool) -> int:
     """Steps from one snapshot to the next: fewer where workers differ, whose newest would else be old."""
     together = not (job.free_running or apart) and (
         not isinstance(training, Partreduce) or len(set(training.optimizer.schedule.worker_steps().tolist())) == 1

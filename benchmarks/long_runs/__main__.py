@@ -121,18 +121,18 @@ def _theorem() -> None:
 
 def main() -> int:
     arguments = kit.parser(__doc__)
-    arguments.add_argument("payload", choices=["measure", "theorem", "write"])
+    arguments.add_argument("what", choices=["measure", "theorem", "write"])
     arguments.add_argument("--parts", nargs="+", default=list(parts()))
     arguments.add_argument("--contestants", default="", help="names separated by semicolons")
     arguments.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     chosen = arguments.parse_args()
     kit.one_thread()
-    if chosen.payload == "write":
+    if chosen.what == "write":
         from benchmarks.long_runs import page
 
         page.write(parts(), stored())
         return 0
-    if chosen.payload == "theorem":
+    if chosen.what == "theorem":
         _theorem()
         return 0
     for name in chosen.parts:

@@ -61,7 +61,7 @@ class Learner(Network):
 
     def take(self, counts: Sequence[int]) -> None:
         """A step of each worker by itself."""
-        assert set(counts) == {1}, "schedules of long runs have one steps_per_round"
+        assert set(counts) == {1}, "schedules of long runs have one number of steps per round"
         self.models -= self.rate * self.gradients()
 
     def held_out(self, model: torch.Tensor) -> tuple[float, float]:

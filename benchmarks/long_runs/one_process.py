@@ -8,7 +8,7 @@
 
 Models, shards, batches, falling rates and what is evaluated are those of the lab's workers (benchmarks/lab/worker.py).
 Under All-Reduce workers' models are equal, so one model takes the mean gradient of all; other contestants, any of the
-lab's with fixed phases and one steps_per_round, train one model for each worker, or for each node that is a replica.
+lab's with fixed phases and equal steps per round, train one model for each worker, or for each node that is a replica.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from benchmarks import compact, kit
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import named
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.plan import Planner
 from benchmarks.lab.rehearse import advance_of
 from benchmarks.lab.setting import settings
@@ -61,7 +61,7 @@ class Learner(Protocol):
 class Together:
     """One model, since all are equal, with the batches of all."""
 
-    def __init__(self, job: PlanRequest, samples: Samples) -> None:
+    def __init__(self, job: Job, samples: Samples) -> None:
         self._model = make_model(job.task, samples, Clock(), job.seed).eval()  # gates are open then
         self._samples, self._task = samples, job.task
         self._batches = [Batches(job, rank, samples) for rank in range(job.num_workers)]
@@ -85,7 +85,7 @@ class Workers:
     One optimizer of all models is one of each: what it does to a number depends on this number's gradients alone.
     """
 
-    def __init__(self, job: PlanRequest, samples: Samples, schedule: Schedule) -> None:
+    def __init__(self, job: Job, samples: Samples, schedule: Schedule) -> None:
         self._model = make_model(job.task, samples, Clock(), job.seed).eval()
         self._samples, self._task, self.count = samples, job.task, schedule.num_workers
         self._batches = [Batches(job, rank, samples) for rank in range(job.num_workers)]
@@ -103,7 +103,7 @@ class Workers:
         return loss_of(self._task, functional_call(self._model, named, (inputs,)), labels)
 
     def take(self, counts: Sequence[int]) -> None:
-        """A step of each worker by itself; schedules of several steps per round are not trained here."""
+        """A step of each worker by itself; schedules of unequal steps per round are not trained here."""
         assert set(counts) == {1}, counts
         batches = torch.stack([one.draw()[0] for one in self._batches]).view(self.count, -1)
         self._all.grad = self._gradients(self.models, self._samples.inputs[batches], self._samples.labels[batches])
@@ -126,7 +126,7 @@ def changed(schedule: Schedule, members: dict[str, Any]) -> Schedule:
     return replace(schedule, strategy=load_strategy(document, schedule.cluster, "--change"))
 
 
-def learner_of(contestant: str, job: PlanRequest, samples: Samples, change: dict[str, Any]) -> Learner:
+def learner_of(contestant: str, job: Job, samples: Samples, change: dict[str, Any]) -> Learner:
     if contestant == BASE:
         return Together(job, samples)
     schedule = changed(schedule_of(contestant, settings(CLUSTER.num_workers)[FREE]), change)
@@ -135,7 +135,7 @@ def learner_of(contestant: str, job: PlanRequest, samples: Samples, change: dict
     return Workers(job, samples, schedule)
 
 
-def trained(job: PlanRequest, samples: Samples, learner: Learner) -> Iterator[tuple[int, float, float]]:
+def trained(job: Job, samples: Samples, learner: Learner) -> Iterator[tuple[int, float, float]]:
     """Steps taken, training loss, and share told right of held out samples, as often as the job says and at the end."""
     part, told = evaluated(samples), samples.held_out
     assert told is not None, "the task keeps samples that nobody trains with"
@@ -184,7 +184,7 @@ def main() -> int:
         name = named_under(contestant, chosen.optimizer, chosen.momentum, chosen.steps)
         for rate, seed in [(rate, seed) for rate in chosen.rates for seed in chosen.seeds]:
             begun = time.monotonic()
-            job = PlanRequest(**fields, name=name, learning_rate=rate, seed=seed)
+            job = Job(**fields, name=name, learning_rate=rate, seed=seed)
             found = list(trained(job, samples, learner_of(contestant, job, samples, chosen.change)))
             (_, loss, right) = found[-1]
             took = time.monotonic() - begun

@@ -277,10 +277,10 @@ def draw(found: list[Contestant]) -> None:
 
 def main() -> int:
     arguments = kit.parser(__doc__)
-    arguments.add_argument("payload", choices=["collect", "write"])
+    arguments.add_argument("what", choices=["collect", "write"])
     arguments.add_argument("names", nargs="*")
     chosen = arguments.parse_args()
-    if chosen.payload == "collect":
+    if chosen.what == "collect":
         RESULT.write_text(compact.text(collected(chosen.names), digits=5))
         return 0
     content = json.loads(RESULT.read_text())

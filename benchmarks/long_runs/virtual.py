@@ -102,7 +102,7 @@ class Virtual:
 
     def _by_gap(self, gap: IterationGap) -> Callable[[int], None]:
         graph = self.schedule.strategy.graphs[0]
-        hop, training = hop_of(graph, gap), UpdateSelection(self.learner, graph, gap)
+        hop, training = hop_of(graph, gap), Reducing(self.learner, graph, gap)
         timing = GapTiming(
             hop,
             self.lengths,
@@ -143,7 +143,7 @@ class Virtual:
         return generated(self.learner, self.schedule.strategy, self.schedule.cluster, machine_of)
 
 
-class UpdateSelection(Carrying):
+class Reducing(Carrying):
     """Hop: every worker trains with the updates that it is told to average. A skipped step counts as a step."""
 
     def __init__(self, learner: Learner, graph, gap: IterationGap) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001

@@ -1,7 +1,7 @@
 """Runs a paper's experiments within the minutes given: the first in the list first, then repetitions.
 
 A paper is a table (`LabPaper`): parts with experiments in the lab (`experiments.toml`), what is measured apart from
-them, and metrics that are made of both. To add a row, name a contestant in an experiment, or a figure in `rows`.
+them, and figures that are made of both. To add a row, name a contestant in an experiment, or a figure in `rows`.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class LabPaper:
     """A paper's experiments, and how rows are made of them.
 
     Its `parts` are cells of the lab, the most important first; all of them have one number of nodes. `rows` and
-    `curves` say what the cells say, `derived` what follows from rows of several runs, `bars` which metrics are drawn.
+    `curves` say what the cells say, `derived` what follows from rows of several runs, `bars` which figures are drawn.
     `predicts`: the links are measured first, and step times predicted from that. `kept` gives cells that other runs
     left.
     """
@@ -203,14 +203,14 @@ class LabPaper:
             rows += self.rows(cells)
             curves += self.curves(cells)
             notes += cells.notes
-        metrics = {row.figure for row in rows}
+        figures = {row.figure for row in rows}
         return Results(
             paper=self.name,
             commit=cells.commit if cells is not None else kept.commit if kept is not None else "",
             rows=tuple(rows),
             notes=tuple(notes),
             curves=tuple(curves),
-            bars=tuple(figure for figure in self.bars if figure in metrics),
+            bars=tuple(figure for figure in self.bars if figure in figures),
         )
 
 

@@ -21,8 +21,8 @@ from benchmarks.papers.rows import Curve, Row, compared, each, ms, ratio, steps
 ALL_REDUCE = "flat ring"
 GRAPHS = ("ring", "ring-based", "double-ring")
 SPARSE = "ring-based"
-"""The graph of the paper's metrics that compare settings."""
-PLAIN_PAYLOAD, RANDOM, SLOW, THIN = "all alike", "6× at random", "one 4× slow", "thin links"
+"""The graph of the paper's figures that compare settings."""
+EQUAL, RANDOM, SLOW, THIN = "all alike", "6× at random", "one 4× slow", "thin links"
 BEST = ", each at its best rate"
 """Of settings in which everybody runs at each of the same rates."""
 STEP = "Milliseconds per step"
@@ -78,9 +78,9 @@ def rows(cells: Cells) -> Iterator[Row]:
 
 
 def _of_task(task: str, blocks: dict[str, Block]) -> Iterator[Row]:
-    alike, random, slow, thin = (blocks.get(setting_of(task, k).name, {}) for k in (PLAIN_PAYLOAD, RANDOM, SLOW, THIN))
+    alike, random, slow, thin = (blocks.get(setting_of(task, k).name, {}) for k in (EQUAL, RANDOM, SLOW, THIN))
     yield from _slowed(F12, task, RANDOM, random, alike)
-    for kind, block in ((PLAIN_PAYLOAD, alike), (RANDOM, random)):
+    for kind, block in ((EQUAL, alike), (RANDOM, random)):
         ours = [name for name in block if gap_of(name)]
         yield from compared(F13, block, SERVER, setting=_words(f"{task}, {kind}"), only=ours)
     for graph in GRAPHS:
@@ -195,7 +195,7 @@ def physics(task: str, kind: str, name: str, runs: int, after: int = 0) -> float
 def _curves(cells: Cells) -> Iterator[Curve]:
     """Loss over steps and over seconds: the first run of each headline where some are slow."""
     headlines = {made.setting.name: made.contestants for made in PAPER.parts["headlines"]}
-    shown = {where: names for where, names in headlines.items() if not where.endswith(PLAIN_PAYLOAD)}
+    shown = {where: names for where, names in headlines.items() if not where.endswith(EQUAL)}
     for where, block in cells.blocks().items():
         for row in block:
             if row.contestant not in shown.get(where, ()):

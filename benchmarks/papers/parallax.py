@@ -1,6 +1,6 @@
 """Parallax's rows: what it gains to send tables another way than the rest, on 4 nodes of 4 workers and on 16 of one.
 
-All ways but three (metrics.INEXACT) give the same gradients, so a step is a step; they differ in what it takes. Ways of
+All ways but three (figures.INEXACT) give the same gradients, so a step is a step; they differ in what it takes. Ways of
 a session take turns in the same processes (tables/worker.py). Seconds are those of steps alone; losses are taken
 between them.
 """

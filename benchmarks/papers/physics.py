@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import SERVER, named
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import StepLengths
 from benchmarks.lab.setting import Setting
 from benchmarks.lab.tasks import samples_of
@@ -71,7 +71,7 @@ def step_seconds(setting: Setting, shape: tuple[int, int], steps: int, repetitio
     if setting.task != "docstrings":
         return seconds
     size = {"num_nodes": shape[0], "workers_per_node": shape[1]}
-    job = PlanRequest(task=setting.task, batch=setting.batch, seed=repetition, **size)
+    job = Job(task=setting.task, batch=setting.batch, seed=repetition, **size)
     batches = [Batches(job, rank, samples_of(setting.task)) for rank in range(count)]
     return np.array(seconds * [[worker.draw()[1] for worker in batches] for _ in range(steps)])
 

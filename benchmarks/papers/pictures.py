@@ -42,8 +42,8 @@ def names(found: Results) -> dict[str, str]:
 
 def bar_names(found: Results) -> dict[str, str]:
     """The file of each figure that is drawn as bars."""
-    metrics = [figure for figure in found.bars if any(row.figure == figure for row in found.rows)]
-    return {figure: f"{found.paper}-{figure.split(':')[0].lower().replace(' ', '-')}.png" for figure in metrics}
+    figures = [figure for figure in found.bars if any(row.figure == figure for row in found.rows)]
+    return {figure: f"{found.paper}-{figure.split(':')[0].lower().replace(' ', '-')}.png" for figure in figures}
 
 
 def _draw_bars(path: Path, figure: str, rows: list[Row]) -> None:

@@ -149,7 +149,7 @@ def _pieces(kept: dict[tuple[str, str], Row]) -> Iterator[Row]:
     for protocol in ("D-Sync", "Pipe"):
         for codec, bare in ALONE.items():
             name = f"{PIECES_SETTING}: {protocol}{codec}"
-            step, alone = kept.get((STEP, name)), kept.get((sums.metrics(sums.BARE, 1)[0], f"200 Mbit/s: {bare}"))
+            step, alone = kept.get((STEP, name)), kept.get((sums.figures(sums.BARE, 1)[0], f"200 Mbit/s: {bare}"))
             if step is None or alone is None:
                 continue
             yield replace(step, figure=PIECES, setting=name, predicted=None, commit="", derived=True)

@@ -36,14 +36,14 @@ OWN_WORDS = {
     OVERLAPPED: "hierarchical All-Reduce, overlapped",
     PUBLISHED: "smart generator, as published",
     RANDOM: "random generator, as published",
-    "generator, smart, straggler-late": "smart generator, straggler-late",
+    "generator, smart, defer": "smart generator, defer",
     "D-PSGD ring": "D-PSGD",
     "server, synchronous": "synchronous server",
     "server, asynchronous": "asynchronous server",
 }
 """As published no bound on known groups makes draws depend on the past."""
 
-PLAIN_PAYLOAD, SLOW = "Over All-Reduce, all workers alike", "Over All-Reduce, one worker 5× slower"
+EQUAL, SLOW = "Over All-Reduce, all workers alike", "Over All-Reduce, one worker 5× slower"
 SLOW_2 = "Over All-Reduce, one worker 2× slower"
 PAIRS, SERVER = "Over AD-PSGD, all workers alike", "Over a parameter server"
 
@@ -73,7 +73,7 @@ def rows(cells: Cells) -> Iterator[Row]:
     def over(figure: str, block: Block, theirs: str, ours: Iterable[str], paper: float | None, more: str = "") -> Rows:  # noqa: PLR0917
         return compared(figure, block, theirs, setting=lambda name: WORDS[name] + more, only=ours, paper=paper)
 
-    yield from over(PLAIN_PAYLOAD, alike, _best(alike), WORDS, 1.2, ", 40 Mbit/s")
+    yield from over(EQUAL, alike, _best(alike), WORDS, 1.2, ", 40 Mbit/s")
     yield from over(SLOW, slow, _best(slow), WORDS, 4.4)
     yield from over(SLOW, slow, "flat ring", WORDS, 4.4, ", against the flat ring")
     yield from over(SLOW_2, slow_2, _best(slow_2), WORDS, None)

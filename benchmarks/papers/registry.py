@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Paper:
     """`module` holds its experiments as `PAPER`; `headlines` are (figure, setting) of rows that docs/papers.md shows.
 
-    `regime` says where it was measured here, `why` what made our metrics differ, `picture` what is shown of them.
+    `regime` says where it was measured here, `why` what made our figures differ, `picture` what is shown of them.
     """
 
     name: str

@@ -86,7 +86,7 @@ class Curve:
 class Results:
     """All rows of one paper, with what explains them: `why` by figure, `notes` on how the runs went, `curves`.
 
-    `bars` are metrics that are drawn, too: a bar for each row (pictures.py).
+    `bars` are figures that are drawn, too: a bar for each row (pictures.py).
     """
 
     paper: str
@@ -107,8 +107,8 @@ class Results:
         commit = newer.commit or self.commit
         of = "" if commit == self.commit else self.commit
         kept = {row.key: replace(row, commit=row.commit or of) for row in self.rows} | fresh
-        metrics = list(dict.fromkeys(figure for figure, _ in kept))
-        ordered = sorted(kept.values(), key=lambda row: metrics.index(row.figure))
+        figures = list(dict.fromkeys(figure for figure, _ in kept))
+        ordered = sorted(kept.values(), key=lambda row: figures.index(row.figure))
         some_older = any(row.key not in fresh for row in self.rows)
         notes = dict.fromkeys([*(self.notes if some_older else ()), *newer.notes])
         curves = {(curve.plot, curve.name): curve for curve in (*self.curves, *newer.curves)}
@@ -116,7 +116,7 @@ class Results:
             paper=self.paper,
             commit=commit,
             rows=tuple(ordered),
-            why={figure: words for figure, words in {**self.why, **newer.why}.items() if figure in metrics},
+            why={figure: words for figure, words in {**self.why, **newer.why}.items() if figure in figures},
             notes=tuple(notes),
             curves=tuple(curves.values()),
             bars=tuple(dict.fromkeys((*self.bars, *newer.bars))),

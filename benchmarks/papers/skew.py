@@ -135,9 +135,9 @@ def draws(trial: Trial, seed: int) -> Iterator[int]:
         yield machine._drawn(round_)  # noqa: SLF001 - no run says whom it drew
 
 
-def waiting(slow_worker_policy: int) -> int:
+def waiting(initiator: int) -> int:
     """Skews that all workers wait together for the worker of this rank, who comes so many skews after the first."""
-    return slow_worker_policy * (slow_worker_policy + 1) // 2
+    return initiator * (initiator + 1) // 2
 
 
 @cache

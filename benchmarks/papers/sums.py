@@ -1,4 +1,4 @@
-"""Bare sums: what one sum of all workers' gradients takes by its form and codec, side by side, without computing.
+"""Bare sums: what one sum of all workers' gradients takes by its algorithm and codec, side by side, without computing.
 
     python -m benchmarks.papers pipe-sgd --only sums --minutes 4    # 80 and 200 Mbit/s, 4x4 workers, 2.19 MB; root
 
@@ -26,7 +26,7 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.lab.job import PlanRequest
+    from benchmarks.lab.job import Job
     from benchmarks.lab.standing import Lab
     from benchmarks.papers.cells import Kept
     from benchmarks.transport import Meet
@@ -59,7 +59,7 @@ TURNS = 12
 LIMIT = 150.0
 
 
-def measure(job: PlanRequest, node: int) -> None:
+def measure(job: Job, node: int) -> None:
     """One worker: takes its part in every way's sums, in turns, and leaves its times in a file."""
     import torch
 
@@ -79,7 +79,7 @@ def measure(job: PlanRequest, node: int) -> None:
     meet(0.0)
 
 
-def _in_steps(job: PlanRequest) -> tuple[dict[str, Way], Meet]:
+def _in_steps(job: Job) -> tuple[dict[str, Way], Meet]:
     import torch
 
     import partreduce
@@ -110,8 +110,8 @@ def ways_of(each: int) -> dict[str, Transport]:
     return {name: how for name, how in WAYS.items() if each > 1 or how.algorithm is AllReduceAlgorithm.RING}
 
 
-def metrics(what: str, each: int) -> tuple[str, str]:
-    """The names of the two metrics: milliseconds, and over the plain ring."""
+def figures(what: str, each: int) -> tuple[str, str]:
+    """The names of the two figures: milliseconds, and over the plain ring."""
     over = f"Over the flat fp32 ring: {what}" + ", 4 workers on 4 nodes" * (each == 1)
     return f"Milliseconds of {what}, 2.19 MB, {4 * each} workers on 4 nodes", over
 
@@ -133,7 +133,7 @@ def measure_all(minutes: float, _: str | None, kept: Kept) -> None:
         schedules = {}
         for index, (name, how) in enumerate(WAYS.items()):
             schedules[name] = str(lab.scratch / f"way-{index}.json")
-            write_schedule(schedules[name], Schedule(f"way-{index}", Cluster.regular(4, 4), AllReduce(how=how)))
+            write_schedule(schedules[name], Schedule(f"way-{index}", Cluster.regular(4, 4), AllReduce(transport=how)))
         for each, rate, what in BLOCKS:
             options = {"what": what, "schedules": schedules, "turns": TURNS}
             ms = _measured(lab, each, rate, options, 60 * minutes / len(BLOCKS))
@@ -155,7 +155,7 @@ def _measured(lab: Lab, each: int, rate: str, options: dict[str, Any], limit: fl
 
 def rows_of(each: int, rate: str, what: str, found: dict[str, list[float]]) -> list[Row]:
     """The ratio of every way's turns to the plain ring's, in pairs as they stood side by side; bare ones in ms, too."""
-    words, (figure, over) = f"{rate.removesuffix('mbit')} Mbit/s", metrics(what, each)
+    words, (figure, over) = f"{rate.removesuffix('mbit')} Mbit/s", figures(what, each)
     way, least = AIMS[each]
     bare = found if what == BARE else {}
     rows = [value(ms, figure=figure, setting=f"{words}: {name}", unit="milliseconds") for name, ms in bare.items()]

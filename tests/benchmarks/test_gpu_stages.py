@@ -39,9 +39,9 @@ def test_every_cell_is_compared_at_every_place_and_what_differs_or_raises_is_nam
 
 
 def test_cells_and_what_compares_them_can_be_handed_to_processes():
-    for cells, transport in ((CELLS_OF_ALL, compare), (TABLE_CELLS, compare_tables)):
+    for cells, how in ((CELLS_OF_ALL, compare), (TABLE_CELLS, compare_tables)):
         assert pickle.loads(pickle.dumps(cells)) == cells
-        assert pickle.loads(pickle.dumps(partial(transport, seconds=0.1))).keywords["seconds"] == 0.1
+        assert pickle.loads(pickle.dumps(partial(how, seconds=0.1))).keywords["seconds"] == 0.1
 
 
 def test_a_delay_that_delays_nothing_is_no_evidence():

@@ -13,7 +13,7 @@ from benchmarks import kit
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import contestants
 from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.rehearse import by_schedule
 from benchmarks.lab.setting import settings
 from benchmarks.lab.tasks import make_model, samples_of
@@ -186,7 +186,7 @@ def test_the_table_says_what_the_runs_say():
 
 def test_one_process_trains_what_workers_and_replicas_do():
     """Means of models after each step, of replicas' models too, are one model's steps with all gradients, under SGD."""
-    samples, job = samples_of("deep text"), PlanRequest(num_nodes=2, workers_per_node=2, task="deep text", momentum=0.9)
+    samples, job = samples_of("deep text"), Job(num_nodes=2, workers_per_node=2, task="deep text", momentum=0.9)
     together = Together(job, samples)
     learners: list[OneProcess] = [together]
     for shape in ("2x2", "2x1"):
@@ -218,7 +218,7 @@ def test_a_contestant_is_changed_in_what_is_named_alone():
 def test_each_worker_of_one_process_has_an_adamw_of_its_own():
     samples, job = (
         samples_of("deep text"),
-        PlanRequest(num_nodes=2, workers_per_node=1, task="deep text", optimizer="adamw", learning_rate=1e-3),
+        Job(num_nodes=2, workers_per_node=1, task="deep text", optimizer="adamw", learning_rate=1e-3),
     )
     both = Workers(job, samples, build("local-sgd", Cluster.parse("2x1"), every=3))
     start = both.models[0].clone()

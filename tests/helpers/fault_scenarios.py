@@ -171,7 +171,7 @@ def die_while_connecting(victim) -> None:
     """One worker leaves its address for the others of its first group and dies; they come when it is dead."""
     make, begun = gloo.ProcessGroupGloo, []
 
-    class DelayedAveraging:
+    class Late:
         _Options, create_device = make._Options, make.create_device
         create_default_device = make.create_default_device
 
@@ -185,7 +185,7 @@ def die_while_connecting(victim) -> None:
                     time.sleep(0.01)
             return make(*arguments)
 
-    gloo.ProcessGroupGloo = DelayedAveraging
+    gloo.ProcessGroupGloo = Late
 
 
 def connecting(timeout) -> None:

@@ -64,12 +64,12 @@ def start_of(size):
     return [START[place % len(START)] for place in range(size)]
 
 
-def at(kind, method, sync, number=signal.SIGKILL):
-    """Let this process die, once, as a method of a class is called `sync` that says so."""
+def at(kind, method, when, number=signal.SIGKILL):
+    """Let this process die, once, as a method of a class is called, `when` that says so."""
     original = getattr(kind, method)
 
     def patched(self, *arguments, **named):
-        if sync(self, *arguments, **named):
+        if when(self, *arguments, **named):
             os.kill(os.getpid(), number)
         return original(self, *arguments, **named)
 
@@ -168,20 +168,20 @@ INSTANTS = {
 }
 
 
-def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evaluate=(), timeout=60.0, strategy=None, failure_plan=None,
-        restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
+def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evaluate=(), timeout=60.0, strategy=None,
+        failure_plan=None, restarts=0, again=None, back=(), waits_at=8, decays=None, samples=0, nodes=1, size=3,
         dtype=torch.float64, parameters=1, pause=lambda _rank, _step: 0.0):  # fmt: skip
     """(exit code, what each worker said at its end, all that was written) of a run.
 
     Args:
         deaths: by rank, (instant, round).
-        steps_per_round: steps a round; gradients are averaged where it is 1.
+        steps_per_round: gradients are averaged where it is 1.
         steps: of each worker.
         workers: at the start.
         max_failures: how many may be.
         evaluate: after which steps the mean model is looked at.
         timeout: of the optimizer, in seconds.
-        strategy: in place of `allreduce` at this steps_per_round.
+        strategy: in place of `allreduce` with these steps per round.
         failure_plan: what the schedule plans.
         restarts: how often lost workers are started again.
         again: by the number of a restart, the deaths of that process, as (instant, round).

@@ -50,14 +50,14 @@ def schedule(kind: str, n: int) -> Schedule:
     coded = "coded" in kind
     groups_of = ([[0, 1]], [[0, 1, 2]]) if coded else ([[0, 1]], [[1, 2]], [[0, 2]])
     phases = tuple(Phase.from_groups(n, groups) for groups in groups_of)
-    is_delayed, steps_per_round = "is_delayed" in kind, (1, 2, 1) if kind == "steps_per_round" else 1
+    overlap, steps_per_round = "overlap" in kind, (1, 2, 1) if kind == "steps_per_round" else 1
     transport = Transport(codec=Codec.INT8, block=32) if coded else Transport()
     return Schedule(
         kind,
         Cluster.regular(1, n),
         StaticGroups(
             phases=GroupPhases(phases),
-            sync=DelayedAveraging() if is_delayed else Synchronous(),
+            sync=DelayedAveraging() if overlap else Synchronous(),
             steps_per_round=steps_per_round,
             transport=transport,
         ),

@@ -222,11 +222,11 @@ def wrong_size() -> None:
     reporting(lambda: DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model, pairs(), timeout=60))
 
 
-def killed(sync) -> None:
+def killed(when) -> None:
     """Worker 3 is killed; the others must say so, and hold no partial sums."""
     torch.manual_seed(0)
-    long = sync.startswith("in mid-operation")
-    in_levels, coded = sync.endswith("hierarchical"), sync.endswith("coded")
+    long = when.startswith("in mid-operation")
+    in_levels, coded = when.endswith("hierarchical"), when.endswith("coded")
     model = torch.nn.Linear(1000, 2000 if long else 2)
     optimizer = DistributedOptimizer(
         torch.optim.SGD(model.parameters(), lr=1.0 if coded else 0.0),
@@ -246,9 +246,9 @@ def killed(sync) -> None:
         for step in range(100_000):
             if rank() == 3 and long and step == 4:  # the start is over for all, and two means
                 threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
-            if rank() == 3 and sync == "between operations" and step == 5:
+            if rank() == 3 and when == "between operations" and step == 5:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if sync == "stopped" and step == 5:
+            if when == "stopped" and step == 5:
                 optimizer.run.reducer.timeout = 6
                 if rank() == 3:
                     stop_until_alone()
@@ -267,8 +267,8 @@ def killed(sync) -> None:
     reporting(loop)
 
 
-def lost_from_generated(sync) -> None:
-    """Worker 3 is lost at some point of a generated schedule; the others train to the end without it."""
+def lost_from_generated(when) -> None:
+    """Worker 3 fails at some point of a schedule with dynamic groups; the others train to the end without it."""
     model = torch.nn.Linear(1000, 1000)
     schedule = Schedule("g", Cluster.regular(1, 4), DynamicGroups(group_size=3, slow_threshold=None))
     optimizer = DistributedOptimizer(
@@ -290,12 +290,12 @@ def lost_from_generated(sync) -> None:
             if name == "now" and optimizer.steps > 4 and self.last[0].startswith("entered the average"):
                 threading.Timer(0.002, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
 
-    if rank() == 3 and sync == "in mid-operation":
+    if rank() == 3 and when == "in mid-operation":
         heartbeat.__class__ = Dying
 
     def loop() -> None:
         for step in range(100_000 if rank() == 3 else 60):
-            if rank() == 3 and sync == "stopped" and step == 5:
+            if rank() == 3 and when == "stopped" and step == 5:
                 store.set("pid", str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGSTOP)
             optimizer.step()
@@ -305,7 +305,7 @@ def lost_from_generated(sync) -> None:
             time.sleep(0.002)
         optimizer.finish()
         report(values=sorted(set(weights(model).tolist())), executed=client.executed)
-        if sync == "stopped" and rank() == 0:
+        if when == "stopped" and rank() == 0:
             os.kill(int(store.get("pid").decode()), signal.SIGCONT)
 
     reporting(loop)
@@ -373,7 +373,7 @@ def mean_model() -> None:
         same = bool((weights(model) == own).all() and (model[1].running_mean == statistics).all())
         train(optimizer, model, 5)
         report(
-            is_delayed=sync.lag > 0,
+            overlap=sync.lag > 0,
             own=own.tolist(),
             inside=inside,
             statistics=statistics.tolist(),

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 import partreduce
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.papers.tables.baselines import Gathered, Servers
 from benchmarks.papers.tables.models import Batch, Language
 from partreduce.runtime.transport.communicators import Communicator
@@ -35,7 +35,7 @@ class Way(Protocol):
         """Exchange gradients and step."""
 
 
-def way_of(name: str, job: PlanRequest, group: Communicator) -> Way:
+def way_of(name: str, job: Job, group: Communicator) -> Way:
     """The way of that name; ours reads its schedule. Models are the same on all workers."""
 
     def optimizer(parameters: list[torch.nn.Parameter], is_table: bool) -> torch.optim.Optimizer:

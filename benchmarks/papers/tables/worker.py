@@ -14,7 +14,7 @@ import torch
 
 from benchmarks import kit
 from benchmarks.lab.baselines import use_environment
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.worker import bytes_out
 from benchmarks.papers.tables.models import LanguageData
 from benchmarks.papers.tables.ways import Way, way_of
@@ -27,7 +27,7 @@ JUDGED = 96
 START_SECONDS = 90.0
 
 
-def measure(job: PlanRequest, node: int) -> None:
+def measure(job: Job, node: int) -> None:
     """Everything a worker does; an alarm ends the process if it hangs, whatever it hangs in."""
     kit.end_after(job.limit)
     rank = use_environment(job, node)
@@ -51,7 +51,7 @@ def measure(job: PlanRequest, node: int) -> None:
     meet(0.0)
 
 
-def _wait_for_links(job: PlanRequest, rank: int, meet: Meet) -> None:
+def _wait_for_links(job: Job, rank: int, meet: Meet) -> None:
     """Until now links were fast; whoever started the session shapes them when all have come so far."""
     meet(0.0)
     if rank == 0:
@@ -65,7 +65,7 @@ def _wait_for_links(job: PlanRequest, rank: int, meet: Meet) -> None:
 class _Run:
     """One way under way; a turn is [steps before, start, end, bytes out of the node, loss before or none]."""
 
-    def __init__(self, job: PlanRequest, rank: int, data: LanguageData, way: Way, meet: Meet) -> None:
+    def __init__(self, job: Job, rank: int, data: LanguageData, way: Way, meet: Meet) -> None:
         self.job, self.rank, self.data, self.way, self.meet = job, rank, data, way, meet
         self.done, self.is_over = 0, False
         self.turns: list[list[float | None]] = []
@@ -110,7 +110,7 @@ class _Run:
         return mean
 
 
-def _write(job: PlanRequest, rank: int, runs: dict[str, _Run]) -> None:
+def _write(job: Job, rank: int, runs: dict[str, _Run]) -> None:
     part = job.path / f"tables-{rank:03d}.part"
     part.write_text(json.dumps({name: run.turns for name, run in runs.items()}))
     part.replace(job.path / f"tables-{rank:03d}.json")

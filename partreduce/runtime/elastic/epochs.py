@@ -1,4 +1,4 @@
-"""Epochs: one worker's operations in a run that goes on after losses, each by all its members or by none.
+"""Generations: one worker's operations in a run that continues after failures, each by all its members or by none.
 
 Where one breaks it votes, hears the view (`elastic.voting`), connects with who is left (`elastic.regrouping`) and goes
 on. A worker that was started again comes from outside the same way. What is decided is the business of
@@ -64,7 +64,7 @@ class _BrokenError(UnavailableError):
 
 
 class Epochs(Everyone):
-    """One worker's epochs.
+    """One worker's generations of members.
 
     Args:
         world: its communicators.
@@ -72,7 +72,7 @@ class Epochs(Everyone):
         schedule: what the run follows.
         key: of this optimizer, the only one of its process.
         timeout: seconds that an operation may wait for its members, and this worker for a view.
-        max_failures: how many workers may be lost.
+        max_failures: how many workers may fail.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Epochs(Everyone):
         From then on a loss is one that the others outlive. Who was started again waits until it is a member.
 
         Raises:
-            PeerFailedError: one of them was lost before.
+            PeerFailedError: one of them failed before.
         """
         self.regrouping.reducers, self.regrouping.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.voting.look
@@ -152,8 +152,8 @@ class Epochs(Everyone):
             ahead: the key of the sums, where `begin_ahead` may have begun them.
 
         Raises:
-            PeerFailedError: the run ends; nobody went on.
-            EvictedError: the others went on without this worker.
+            PeerFailedError: the run ends; nobody continued.
+            EvictedError: the others continued without this worker.
         """
         place = turn, self.voting.state.place[1]
         if self.regrouping.held is not None and not self._is_fit:
@@ -170,7 +170,7 @@ class Epochs(Everyone):
     def begin_ahead(self, key: int, turn: int, begin: Begin) -> None:
         """Begin the sums of a later turn's operation; if they are lost, its own operation finds that out.
 
-        Called in one order by all members of an epoch: after an operation in which all were, and when they connect.
+        Called in one order by all members of a generation: after an operation in which all were, and when they connect.
         """
         try:
             self._begin_ahead(key, turn, begin)
@@ -213,12 +213,12 @@ class Epochs(Everyone):
 
     @property
     def is_between(self) -> bool:
-        """Whether it is on its way from one epoch to the next, and gives or takes a state."""
+        """Whether it is on its way from one generation to the next, and gives or takes a state."""
         return self.voting.state.phase is not Phase.RUN
 
     @property
     def resumes(self) -> int:
-        """The turn from which on all average in this epoch."""
+        """The turn from which on all average in this generation."""
         return self.voting.state.view.resume[0]
 
     def check_to_go_back(self, round_: int) -> None:
@@ -234,7 +234,7 @@ class Epochs(Everyone):
             )
 
     def givers(self, step: int) -> int:
-        """How many of those who are left have taken a step, at steps_per_round 1: all but who has joined since."""
+        """How many remaining workers have taken a step, with one step per round: all but those that joined since."""
         return sum(self.since.get(member, 0) <= step for member in self.members)
 
     def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
@@ -265,8 +265,8 @@ class Epochs(Everyone):
         """This worker has committed everything and needs nobody any more.
 
         Raises:
-            PeerFailedError: the run ends; nobody went on.
-            EvictedError: the others went on without this worker, and without what it has committed last.
+            PeerFailedError: the run ends; nobody continued.
+            EvictedError: the others continued without this worker, and without what it has committed last.
         """
         self.voting.leave()
         if self.voting.state.phase is not Phase.LEFT:
@@ -399,11 +399,11 @@ class Epochs(Everyone):
     # A loss.
 
     def _go_on(self, broke: _BrokenError | None) -> None:
-        """Come from a vote, or from outside, to the next epoch in which all members are connected.
+        """Come from a vote, or from outside, to the next generation in which all members are connected.
 
         Raises:
             PeerFailedError: the run ends.
-            EvictedError: the others went on without this worker.
+            EvictedError: the others continued without this worker.
         """
         voting, regrouping = self.voting, self.regrouping
         while voting.state.phase is not Phase.RUN:
@@ -431,11 +431,11 @@ class Epochs(Everyone):
         """Why the run ends here, as if nobody ever went on."""
         if broke is None:
             lost = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
-            return PeerFailedError(f"epoch {self.voting.state.view.epoch}: {lost}")
+            return PeerFailedError(f"generation {self.voting.state.view.epoch}: {lost}")
         return self._first.failure(broke.operation, broke.why)
 
 
 def epochs_of(world: World, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float) -> Epochs:
-    """The epochs of a run whose launcher lets it go on after losses, where nothing refuses that."""
+    """The generations of a run whose launcher lets it continue after failures, where nothing prevents that."""
     assert isinstance(world, GlooWorld), "else it is refused"
     return Epochs(world, heartbeat, schedule, key=key, timeout=timeout, max_failures=int(os.environ[MAX_FAILED]))

@@ -1,4 +1,4 @@
-"""Regrouping: all members of a new epoch connect, and who has joined takes the state of one of the others.
+"""Regrouping: all members of a new generation connect, and who has joined takes the state of one of the others.
 
 They first say the same of what they go on with, then make the groups, and go on once all have a state.
 """
@@ -35,7 +35,7 @@ class State(Protocol):
         """Workers are lost, or have joined."""
 
     def connected(self) -> None:
-        """All members of a new epoch are connected, and have a state."""
+        """All members of a new generation are connected, and have a state."""
 
     def give(self) -> bytes:
         """All of it, where a round ends."""
@@ -48,7 +48,7 @@ class State(Protocol):
 
 
 class Regrouping:
-    """What one worker runs in the present epoch, and how it comes to the next.
+    """What one worker runs in the present generation, and how it comes to the next.
 
     Args:
         world: its communicators.
@@ -60,7 +60,7 @@ class Regrouping:
     def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
         self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout
         self.reducers: dict[Reducer, str] = {}
-        """Whose operations go by epochs, with the keys that they began with."""
+        """Whose operations go by generations, with the keys that they began with."""
         self.held: State | None = None
         self._members: Members = tuple(range(world.size))
         self._now: Schedule | None = schedule
@@ -93,7 +93,7 @@ class Regrouping:
             self._now = self.schedule
         else:
             self._now = after_failure(self.schedule, lost) if len(view.members) > 1 else None
-        self.first.heartbeat.doing(f"connects the groups of epoch {view.epoch}", view.members)
+        self.first.heartbeat.doing(f"connects the groups of generation {view.epoch}", view.members)
         for reducer, key in self.reducers.items():
             reducer.key = f"{key} {name}"
         assert self.held is not None, "set at the start"
@@ -119,13 +119,13 @@ class Regrouping:
         return True
 
     def _say_the_same(self, view: View, schedule: Schedule) -> None:
-        epoch = json.dumps([view.epoch, view.members, view.resume])
-        self._handshake(view, {"schedule": schedule_sha256(schedule), "epoch": epoch}, "")
+        generation = json.dumps([view.epoch, view.members, view.resume])
+        self._handshake(view, {"schedule": schedule_sha256(schedule), "generation": generation}, "")
 
-    def _handshake(self, view: View, facts: dict[str, str], payload: str) -> None:
+    def _handshake(self, view: View, facts: dict[str, str], what: str) -> None:
         name, ranks = name_of(view.epoch), {place: [rank] for place, rank in enumerate(view.members)}
         store, place = NamedPrefixStore(name, self.world.store, ranks), view.members.index(self.world.rank)
-        key = f"{self.key}-{name}{payload and '-'}{payload}"
+        key = f"{self.key}-{name}{what and '-'}{what}"
         handshake(store, place, len(view.members), facts, key=key, timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:

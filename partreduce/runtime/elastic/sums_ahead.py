@@ -1,8 +1,9 @@
 """Sums ahead: what is begun before the operation that it belongs to is entered, since that one is late.
 
-Such a sum is a guess that its epoch lasts until then. It commits nothing and binds nobody: the operation waits for it,
-hears that all members have it, and commits, as if it had been begun there. With its epoch it is lost. All members of
-the next one begin the same sums anew, in one order, when they are connected: so each group's sums stay in one order.
+Such a sum is a guess that its generation lasts until then. It commits nothing and binds nobody: the operation waits
+for it, hears that all members have it, and commits, as if it had been begun there. It ends with its generation. All
+members of the next one begin the same sums again, in one order, when they are connected: so each group's sums stay in
+one order.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Voting:
         world: its communicators, which are destroyed when it votes.
         heartbeat: says what it waits for.
         timeout: seconds that an operation may wait for its members, and the launcher for votes.
-        max_failures: how many workers may be lost.
+        max_failures: how many workers may fail.
         heard: called with each view of which this worker is a member.
         parted: called before its groups are destroyed.
     """
@@ -78,7 +78,7 @@ class Voting:
         assert isinstance(started, Member), "a worker"
         self.state = self._machine.joiner() if joins() else started
         self.called = 0
-        """For which epoch the launcher asked last to vote, as far as this worker has looked."""
+        """For which generation the launcher asked last to vote, as far as this worker has looked."""
         self.forwarded = False
         """Whether it commits what it has prepared."""
         self.notes = Notes(root_store(world.store), MEMBERSHIP)
@@ -86,7 +86,7 @@ class Voting:
 
     @property
     def is_open(self) -> bool:
-        """Whether a vote for the next epoch is under way."""
+        """Whether a vote for the next generation is under way."""
         return self.notes.has(f"{OPEN}/{self.state.view.epoch + 1}")
 
     def look(self) -> None:
@@ -94,9 +94,9 @@ class Voting:
 
         Another thread looks: meanwhile that vote may be over, and what it was for stays behind this worker.
         """
-        epoch = self.state.view.epoch + 1
-        if self.notes.has(f"{OPEN}/{epoch}"):
-            self.called = epoch
+        generation = self.state.view.epoch + 1
+        if self.notes.has(f"{OPEN}/{generation}"):
+            self.called = generation
 
     @property
     def is_called(self) -> bool:
@@ -144,16 +144,16 @@ class Voting:
 
         It gives those who are silent as long as any operation, and is given longer here.
         """
-        epoch, deadline = self.state.view.epoch + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
+        generation, deadline = self.state.view.epoch + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
         leaves = self.state.phase is Phase.LEAVING
-        payload = "that it may leave" if leaves else f"who goes on in epoch {epoch}"
-        self.heartbeat.doing(f"waits for the launcher to say {payload}")
+        what = "that it may leave" if leaves else f"who continues in generation {generation}"
+        self.heartbeat.doing(f"waits for the launcher to say {what}")
         pauses = Pauses()
         while True:
             if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):
                 self._hear(Released())
                 return True
-            if (text := self.notes.read(f"view/{epoch}")) is not None:
+            if (text := self.notes.read(f"view/{generation}")) is not None:
                 self._hear(self._view_of(text))
                 return True
             self.heartbeat.check_without_store()
@@ -171,10 +171,10 @@ class Voting:
         """The view that the launcher answers a question with; a worker outside waits as long as it takes."""
         self.heartbeat.doing("waits to join")
         pauses = Pauses()
-        while (epoch := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
+        while (generation := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
             self.heartbeat.check_without_store()
             pauses.sleep()
-        return self._view_of(self.notes.wait_for(f"view/{epoch}"))
+        return self._view_of(self.notes.wait_for(f"view/{generation}"))
 
     def _view_of(self, text: str) -> View:
         view = json.loads(text)
@@ -196,6 +196,6 @@ def joins() -> bool:
     return bool(os.environ.get(RESTARTED))
 
 
-def name_of(epoch: int) -> str:
-    """Where the groups of an epoch meet, and its keys lie."""
-    return f"epoch-{epoch}"
+def name_of(generation: int) -> str:
+    """Where the groups of a generation meet, and its keys lie."""
+    return f"generation-{generation}"

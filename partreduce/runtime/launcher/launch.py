@@ -91,9 +91,9 @@ def launch(
             still does.
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
-        max_failures: so many workers may be missing, lost to a signal or to silence, once all are connected; the others
-            go on, by the membership of their optimizer (see `elastic.epochs`).
-        max_restarts: so often in all a lost worker is started again, and joins the others.
+        max_failures: once all workers are connected, so many may fail by a signal or by silence; the others continue,
+            by the membership of their optimizer (see `elastic.epochs`).
+        max_restarts: so often in all a failed worker is started again, and joins the others.
         restarted: called each time that one is.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
 
@@ -173,25 +173,25 @@ def _views(
 
 
 def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
-    """The variables by which workers hear how their run goes on after losses."""
+    """The variables that tell workers how their run continues after failures."""
     told = {env.MAX_FAILED: max_failures, env.MAX_RESTARTS: max_restarts}
     return {name: str(number) for name, number in told.items() if number}
 
 
 def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int) -> None:
-    """Refuse a run that may lose all its workers, and one that starts lost ones again and may not lose any.
+    """Check that one worker remains, and that failed workers start again only where the others continue.
 
     Raises:
         InputError: it is one of these.
     """
     if not 0 <= max_failures < num_workers:
         raise InputError(
-            f"--tolerate-failures {max_failures}: of {num_workers} workers 0 to {num_workers - 1} may be lost"
+            f"--tolerate-failures {max_failures}: of {num_workers} workers 0 to {num_workers - 1} may fail"
         )
     if max_restarts < 0 or (max_restarts and not max_failures):
         raise InputError(
-            f"--max-restarts {max_restarts}: a lost worker joins others that go on without it; let them by "
-            "--tolerate-failures K"
+            f"--max-restarts {max_restarts}: a worker that failed joins others that continue without it; "
+            "let them continue by --tolerate-failures K"
         )
 
 

@@ -8,7 +8,7 @@ from typing import TextIO
 
 from partreduce.topo.errors import DocumentError, HandshakeError, InputError, ScheduleError
 
-PLAIN_PAYLOAD = tuple(f"{kind.__name__}: " for kind in (InputError, DocumentError, HandshakeError, ScheduleError))
+MISTAKES = tuple(f"{kind.__name__}: " for kind in (InputError, DocumentError, HandshakeError, ScheduleError))
 """How lines begin that tell a mistake of the script, which all workers make."""
 ALIKE_SECONDS = 0.3
 """How long the first such line waits for the others."""
@@ -40,7 +40,7 @@ class AlikeErrors:
 
     def hold(self, rank: int, line: str) -> bool:
         """Keep a worker's line until `show`, if it is of this kind."""
-        if not line.startswith(PLAIN_PAYLOAD):
+        if not line.startswith(MISTAKES):
             return False
         self._held.setdefault(line, (time.monotonic() + ALIKE_SECONDS, set()))[1].add(rank)
         return True

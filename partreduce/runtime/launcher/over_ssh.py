@@ -221,7 +221,7 @@ class Hosts:
             schedule: the text of a schedule file, of which every host gets a copy.
             survive: as of `launch`.
             patient: likewise.
-            max_failures: likewise; a host that is lost takes all its workers with it.
+            max_failures: likewise; a host that fails takes all its workers with it.
             max_restarts: likewise, on the host on which it was.
             restarted: likewise.
 

@@ -140,15 +140,15 @@ class Views:
 
     def _hear(self) -> None:
         """All of it, in the order of workers; whoever has voted is not read again, and what nobody said not at all."""
-        epoch = self._state.view.epoch + 1
+        generation = self._state.view.epoch + 1
         some_left, some_ask = self._is_new(LEFT), self._is_new(JOIN)
         for worker in range(len(self._workers)):
             if some_left and worker not in self._state.left and self._notes.has(f"{LEFT}/{worker}"):
                 self._feed(Received(worker, Left()))
-            is_awaited = self._state.view.epoch < epoch and self._state.votes[worker] is None
-            if is_awaited and (text := self._notes.read(f"vote/{epoch}/{worker}")) is not None:
+            is_awaited = self._state.view.epoch < generation and self._state.votes[worker] is None
+            if is_awaited and (text := self._notes.read(f"vote/{generation}/{worker}")) is not None:
                 place, prepared, stands, blank = json.loads(text)
-                self._feed(Received(worker, Vote(epoch, tuple(place), tuple(prepared), stands, blank)))
+                self._feed(Received(worker, Vote(generation, tuple(place), tuple(prepared), stands, blank)))
             asked = self._notes.read(f"{JOIN}/{worker}") if some_ask else None
             if asked is not None and self._asked.get(worker) != asked:
                 self._asked[worker] = asked
@@ -188,8 +188,8 @@ class Views:
         self._ended.append((self._workers[rank], Deadline(ANSWER_SECONDS)))
         self._workers[rank].signal(signal.SIGKILL)
 
-    def _open(self, epoch: int) -> None:
-        self._notes.write(f"{OPEN}/{epoch}", "1")
+    def _open(self, generation: int) -> None:
+        self._notes.write(f"{OPEN}/{generation}", "1")
         self._deaths.count(CHANGES, 1)  # so that whoever waits looks closely
 
     def _tell(self, view: View) -> None:
@@ -215,7 +215,7 @@ class Views:
     def _line(self, lost: list[int], view: View) -> str:
         """What happened, in one line."""
         m, names = len(view.members), " and ".join(f"worker {rank}" for rank in lost)
-        on = f"the other {m} go on together" if m > 1 else f"worker {view.members[0]} goes on alone"
+        on = f"the other {m} continue together" if m > 1 else f"worker {view.members[0]} continues alone"
         model = "that model was" if len(lost) == 1 else "the mean of those models was"
         moved = self._moved(len(lost), m, model)
         return f"partreduce: without {names} {on} from {self._place(view)}; {moved}\n"
@@ -223,7 +223,7 @@ class Views:
     def _line_of_joined(self, view: View) -> str:
         m, k, names = len(view.members), len(view.joined), " and ".join(f"worker {rank}" for rank in view.joined)
         with_, moved = f"with the state of worker {view.donor}", self._moved(k, m, "that state's model was")
-        return f"partreduce: {names} joined in {self._place(view)} {with_}, and all {m} go on together; {moved}\n"
+        return f"partreduce: {names} joined in {self._place(view)} {with_}, and all {m} continue together; {moved}\n"
 
     def _place(self, view: View) -> str:
         """Where the members of a view average again."""

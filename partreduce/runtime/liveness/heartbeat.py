@@ -35,7 +35,7 @@ TOGETHER = (
     "all workers look up and save the rows of tables together, after finish(), too, so put none of that under `if rank "
     "== 0`; or " + UNEQUAL
 )
-PLAIN_PAYLOAD = (
+EQUAL_STEPS = (
     "with averaged gradients models stay equal only where all step alike, so let schedulers see the same numbers on "
     "all workers (ReduceLROnPlateau the mean loss, say)"
 )
@@ -158,7 +158,7 @@ class Heartbeat:
         return None if problem is None else StoreLostError(problem)
 
     def gather(self, what: str, round_: int, advice: str | None = None) -> None:
-        """Say that this worker now waits for all others, in `payload`, after `round_` rounds; `advice` is for who is late.
+        """Say that this worker now waits for all others in `what` after `round_` rounds; `advice` is for late workers.
 
         All workers count their gatherings alike, so one that waits for this worker in a group's operation knows by the
         number whether this gathering is over or can never begin.
@@ -317,7 +317,7 @@ class Heartbeat:
                     waiting.remove(rank)
                     if (found := difference(json.loads(text), json.loads(theirs))) is not None:
                         name, own, other = found
-                        return f"worker {rank} has {name} {other} and worker {self.rank} {own}; {PLAIN_PAYLOAD}"
+                        return f"worker {rank} has {name} {other} and worker {self.rank} {own}; {EQUAL_STEPS}"
             time.sleep(0.02)
         return None
 

@@ -19,7 +19,7 @@ from partreduce.topo.errors import InputError
 
 BEHIND = (
     "workers may be started again here (--max-restarts), and one that joins does not know how far this script's "
-    "learning-rate scheduler has come; call optimizer.hand_over(scheduler), on all workers, when both are made"
+    "learning-rate scheduler has come; call optimizer.register_stateful(scheduler), on all workers, when both are made"
 )
 
 
@@ -62,11 +62,11 @@ class Handover:
         """
         for one in objects:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
-                raise InputError(f"hand_over: a {type(one).__name__} has no state_dict() and load_state_dict()")
+                raise InputError(f"register_stateful: a {type(one).__name__} has no state_dict() and load_state_dict()")
             if self._taken is not None and len(self.objects) == len(self._taken):
                 raise InputError(
-                    f"hand_over: the worker whose state this one has gave {len(self._taken)} objects; all workers hand "
-                    "over the same ones, in one order"
+                    f"register_stateful: the worker whose state this one has gave {len(self._taken)} objects; all "
+                    "workers register the same ones, in one order"
                 )
             self.objects.append(one)
             if self._taken is not None:

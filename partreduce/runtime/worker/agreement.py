@@ -84,8 +84,7 @@ class Policies:
         if not self.broadcast and not schedule.strategy.averages_gradients and schedule.strategy.transport.codec.rounds:
             raise InputError(
                 f"initial='keep': codec {schedule.strategy.transport.codec.value!r} rounds what workers added since "
-                "they "
-                "were equal, and models that begin apart differ by more than that; use 'broadcast' or no codec"
+                "they were equal, and models that begin apart differ by more than that; use 'broadcast' or no codec"
             )
 
 

@@ -59,9 +59,8 @@ def warn_of_rounded_signs(schedule: Schedule, optimizer: torch.optim.Optimizer) 
     if any(word in name for name in names for word in NORMALIZES):
         warn_user(
             f"partreduce: codec {strategy.transport.codec} with {names[0]}, which divides each gradient by its own "
-            "size: "
-            "what rounding leaves of small ones becomes whole steps, the same on all workers, so weights may move "
-            "elsewhere than without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
+            "size: what rounding leaves of small ones becomes whole steps, the same on all workers, so weights may "
+            "move elsewhere than without a codec (docs/codecs.md); use bfloat16 or float16, or SGD"
         )
 
 
@@ -78,7 +77,7 @@ def _with_transport(schedule: Schedule, transport: Transport) -> Schedule:
 
 
 def fact_of(transport: Transport) -> str:
-    """What all workers must have in common about their payload, beside its form, as a short text."""
+    """What all workers must have in common about how the payload travels, except the algorithm, as a short text."""
     if transport.codec is Codec.NONE:
         return f"none, sending {transport.gradient_buckets}"
     text = f"{transport.codec} {transport.where}"

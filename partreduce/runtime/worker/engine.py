@@ -28,7 +28,7 @@ State: TypeAlias = "dict[str, torch.Tensor]"
 
 
 class Engine(ABC, Generic[AnyRunner]):
-    """The steps of one worker. A round is `steps_per_round` steps; its group operation belongs to the last of them."""
+    """The steps of one worker. A round has `steps_per_round` steps; its group operation belongs to the last of them."""
 
     def __init__(
         self, run: Run, runner: AnyRunner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs
@@ -56,7 +56,7 @@ class Engine(ABC, Generic[AnyRunner]):
 
     @property
     def round(self) -> int:
-        """The round that this worker is in: steps div steps_per_round."""
+        """The round that this worker is in: steps divided by steps per round."""
         return self._progress.step // self.run.steps_per_round
 
     @property
@@ -213,9 +213,9 @@ class Engine(ABC, Generic[AnyRunner]):
     def _check_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:  # noqa: ARG002 - of gradients
         """Refuse what one process would decide by itself for others that do not."""
         if self.run.flat.sharders.shards:
-            payload = "skip: skips the step on this rank" if skip else "GradScaler: looks for infinities on this rank"
+            what = "skip: skips the step on this rank" if skip else "GradScaler: looks for infinities on this rank"
             raise InputError(
-                f"{payload} alone, which has a part of its replica's model; take bfloat16, which needs no scaler, "
+                f"{what} alone, which has a part of its replica's model; take bfloat16, which needs no scaler, "
                 "and to "
                 "drop a step call zero_grad() and step() on all ranks"
             )

@@ -1,4 +1,4 @@
-"""Whether a run goes on after losses, and why it does not."""
+"""Whether a run continues after failures, and why it does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partreduce.topo.survivors import sends_whole
 
 
 def supports_elastic(schedule: Schedule, world: World, key: str, tables: Tables, replica: Sequence[int]) -> bool:
-    """Whether the launcher lets this run go on after losses.
+    """Whether the launcher lets this run continue after failures.
 
     Raises:
         MissingDependencyError: it does, and no run of this kind can yet.
@@ -27,10 +27,9 @@ def supports_elastic(schedule: Schedule, world: World, key: str, tables: Tables,
     if not os.environ.get(MAX_FAILED):
         if schedule.failure_plan is not None and not world.rank and not may_be_started_again():
             warn_user(
-                f"schedule {schedule.name!r}: plans for losses, and a run goes on after one only under `partreduce "
-                "run --tolerate-failures K` or `run --schedule FILE` with this file, or begins again under torchrun "
-                "with "
-                "--max-restarts; here a loss ends it"
+                f"schedule {schedule.name!r}: plans for failures, and a run continues after one only under "
+                "`partreduce run --tolerate-failures K` or `run --schedule FILE` with this file, or begins again under "
+                "torchrun with --max-restarts; here a failure ends it"
             )
         return False
     refusals = {
@@ -41,14 +40,14 @@ def supports_elastic(schedule: Schedule, world: World, key: str, tables: Tables,
     }
     if refusal := refusal_of(schedule) or next((why for why, holds in refusals.items() if holds), ""):
         raise MissingDependencyError(
-            f"schedule {schedule.name!r}: {refusal}, and no such run goes on after a loss yet; run it with "
+            f"schedule {schedule.name!r}: {refusal}, and no such run continues after a failure yet; run it with "
             "--tolerate-failures 0, and with --max-restarts R all begin again from their last checkpoint"
         )
     return True
 
 
 def refusal_of(schedule: Schedule) -> str:
-    """What of a schedule keeps it from going on after a loss, as a clause; empty where nothing does."""
+    """What of a schedule keeps it from continuing after a failure, as a clause; empty where nothing does."""
     strategy = schedule.strategy
     try:
         check_covered(schedule.strategy)

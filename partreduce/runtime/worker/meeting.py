@@ -29,9 +29,9 @@ class Meeting:
     def exchange(
         self, what: str, mine: Mapping[str, object], members: Sequence[int] | None = None
     ) -> list[dict[str, Any]]:
-        """What every worker, or each of some, has to say of `payload`, in the order of their ranks.
+        """What every worker, or each of some, has to say of `what`, in the order of their ranks.
 
-        Called inside `heartbeat.gathering`, once in each for a `payload`.
+        Called inside `heartbeat.gathering`, once in each for a `what`.
 
         Raises:
             PeerFailedError: a worker is gone, or does something else.

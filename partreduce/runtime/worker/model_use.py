@@ -138,7 +138,7 @@ class ModelUse:
             self.own_model("model.eval() and a forward pass evaluate")
 
     def own_model(self, what: str) -> None:
-        """Say once that `payload` is done with this worker's own model, where it may differ from the mean."""
+        """Say once that `what` is done with this worker's own model, where it may differ from the mean."""
         if self._warned or not self.run.progress.step or not self._differs():
             return
         self._warned = True

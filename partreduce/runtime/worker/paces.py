@@ -42,9 +42,8 @@ def check_other_worker_steps(world: World, optimizer: Scheduled) -> None:
         if len({Fraction(int(own), int(their)) for own, their in pairs}) > 1:
             raise InputError(
                 f"schedule {mine.name!r}: its steps per round {mine.worker_steps().tolist()} and those of "
-                f"{other.schedule.name!r}, "
-                f"{other.schedule.worker_steps().tolist()}, which runs in the same process, are not in one "
-                "proportion, so "
-                "workers would wait for each other in a circle; give both the same steps per round"
+                f"{other.schedule.name!r}, {other.schedule.worker_steps().tolist()}, which runs in the same process, "
+                "are not in one proportion, so workers would wait for each other in a circle; give both the same "
+                "steps per round"
             )
     others.add(optimizer)

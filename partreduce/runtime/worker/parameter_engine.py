@@ -14,7 +14,7 @@ from partreduce.topo.errors import InputError
 
 
 class ParameterEngine(Engine[ParameterRunner]):
-    """The wrapped optimizer steps first; after the last of the `steps_per_round` steps of a round the runner averages models."""
+    """The wrapped optimizer steps first; after the last step of a round the runner averages models."""
 
     def __init__(
         self, run: Run, runner: ParameterRunner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs

@@ -96,23 +96,23 @@ def test_a_healthy_run_passes(judged, name):
     assert judged(verdicts.judge_values, healthy(name), kind=name) == []
 
 
-def spoil(diaries, transport):
+def spoil(diaries, how):
     """Change one record of worker 2 as a fault of the run-time would."""
     entry = diaries[2][4]
     assert (entry[0], entry[2]) == ("leaves", 1)
     rows = entry[3]
     one = next(row for row in range(WORKERS) if rows[row][0])  # on a ring not every worker is in every other by then
-    if transport == "a partial sum":
+    if how == "a partial sum":
         rows[one] = [rows[one][0] / 2, rows[one][1]]
-    elif transport == "weights that do not sum to 1":
+    elif how == "weights that do not sum to 1":
         rows[WORKERS] = [0.75, 0.75]
-    elif transport == "a member that did not enter":
+    elif how == "a member that did not enter":
         rows[one] = [0.0, 0.0]
-    elif transport == "a member that entered twice":
+    elif how == "a member that entered twice":
         rows[1] = [2 * value + 0.5 for value in rows[1]]
-    elif transport == "not a number":
+    elif how == "not a number":
         rows[0] = [float("nan"), float("nan")]
-    elif transport == "no average at all":
+    elif how == "no average at all":
         entry[3] = diaries[2][3][3]
 
 
@@ -122,11 +122,11 @@ HOWS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("transport", HOWS)
+@pytest.mark.parametrize("how", HOWS)
 @pytest.mark.parametrize("name", WITH_REFERENCE)
-def test_a_wrong_average_is_seen(judged, name, transport):
+def test_a_wrong_average_is_seen(judged, name, how):
     diaries = healthy(name)
-    spoil(diaries, transport)
+    spoil(diaries, how)
     assert any(
         text.startswith("wrong: worker 2 leaves step 1") for text in judged(verdicts.judge_values, diaries, name)
     )
@@ -239,7 +239,7 @@ def test_who_goes_on_holds_what_a_replay_of_the_views_does_and_nothing_else(judg
 
 @pytest.mark.parametrize("amount", [0, 0.3])
 def test_where_all_began_again_each_attempt_is_judged_by_itself(judged, amount):
-    first, second = gone_on(kind := "allreduce that goes on"), gone_on(kind)
+    first, second = gone_on(kind := "elastic allreduce"), gone_on(kind)
     for entry in (entry for lines in second for entry in lines if entry[0] == "begins"):
         entry[2] = 1
     second[1][5][3][2] = [second[1][5][3][2][0] + amount] * 2
@@ -253,7 +253,7 @@ def test_where_all_began_again_each_attempt_is_judged_by_itself(judged, amount):
 )  # fmt: skip
 def test_all_begin_again_only_where_they_are_to(tmp_path, fault, starved, is_wrong):
     (tmp_path / "output.txt").write_text("partreduce: attempt 1 ended with exit code 137; all workers begin again\n")
-    cell = Cell("outer that goes on", fault, "run", 1)
+    cell = Cell("elastic outer", fault, "run", 1)
     running = Running(cell, Task(str(tmp_path), "", 3.0, STEPS, 1), tmp_path, cell.random, Outcome(cell))
     running._lacked.extend([(0.0, 0.0), (1.0, 4.0)] if starved else [])
     verdicts.judge_attempts(running)
@@ -262,18 +262,18 @@ def test_all_begin_again_only_where_they_are_to(tmp_path, fault, starved, is_wro
 
 
 def test_workers_that_know_different_views_are_seen(judged):
-    found = gone_on("allreduce that goes on")
+    found = gone_on("elastic allreduce")
     lines = [entry for entry in found[1] if entry[0] == "leaves"]
     lines[3][4] = [EVERYBODY, [3, [0, 1, 3]]]
-    (text, *_) = judged(verdicts.judge_values, found, "allreduce that goes on")
+    (text, *_) = judged(verdicts.judge_values, found, "elastic allreduce")
     assert text.startswith("wrong: mixed epochs: worker 1 in step 3")
 
 
 def test_what_a_lost_worker_committed_alone_is_not_asked_of_it(judged):
-    found = gone_on("allreduce that goes on")
+    found = gone_on("elastic allreduce")
     again = next(place for place, entry in enumerate(found[3]) if place and entry[0] == "begins")
     found[3][again:again] = [line("enters", 3, 3, [0.75] * 4), line("leaves", 3, 3, [1.0] * 4, [EVERYBODY])]
-    assert judged(verdicts.judge_values, found, "allreduce that goes on") == []
+    assert judged(verdicts.judge_values, found, "elastic allreduce") == []
 
 
 @pytest.mark.parametrize("kind", GOES_ON)
@@ -291,7 +291,7 @@ def test_who_joins_again_in_the_step_in_which_it_was_lost_had_held_its_own_befor
 
 def test_who_joins_a_late_average_has_its_donors_start_also_where_that_has_just_joined():
     """2 has the state of 0, and 3 that of 2: all three began the round with what 0 began it with."""
-    replay, own = Replay(KINDS["late that goes on"], [(-1, tuple(EVERYBODY[1]))]), np.eye(WORKERS)
+    replay, own = Replay(KINDS["elastic late"], [(-1, tuple(EVERYBODY[1]))]), np.eye(WORKERS)
     start = replay.x = np.arange(WORKERS**2, dtype=float).reshape(WORKERS, WORKERS)
     of_2 = start[0] + own[0]
     of_3 = of_2 + own[2]
@@ -302,7 +302,7 @@ def test_who_joins_a_late_average_has_its_donors_start_also_where_that_has_just_
 
 @pytest.mark.parametrize("amount", [0, 0.3])
 def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothing_else(judged, amount):
-    found = gone_on(kind := "outer that goes on", views=(EVERYBODY, [3, [0, 1]], [5, EVERYBODY[1]]), lost=(2, 3))
+    found = gone_on(kind := "elastic outer", views=(EVERYBODY, [3, [0, 1]], [5, EVERYBODY[1]]), lost=(2, 3))
     first = next(entry for entry in found[3] if entry[0] == "enters" and entry[2] == step_of(KINDS[kind], 5))
     first[3][1] = [first[3][1][0] + amount] * 2
     said = judged(verdicts.judge_values, found, kind)
@@ -315,9 +315,7 @@ def test_survivors_that_do_not_go_on_where_they_can_are_seen(judged):
         running.cell = replace(running.cell, fault="kill worker")
         verdicts.judge_ends(running)
 
-    (text,) = judged(
-        killed, [ending(12.0), ending(12.0, what="finished"), ending(12.0)], "allreduce that goes on", **FAULT
-    )
+    (text,) = judged(killed, [ending(12.0), ending(12.0, what="finished"), ending(12.0)], "elastic allreduce", **FAULT)
     assert text == "did not go on: workers [0, 2] did not finish"
 
 
@@ -337,7 +335,7 @@ def test_survivors_may_end_if_processes_lacked_a_processor_for_a_timeout_within_
         verdicts.judge_ends(running)
 
     diaries = [ending(12.0), ending(12.0, what="finished"), ending(12.0, what=what)]
-    assert len(judged(killed, diaries, "allreduce that goes on", **FAULT, _lacked=lacked)) == violations
+    assert len(judged(killed, diaries, "elastic allreduce", **FAULT, _lacked=lacked)) == violations
 
 
 def ending(seconds, text="worker 3 was killed", what="failed"):

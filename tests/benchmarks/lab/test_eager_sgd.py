@@ -15,7 +15,7 @@ import torch
 from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import contestants, eager_name
 from benchmarks.lab.docstrings import MOST, Reader
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.setting import Setting
 from benchmarks.lab.tasks import Samples
 from benchmarks.papers import eager_sgd, hop, latency, skew
@@ -63,7 +63,7 @@ def docstrings(count=256):
 
 def test_a_batch_of_docstrings_is_as_long_as_its_longest():
     samples = docstrings()
-    job = PlanRequest(num_nodes=1, workers_per_node=2, task="docstrings")
+    job = Job(num_nodes=1, workers_per_node=2, task="docstrings")
     batches = Batches(job, 1, samples)
     drawn = [batches.draw() for _ in range(400)]
     assert mean(share for _, share in drawn) == pytest.approx(1.0, abs=0.1)
@@ -101,8 +101,8 @@ def test_a_majoritys_seed_draws_evenly_and_its_limit_is_what_all_draws_give():
     trial = Trial(processes=16, size=64, skew=20.0, mode=MAJORITY, iterations=24)
     seed, share = skew.even_seed(trial, 60)
     drawn = list(islice(skew.draws(trial, seed), skew.WARM_UP, skew.WARM_UP + 24))
-    waits = [mean(max(0, slow_worker_policy - rank) for rank in range(16)) for slow_worker_policy in drawn]
-    everybody = mean(mean(max(0, slow_worker_policy - rank) for rank in range(16)) for slow_worker_policy in range(16))
+    waits = [mean(max(0, initiator - rank) for rank in range(16)) for initiator in drawn]
+    everybody = mean(mean(max(0, initiator - rank) for rank in range(16)) for initiator in range(16))
     assert mean(waits) / everybody == pytest.approx(share)
     assert share == pytest.approx(1.0, abs=0.03)
     assert latency.limit(MAJORITY, 16) == pytest.approx(7.5 / everybody)

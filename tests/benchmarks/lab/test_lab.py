@@ -1,4 +1,4 @@
-"""The lab measures what it says: a real cell over shaped links, its metrics by hand, and its predictions."""
+"""The lab measures what it says: a real cell over shaped links, its numbers by hand, and its predictions."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from benchmarks import compact
 from benchmarks.lab import rehearse as rehearse_module
 from benchmarks.lab.campaign import Campaign, Experiment
 from benchmarks.lab.contestants import contestants
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import why_not
 from benchmarks.lab.predict import Point, predicted
@@ -38,10 +38,10 @@ def measured(step_ms, curve=(), nic=1.0):
 
 
 def test_nodes_may_hold_different_numbers_of_workers():
-    job = PlanRequest(num_nodes=3, workers_per_node=4, sizes=(4, 2, 2))
+    job = Job(num_nodes=3, workers_per_node=4, sizes=(4, 2, 2))
     assert (job.num_workers, [job.first_of(node) for node in range(3)]) == (8, [0, 4, 6])
-    assert PlanRequest.of_line(job.to_line()) == job
-    assert PlanRequest(num_nodes=2, workers_per_node=3).workers_of_nodes == (3, 3)
+    assert Job.of_line(job.to_line()) == job
+    assert Job(num_nodes=2, workers_per_node=3).workers_of_nodes == (3, 3)
     assert str(Experiment(settings=(), shape=(3, 4), sizes=job.sizes).cluster) == "4,2,2"
 
 

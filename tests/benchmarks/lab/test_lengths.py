@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.lab.board import Board
-from benchmarks.lab.job import PlanRequest
+from benchmarks.lab.job import Job
 from benchmarks.lab.lengths import Lengths, StepLengths
 from benchmarks.lab.setting import Setting, settings
 from benchmarks.lab.tasks import write_data
@@ -58,8 +58,8 @@ def test_a_job_and_a_setting_keep_their_lengths_on_their_way_through_json(distur
     setting = Setting(name="one", slow=((2, 5.0),), **disturbance)
     assert Setting.of_json(json.loads(json.dumps({**setting.lengths(), "name": "one"}))) == setting
     fields = {"name": "", "folder": "", "how": "", "num_nodes": 1, "workers_per_node": 4, "address": "", "port": 0}
-    job = PlanRequest(**fields, **setting.lengths())
-    assert PlanRequest.of_line(job.to_line()) == job
+    job = Job(**fields, **setting.lengths())
+    assert Job.of_line(job.to_line()) == job
     assert job.lengths() == setting.lengths()
 
 
@@ -83,8 +83,8 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
     """Three cells of two workers through a forker of the lab, without its network, which these need not."""
     write_data("digits", tmp_path / "digits.npz")
     (tmp_path / "trace.csv").write_text("0.03,0.2\n0.25,0.03\n")
-    plain = PlanRequest(
-        name="", folder="", transport="alone", num_nodes=1, workers_per_node=2, address="", port=0, compute=0.03, steps=6,
+    plain = Job(
+        name="", folder="", how="alone", num_nodes=1, workers_per_node=2, address="", port=0, compute=0.03, steps=6,
         data_file=str(tmp_path / "digits.npz"),
     )  # fmt: skip
     jobs = {

@@ -81,7 +81,7 @@ def test_every_contestant_by_outer_steps_can_be_rehearsed():
         advance_of(Moving(), contestant.make(CLUSTER, setting))(0)
 
 
-@pytest.mark.parametrize("form", ["ring", "hierarchical"])
+@pytest.mark.parametrize("algorithm", ["ring", "hierarchical"])
 def test_what_a_codec_takes_is_made_good_by_the_next_sums(algorithm):
     """Movements of all sizes in four bits: each mean is within the blocks' steps, and the mean of many is exact."""
     transport = Transport(algorithm=algorithm, codec="int4", error_feedback=True)

@@ -104,8 +104,8 @@ def test_rows_survive_their_file_and_a_merge_replaces_what_was_run_again_alone()
         stay = {kept.key: replace(kept, commit=kept.commit or "old") for kept in older.rows}
         assert found == stay | {kept.key: kept for kept in newer.rows}
         assert merged.merged(newer).rows == merged.rows
-        metrics = [kept.figure for kept in merged.rows]
-        assert metrics == sorted(metrics, key=metrics.index), "the rows of a figure stand together"
+        figures = [kept.figure for kept in merged.rows]
+        assert figures == sorted(figures, key=figures.index), "the rows of a figure stand together"
         assert "new" in merged.notes
 
 
@@ -156,7 +156,7 @@ def test_a_table_shows_paper_measured_runs_and_why():
 
 def test_pragues_rows_come_from_the_kept_cells():
     found = {kept.key: kept for kept in prague.PAPER.stored().rows}
-    recommendation = found[prague.PLAIN_PAYLOAD, "planner's recommendation, 40 Mbit/s"]
+    recommendation = found[prague.EQUAL, "planner's recommendation, 40 Mbit/s"]
     assert recommendation.measured == pytest.approx(39.08 / 8.61, rel=1e-3)
     assert found[prague.SLOW, "smart generator, the paper's rule, against the flat ring"].measured == pytest.approx(
         2.05, abs=0.01
@@ -203,7 +203,7 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
 
 
 def test_a_step_goes_into_computing_its_sum_and_a_rest_that_is_negative_where_they_overlap():
-    alone = pipe_sgd.sums.metrics(pipe_sgd.sums.BARE, 1)[0]
+    alone = pipe_sgd.sums.figures(pipe_sgd.sums.BARE, 1)[0]
     made = (
         row(pipe_sgd.STEP, "digits, 4x1, 200 Mbit/s: D-Sync", 210.0, unit="milliseconds", runs=3),
         row(pipe_sgd.STEP, "digits, 4x1, 200 Mbit/s: Pipe", 150.0, unit="milliseconds", runs=3),
@@ -221,9 +221,9 @@ def test_a_step_goes_into_computing_its_sum_and_a_rest_that_is_negative_where_th
 def hops_cells(**runs):
     """Cells of the SVM by (kind, contestant): milliseconds per step and steps to the loss, of each run."""
     contents = []
-    for kind in (hop.PLAIN_PAYLOAD, hop.RANDOM, hop.SLOW):
+    for kind in (hop.EQUAL, hop.RANDOM, hop.SLOW):
         setting = hop.setting_of("svm", kind)
-        found = runs.get({hop.PLAIN_PAYLOAD: "alike", hop.RANDOM: "random", hop.SLOW: "slow"}[kind], {})
+        found = runs.get({hop.EQUAL: "alike", hop.RANDOM: "random", hop.SLOW: "slow"}[kind], {})
         in_two = (list(found)[:1], list(found)[1:])  # experiments in one setting
         contents += [experiment_of(setting, {name: found[name] for name in names}) for names in in_two]
     return cells.Cells(contents, None)

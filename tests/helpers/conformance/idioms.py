@@ -26,7 +26,10 @@ WHOLE = [name for name in GRADIENTS if name not in EARLY]
 QUORUMS = [name for name, kind in KINDS.items() if kind.quorum]
 PIPELINES = [name for name, kind in KINDS.items() if kind.lag]
 APART = [name for name, kind in KINDS.items() if not kind.gradients and (kind.steps_per_round == 1 or kind.turns > 1)]
-"""Whose workers hold models of their own after four steps; at steps_per_round 2 all have just met, and fragments never all do."""
+"""Kinds whose workers hold models of their own after four steps.
+
+With two steps per round all workers have just met; fragments never all do.
+"""
 _building = threading.Lock()
 
 

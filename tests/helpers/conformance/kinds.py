@@ -35,7 +35,7 @@ MEAN = [[1 / 3] * 3] * 3
 
 @dataclass(frozen=True)
 class Kind:
-    """A schedule, and the same by hand: mixing matrices by round for synchronous kinds, none where workers run freely."""
+    """A schedule, and the same by hand: mixing matrices by round, none where workers run freely."""
 
     strategy: object
     matrices: tuple = (MEAN,)
@@ -72,7 +72,7 @@ RING_EDGES = [(i, (i + 1) % N, Fraction(1, 4)) for i in range(N)]
 
 
 def gap(order):
-    """Without backup, staleness and skips a reduce takes what it takes synchronously, whoever is ahead."""
+    """Without backup, staleness and skips a reduce takes the updates of a synchronous schedule."""
     return NeighborAveraging(rounds=(Round.from_edges(N, RING_EDGES),), sync=IterationGap(max_ig=2, update_order=order))
 
 
@@ -90,7 +90,7 @@ KINDS = {
     "allreduce, layers": Kind(
         AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)), gradients=True, early=True
     ),
-    "allreduce, steps_per_round 2": Kind(AllReduce(steps_per_round=2), steps_per_round=2),
+    "allreduce, every 2": Kind(AllReduce(steps_per_round=2), steps_per_round=2),
     "allreduce, late": Kind(AllReduce(sync=DelayedAveraging()), late=True),
     "allreduce, outer": Kind(AllReduce(steps_per_round=2, payload=OUTER), steps_per_round=2, outer=DILOCO),
     "allreduce, fragments": Kind(

@@ -107,16 +107,16 @@ class PlainOptimizer:
                 means.append(sum(present) / N if present else None)
             self.late.append(means)
             zeros = [torch.zeros_like(p) for p in self.parameters]
-            self.register_stateful(self.late.pop(0) if len(self.late) > self.kind.lag else zeros)
+            self.set_gradients(self.late.pop(0) if len(self.late) > self.kind.lag else zeros)
             self.averaged = True
 
-    def register_stateful(self, gradients):
+    def set_gradients(self, gradients):
         for p, gradient in zip(self.parameters, gradients, strict=True):
             p.grad = gradient
 
     def apply_what_is_late(self):
         for gradients in self.late:
-            self.register_stateful(gradients)
+            self.set_gradients(gradients)
             self.inner.step()
         self.late = []
 
@@ -211,7 +211,7 @@ class PlainOptimizer:
         return outer_params.detach().clone()
 
     def take_turns(self):
-        """Streaming DiLoCo: a step after it was sent each half of the model is half of its own and half the anchor."""
+        """Streaming DiLoCo: a step after a fragment was sent, it is half of its own and half of its outer parameters."""
         place = (self.steps - 1) % self.kind.steps_per_round + 1
         for number, mask in enumerate(self.fragments):
             end = self.kind.steps_per_round * (number + 1) // self.kind.turns
@@ -245,9 +245,8 @@ class PlainOptimizer:
         elif self.kind.free == "dynamic_groups":
             self.follow(at_end=True)
         else:
-            weights = self.kind.matrices[(self.steps // self.kind.steps_per_round - 1) % len(self.kind.matrices)][
-                self.rank
-            ]
+            round_ = self.steps // self.kind.steps_per_round - 1
+            weights = self.kind.matrices[round_ % len(self.kind.matrices)][self.rank]
             now = self.get()
             sent = self.table.exchange(self.rank, self.start if self.kind.late else now)
             mixed = sum(weight * vector for weight, vector in zip(weights, sent, strict=True))

@@ -90,8 +90,8 @@ def test_without_a_generator_the_error_says_how_to_start_one(ranks, monkeypatch)
         assert "partreduce run --schedule" in str(error)
 
 
-@pytest.mark.parametrize("sync", ["before the sum", "after the sum"])
-def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve, sync):
+@pytest.mark.parametrize("when", ["before the sum", "after the sum"])
+def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve, when):
     """A connection is cut below worker 1: either both lose the average, or worker 0 has it already and worker 1 not."""
     schedule = Schedule("g", Cluster.regular(1, 2), DynamicGroups(group_size=2, slow_threshold=None))
     notes = serve(schedule)
@@ -112,9 +112,9 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
                 if world.rank == 0:
                     begun.set()
                 assert begun.wait(40)  # cut sooner, worker 0 would hear that this average failed and never begin it
-                if world.rank == 1 and sync == "before the sum":
+                if world.rank == 1 and when == "before the sum":
                     world.communicator(group.members).close()
-                if world.rank == 1 and sync == "after the sum":
+                if world.rank == 1 and when == "after the sum":
                     optimizer.run.reducer._complete = cut_off
             return attempt(kind, step, seq, group, **options)
 
@@ -141,8 +141,8 @@ def test_an_average_that_fails_on_one_member_has_not_happened_there(ranks, serve
     assert first == same
     assert own[0] == 10.0, "worker 1 keeps its own parameters"
     assert first not in executed_there, "and does not count the group as executed"
-    assert values[0] == (5.0 if sync == "after the sum" else 0.0)
-    assert (first in executed) == (sync == "after the sum")
+    assert values[0] == (5.0 if when == "after the sum" else 0.0)
+    assert (first in executed) == (when == "after the sum")
     assert ("void", first, (0, 1)) in [tuple(note) for note in notes], "the generator hears of it"
     assert 5.0 in values[1:], "they meet again"
     assert [seq for seq in executed if seq > first] == [seq for seq in executed_there if seq > first] != []

@@ -104,7 +104,7 @@ def test_a_worker_of_another_host_is_killed(hosts, tmp_path, steps_per_round):
     moved = (
         "their models are equal" if steps_per_round == 1 else "the mean moved by 1/3 of how far that model was from it"
     )
-    killed, on = "worker 3 was killed by signal 9", "without worker 3 the other 3 go on together from round 5; "
+    killed, on = "worker 3 was killed by signal 9", "without worker 3 the other 3 continue together from round 5; "
     check(run, hosts, THREE, 0, killed, on + moved, steps_per_round=steps_per_round)
 
 
@@ -128,7 +128,7 @@ def test_a_host_that_is_cut_off_is_lost_with_its_workers_which_end_by_themselves
     run.under_way()
     hosts.cut_off("b")
     (tmp_path / "go").touch()  # so that both workers there go into a sum
-    on = "without worker 2 and worker 3 the other 2 go on together from round 5"
+    on = "without worker 2 and worker 3 the other 2 continue together from round 5"
     check(run, hosts, TWO, 0, "worker 2 was lost with host b (", "worker 3 was lost with host b (", on)
 
 
@@ -138,7 +138,7 @@ def test_a_host_whose_connection_ends_although_it_is_there(hosts, tmp_path):
     run.under_way()
     for pid in hosts.servers("b"):
         os.kill(pid, signal.SIGKILL)
-    on = "without worker 2 and worker 3 the other 2 go on together from round 5"
+    on = "without worker 2 and worker 3 the other 2 continue together from round 5"
     check(run, hosts, TWO, 0, "worker 3 was lost with host b (", on)
 
 
@@ -150,7 +150,7 @@ def test_workers_behind_a_cut_that_is_mended_late_are_members_no_more(hosts, tmp
     (tmp_path / "go").touch()
     wait_until(lambda: "worker 3 said nothing for 6 s and was given up" in run.errors, lambda: run.errors)
     hosts.connect_again("b")
-    check(run, hosts, TWO, EvictedError.exit_code, "without worker 2 and worker 3 the other 2 go on together")
+    check(run, hosts, TWO, EvictedError.exit_code, "without worker 2 and worker 3 the other 2 continue together")
 
 
 def test_a_worker_of_another_host_is_started_again_there_and_joins(hosts, tmp_path):

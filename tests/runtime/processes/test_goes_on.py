@@ -30,7 +30,7 @@ def test_who_dies_before_all_have_the_sum_is_in_no_sum_of_that_round_and_the_oth
     assert code == 0, text
     assert own(said) == replayed(until(4, ALL, THREE), THREE), text
     assert all(one["steps"] == 9 and one["end"] == said[0]["end"] for one in said.values())
-    assert "without worker 2 the other 3 go on together from round 4; their models are equal" in text
+    assert "without worker 2 the other 3 continue together from round 4; their models are equal" in text
 
 
 def test_who_dies_after_the_confirm_is_in_that_sum_for_all_or_for_none():
@@ -61,7 +61,7 @@ def test_two_die_in_one_round_and_later_a_third_and_one_goes_on_alone():
         return [ALL if round_ < 3 else (1, 3) if round_ < 6 else (3,)]
 
     assert own(said) == replayed(members, (3,)), text
-    assert "worker 3 goes on alone from round 6" in text
+    assert "worker 3 continues alone from round 6" in text
 
 
 @pytest.mark.parametrize("instant", ["before the sum", "prepared"])
@@ -158,7 +158,7 @@ def test_a_schedule_that_plans_for_losses_says_where_nobody_goes_on():
 
 
 def test_as_many_workers_may_be_lost_as_leave_one():
-    with pytest.raises(InputError, match="--tolerate-failures 4: of 4 workers 0 to 3 may be lost"):
+    with pytest.raises(InputError, match="--tolerate-failures 4: of 4 workers 0 to 3 may fail"):
         run({}, max_failures=4)
 
 

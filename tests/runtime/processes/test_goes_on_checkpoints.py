@@ -88,7 +88,7 @@ def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_o
         assert own == pytest.approx(expected[rank], rel=1e-12), text
 
 
-@pytest.mark.parametrize("most_lost", [0, 1])
+@pytest.mark.parametrize("max_failures", [0, 1])
 @pytest.mark.parametrize("width", [2, 3])
 def test_means_that_are_still_late_are_saved_and_applied_by_all_of_the_next_run(tmp_path, width, max_failures):
     strategy = AllReduce(sync=Pipeline(width=width))
@@ -102,7 +102,7 @@ def test_means_that_are_still_late_are_saved_and_applied_by_all_of_the_next_run(
     assert loaded == dict.fromkeys(ALL, late(views, 9)), text
 
 
-@pytest.mark.parametrize("most_lost", [0, 1])
+@pytest.mark.parametrize("max_failures", [0, 1])
 @pytest.mark.parametrize("until", [6, 7], ids=["between rounds", "inside one"])
 def test_a_mean_that_is_a_round_late_is_saved_where_it_has_begun(tmp_path, until, max_failures):
     strategy = AllReduce(steps_per_round=3, sync=DelayedAveraging())

@@ -25,11 +25,8 @@ def near(models):
 def replay(said, text, *, steps, survivors=ALL, outer=DILOCO):
     found = re.findall(r"worker (\d) joined in round (\d+) \(fragment (\d)\) with the state of worker (\d), and", text)
     joins = {int(who): (2 * int(round_) + int(fragment), int(donor)) for who, round_, fragment, donor in found}
-    return near(
-        replayed_in_turns(
-            views_of(said), survivors, steps_per_round=STEPS_PER_ROUND, steps=steps, fragments=2, outer=outer, joins=joins
-        )
-    )  # fmt: skip
+    turns = {"steps_per_round": STEPS_PER_ROUND, "steps": steps, "fragments": 2}
+    return near(replayed_in_turns(views_of(said), survivors, **turns, outer=outer, joins=joins))
 
 
 def all_in_turns(deaths, *, steps=18, payload=IN_TURN, **options):
@@ -50,7 +47,8 @@ def test_a_turn_that_is_broken_is_done_again_and_the_other_fragments_keep_what_t
     lost = 4 + fragment + (instant == "confirmed")
     assert [tuple(members) for _, members in said[0]["views"]] == [ALL, THREE], text
     assert said[0]["views"][1][0] == lost
-    assert f"the other 3 go on together from round {lost // 2} (fragment {lost % 2}); the mean moved by 1/3 of" in text
+    place = f"round {lost // 2} (fragment {lost % 2})"
+    assert f"the other 3 continue together from {place}; the mean moved by 1/3 of" in text
     assert own(said) == replay(said, text, steps=18, survivors=THREE), text
 
 

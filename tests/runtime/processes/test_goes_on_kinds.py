@@ -112,8 +112,8 @@ def test_what_roundings_left_over_is_dropped_with_a_loss_and_models_stay_equal(i
 def test_who_joins_begins_with_nothing_left_over_and_so_do_all():
     transport = Transport(codec=Codec.INT4, block=BLOCK, error_feedback=True)
     code, said, text = run(
-        {2: ("before the sum", 4)}, strategy=AllReduce(transport=transport), size=WIDE, dtype=torch.float32, steps=20, restarts=1,
-        back=(2,),
+        {2: ("before the sum", 4)}, strategy=AllReduce(transport=transport), size=WIDE, dtype=torch.float32, steps=20,
+        restarts=1, back=(2,),
     )  # fmt: skip
     assert code == 0, text
     expected = rounded_means(views_of(said), steps=20, size=WIDE, codec="int4")
@@ -183,8 +183,8 @@ def test_who_joins_has_anchor_and_momentum_of_the_donor():
 def test_who_is_left_alone_makes_outer_steps_of_its_own_rounds_and_who_joins_it_goes_on_from_them():
     strategy = AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO))
     code, said, text = run(
-        {1: ("in the sum", 2)}, strategy=strategy, steps_per_round=3, workers=2, max_failures=1, steps=36, restarts=1, back=(1,),
-        waits_at=12,
+        {1: ("in the sum", 2)}, strategy=strategy, steps_per_round=3, workers=2, max_failures=1, steps=36, restarts=1,
+        back=(1,), waits_at=12,
     )  # fmt: skip
     assert code == 0, text
     members = views_of(said)

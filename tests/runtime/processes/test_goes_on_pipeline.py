@@ -63,7 +63,7 @@ def test_whoever_dies_before_all_have_a_mean_that_is_due_is_in_no_mean_from_then
     ((resumes, members),) = check(said, text, THREE, lag=width - 1, steps=9)[1:]
     assert members == THREE
     assert resumes in (4, 5), text
-    assert f"without worker 2 the other 3 go on together from round {resumes}; their models are equal" in text
+    assert f"without worker 2 the other 3 continue together from round {resumes}; their models are equal" in text
 
 
 @pytest.mark.parametrize("width", [2, 4])

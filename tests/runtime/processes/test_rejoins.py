@@ -42,7 +42,7 @@ def test_a_worker_that_was_killed_joins_again_and_takes_part_in_every_average_fr
     assert again >= 8, text
     assert own(said) == replayed(without(4, again), ALL, steps=STEPS), text
     assert [one["steps"] for one in said.values()] == [STEPS] * 4
-    assert "without worker 2 the other 3 go on together from round 4" in text
+    assert "without worker 2 the other 3 continue together from round 4" in text
 
 
 def test_where_parameters_are_averaged_it_begins_with_the_donor_s_model_and_the_line_says_how_far_the_mean_moved():
@@ -118,7 +118,7 @@ def test_a_learning_rate_that_nobody_hands_over_is_refused_in_the_first_step():
     code, said, text = run({}, restarts=1, decays="forgotten")
     assert (code, said) == (InputError.exit_code, {}), text
     assert "scheduler: workers may be started again here (--max-restarts)" in text
-    assert "optimizer.hand_over(scheduler)" in text
+    assert "optimizer.register_stateful(scheduler)" in text
 
 
 def test_over_a_loss_and_a_join_the_round_sampler_deals_every_sample_once():
@@ -153,7 +153,9 @@ def test_the_example_may_lose_workers_and_get_them_back(tmp_path):
 
 
 def test_restarts_need_a_run_that_goes_on():
-    with pytest.raises(InputError, match="--max-restarts 1: a lost worker joins others that go on without it"):
+    with pytest.raises(
+        InputError, match="--max-restarts 1: a worker that failed joins others that continue without it"
+    ):
         run({}, restarts=1, max_failures=0)
 
 

@@ -139,9 +139,9 @@ def test_a_killed_neighbor_is_named_with_what_it_did_not_send(driver):
     assert any(lacking), texts
 
 
-@pytest.mark.parametrize("sync", ["between operations", "in mid-operation", "in mid-operation, hierarchical"])
-def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(driver, sync):
-    answer = driver.run(f"killed {sync}")
+@pytest.mark.parametrize("when", ["between operations", "in mid-operation", "in mid-operation, hierarchical"])
+def test_a_killed_worker_is_named_within_seconds_and_nobody_holds_partial_sums(driver, when):
+    answer = driver.run(f"killed {when}")
     assert answer["code"] == 128 + signal.SIGKILL, "the fault fired"
     assert set(answer["errors"]) == {0, 1, 2}
     for report in answer["errors"].values():
@@ -191,15 +191,15 @@ def generator():
         yield variables, notes
 
 
-@pytest.mark.parametrize("sync", ["in mid-operation", "stopped"])
-def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driver, generator, sync):
+@pytest.mark.parametrize("when", ["in mid-operation", "stopped"])
+def test_a_worker_lost_from_a_generated_schedule_leaves_the_others_training(driver, generator, when):
     environment, notes = generator
-    answer = driver.run(f"generated, {sync}", environment=environment, survive=True)
+    answer = driver.run(f"generated, {when}", environment=environment, survive=True)
     ends = [r for r in answer["reports"] if "values" in r]
     assert {r["rank"] for r in ends} == {0, 1, 2}, answer["output"][-2000:]
-    assert answer["code"] == (76 if sync == "stopped" else 0)
+    assert answer["code"] == (76 if when == "stopped" else 0)
     failed = [r for r in answer["reports"] if r.get("error")]
-    assert [r["rank"] for r in failed] == ([3] if sync == "stopped" else []), failed
+    assert [r["rank"] for r in failed] == ([3] if when == "stopped" else []), failed
     for reported in (ends, [r for r in answer["reports"] if "mean" in r]):
         assert len(reported) == 3
         values = [value for r in reported for value in r.get("values", r.get("mean"))]
@@ -272,11 +272,11 @@ def test_who_comes_alone_to_where_all_meet_kills_nobody_and_is_named_with_what_a
         assert report["seconds"] < EARLY
 
 
-@pytest.mark.parametrize("is_delayed", [False, True])
-def test_mean_model_is_the_mean_and_restores_bit_for_bit(driver, is_delayed):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_mean_model_is_the_mean_and_restores_bit_for_bit(driver, overlap):
     answer = driver.run("mean model")
     assert answer["code"] == 0, answer["output"][-2000:]
-    reported = reports(answer, is_delayed=is_delayed)
+    reported = reports(answer, overlap=overlap)
     assert len(reported) == 4
     for key, inside in (("own", "inside"), ("statistics", "inside_statistics")):
         mean = [sum(values) / 4 for values in zip(*(report[key] for report in reported), strict=True)]

@@ -61,7 +61,7 @@ def ask():
 @pytest.mark.parametrize(
     ("kind", "adam", "kill_at"),
     [
-        ("static", False, 4), ("allreduce", True, 5), ("is_delayed", True, 6), ("steps_per_round", False, 8),
+        ("static", False, 4), ("allreduce", True, 5), ("overlap", True, 6), ("steps_per_round", False, 8),
         ("coded", False, 9), ("coded overlap", True, 10),
     ],
 )  # fmt: skip
