@@ -83,7 +83,7 @@ def _invoke(arguments: list[str]) -> int:
         if message is None or code is None:
             raise
         path = getattr(getattr(error, "ctx", None), "command_path", "partreduce")
-        return _say(f"{message()} (see `{path} --help`)", int(code)) if message() else int(code)
+        return _say(f"{in_options(message())} (see `{path} --help`)", int(code)) if message() else int(code)
     return result if isinstance(result, int) else 0
 
 

@@ -45,7 +45,7 @@ def command(
     cluster: options.ClusterFile = None,
     settings: options.Settings = None,
     model_bytes: options.ModelBytes = None,
-    algorithm: options.FileForm = None,
+    algorithm: options.FileAlgorithm = None,
     trace: Annotated[
         Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
     ] = None,
@@ -63,27 +63,26 @@ def command(
 ) -> None:
     """Predict step times, waiting and communication of a schedule, or compare several.
 
-    Kinds that are decided while the job runs (generated, pairwise, gaps, quorums) run by their protocol, the one that
+    Kinds that are decided while the job runs (dynamic_groups, pairwise, iteration_gap, partial) run by their protocol, the one that
     runs between real workers. Without --model-bytes the communication of one schedule takes no time; several are
     compared at 100MB.
     """
-    transport = None if algorithm is None else options.choice(AllReduceAlgorithm, algorithm, "--algorithm")
     place, given = None if cluster is None else load_cluster(cluster), cluster_options.cluster_settings(settings)
     if len(schedules) == 1:
         hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
         _simulate_one(
             schedules[0], place, hardware, given.get("disturb"),
-            algorithm=transport, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
+            algorithm=algorithm, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
             as_json=as_json,
         )  # fmt: skip
         return
-    options.refuse(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
+    options.check_unused(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
     if "disturb" in given:
         raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
     place = place or load_schedule(schedules[0]).cluster
     hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
     simulate_several(
-        schedules, place, hardware, algorithm=transport, touched=given.get("touched"), output=output, as_json=as_json
+        schedules, place, hardware, algorithm=algorithm, touched=given.get("touched"), output=output, as_json=as_json
     )
 
 

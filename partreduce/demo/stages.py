@@ -107,7 +107,7 @@ def prepare(folder: Path, cluster: str) -> list[Candidate]:
     write_file(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     candidates = []
     for label, (name, parameters) in CHOICES.items():
-        schedule = design(cluster, using=name, **parameters)
+        schedule = design(cluster, build=name, **parameters)
         proof = prove(schedule).require()
         path = folder / "schedules" / f"{name}.json"
         write_schedule(path, schedule)

@@ -151,14 +151,14 @@ class PlanRequest:
         most = min(MAX_FAILURES, self.cluster.num_workers - 2)
         if self.tolerate_failures and not 0 < self.tolerate_failures <= most:
             left = f"plan for the loss of 1 to {most}" if most > 0 else "a loss would leave nobody to average with"
-            raise InputError(f"survive: is {self.tolerate_failures}, of {self.cluster.num_workers} workers; {left}")
+            raise InputError(f"tolerate_failures: is {self.tolerate_failures}, of {self.cluster.num_workers} workers; {left}")
         waits = "iteration_gap" if self.gap else "quorum" if self.quorum else self.sync
         if self.tolerate_failures and waits in ("iteration_gap", "quorum"):
             raise InputError(
                 f"sync: is {waits}; no such schedule goes on after a loss yet; leave out {waits}, or survive"
             )
         if self.tolerate_failures and self.tables:
-            raise InputError("survive: tables have rows that are lost with their owner; leave out one of the two")
+            raise InputError("tolerate_failures: tables have rows that are lost with their owner; leave out one of the two")
 
     def _check_curvature(self) -> None:
         if self.curvature is None:

@@ -19,7 +19,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 WAYS_OUT = {
     "Cluster": 'partreduce.load_cluster("4x4") makes one',
-    "PlanRequest": "partreduce.Job(cluster=...) makes one",
+    "PlanRequest": "partreduce.PlanRequest(cluster=...) makes one",
     "Schedule": "partreduce.load_schedule(path) and partreduce.design(...) make one",
     "Hardware": "partreduce.Hardware(nic=partreduce.Link(...)) makes one",
 }

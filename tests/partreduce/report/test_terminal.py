@@ -71,7 +71,7 @@ def others(tmp_path_factory):
     paths = []
     for every in (2, 4):
         paths.append(folder / f"{every}.json")
-        schedule = partreduce.design("4x4", using="allreduce", every=every)
+        schedule = partreduce.design("4x4", build="allreduce", every=every)
         write_schedule(paths[-1], replace(schedule, name=f"allreduce-every-{every}-steps"))
     return paths
 

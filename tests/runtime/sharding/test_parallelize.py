@@ -124,7 +124,7 @@ def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
 def test_beside_a_quorum_tables_go_as_everything_else_where_that_pays_anyway(ranks, monkeypatch, quorum):
     using, sync = quorum
     monkeypatch.setattr(parallelize_embeddings, "_applying", lambda _: APPLYING)  # a busy machine would measure more
-    schedule = partreduce.design("2x2", using=using)
+    schedule = partreduce.design("2x2", build=using)
     schedule = replace(schedule, strategy=replace(schedule.strategy, sync=sync))
 
     def act(world, rows):
