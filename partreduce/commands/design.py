@@ -8,8 +8,8 @@ import typer
 
 from partreduce.commands import cluster_options, options
 from partreduce.commands import design_options as own
-from partreduce.commands.options import SyncChoice
 from partreduce.commands.design_list import list_entries
+from partreduce.commands.options import SyncChoice
 from partreduce.commands.simulate_tables import touched_of
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
 from partreduce.planner.delay import Delay
@@ -61,7 +61,7 @@ def command(
     as_json: options.Json = False,
 ) -> None:
     """Find the schedule that suits a cluster and show the trade-offs, or build a catalogue entry with --build."""
-    # Long, because typer reads the options from the parameters; here they become a PlanRequest and are not copied again.
+    # Long, because typer reads the options from the parameters; here they become a PlanRequest.
     if _is_answered_by_the_catalogue(
         context,
         cluster=cluster,

@@ -30,7 +30,8 @@ def command(
     lease: Annotated[
         float | None,
         typer.Option(
-            help="Seconds of silence after which a worker counts as failed (default: 3/4 of the run's timeout).", min=0.1
+            help="Seconds of silence after which a worker counts as failed (default: 3/4 of the run's timeout).",
+            min=0.1,
         ),
     ] = None,
     address_file: Annotated[Path | None, typer.Option(help="Write the address here once it is open.")] = None,
@@ -39,7 +40,7 @@ def command(
     ] = None,
     beside: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Serve the groups of a `dynamic_groups` schedule until all workers have ended; `partreduce run` starts it by itself."""
+    """Serve the groups of a `dynamic_groups` schedule until all workers have ended; `partreduce run` starts it."""
     # `--beside PID` ends it with process PID, which started it, and then removes log and address file: see beside.py.
 
     files = [path for path in (log, address_file) if path is not None]

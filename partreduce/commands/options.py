@@ -129,7 +129,7 @@ SyncName = Annotated[
     typer.Option(
         "--sync",
         help="What a round waits for: for its averages (synchronous), for those of the round before (delay), gradients "
-        "of an earlier step (pipeline), neighbors within a number of iterations (iteration_gap), or a quorum (partial).",
+        "of an earlier step (pipeline), neighbors within a gap of iterations (iteration_gap), a quorum (partial).",
         rich_help_panel=TRANSPORT,
     ),
 ]

@@ -180,7 +180,9 @@ class _Run:
 def _placed(hosts: Path, workers: int | None, nodes: int, schedule: Schedule | None) -> dict[str, tuple[int, ...]]:
     """The workers of each host."""
     if nodes > 1:
-        raise typer.BadParameter("simulates machines, and --hosts names real ones; leave one of them out", param_hint="--simulate-nodes")
+        raise typer.BadParameter(
+            "simulates machines, and --hosts names real ones; leave one of them out", param_hint="--simulate-nodes"
+        )
     return placed(read_hosts(hosts), workers, None if schedule is None else schedule.cluster, hosts)
 
 

@@ -35,7 +35,7 @@ from partreduce.verify.runs import in_bytes
 from partreduce.verify.stated import Stated
 
 ALONE = ("trace", "rounds", "seed")
-"""What is asked of one schedule, and not of several beside each other."""
+"""What is asked of one schedule, and not of several next to each other."""
 
 
 def command(
@@ -63,8 +63,8 @@ def command(
 ) -> None:
     """Predict step times, waiting and communication of a schedule, or compare several.
 
-    Kinds that are decided while the job runs (dynamic_groups, pairwise, iteration_gap, partial) run by their protocol, the one that
-    runs between real workers. Without --model-bytes the communication of one schedule takes no time; several are
+    Schedules that are decided while the job runs (dynamic_groups, pairwise, iteration_gap, partial) are simulated by
+    the protocol that real workers run. Without --model-bytes the communication of one schedule takes no time; several are
     compared at 100MB.
     """
     place, given = None if cluster is None else load_cluster(cluster), cluster_options.cluster_settings(settings)

@@ -1,7 +1,6 @@
 """A wrong value on the command line, found anywhere, as a usage error."""
 
 # Imported with every verb: nothing heavy here.
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,41 +12,43 @@ from partreduce.topo.errors import DocumentError, HandshakeError, InputError
 def usage_error(error: InputError, context: Any) -> Exception:  # noqa: ANN401 - a context of typer's own click
     """The usage error that an InputError of a verb is, if its place is a value of the command line; else itself.
 
-    What a file holds is no such value: errors about its content carry its name or a place inside it.
+    Errors about the content of a file carry its name or a place inside it, and stay what they are.
     """
     if isinstance(error, (DocumentError, HandshakeError)):
         return error
     place, sign, problem = str(error).partition(": ")
+    first = place.split(" ")[0]
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if not sign or source is None or source.name != "COMMANDLINE":
             continue
-        option, value = _written(parameter), context.params.get(parameter.name)
-        if place.split(" ")[0] in parameter.opts:
+        value, option = context.params.get(parameter.name), max(parameter.opts, key=len)
+        if not option.startswith("-"):
+            option = str(parameter.metavar or parameter.name).strip("[].").upper()
+        if first in parameter.opts and first.startswith("-"):
             return typer.BadParameter(problem, ctx=context, param_hint=place)
-        if place in _names(parameter, value) or place.split(" ")[0] in _keys(option, value):
-            return typer.BadParameter(problem, ctx=context, param_hint=option)
+        if key := next((key for key in _keys(value) if first in _places_of_key(option, key)), None):
+            return typer.BadParameter(problem, ctx=context, param_hint=f"{option} {key}")
+        if _is_file(value):
+            continue
+        if place == str(value):
+            return typer.BadParameter(problem, ctx=context, param_hint=f"{option} {place}")
+        if first in (option, parameter.name):
+            return typer.BadParameter(problem, ctx=context, param_hint=option if place == parameter.name else place)
     return error
 
 
-def _written(parameter: Any) -> str:  # noqa: ANN401 - a parameter of typer's own click
-    """How the command line names a parameter: `--plot`, or `CLUSTER` where only its position does."""
-    longest = max(parameter.opts, key=len)
-    return longest if longest.startswith("-") else str(parameter.metavar or parameter.name).strip("[].").upper()
+def _is_file(value: object) -> bool:
+    """Whether a value names a file, whose content may be what is wrong."""
+    return isinstance(value, (str, Path)) and Path(value).is_file()
 
 
-def _names(parameter: Any, value: object) -> Iterator[str]:  # noqa: ANN401 - a parameter of typer's own click
-    """The places by which functions name a parameter, or its value where that is not the name of a file."""
-    name = parameter.name or ""
-    yield from (name, name.replace("_", "-"), _written(parameter))
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, (str, Path)) and not Path(one).is_file():
-            yield from (str(one), f"{name} {one}", f"{name} {str(one)!r}")
+def _keys(value: object) -> list[str]:
+    """The keys of `OPTION KEY=VALUE`, as often as it is given."""
+    entries = [str(entry).partition("=") for entry in value] if isinstance(value, list) else []
+    return [key for key, sign, _ in entries if sign]
 
 
-def _keys(option: str, value: object) -> Iterator[str]:
-    """The places by which functions name a key of `OPTION KEY=VALUE`: `slow`, `max-group`, `hardware.jitter`."""
-    for entry in value if isinstance(value, list) else []:
-        key, sign, _ = str(entry).partition("=")
-        if sign:
-            yield from (key, f"{option.removeprefix('--')}-{key}", f"hardware.{key}")
+def _places_of_key(option: str, key: str) -> tuple[str, ...]:
+    """How functions name a key of an option: `slow`, `max-group`, `hardware.jitter`."""
+    return key, f"{option.removeprefix('--')}-{key}", f"hardware.{key}"

@@ -21,7 +21,8 @@ CLUSTER = partreduce.Cluster.regular(2, 2, hardware=HARDWARE)
 MODEL = torch.nn.Linear(2, 1)
 VALID = {
     "batch_size": 2, "cluster": CLUSTER, "data": list(range(8)), "directory": ".", "group": [0], "hardware": HARDWARE,
-    "request": partreduce.PlanRequest(cluster=CLUSTER, effort=0.2), "max_norm": 1.0, "model": MODEL, "name": "s", "num_nodes": 2,
+    "request": partreduce.PlanRequest(cluster=CLUSTER, effort=0.2), "max_norm": 1.0,
+    "model": MODEL, "name": "s", "num_nodes": 2,
     "optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1), "parameters": [torch.nn.Parameter(torch.ones(1))],
     "path": "x.json", "schedule": partreduce.design("2x2", build="allreduce"), "tensors": torch.ones(2),
     "build": "allreduce", "workers_per_node": 2,

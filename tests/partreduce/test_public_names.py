@@ -92,7 +92,6 @@ def test_verify_is_a_function_and_a_package_whatever_was_imported_before(before)
 TYPED = """
 import partreduce
 import partreduce.verify.checker
-from partreduce.verify.checker.shape import Refusal
 
 schedule: partreduce.Schedule = partreduce.design("2x4", build="allreduce", every=4)
 plan: partreduce.types.Plan = partreduce.design(partreduce.PlanRequest(cluster=schedule.cluster), progress=print)
