@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from partreduce import prove
+from partreduce.verify.prove import prove
 from partreduce.__main__ import main
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
