@@ -64,8 +64,8 @@ def command(
     """Predict step times, waiting and communication of a schedule, or compare several.
 
     Schedules that are decided while the job runs (dynamic_groups, pairwise, iteration_gap, partial) are simulated by
-    the protocol that real workers run. Without --model-bytes the communication of one schedule takes no time; several are
-    compared at 100MB.
+    the protocol that real workers run. Without --model-bytes the communication of one schedule takes no time;
+    several are compared at 100MB.
     """
     place, given = None if cluster is None else load_cluster(cluster), cluster_options.cluster_settings(settings)
     if len(schedules) == 1:
@@ -182,7 +182,7 @@ def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
 
 
 def pipeline_of(schedule: Schedule) -> dict[str, Any]:
-    """What late gradients cost in steps, beside what they save in seconds."""
+    """What late gradients cost in steps, and what they save in seconds."""
     metrics = pipeline_metrics(schedule)
     return {} if metrics is None else {"pipeline": metrics.to_json()}
 
@@ -211,7 +211,7 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
 
 def _quorum_facts(schedule: Schedule, observed: Observed) -> dict[str, Any]:
-    """Who was in the rounds, and how fast they came, after the first quarter of them; beside what is proved."""
+    """Who was in the rounds, and how fast they came, after the first quarter of them; and what is proved of both."""
     record, setting = observed.quorum, schedule.strategy.sync
     assert record is not None, "asked before"
     assert isinstance(setting, PartialAllReduce), "nothing else records rounds"
@@ -294,7 +294,7 @@ def _print(
         limit, factor = facts["pipeline"]["stability_limit"], facts["pipeline"]["noise_factor"]
         out.print(
             f"Its gradients are {schedule.strategy.sync.lag} late: stable for rate times curvature below {limit:.3g} "
-            f"(synchronous 2), {factor:.3g} times synchronous's noise at a small rate.",
+            f"(2 if synchronous), {factor:.3g} times the noise of synchronous steps at a small rate.",
             style="dim",
         )
     if timeline.free_running:

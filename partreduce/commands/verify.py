@@ -226,7 +226,7 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> str:
         words for name, words in (("conflict-free", "no conflict"), ("deadlock-free", "no deadlock")) if name in held
     ]
     bound = _bound_of(held["contraction"]) if "contraction" in held else ""
-    if (alike := held.get("equal-replicas")) and alike.numbers and "rounds" in alike.numbers:
+    if (replicas := held.get("equal-replicas")) and replicas.numbers and "rounds" in replicas.numbers:
         said.append(f"all workers hold the same model every {_steps(schedule)}")
     elif bound == "≤ 0":
         said.append(f"nothing of the models' differences but rounding is left after every {_steps(schedule)}")

@@ -98,7 +98,7 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare(folder: Path, cluster: str) -> list[Candidate]:
-    """Design, prove and export the three schedules with their certificates, and put a training script beside them.
+    """Design, prove and export the three schedules with their certificates, and put a training script next to them.
 
     Raises:
         RefutedError: a schedule is not what it promises.
