@@ -76,8 +76,8 @@ class PlanRequest:
     where step times differ. `max_queues` is the most bytes that their queues may take of a worker. `quorum` asks
     for rounds that a quorum starts, and for nothing else (True) or for none (False); None weighs a few of them
     where step times differ. `tables` says that tables go their own way beside it in every step, so that only
-    schedules whose workers have common steps will do. `tolerate_failures` asks for one that goes on after the loss of
-    up to so many workers, and of one node, with what survivors run then. A `pilot` of the user's own job brings the
+    schedules whose workers have common steps will do. `tolerate_failures` asks for one that continues after the failure
+    of up to so many workers, and of one node, with what survivors run then. A `pilot` of the user's own job brings the
     prices of consensus distance, drift and delay that stand in for the shipped ones. `take` names the option
     that is wanted, whatever the objective says.
     """
@@ -135,11 +135,11 @@ class PlanRequest:
         if self.tables and (self.gap or self.quorum):
             raise InputError(
                 f"sync: {'a gap' if self.gap else 'a quorum'} leaves workers without common steps, in which tables go "
-                "their own way; choose synchronous, late or pipeline"
+                "their own way; choose synchronous, delay or pipeline"
             )
         if self.quorum and (self.gap or self.sync is not None):
-            raise InputError("sync: a quorum is asked for, and something else besides; choose one of them")
-        self._check_survive()
+            raise InputError("sync: a quorum is asked for, and something else, too; choose one of them")
+        self._check_tolerate_failures()
         self._check_curvature()
         if self.pilot is not None and self.pilot.data != self.data:
             raise InputError(
@@ -147,18 +147,25 @@ class PlanRequest:
                 f"data={self.pilot.data}, or run the pilot with data={self.data}"
             )
 
-    def _check_survive(self) -> None:
+    def _check_tolerate_failures(self) -> None:
         most = min(MAX_FAILURES, self.cluster.num_workers - 2)
         if self.tolerate_failures and not 0 < self.tolerate_failures <= most:
-            left = f"plan for the loss of 1 to {most}" if most > 0 else "a loss would leave nobody to average with"
-            raise InputError(f"tolerate_failures: is {self.tolerate_failures}, of {self.cluster.num_workers} workers; {left}")
-        waits = "iteration_gap" if self.gap else "quorum" if self.quorum else self.sync
-        if self.tolerate_failures and waits in ("iteration_gap", "quorum"):
+            expected, advice = (f"1 to {most}", "tolerate fewer failures") if most > 0 else ("0", "use more workers")
             raise InputError(
-                f"sync: is {waits}; no such schedule goes on after a loss yet; leave out {waits}, or survive"
+                f"tolerate_failures: expected {expected}, got {self.tolerate_failures} of {self.cluster.num_workers} "
+                f"workers; {advice}"
+            )
+        waits = "iteration_gap" if self.gap else "partial" if self.quorum else self.sync
+        if self.tolerate_failures and waits in ("iteration_gap", "partial"):
+            raise InputError(
+                f"sync: expected synchronous, delay or pipeline with tolerate_failures, got {waits}; leave one of them "
+                "out"
             )
         if self.tolerate_failures and self.tables:
-            raise InputError("tolerate_failures: tables have rows that are lost with their owner; leave out one of the two")
+            raise InputError(
+                "tolerate_failures: expected no tables, whose rows fail with their owner, got some; leave one of "
+                "the two out"
+            )
 
     def _check_curvature(self) -> None:
         if self.curvature is None:
@@ -194,7 +201,7 @@ class PlanRequest:
 
     @property
     def algorithms(self) -> tuple[AllReduceAlgorithm, ...]:
-        """The forms that a candidate may take, the simplest first."""
+        """The algorithms that a candidate may use, the simplest first."""
         return (
             (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL) if self.algorithm is None else (self.algorithm,)
         )
@@ -258,8 +265,8 @@ class PlanRequest:
     def problem(self, hints: tuple[Schedule, ...] = ()) -> Problem:
         """What the search is asked: little consensus distance at every cost, whatever the objective.
 
-        `hints` are known schedules of the same cluster, from which the search starts. Where any form will do, costs are
-        those of the hierarchical one, since no phase costs less as rings.
+        `hints` are known schedules of the same cluster, from which the search starts. Where any algorithm will do,
+        costs are those of the hierarchical one, since no phase costs less as rings.
         """
         return Problem(
             cluster=self.cluster,

@@ -478,7 +478,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         (
             ["design", "4x4", "--sync", "iteration_gap", "--tolerate-failures", "1"],
             2,
-            "--sync: is iteration_gap; no such schedule",
+            "--sync: expected synchronous, delay or pipeline with tolerate_failures",
         ),
         (["design", "4x4", "--set", "touched=x:1%"], 2, "--set: touched needs --model FILE.py:NAME"),
         (["verify", "--max-bytes", "0", "s.json"], 2, "--max-bytes: '0' has no unit"),
@@ -490,7 +490,7 @@ def test_schema_is_what_the_loader_uses(capsys):
         (["design", "2x4", "--effort", "0"], 2, "--effort: is 0.0"),
         (["design", "2x4", "--effort", "little"], 2, "--effort: 'little'"),
         (["design", "2x4", "--time-limit", "0s"], 2, "--time-limit: is 0.0 s"),
-        (["design", "2x4", "--tolerate-failures", "9"], 2, "--tolerate-failures: is 9, of 8 workers"),
+        (["design", "2x4", "--tolerate-failures", "9"], 2, "--tolerate-failures: expected 1 to 4, got 9 of 8 workers"),
         (["design", "2y4"], 2, "cluster '2y4': not understood"),
         (["design", "1"], 2, "has 1 worker"),
         (["measure", "-n", "2", "--model-bytes", "0"], 2, "--model-bytes: '0' has no unit"),

@@ -105,8 +105,8 @@ def test_a_command_does_not_write_over_a_file_that_it_reads(arguments, option, t
     Path("in.yaml").write_text("format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n")
     Path("link.png").symlink_to("in.json")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert main(arguments) == 65
+    assert main(arguments) == 2
     assert capsys.readouterr().err.startswith(
-        f"partreduce: {option} {arguments[-1].removeprefix('./')}: is a file that"
+        f"partreduce: Invalid value for {option} {arguments[-1].removeprefix('./')}: is a file that"
     )
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

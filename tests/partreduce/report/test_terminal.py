@@ -252,8 +252,8 @@ def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
 
 
 def test_standard_output_takes_one_document(figure_10):
-    assert "one document" in run("design", "2x2", "--build", "ring", "-o", "-", "--json", code=65).stderr
-    assert "has no ending" in run("show", figure_10, "-o", "-", code=65).stderr
+    assert "one document" in run("design", "2x2", "--build", "ring", "-o", "-", "--json", code=2).stderr
+    assert "has no ending" in run("show", figure_10, "-o", "-", code=2).stderr
 
 
 def test_a_closed_descriptor_is_a_file_problem():
