@@ -57,7 +57,7 @@ def rule(name: str, workers: int, folder: Path) -> Stages:
         found = metrics(loaded)
         return f"contraction {float(found.contraction):.6f}, consensus distance {float(found.consensus_distance):.4f}"
 
-    yield "design", lambda: write_schedule(schedule, partreduce.design(f"{workers // GROUP}x{GROUP}", using=name))
+    yield "design", lambda: write_schedule(schedule, partreduce.design(f"{workers // GROUP}x{GROUP}", build=name))
     yield "prove, with metrics", verified
     yield "check", lambda: _checked(folder)
 
@@ -95,7 +95,7 @@ def failure_plans(name: str, workers: int, folder: Path) -> Stages:
     of, _, lost = name.rpartition(", ")
     hardware = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes=100_000_000, compute=0.05)
     cluster = partreduce.Cluster.regular(workers // GROUP, GROUP, hardware=hardware)
-    schedule = random_groups(workers) if of == "random groups" else partreduce.design(cluster, using=of)
+    schedule = random_groups(workers) if of == "random groups" else partreduce.design(cluster, build=of)
     file = folder / "s.json"
 
     def planned() -> str:

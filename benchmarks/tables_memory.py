@@ -40,7 +40,7 @@ def worker(rows: int, columns: int, num_workers: int, steps: int, *, limited: bo
     import partreduce
     from partreduce.topo.strategies.payload import Gradient, Payload, TablePlacement
 
-    schedule = partreduce.design(f"{num_workers}x1", using="allreduce")
+    schedule = partreduce.design(f"{num_workers}x1", build="allreduce")
     route = TablePlacement(parameter="0.weight", rows=rows, columns=columns, gradient=Gradient.SPARSE)
     schedule = replace(schedule, strategy=replace(schedule.strategy, payload=Payload(tables=(route,))))
     with torch.device("meta"):

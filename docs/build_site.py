@@ -77,7 +77,7 @@ def targets() -> Iterator[Path]:
 
 
 def stage() -> None:
-    """Write build/pages anew."""
+    """Write build/pages afresh."""
     shutil.rmtree(PAGES, ignore_errors=True)
     for path in {*pages(), *targets()}:
         place = PAGES / path.relative_to(ROOT)

@@ -33,7 +33,7 @@ model = nn.Sequential(
 optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
 optimizer = partreduce.DistributedOptimizer(optimizer, model, sys.argv[1], timeout=60)  # line 3
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=150)
-optimizer.register_stateful(scheduler)  # only `run --max-restarts` needs it: a worker that comes back goes on with it
+optimizer.register_stateful(scheduler)  # only `run --max-restarts` needs it: a worker that comes back continues with it
 
 generator = torch.Generator().manual_seed(optimizer.rank)
 for _ in optimizer.batches(range(150)):  # all end at the same round

@@ -1,6 +1,6 @@
 """A table of 50,000 words by rows over all workers: a single-device script plus three lines (marked).
 
-partreduce run --workers 4 --nodes 2 examples/train_words.py 2x2
+partreduce run --workers 4 --simulate-nodes 2 examples/train_words.py 2x2
 """
 
 import sys

@@ -9,7 +9,6 @@ from .api import design as design
 from .planner.job import Data as Data
 from .planner.job import PlanRequest as PlanRequest
 from .planner.parallelize import parallelize_embeddings as parallelize_embeddings
-from .planner.plan import plan as plan
 from .planner.predict import predict as predict
 from .runtime.adapters.attached import attach as attach
 from .runtime.adapters.averager import ScheduleAverager as ScheduleAverager
@@ -22,7 +21,7 @@ from .runtime.checkpoint import load_checkpoint as load_checkpoint
 from .runtime.checkpoint import save_checkpoint as save_checkpoint
 from .runtime.clipping import clip_grad_norm_ as clip_grad_norm_
 from .runtime.data.sampler import RoundSampler as RoundSampler
-from .runtime.data.sharding import shard as shard
+from .runtime.data.sharding import shard_dataset as shard_dataset
 from .runtime.optimizer import DistributedOptimizer as DistributedOptimizer
 from .runtime.pilot.job import PilotJob as PilotJob
 from .runtime.recorder import merge_traces as merge_traces
@@ -39,6 +38,6 @@ from .topo.hardware import Hardware as Hardware
 from .topo.hardware import Link as Link
 from .topo.metrics import metrics as metrics
 from .topo.schedule import Schedule as Schedule
-from .verify.prove import prove as prove
+from .verify import verify as verify
 
 __version__: str

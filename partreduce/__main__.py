@@ -83,7 +83,8 @@ def _invoke(arguments: list[str]) -> int:
         if message is None or code is None:
             raise
         path = getattr(getattr(error, "ctx", None), "command_path", "partreduce")
-        return _say(f"{message()} (see `{path} --help`)", int(code)) if message() else int(code)
+        said = in_options(message()).replace(": Value error, ", ": ")  # of pydantic, by which typer reads choices
+        return _say(f"{said} (see `{path} --help`)", int(code)) if message() else int(code)
     return result if isinstance(result, int) else 0
 
 

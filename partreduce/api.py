@@ -2,27 +2,79 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, overload
+
 from partreduce.schedulers import registry
+from partreduce.topo.argument_types import check_type
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
+from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from partreduce.planner.job import PlanRequest
+    from partreduce.planner.plan import Plan
 
 
 def catalogue() -> list[str]:
-    """The names that `design(..., using=NAME)` knows."""
+    """The names that `design(..., build=NAME)` knows."""
     return registry.names()
 
 
-def design(cluster: Cluster | str, *, using: str, **parameters: object) -> Schedule:
-    """Build a schedule from the catalogue for a cluster.
+@overload
+def design(request: PlanRequest, /, *, progress: Callable[[str], None] | None = None) -> Plan: ...
+
+
+@overload
+def design(cluster: Cluster | str, /, *, build: str, **parameters: object) -> Schedule: ...
+
+
+def design(
+    request: PlanRequest | Cluster | str,
+    *,
+    build: str | None = None,
+    progress: Callable[[str], None] | None = None,
+    **parameters: object,
+) -> Plan | Schedule:
+    """Find the schedule that suits a request, or with `build` make an entry of the catalogue for a cluster.
 
     Args:
-        cluster: a Cluster, a shorthand such as "4x4" or "3,3,2", or the path of a cluster file.
-        using: a name from `catalogue()`.
-        **parameters: the entry's own parameters, such as `every=4` for "allreduce".
+        request: a PlanRequest; with `build` a Cluster, a shorthand such as "4x4" or "3,3,2", or a cluster file's path.
+        build: a name from `catalogue()`.
+        progress: with a PlanRequest: called with a line for each stage of the search.
+        **parameters: with `build`: the entry's own parameters, such as `every=4` for "allreduce".
+
+    Returns:
+        The Plan of a request; the Schedule of an entry.
 
     Raises:
-        InputError: an unknown name or parameter (with the nearest known one), or a cluster that the entry cannot serve.
+        InputError: an unknown name or parameter (with the nearest known one), a cluster that the entry cannot serve, a
+            request that cannot be, or arguments that do not belong together.
+        InfeasibleError: it is proved that no schedule of a named class keeps the limits, and no other was found.
+        UndecidedError: nothing within the limits was found in the time.
     """
-    place = cluster if isinstance(cluster, Cluster) else load_cluster(cluster)
-    return registry.build(using, place, **parameters)
+    if build is not None:
+        from partreduce.planner.job import PlanRequest
+
+        if isinstance(request, PlanRequest) or progress is not None:
+            given = "a PlanRequest" if isinstance(request, PlanRequest) else "progress"
+            raise InputError(f"design: build: expected a cluster alone, got {given}, too; leave one of the two out")
+        place = request if isinstance(request, Cluster) else load_cluster(request)
+        return registry.build(build, place, **parameters)
+    if isinstance(request, (Cluster, str)):
+        raise InputError(
+            f"design: build: expected a catalogue entry for cluster {request}, got none; give build=NAME, or a "
+            "PlanRequest to search for a schedule"
+        )
+    if parameters:
+        raise InputError(
+            f"design: {next(iter(parameters))}: expected no such argument of a PlanRequest; leave it out, or build a "
+            "catalogue entry with build=NAME"
+        )
+    from partreduce.planner.job import PlanRequest
+    from partreduce.planner.plan import plan
+
+    check_type("design: request", request, PlanRequest)
+    return plan(request, progress=progress)

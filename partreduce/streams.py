@@ -69,7 +69,7 @@ def silence() -> None:
 
 
 def _guarded(stream: TextIO | None, own: TextIO | None, descriptor: int) -> TextIO:
-    if stream is None:  # the descriptor was closed by whoever started us
+    if stream is None:  # the descriptor was closed by the process that started us
         return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 - lives as long as the process
     if stream is not own or not isinstance(stream, io.TextIOWrapper):
         return stream

@@ -280,9 +280,9 @@ TEXTS = ["", "[]", "{", '{"a": 1,}', '{"a": 1, "a": 2}', '{"a": NaN}', '{"a": 1e
 CALLS = [
     "partreduce.design('4x4')",
     "partreduce.Job(cluster='4x4')",
-    "partreduce.design(4, using='ring')",
-    "partreduce.design('4x4', using='rign')",
-    "partreduce.design('4x4', using='allreduce', evry=3)",
+    "partreduce.design(4, build='ring')",
+    "partreduce.design('4x4', build='rign')",
+    "partreduce.design('4x4', build='allreduce', evry=3)",
     "partreduce.design('4x4')",
     "partreduce.verify('all.json')",
     "partreduce.metrics('all.json')",

@@ -25,15 +25,15 @@ EXIT_CODES = {
     0: "ok",
     1: "refuted",
     2: "usage",
-    3: "unknown",
+    3: "undecided",
     4: "infeasible",
     65: "bad input",
     69: "unavailable",
     70: "internal error",
     74: "file",
-    75: "store gone",
-    76: "no longer part of the job",
-    77: "missing feature",
+    75: "store lost",
+    76: "evicted",
+    77: "missing dependency",
     130: "interrupted",
 }
 """Every exit code of partreduce itself, in the words of the help; docs/command-line.md explains them."""
@@ -44,7 +44,7 @@ OUTPUTS = ("output", "certificate", "export", "plot")
 
 
 def check_overwriting(given: Mapping[str, object]) -> None:
-    """Refuse to write over a file that the same command reads, such as the schedule by its certificate.
+    """Check that no output is a file that the same command reads, such as the schedule by its certificate.
 
     Raises:
         InputError: an output is an input.
@@ -79,6 +79,9 @@ def build_app(asked: str | None = None) -> typer.Typer:
     import typer
     from typer.core import TyperCommand
 
+    from partreduce.commands.usage import usage_error
+    from partreduce.topo.errors import InputError
+
     app = typer.Typer(
         help="Design, prove and run the averaging schedule of a distributed training job.",
         epilog="Exit codes: " + ", ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + ".",
@@ -107,8 +110,18 @@ def build_app(asked: str | None = None) -> typer.Typer:
 
     class Verb(TyperCommand):
         def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - of typer's own click
-            check_overwriting(ctx.params)
-            return super().invoke(ctx)
+            try:
+                check_overwriting(ctx.params)
+                return super().invoke(ctx)
+            except InputError as error:
+                raise usage_error(error, ctx) from error
+
+        def get_params(self, ctx: Any) -> Any:  # noqa: ANN401 - of typer's own click
+            parameters = super().get_params(ctx)
+            for parameter in parameters:
+                if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+                    parameter.metavar = ""  # a flag takes no value, and the help would show `<bool>` as one
+            return parameters
 
     def unasked() -> None:
         """Stands for a verb that is listed only."""

@@ -79,7 +79,8 @@ def hardware_of(
 
     def link(old: Link, key: str) -> Link:
         inverse = 1 / given[key] if key in given else old.seconds_per_byte
-        return Link(given.get("latency", given.get(f"{key} latency", old.latency)), inverse)
+        latency = given.get("latency", given.get(f"{key} latency", old.latency))
+        return quantity(f"--set {key}", lambda _: Link(latency, inverse), "")
 
     if model_bytes is None and base.model_bytes is None:
         model_bytes = default_model

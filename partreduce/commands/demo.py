@@ -92,7 +92,8 @@ def _say_end(candidates: list[Candidate], measured: list[Result], page: Path) ->
         results.add(*row)
     out.print(results)
     out.print(
-        f"Seconds: all turns on this machine, beside its other work; the last column is {THIN_WORDS}.", style="dim"
+        f"Seconds: all turns on this machine, with its other work; the last column is {THIN_WORDS}.",
+        style="dim",
     )
     for line in conclusion(measured, TARGET):
         out.print(line)

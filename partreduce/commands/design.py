@@ -6,16 +6,17 @@ from pathlib import Path
 
 import typer
 
-from partreduce.api import design
 from partreduce.commands import cluster_options, options
 from partreduce.commands import design_options as own
 from partreduce.commands.design_list import list_entries
+from partreduce.commands.options import SyncChoice
 from partreduce.commands.simulate_tables import touched_of
 from partreduce.console import claim_stdout, console, emit_json, suggest_verify
 from partreduce.planner.delay import Delay
 from partreduce.planner.job import Data, PlanRequest, effort_of
 from partreduce.planner.model_tables import ModelFacts, read_model
 from partreduce.planner.steps_model import Optimizer
+from partreduce.schedulers import registry
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.closed_model import dumped
 from partreduce.topo.cluster import Cluster
@@ -29,9 +30,9 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec
 from partreduce.topo.units import parse_time
 
-BUILDING = ("cluster", "listing", "using", "survive", "output", "as_json")
+BUILDING = ("cluster", "listing", "build", "tolerate_failures", "output", "as_json")
 """What building an entry of the catalogue takes; all else is the planner's."""
-LISTING = ("cluster", "listing", "using", "as_json")
+LISTING = ("cluster", "listing", "build", "as_json")
 
 
 def command(
@@ -40,32 +41,32 @@ def command(
     *,
     model: own.ModelFile = None,
     model_bytes: options.ModelBytes = None,
-    data: own.DataName = "shuffled",
-    optimizer: own.OptimizerName = options.ANY,
+    data: own.DataName = Data.SHUFFLED,
+    optimizer: own.OptimizerName = own.OptimizerChoice.ANY,
     pilot: own.PilotFile = None,
     settings: options.Settings = None,
-    algorithm: options.AlgorithmName = options.ANY,
-    sync: options.SyncName = options.ANY,
-    codec: options.CodecName = options.NO_CODEC,
-    objective: own.ObjectiveName = "balanced",
+    algorithm: options.AlgorithmName = options.AlgorithmChoice.ANY,
+    sync: options.SyncName = options.SyncChoice.ANY,
+    codec: options.CodecName = options.CodecChoice.NONE,
+    objective: own.ObjectiveName = Objective.BALANCED,
     most: own.Most = None,
     effort: own.Effort = None,
     time_limit: own.TimeLimit = None,
-    take: own.Take = None,
-    tolerate_failures: own.Survive = 0,
-    using: own.Using = None,
+    select: own.Select = None,
+    tolerate_failures: own.TolerateFailures = 0,
+    build: own.Build = None,
     listing: own.Listing = False,
     output: own.Output = None,
     plot: own.PlotFile = None,
     as_json: options.Json = False,
 ) -> None:
     """Find the schedule that suits a cluster and show the trade-offs, or build a catalogue entry with --build."""
-    # Long, because typer reads the options from the parameters; here they become a Job and are not copied again.
+    # Long, because typer reads the options from the parameters; here they become a PlanRequest.
     if _is_answered_by_the_catalogue(
         context,
         cluster=cluster,
         listing=listing,
-        using=using,
+        build=build,
         tolerate_failures=tolerate_failures,
         output=output,
         as_json=as_json,
@@ -87,19 +88,19 @@ def command(
     limits, queues = own.limits_of(most)
     job = PlanRequest(
         cluster=replace(place, hardware=hardware),
-        objective=options.choice(Objective, objective, "--objective"),
-        data=options.choice(Data, data, "--data"),
-        take=take,
+        objective=objective,
+        data=data,
+        take=select,
         tolerate_failures=tolerate_failures,
         pilot=None if pilot is None else load_pilot(pilot),
         limits=limits,
-        algorithm=options.choice_or_any(AllReduceAlgorithm, algorithm, "--algorithm"),
-        sync=options.choice_or_any(Delay, sync, "--sync", also=(options.GAP, options.QUORUM)),
-        quorum={options.ANY: None, options.QUORUM: True}.get(sync, False),
-        gap={options.ANY: None, options.GAP: True}.get(sync, False),
+        algorithm=options.member_or_none(AllReduceAlgorithm, algorithm),
+        sync=options.member_or_none(Delay, sync),
+        quorum={SyncChoice.ANY: None, SyncChoice.PARTIAL: True}.get(sync, False),
+        gap={SyncChoice.ANY: None, SyncChoice.ITERATION_GAP: True}.get(sync, False),
         max_queues=queues,
-        codec=options.choice_or_any(Codec, codec, "--codec"),
-        optimizer=options.choice_or_any(Optimizer, optimizer, "--optimizer"),
+        codec=options.member_or_none(Codec, codec),
+        optimizer=options.member_or_none(Optimizer, optimizer),
         disturbance=given.get("disturb"),
         time_limit=options.optional("--time-limit", parse_time, time_limit),
         effort=options.optional("--effort", effort_of, effort),
@@ -121,7 +122,7 @@ def _is_answered_by_the_catalogue(
     *,
     cluster: str | None,
     listing: bool,
-    using: str | None,
+    build: str | None,
     tolerate_failures: int,
     output: Path | None,
     as_json: bool,
@@ -129,16 +130,16 @@ def _is_answered_by_the_catalogue(
     """List or build entries of the catalogue, where that is asked for; False where the planner is."""
     others = {parameter.name or "" for parameter in context.command.params}
     if listing:
-        options.refuse(context, others - set(LISTING), "says nothing to --list; leave one of them out")
-        list_entries(cluster, using, as_json=as_json)
+        options.check_unused(context, others - set(LISTING), "says nothing to --list; leave one of them out")
+        list_entries(cluster, build, as_json=as_json)
         return True
     if cluster is None:
         raise typer.BadParameter("is missing; write 4x4, 3,3,2 or a cluster file", param_hint="CLUSTER")
-    if using is not None:
+    if build is not None:
         reason = "tells the planner what to weigh, and --build builds an entry without weighing; leave one of them out"
-        options.refuse(context, others - set(BUILDING), reason)
+        options.check_unused(context, others - set(BUILDING), reason)
         claim_stdout(output, as_json=as_json)
-        _build(_made(cluster, using, tolerate_failures), output, as_json=as_json)
+        _write(_built(cluster, build, tolerate_failures), output, as_json=as_json)
         return True
     return False
 
@@ -147,16 +148,17 @@ def _facts_of(model: str, touched: list[str] | None, cluster: Cluster) -> ModelF
     return read_model(model, cluster, touched=touched_of(touched or [], cluster))
 
 
-def _made(cluster: str, using: str, tolerate_failures: int) -> Schedule:
-    """A catalogue entry, or with `tolerate_failures` also the schedule of a file, and the failure plan that is asked for."""
+def _built(cluster: str, build: str, tolerate_failures: int) -> Schedule:
+    """A catalogue entry, or the schedule of a file; with `tolerate_failures` it has a failure plan."""
     place = load_cluster(cluster)
-    if tolerate_failures and using.endswith(".json"):
-        schedule = load_schedule(using)
+    if tolerate_failures and build.endswith(".json"):
+        schedule = load_schedule(build)
         if not schedule.cluster.same_shape(place):
-            raise InputError(f"{using}: is for {schedule.cluster}, and CLUSTER is {place}; give the schedule's own")
+            raise InputError(f"--build {build}: is for {schedule.cluster}, and CLUSTER is {place}; give the schedule's")
     else:
-        name, entries = entry_of(using)
-        schedule = design(place, using=name, **options.parameters_of(entries, place=f"--build {using}"))
+        name, entries = entry_of(build)
+        parameters = options.parameters_of(entries, place=f"--build {build}")
+        schedule = options.quantity("--build", lambda text: registry.build(text, place, **parameters), name)
     if not tolerate_failures:
         return schedule
     from partreduce.planner.failure_plans import survival
@@ -166,7 +168,7 @@ def _made(cluster: str, using: str, tolerate_failures: int) -> Schedule:
     return survival(schedule, job).schedule
 
 
-def _build(schedule: Schedule, output: Path | None, *, as_json: bool) -> None:
+def _write(schedule: Schedule, output: Path | None, *, as_json: bool) -> None:
     """Write one schedule that was made; without -o the file's content goes to standard output."""
     if output is not None:
         write_schedule(output, schedule)
@@ -198,8 +200,8 @@ def phases_of(schedule: Schedule) -> tuple[int | None, int | None]:
     return (met.period, met.num_distinct_phases()) if met.is_mixing else (None, None)
 
 
-def entry_of(using: str) -> tuple[str, list[str]]:
+def entry_of(build: str) -> tuple[str, list[str]]:
     """`allreduce(every=4)`, as tables name it, → ("allreduce", ["every=4"]). Values may contain commas."""
-    name, opened, rest = using.strip().partition("(")
+    name, opened, rest = build.strip().partition("(")
     inside = rest.removesuffix(")").strip()
     return name, re.split(r",(?=[^,=]*=)", inside) if opened and inside else []

@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.markup import escape
 
+from partreduce.commands.options import quantity
 from partreduce.console import console, emit_json
 from partreduce.report.table import Column, Table
 from partreduce.schedulers import registry
@@ -20,7 +21,11 @@ def list_entries(cluster: str | None, name: str | None, *, as_json: bool) -> Non
         InputError: no such cluster.
     """
     place = None if cluster is None else load_cluster(cluster)
-    chosen = [registry.entry(name)] if name is not None else [registry.entry(each) for each in registry.names()]
+    chosen = (
+        [quantity("--build", registry.entry, name)]
+        if name is not None
+        else [registry.entry(each) for each in registry.names()]
+    )
     if as_json:
         documents = [_document(entry, place) for entry in chosen]
         emit_json(documents[0] if name is not None else {"entries": documents})

@@ -1,28 +1,38 @@
 """The options of `partreduce design` that no other verb has, and what its limits mean."""
 
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from partreduce.commands import options
-from partreduce.schedulers.synthesis.problem import Limits
+from partreduce.planner.job import Data
+from partreduce.schedulers.synthesis.problem import Limits, Objective
 from partreduce.topo.errors import InputError
 from partreduce.topo.units import parse_number, parse_size, parse_time
 
-OBJECTIVES = ("balanced", "communication", "consensus-distance", "drift", "waiting")
-DATA = ("shuffled", "per-worker", "per-node")
-OPTIMIZERS = (options.ANY, "sgd", "momentum", "adam")
+
+class OptimizerChoice(StrEnum):
+    """The choices of `design --optimizer`."""
+
+    ANY = options.ANY
+    SGD = "sgd"
+    MOMENTUM = "momentum"
+    ADAM = "adam"
+
+
 LIMITS = ("communication", "consensus-distance", "period", "group", "phases", "queues")
 MAX_PERIOD = 512
 
 ClusterOrNone = Annotated[
     str | None, typer.Argument(help="4x4, 3,3,2, or a cluster file (.yaml, .json).", metavar="CLUSTER")
 ]
-Using = Annotated[
+Build = Annotated[
     str | None,
     typer.Option(
+        "--build",
         help="Build this catalogue entry instead of searching, such as 'allreduce(every=4)'.",
         metavar="NAME",
         autocompletion=options.catalogue_names,
@@ -47,47 +57,31 @@ ModelFile = Annotated[
     ),
 ]
 ObjectiveName = Annotated[
-    str,
-    typer.Option(
-        help=f"What the recommendation minimizes: {', '.join(OBJECTIVES)}.",
-        autocompletion=options.members(*OBJECTIVES),
-        rich_help_panel=options.LIMITED,
-    ),
+    Objective, typer.Option(help="What the recommendation minimizes.", rich_help_panel=options.LIMITED)
 ]
-Take = Annotated[
+Select = Annotated[
     str | None,
     typer.Option(
+        "--select",
         help="Write this schedule of the table, not the recommendation.",
         metavar="NAME",
         rich_help_panel=options.LIMITED,
     ),
 ]
-Survive = Annotated[
+TolerateFailures = Annotated[
     int,
     typer.Option(
-        help="Plan what survivors run after the loss of up to so many workers, or of one node; --build may name a "
-        "schedule file then.",
+        help="Plan what survivors run after up to this many workers, or one node, have failed; --build may then name "
+        "a schedule file.",
         metavar="K",
         min=0,
         rich_help_panel=options.LIMITED,
     ),
 ]
-DataName = Annotated[
-    str,
-    typer.Option(
-        help=f"How samples are spread: {', '.join(DATA)}.",
-        autocompletion=options.members(*DATA),
-        rich_help_panel=options.MODEL,
-    ),
-]
+DataName = Annotated[Data, typer.Option(help="How samples are spread.", rich_help_panel=options.MODEL)]
 OptimizerName = Annotated[
-    str,
-    typer.Option(
-        "--optimizer",
-        help=f"Predict steps for this optimizer: {', '.join(OPTIMIZERS)}. AdamW is adam.",
-        autocompletion=options.members(*OPTIMIZERS),
-        rich_help_panel=options.MODEL,
-    ),
+    OptimizerChoice,
+    typer.Option("--optimizer", help="Predict steps for this optimizer; AdamW is adam.", rich_help_panel=options.MODEL),
 ]
 PilotFile = Annotated[
     Path | None,
@@ -101,7 +95,7 @@ Most = Annotated[
         "--max",
         help="A limit; may be repeated. KEY=VALUE is one of communication=110ms (per step), consensus-distance=8/7, "
         "period=24 (phases; the default), group=8 (workers), phases=6 (distinct ones: communicator splits), queues=4GB "
-        "(of a gap or a quorum).",
+        "(of iteration_gap or partial).",
         metavar="KEY=VALUE",
         autocompletion=options.members(*(f"{key}=" for key in LIMITS)),
         rich_help_panel=options.LIMITED,

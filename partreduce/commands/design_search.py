@@ -41,7 +41,7 @@ def search(
     """Plan, write what was asked for, and print the front, the recommendation and why.
 
     `assumed` holds the defaults that stand in for what nobody stated, by option.
-    The tables of a `model` go the ways that are best beside the recommendation.
+    The tables of a `model` are placed as is best with the recommendation.
     """
     check(plot)
     claim_stdout(output, as_json=as_json)
@@ -140,7 +140,7 @@ def _print(planned: Plan, job: PlanRequest) -> None:
         "Per step: communication, whole step with waiting. distance: consensus distance; steps: predicted steps to a "
         f"loss over All-Reduce's; time: step × steps. {MARK}: baselines; no other is worse than another in everything."
         + (
-            " queues: memory of the busiest worker beside its parameters, where a protocol or an outer step needs it."
+            " queues: memory of the busiest worker without its parameters, where a protocol or an outer step needs it."
             * bool(queues)
         ),
         style="dim",
@@ -171,7 +171,7 @@ def _print_tables(hybrid: Hybrid) -> None:
         screen.print("Tables: the model has none that embeddings look up; all of it is averaged.")
         return
     screen.print(
-        f"Tables, beside {size(hybrid.chosen.dense_bytes)} that the strategy averages"
+        f"Tables, in addition to {size(hybrid.chosen.dense_bytes)} that the strategy averages"
         + (f" (touched rows from {hybrid.num_steps} steps)" if hybrid.num_steps else "")
         + f": {seconds(hybrid.step_seconds)} and {size(hybrid.nic_bytes)} out of a node per step in all, "
         f"{hybrid.proof.verdict}",

@@ -1,4 +1,4 @@
-"""`partreduce generator`: the service that hands out groups for schedules of the kind `generated`."""
+"""`partreduce generator`: the service that hands out groups for schedules of the kind `dynamic_groups`."""
 
 import contextlib
 import signal
@@ -20,17 +20,18 @@ from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 
 
 def command(
-    schedule: Annotated[Path, typer.Argument(help="A schedule of the kind generated.")],
+    schedule: Annotated[Path, typer.Argument(help="A schedule of the kind dynamic_groups.")],
     *,
     keys: Annotated[
         Path, typer.Option(help="The job's key file; made (mode 0600) if it is not there. - reads standard input.")
     ],
     address: Annotated[str, typer.Option(help="Where to listen; * takes a free port.")] = "tcp://127.0.0.1:*",
-    log: Annotated[Path | None, typer.Option(help="Write-ahead log; a restart goes on from it.")] = None,
+    log: Annotated[Path | None, typer.Option(help="Write-ahead log; a restart continues from it.")] = None,
     lease: Annotated[
         float | None,
         typer.Option(
-            help="Seconds of silence after which a worker is given up (default: 3/4 of the run's timeout).", min=0.1
+            help="Seconds of silence after which a worker counts as failed (default: 3/4 of the run's timeout).",
+            min=0.1,
         ),
     ] = None,
     address_file: Annotated[Path | None, typer.Option(help="Write the address here once it is open.")] = None,
@@ -39,7 +40,7 @@ def command(
     ] = None,
     beside: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
-    """Serve the groups of a `generated` schedule until all workers have ended; `partreduce run` starts it by itself."""
+    """Serve the groups of a `dynamic_groups` schedule until all workers have ended; `partreduce run` starts it."""
     # `--beside PID` ends it with process PID, which started it, and then removes log and address file: see beside.py.
 
     files = [path for path in (log, address_file) if path is not None]
@@ -86,7 +87,7 @@ def _serve(
         signal.signal(number, lambda *_: service.stop())
     if address_file is not None:
         write_file(address_file, service.address.encode())
-    console().print(f"listening at {service.address}, {loaded.num_workers} workers, epoch {service.state.epoch}")
+    console().print(f"listening at {service.address}, {loaded.num_workers} workers, generation {service.state.epoch}")
     try:
         service.run()
     finally:

@@ -1,5 +1,6 @@
 """`partreduce import`: read another tool's graph or schedule and write it as a schedule file."""
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,18 +16,38 @@ from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
 
 
+class Format(StrEnum):
+    """The choices of --format: `schedulers.imports.formats()`."""
+
+    NODE_LINK = "node-link"
+    GRAPHML = "graphml"
+    EDGE_LIST = "edge-list"
+    NPY = "npy"
+    MATRIX_STACK = "matrix-stack"
+    MAXTEXT = "maxtext"
+    TORCHFT = "torchft"
+    TORCHTITAN = "torchtitan"
+    PARTREDUCE = "partreduce"
+
+
+class Weights(StrEnum):
+    """The choices of --weights."""
+
+    METROPOLIS = "metropolis"
+    UNIFORM = "uniform"
+    BEST_CONSTANT = "best-constant"
+
+
 def command(
     file: Annotated[Path, typer.Argument(help="A graph or schedule file of another tool.", metavar="FILE")],
     *,
     format_: Annotated[
-        str | None, typer.Option("--format", help="Its format; recognized by name and content when left out.")
+        Format | None, typer.Option("--format", help="Its format; recognized by name and content when left out.")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(help="Where the workers run, such as 4x4 (default: a node for each).")
     ] = None,
-    weights: Annotated[
-        str, typer.Option(help="For graphs without weights: metropolis, uniform, best-constant.")
-    ] = "metropolis",
+    weights: Annotated[Weights, typer.Option(help="For graphs without weights.")] = Weights.METROPOLIS,
     param: Annotated[
         list[str] | None, typer.Option("--param", "-p", help="An option of the format.", metavar="KEY=VALUE")
     ] = None,

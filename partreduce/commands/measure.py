@@ -9,9 +9,9 @@ from partreduce.commands import options
 from partreduce.commands.measure_cluster import cluster_measurement
 from partreduce.commands.measure_job import job_measurement
 from partreduce.console import claim_stdout
+from partreduce.planner.job import Data
 from partreduce.topo.extras import require
 
-DATA = ("shuffled", "per-worker", "per-node")
 OF_CLUSTER = ("model_bytes", "step", "repetitions")
 OF_JOB = ("steps", "seeds", "warm_up", "data")
 
@@ -53,10 +53,7 @@ def command(
     steps: Annotated[int, typer.Option(help="Job: steps of every run.", min=24)] = 60,
     seeds: Annotated[int, typer.Option(help="Job: repetitions of every run.", min=2, max=1000)] = 4,
     warm_up: Annotated[int, typer.Option(help="Job: steps of All-Reduce before every run.", min=0)] = 0,
-    data: Annotated[
-        str,
-        typer.Option(help=f"Job: how samples are spread: {', '.join(DATA)}.", autocompletion=options.members(*DATA)),
-    ] = "shuffled",
+    data: Annotated[Data, typer.Option(help="Job: how samples are spread.")] = Data.SHUFFLED,
     as_json: options.Json = False,
 ) -> int:
     """Measure a cluster's links and step time, or what rarer and later averages cost your job.
@@ -67,9 +64,9 @@ def command(
     """
     file = output or Path("cluster.yaml" if job is None else "pilot.json")
     if job is None:
-        options.refuse(context, OF_JOB, "is about a job; name its FILE.py:NAME, or leave the option out")
+        options.check_unused(context, OF_JOB, "is about a job; name its FILE.py:NAME, or leave the option out")
     else:
-        options.refuse(context, OF_CLUSTER, "is about the cluster; leave it out, or FILE.py:NAME")
+        options.check_unused(context, OF_CLUSTER, "is about the cluster; leave it out, or FILE.py:NAME")
     claim_stdout(file, as_json=as_json)
     require("torch", purpose="running workers")
     if job is None:

@@ -21,25 +21,23 @@ from partreduce.user_function import file_and_name, function_of
 
 
 def job_measurement(
-    output: Path, function: str, cluster: str | None, *, steps: int, seeds: int, warm_up: int, data: str, as_json: bool
+    output: Path, function: str, cluster: str | None, *, steps: int, seeds: int, warm_up: int, data: Data, as_json: bool
 ) -> Callable[[], None]:
     """What every worker calls to train the job under a few schedules; rank 0 writes the pilot file.
 
     With a `cluster` file there is a run-off of what would be recommended there.
 
     Raises:
-        BadParameter: no such way to spread samples.
         DocumentError: a cluster file that breaks its format.
         FileError: there is no folder for the output.
     """
-    kind = options.choice(Data, data, "--data")
     file_and_name(function, "FILE.py:NAME")  # refused once, and not by every worker
     check_without_place(output)
-    job = None if cluster is None else _planned_for(cluster, kind)
+    job = None if cluster is None else _planned_for(cluster, data)
 
     def measure() -> None:
         build = function_of(function, "FILE.py:NAME")
-        pilot = _measured(build, str(kind), job, steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
+        pilot = _measured(build, str(data), job, steps=steps, seeds=seeds, warm_up=warm_up, quiet=as_json)
         if pilot is not None:
             _report(pilot, output, cluster or "CLUSTER", as_json=as_json)
 

@@ -12,6 +12,7 @@ import typer
 from partreduce.runtime.environment import RANK
 from partreduce.schedulers.entry import hint
 from partreduce.topo.errors import InputError
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -88,57 +89,72 @@ ClusterFile = Annotated[
     str | None, typer.Option("--cluster", help="Shorthand such as 4x4, or a cluster file with links and speeds.")
 ]
 ANY = "any"
-_ALGORITHMS = members("ring", "hierarchical")
+"""The choice that leaves an axis to the planner."""
+
+
+class AlgorithmChoice(StrEnum):
+    """The choices of `design --algorithm`."""
+
+    ANY = ANY
+    RING = "ring"
+    HIERARCHICAL = "hierarchical"
+
+
+class SyncChoice(StrEnum):
+    """The choices of `design --sync`."""
+
+    ANY = ANY
+    SYNCHRONOUS = "synchronous"
+    DELAY = "delay"
+    PIPELINE = "pipeline"
+    ITERATION_GAP = "iteration_gap"
+    PARTIAL = "partial"
+
+
+class CodecChoice(StrEnum):
+    """The choices of `design --codec`."""
+
+    ANY = ANY
+    NONE = "none"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+
+
 AlgorithmName = Annotated[
-    str,
-    typer.Option(
-        "--algorithm",
-        help="How groups average: any, ring or hierarchical.",
-        autocompletion=members(ANY, "ring", "hierarchical"),
-        rich_help_panel=TRANSPORT,
-    ),
+    AlgorithmChoice, typer.Option("--algorithm", help="How groups average.", rich_help_panel=TRANSPORT)
 ]
-GAP, QUORUM = "iteration_gap", "partial"
-_SYNCS = ("synchronous", "delay", "pipeline", GAP, QUORUM)
 SyncName = Annotated[
-    str,
+    SyncChoice,
     typer.Option(
         "--sync",
-        help="Whether a round waits: any, synchronous, late by one round, pipeline (All-Reduce's gradients come late), "
-        "gap (workers go on by themselves, neighbors keep a gap), or quorum (rounds of those that have come).",
-        autocompletion=members(ANY, *_SYNCS),
+        help="What a round waits for: for its averages (synchronous), for those of the round before (delay), gradients "
+        "of an earlier step (pipeline), neighbors within a gap of iterations (iteration_gap), a quorum (partial).",
         rich_help_panel=TRANSPORT,
     ),
 ]
-NO_CODEC = "none"
 CodecName = Annotated[
-    str,
+    CodecChoice,
     typer.Option(
         "--codec",
-        help="How sums, and rows of tables, may be written: none, any (where it pays: float16 or int8), float16, "
-        "bfloat16 or int8.",
-        autocompletion=members(ANY, NO_CODEC, "float16", "bfloat16", "int8"),
+        help="How sums, and rows of tables, may be encoded; any takes float16 or int8 where it pays.",
         rich_help_panel=TRANSPORT,
     ),
 ]
-FileForm = Annotated[
-    str | None,
-    typer.Option(
-        "--algorithm",
-        help="How groups average: ring or hierarchical; as each file says by default.",
-        autocompletion=_ALGORITHMS,
-    ),
+FileAlgorithm = Annotated[
+    AllReduceAlgorithm | None,
+    typer.Option("--algorithm", help="How groups average; by default as each file says."),
 ]
 Schedules = Annotated[list[Path], typer.Argument(help="Schedule files.", metavar="SCHEDULE...")]
 
 
-def refuse(context: typer.Context, names: Collection[str], reason: str) -> None:
-    """Refuse options that say nothing in this use of a verb, instead of dropping them without a word.
+def check_unused(context: typer.Context, names: Collection[str], reason: str) -> None:
+    """Check that none of the options was given that have no meaning in this use of a verb.
 
     Args:
         context: of the verb.
-        names: of the parameters that are refused.
-        reason: what is said of the first that was given.
+        names: of the parameters without a meaning.
+        reason: the message for the first one that was given.
 
     Raises:
         BadParameter: one of them was given.
@@ -194,29 +210,9 @@ def optional(place: str, parse: Callable[[str], T], text: str | None) -> T | Non
     return None if text is None else quantity(place, parse, text)
 
 
-def choice(kind: type[E], text: str, option: str) -> E:
-    """The member of an enumeration that an option names.
-
-    Raises:
-        BadParameter: no such member; the message lists them.
-    """
-    try:
-        return kind(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(kind)}", param_hint=option) from None
-
-
-def choice_or_any(kind: type[E], text: str, option: str, *, also: Collection[str] = ()) -> E | None:
-    """The member of an enumeration that an option names, None for any and for the words in `also`.
-
-    Raises:
-        BadParameter: no such member; the message lists them.
-    """
-    if text == ANY or text in also:
-        return None
-    if text not in tuple(kind):
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join([ANY, *kind, *also])}", param_hint=option)
-    return kind(text)
+def member_or_none(kind: type[E], choice: StrEnum) -> E | None:
+    """The member of an enumeration that has the value of a choice; None where the choice is another word, as `any`."""
+    return next((member for member in kind if member == choice), None)
 
 
 def whole(least: int) -> Callable[[str], int]:

@@ -59,7 +59,7 @@ def command(
     for line in verdicts:
         console().print(f"{line}.", style="bold")
     if not others:
-        console().print("One schedule alone: name a run of another one beside it for a verdict.")
+        console().print("One schedule alone: name a run of another one, too, for a verdict.")
     if not all(run.losses for run in read):
         console().print(
             "No loss was logged in every run: call optimizer.log(loss=…) in the training loop.", style="dim"

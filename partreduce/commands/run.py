@@ -46,25 +46,32 @@ def command(
     script: Annotated[Path, typer.Argument(help="A Python script; what follows it are its own arguments.")],
     context: typer.Context,
     *,
-    workers: Annotated[int | None, typer.Option("--workers", "-n", help="Processes in all.", min=1)] = None,
-    nodes: Annotated[int, typer.Option(help="Pretend that the workers run on this many machines.", min=1)] = 1,
+    workers: Annotated[
+        int | None,
+        typer.Option("--workers", "--nproc-per-node", "-n", help="Processes in all, on this machine.", min=1),
+    ] = None,
+    simulate_nodes: Annotated[
+        int, typer.Option(help="Run as if the workers were spread over this many machines.", min=1)
+    ] = 1,
     schedule: Annotated[
         Path | None, typer.Option(help="Take workers and nodes from this file and pass it on in PARTREDUCE_SCHEDULE.")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="torch threads per worker (default: cores shared out).", min=1)
+        int | None, typer.Option(help="torch threads per worker (default: an equal share of the cores).", min=1)
     ] = None,
     tolerate_failures: Annotated[
         int | None,
         typer.Option(
-            help="How many workers may be lost: the others go on (default: what --schedule plans for, else 0).", min=0
+            help="Continue with the other workers after up to this many have failed (default: what --schedule plans "
+            "for, else 0).",
+            min=0,
         ),
     ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
-            help="How often, in all, workers are started again: a lost one joins the others, and where they cannot "
-            "go on all begin again from their last checkpoint.",
+            help="How often, in all, workers are started again: a failed one joins the others; where they cannot "
+            "continue, all restart from their last checkpoint.",
             min=0,
         ),
     ] = 0,
@@ -87,12 +94,12 @@ def command(
         if workers is not None and workers != loaded.num_workers:
             raise InputError(f"--workers {workers}: the schedule {schedule} is for {loaded.num_workers} workers")
         workers = loaded.num_workers
-        if nodes == 1 and hosts is None and loaded.cluster.is_regular:
-            nodes = loaded.cluster.num_nodes
-        _say_if_refuted(schedule, loaded)
-    placed = None if hosts is None else _placed(hosts, workers, nodes, loaded)
+        if simulate_nodes == 1 and hosts is None and loaded.cluster.is_regular:
+            simulate_nodes = loaded.cluster.num_nodes
+        _warn_if_refuted(schedule, loaded)
+    placed = None if hosts is None else _placed(hosts, workers, simulate_nodes, loaded)
     if workers is None and placed is None:
-        misplaced = {"--workers", "-n", "--schedule", "--hosts"} & set(context.args)
+        misplaced = {"--workers", "--nproc-per-node", "-n", "--schedule", "--hosts"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
         raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
     plan = None if loaded is None else loaded.failure_plan
@@ -105,7 +112,7 @@ def command(
 
     with contextlib.nullcontext() if schedule is None or loaded is None else _lasting(schedule, loaded) as path:
         run = _Run(
-            script, context.args, workers, nodes, threads, placed, ssh, address, loaded, path,
+            script, context.args, workers, simulate_nodes, threads, placed, ssh, address, loaded, path,
             max_failures=max_failures,
         )  # fmt: skip
         try:
@@ -133,7 +140,7 @@ class _Run:
     max_failures: int
 
     def attempt(self, told: Mapping[str, str], restarts: Restarts) -> int:
-        """Run it once, with a generator and hosts of its own; its workers are told these variables."""
+        """Run it once, with a generator and hosts of its own; `told` are further variables of its workers."""
         joiners = restarts.left if self.max_failures else 0
         with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
             there = None
@@ -173,11 +180,13 @@ class _Run:
 def _placed(hosts: Path, workers: int | None, nodes: int, schedule: Schedule | None) -> dict[str, tuple[int, ...]]:
     """The workers of each host."""
     if nodes > 1:
-        raise typer.BadParameter("pretends machines, and --hosts names real ones", param_hint="--nodes")
+        raise typer.BadParameter(
+            "simulates machines, and --hosts names real ones; leave one of them out", param_hint="--simulate-nodes"
+        )
     return placed(read_hosts(hosts), workers, None if schedule is None else schedule.cluster, hosts)
 
 
-def _say_if_refuted(path: Path, schedule: Schedule) -> None:
+def _warn_if_refuted(path: Path, schedule: Schedule) -> None:
     """One line where a proof refutes what is about to run: a script may want to see just that."""
     if schedule.num_workers > MAX_PROVED_WORKERS:
         return

@@ -1,6 +1,7 @@
 """`partreduce schema`: the JSON Schemas of our files."""
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,15 +11,23 @@ from partreduce.console import claim_stdout, console, emit_json, write_text
 from partreduce.topo.document.schema import cluster_schema, pilot_schema, schedule_schema
 
 
+class Format(StrEnum):
+    """The files that have a schema."""
+
+    SCHEDULE = "schedule"
+    CLUSTER = "cluster"
+    PILOT = "pilot"
+
+
 def command(
-    format_: Annotated[str, typer.Argument(help="schedule, cluster or pilot.", metavar="[FORMAT]")] = "schedule",
+    format_: Annotated[
+        Format, typer.Argument(help="The kind of file.", metavar="[schedule|cluster|pilot]")
+    ] = Format.SCHEDULE,
     *,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write it here instead of printing it.")] = None,
 ) -> None:
     """Print the JSON Schema that every schedule, cluster or pilot file obeys."""
-    schemas = {"schedule": schedule_schema, "cluster": cluster_schema, "pilot": pilot_schema}
-    if format_ not in schemas:
-        raise typer.BadParameter(f"{format_!r} is not one of {', '.join(schemas)}", param_hint="FORMAT")
+    schemas = {Format.SCHEDULE: schedule_schema, Format.CLUSTER: cluster_schema, Format.PILOT: pilot_schema}
     document = schemas[format_]()
     if output is None:
         emit_json(document)

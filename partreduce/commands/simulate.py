@@ -35,7 +35,7 @@ from partreduce.verify.runs import in_bytes
 from partreduce.verify.stated import Stated
 
 ALONE = ("trace", "rounds", "seed")
-"""What is asked of one schedule, and not of several beside each other."""
+"""What is asked of one schedule, and not of several next to each other."""
 
 
 def command(
@@ -45,7 +45,7 @@ def command(
     cluster: options.ClusterFile = None,
     settings: options.Settings = None,
     model_bytes: options.ModelBytes = None,
-    algorithm: options.FileForm = None,
+    algorithm: options.FileAlgorithm = None,
     trace: Annotated[
         Path | None, typer.Option(help="CSV of recorded seconds: a row per step, a column per worker.")
     ] = None,
@@ -63,27 +63,26 @@ def command(
 ) -> None:
     """Predict step times, waiting and communication of a schedule, or compare several.
 
-    Kinds that are decided while the job runs (generated, pairwise, gaps, quorums) run by their protocol, the one that
-    runs between real workers. Without --model-bytes the communication of one schedule takes no time; several are
-    compared at 100MB.
+    Schedules that are decided while the job runs (dynamic_groups, pairwise, iteration_gap, partial) are simulated by
+    the protocol that real workers run. Without --model-bytes the communication of one schedule takes no time;
+    several are compared at 100MB.
     """
-    transport = None if algorithm is None else options.choice(AllReduceAlgorithm, algorithm, "--algorithm")
     place, given = None if cluster is None else load_cluster(cluster), cluster_options.cluster_settings(settings)
     if len(schedules) == 1:
         hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes)
         _simulate_one(
             schedules[0], place, hardware, given.get("disturb"),
-            algorithm=transport, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
+            algorithm=algorithm, touched=given.get("touched"), trace=trace, rounds=rounds, seed=seed, output=output,
             as_json=as_json,
         )  # fmt: skip
         return
-    options.refuse(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
+    options.check_unused(context, ALONE, "is for one schedule; leave it out, or all but one schedule")
     if "disturb" in given:
         raise typer.BadParameter("disturb is for one schedule; leave it out, or all but one", param_hint="--set")
     place = place or load_schedule(schedules[0]).cluster
     hardware = cluster_options.hardware_of(place, given, model_bytes=model_bytes, default_model=options.DEFAULT_MODEL)
     simulate_several(
-        schedules, place, hardware, algorithm=transport, touched=given.get("touched"), output=output, as_json=as_json
+        schedules, place, hardware, algorithm=algorithm, touched=given.get("touched"), output=output, as_json=as_json
     )
 
 
@@ -183,7 +182,7 @@ def facts_of(schedule: Schedule, timeline: Timeline) -> dict[str, Any]:
 
 
 def pipeline_of(schedule: Schedule) -> dict[str, Any]:
-    """What late gradients cost in steps, beside what they save in seconds."""
+    """What late gradients cost in steps, and what they save in seconds."""
     metrics = pipeline_metrics(schedule)
     return {} if metrics is None else {"pipeline": metrics.to_json()}
 
@@ -212,7 +211,7 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
 
 def _quorum_facts(schedule: Schedule, observed: Observed) -> dict[str, Any]:
-    """Who was in the rounds, and how fast they came, after the first quarter of them; beside what is proved."""
+    """Who was in the rounds, and how fast they came, after the first quarter of them; and what is proved of both."""
     record, setting = observed.quorum, schedule.strategy.sync
     assert record is not None, "asked before"
     assert isinstance(setting, PartialAllReduce), "nothing else records rounds"
@@ -295,7 +294,7 @@ def _print(
         limit, factor = facts["pipeline"]["stability_limit"], facts["pipeline"]["noise_factor"]
         out.print(
             f"Its gradients are {schedule.strategy.sync.lag} late: stable for rate times curvature below {limit:.3g} "
-            f"(synchronous 2), {factor:.3g} times synchronous's noise at a small rate.",
+            f"(2 if synchronous), {factor:.3g} times the noise of synchronous steps at a small rate.",
             style="dim",
         )
     if timeline.free_running:

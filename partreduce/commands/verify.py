@@ -100,10 +100,10 @@ def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
 
 def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     """The fact `sent-bytes` in words."""
-    is_alike = schedule is None or schedule.has_one_steps_per_round
+    is_same = schedule is None or schedule.has_one_steps_per_round
     worker, node, way = (size(sent[name]) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
-        f"sent-bytes, a fact: in one {'step' if is_alike else 'round'} no more than {worker} leave a worker and {node} "
+        f"sent-bytes, a fact: in one {'step' if is_same else 'round'} no more than {worker} leave a worker and {node} "
         f"a node, and no more than {way} of a worker's are on their way."
     )
 
@@ -164,15 +164,15 @@ def _of_function(place: str, cluster: str | None, period: int | None) -> tuple[S
 
 
 def metrics_of(schedule: Schedule | None) -> dict[str, Any]:
-    """The metrics as plain numbers (null where there is none), with the kind and method of each under `transport`."""
+    """The metrics as plain numbers (null where there is none), with the kind and method of each under `how`."""
     if schedule is None:
-        return {"transport": {}}
+        return {"how": {}}
 
     try:
         return metrics(schedule).to_json()
     except ScheduleError as error:
         # Overlapping groups have no mixing matrix; the refuted claim already says where they overlap.
-        return {"num_workers": schedule.num_workers, "transport": {"none": {"kind": "exact", "transport": str(error)}}}
+        return {"num_workers": schedule.num_workers, "how": {"none": {"kind": "exact", "how": str(error)}}}
 
 
 def _print(schedule: Schedule | None, proof: Proof, metrics: dict[str, Any], *, explain: bool) -> None:
@@ -195,18 +195,18 @@ def _print(schedule: Schedule | None, proof: Proof, metrics: dict[str, Any], *, 
     if schedule is not None and not schedule.is_mixing:
         out.print(f"No metrics: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
         return
-    transport = metrics["transport"]
-    shown = table("Figures, rounded; exact: by a formula, not by sampling", "figure", "value", Column("kind", drop=1))
+    how = metrics["how"]
+    shown = table("Metrics, rounded; exact: by a formula, not by sampling", "metric", "value", Column("kind", drop=1))
     for name, value in metrics.items():
-        if name in {"transport", "contraction_per_start"}:
+        if name in {"how", "contraction_per_start"}:
             continue
         for key, part in value.items() if isinstance(value, dict) else [("", value)]:
-            label = transport.get(f"{name}.{key}" if key else name, {"kind": "exact"})
+            label = how.get(f"{name}.{key}" if key else name, {"kind": "exact"})
             shown.add(f"{name} {key}".strip(), number(part, 6), label["kind"])
     out.print(shown)
     if explain:
-        for name, label in transport.items():
-            out.print(f"[bold]{name}[/]: {escape(label['transport'])}")
+        for name, label in how.items():
+            out.print(f"[bold]{name}[/]: {escape(label['how'])}")
 
 
 def verdict_words(proof: Proof) -> str:
@@ -226,7 +226,7 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> str:
         words for name, words in (("conflict-free", "no conflict"), ("deadlock-free", "no deadlock")) if name in held
     ]
     bound = _bound_of(held["contraction"]) if "contraction" in held else ""
-    if (alike := held.get("equal-replicas")) and alike.numbers and "rounds" in alike.numbers:
+    if (replicas := held.get("equal-replicas")) and replicas.numbers and "rounds" in replicas.numbers:
         said.append(f"all workers hold the same model every {_steps(schedule)}")
     elif bound == "≤ 0":
         said.append(f"nothing of the models' differences but rounding is left after every {_steps(schedule)}")
@@ -234,7 +234,7 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> str:
         said.append(f"at most {bound[2:]} of the models' differences is left after every {_steps(schedule)}")
     elif "outer-consensus" in held:
         agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]}"
-        said.append(f"without gradients anchors come to agree, {agree} every {_steps(schedule)}")
+        said.append(f"without gradients the outer parameters come to agree, {agree} every {_steps(schedule)}")
     elif "consensus" in held:
         said.append("the models are drawn together")
     return f"{', '.join(said).capitalize()}." if said else ""

@@ -98,7 +98,7 @@ def make_folder(folder: Path) -> None:
 
 
 def prepare(folder: Path, cluster: str) -> list[Candidate]:
-    """Design, prove and export the three schedules with their certificates, and put a training script beside them.
+    """Design, prove and export the three schedules with their certificates, and put a training script next to them.
 
     Raises:
         RefutedError: a schedule is not what it promises.
@@ -107,7 +107,7 @@ def prepare(folder: Path, cluster: str) -> list[Candidate]:
     write_file(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     candidates = []
     for label, (name, parameters) in CHOICES.items():
-        schedule = design(cluster, using=name, **parameters)
+        schedule = design(cluster, build=name, **parameters)
         proof = prove(schedule).require()
         path = folder / "schedules" / f"{name}.json"
         write_schedule(path, schedule)

@@ -21,7 +21,7 @@ PLACES = tuple(
     for up in (0, 14, -14, 28, -28, 42, -42)
     for across, sign, side in ((12, 1, "left"), (12, -1, "right"), (0, 1, "center"))
 )
-"""Where a name may stand beside its point, best first: points along and upwards, and its side that they measure to."""
+"""Where a name may stand next to its point, best first: points along and upwards, and its side that they measure to."""
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +52,7 @@ def draw_front(planned: Plan, data: Data) -> Figure:
 
 
 def _label(axis: Axes, planned: Plan) -> None:
-    """Names beside the points that decide: the recommendation, and baselines as far as there is room for their names.
+    """Names next to the points that decide: the recommendation, and baselines as far as there is room for their names.
 
     A name stands where it covers no point and no other name; only the recommendation's may cover points.
     """

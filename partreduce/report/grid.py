@@ -62,7 +62,7 @@ def grid_of(
 ) -> Grid:
     """The table of a schedule; of a large one, whole nodes from its beginning and its middle, and the first phases.
 
-    A report with several schedules hands the same dict as `known` to each, so that a group looks alike in all of them.
+    A report with several schedules hands the same dict as `known` to each, so that a group looks the same in all.
 
     Raises:
         ScheduleError: the strategy has no groups, or groups of one phase overlap.

@@ -1,7 +1,7 @@
-"""Every color of every picture: Okabe and Ito's, which color-blind readers can tell apart, with marks beside them.
+"""Every color of every picture: Okabe and Ito's, which color-blind readers can tell apart, with marks next to them.
 
 A group has one style in the terminal, in a picture and in a report: `grid_of` numbers the groups of a schedule and
-gives each a style, and whoever draws a group asks for that one. Beyond the seven colors a hatch makes the difference;
+gives each a style, and code that draws a group asks for that one. Beyond the seven colors a hatch makes the difference;
 lines and dots differ by dash and marker as well, so that no picture depends on color alone.
 """
 
@@ -17,7 +17,7 @@ GRAY = "#9a9a9a"
 SURFACE = "#f3f3f3"
 FRAME = "#cecece"
 ALARM = "#d55e00"
-"""Refuted, lost, unbounded; always with a word or a sign beside it."""
+"""Refuted, failed, unbounded; always with a word or a sign next to it."""
 
 OKABE_ITO = ("#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#d55e00")
 """M. Okabe and K. Ito, Color Universal Design (2008), without black, which is for text."""

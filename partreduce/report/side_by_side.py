@@ -36,6 +36,6 @@ def draw_side_by_side(rows: Sequence[dict[str, Any]], title: str) -> Figure:
     steps.invert_yaxis()
     steps.set_xlim(0, ROOM * max(*whole, *sent, 1e-9))
     times.set_xlim(0, 1.7 * max(*known, 1e-9))
-    quiet(steps, across="ms per step; hatched: communication, part of it or beside it", grid=False)
+    quiet(steps, across="ms per step; hatched: communication, part of it or in parallel", grid=False)
     quiet(times, across="predicted ms to a loss for each step of All-Reduce", grid=False)
     return figure

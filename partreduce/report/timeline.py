@@ -31,7 +31,7 @@ def draw_timeline(
 ) -> Figure:
     """A figure with one row per worker: computing, waiting and communicating of the first rounds.
 
-    An operation that runs beside computing is drawn in the lower half of its row, beneath what hides it. With
+    An operation that runs while its worker computes is drawn in the lower half of its row, beneath what hides it. With
     `worker_steps` white lines part the steps of a round.
     """
     count = timeline.finish.shape[1]

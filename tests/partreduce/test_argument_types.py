@@ -21,10 +21,11 @@ CLUSTER = partreduce.Cluster.regular(2, 2, hardware=HARDWARE)
 MODEL = torch.nn.Linear(2, 1)
 VALID = {
     "batch_size": 2, "cluster": CLUSTER, "data": list(range(8)), "directory": ".", "group": [0], "hardware": HARDWARE,
-    "job": partreduce.PlanRequest(cluster=CLUSTER, effort=0.2), "max_norm": 1.0, "model": MODEL, "name": "s", "num_nodes": 2,
+    "request": partreduce.PlanRequest(cluster=CLUSTER, effort=0.2), "max_norm": 1.0,
+    "model": MODEL, "name": "s", "num_nodes": 2,
     "optimizer": torch.optim.SGD(MODEL.parameters(), lr=0.1), "parameters": [torch.nn.Parameter(torch.ones(1))],
-    "path": "x.json", "schedule": partreduce.design("2x2", using="allreduce"), "tensors": torch.ones(2),
-    "using": "allreduce", "workers_per_node": 2,
+    "path": "x.json", "schedule": partreduce.design("2x2", build="allreduce"), "tensors": torch.ones(2),
+    "build": "allreduce", "workers_per_node": 2,
 }  # fmt: skip
 """Arguments that are required, by name; None stands for others, which an error of ours has to name just as well."""
 WRONG = ["4x4", 3, None, [], object()]
@@ -62,7 +63,7 @@ def test_a_wrong_type_is_an_error_of_ours_in_one_line_or_is_accepted(function, t
     for wrong in parameters:
         required = [one.name for one in parameters if one.default is one.empty and one.name != wrong.name]
         for value in WRONG:
-            if function is partreduce.plan and wrong.name == "progress" and value is None:
+            if function is partreduce.design and wrong.name == "progress" and value is None:
                 continue  # which plans
             said = error_of(function, {name: VALID.get(name) for name in required} | {wrong.name: value})
             assert "\n" not in said
@@ -74,13 +75,26 @@ def test_a_wrong_type_is_an_error_of_ours_in_one_line_or_is_accepted(function, t
     [
         (
             lambda: partreduce.design("4x4"),
-            "plan: job: expected Job, got str '4x4'; partreduce.Job(cluster=...) makes one",
+            "design: build: expected a catalogue entry for cluster 4x4, got none; give build=NAME, or a PlanRequest",
+        ),
+        (lambda: partreduce.design([]), "design: request: expected PlanRequest, got list []; partreduce.PlanRequest("),
+        (
+            lambda: partreduce.design(VALID["request"], build="allreduce"),
+            "design: build: expected a cluster alone, got a PlanRequest, too; leave one of the two out",
+        ),
+        (
+            lambda: partreduce.design("2x2", build="allreduce", progress=print),
+            "design: build: expected a cluster alone, got progress, too; leave one of the two out",
+        ),
+        (
+            lambda: partreduce.design(VALID["request"], every=4),
+            "design: every: expected no such argument of a PlanRequest; leave it out, or build a catalogue entry",
         ),
         (
             lambda: partreduce.PlanRequest(cluster="4x4"),
-            "Job: cluster: expected Cluster, got str '4x4'; partreduce.load_cluster",
+            "PlanRequest: cluster: expected Cluster, got str '4x4'; partreduce.load_cluster",
         ),
-        (lambda: partreduce.PlanRequest(cluster=CLUSTER, seed="1"), "Job: seed: expected int, got str '1'"),
+        (lambda: partreduce.PlanRequest(cluster=CLUSTER, seed="1"), "PlanRequest: seed: expected int, got str '1'"),
         (lambda: partreduce.Cluster.regular("4", 4), "Cluster: num_nodes: expected int, got str '4'"),
         (lambda: partreduce.metrics(None), "metrics: schedule: expected Schedule, got None; partreduce.load_schedule"),
         (
@@ -105,7 +119,7 @@ def test_the_command_line_names_options_where_python_names_arguments(tmp_path, c
     assert "give --format, one of" in capsys.readouterr().err
     with pytest.raises(InputError, match="give format=, one of"):
         partreduce.import_schedule(path)
-    assert main(["design", "2x2", "--time-limit", "0s"]) == 65
+    assert main(["design", "2x2", "--time-limit", "0s"]) == 2
     assert "--time-limit: is 0.0 s" in capsys.readouterr().err
     assert in_options("pilot: plan with data=shuffled") == "pilot: plan with --data shuffled"
     assert in_options("x.json: model_bytes: is 3") == "x.json: model_bytes: is 3", "a member of a file is no option"
@@ -113,8 +127,8 @@ def test_the_command_line_names_options_where_python_names_arguments(tmp_path, c
 
 def test_unknown_and_missing_arguments_are_type_errors_as_in_any_function():
     with pytest.raises(TypeError, match="unexpected keyword argument 'jobs'"):
-        partreduce.design(jobs=1)
-    with pytest.raises(TypeError, match="missing 1 required positional argument: 'job'"):
+        partreduce.load_cluster("2x2", jobs=1)
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'request'"):
         partreduce.design()
 
 

@@ -58,15 +58,65 @@ def test_the_list_of_names_is_that_of_the_stub_and_sorted():
 
 
 def test_no_public_name_is_also_a_module():
-    for name in set(partreduce.__all__) - set(ROOMS):
+    for name in set(partreduce.__all__) - set(ROOMS) - {"verify"}:
         assert importlib.util.find_spec(f"partreduce.{name}") is None, name
+
+
+OLD = {"plan", "prove", "figures", "shard", "Job", "Option", "Figures", "Figure", "Routes", "Quorum", "Gap"}
+
+
+def test_a_name_from_before_the_renaming_is_gone():
+    assert not OLD & set(EVERYTHING)
+
+
+VERIFY = """
+import sys
+import partreduce
+assert not any(name.startswith("partreduce.verify") for name in sys.modules)
+schedule = partreduce.design("2x4", build="prague-figure-10")
+if {before!r}:
+    import partreduce.verify.checker
+assert partreduce.verify(schedule).verdict == "proved"
+import partreduce.verify.checker
+assert partreduce.verify.checker.__name__ == "partreduce.verify.checker"
+assert partreduce.verify(schedule) == partreduce.verify.prove(schedule)
+assert partreduce.verify is sys.modules["partreduce.verify"]
+"""
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_verify_is_a_function_and_a_package_whatever_was_imported_before(before):
+    subprocess.run([sys.executable, "-c", VERIFY.format(before=before)], check=True)
+
+
+TYPED = """
+import partreduce
+import partreduce.verify.checker
+
+schedule: partreduce.Schedule = partreduce.design("2x4", build="allreduce", every=4)
+plan: partreduce.types.Plan = partreduce.design(partreduce.PlanRequest(cluster=schedule.cluster), progress=print)
+proof: partreduce.types.Proof = partreduce.verify(schedule)
+metrics: partreduce.types.ScheduleMetrics = partreduce.metrics(schedule)
+wrong: int = partreduce.verify(schedule)
+partreduce.design("2x4")
+"""
+
+
+def test_a_type_checker_accepts_the_calls_of_users_and_no_others(tmp_path):
+    script = tmp_path / "user.py"
+    script.write_text(TYPED)
+    mypy = [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", str(tmp_path), str(script)]
+    said = subprocess.run(mypy, capture_output=True, text=True, check=False, cwd=ROOT).stdout
+    lines = TYPED.splitlines()
+    wrong = [lines.index(line) + 1 for line in lines if line.startswith(("wrong", 'partreduce.design("2x4")'))]
+    assert [int(line.split(":")[1]) for line in said.splitlines() if ": error:" in line] == wrong, said
 
 
 def test_a_star_import_brings_every_public_name():
     names: dict[str, object] = {}
     exec("from partreduce import *", names)
     assert set(partreduce.__all__) <= set(names)
-    assert names["plan"] is partreduce.plan
+    assert names["design"] is partreduce.design
 
 
 def test_every_strategy_value_and_what_it_is_made_of_is_public():
@@ -158,7 +208,7 @@ def test_a_users_module_of_a_floors_name_changes_nothing(tmp_path, kind):
     script.write_text(
         f"import sys; sys.path.append({str(ROOT)!r})\n"
         "import partreduce\n"
-        "schedule = partreduce.design('2x4', using='prague-figure-10')\n"
+        "schedule = partreduce.design('2x4', build='prague-figure-10')\n"
         "print(partreduce.verify(schedule).verdict)"
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True)
@@ -174,8 +224,8 @@ def test_a_floor_cannot_be_imported_twice(name):
 
 
 def test_design_builds_from_a_shorthand():
-    schedule = partreduce.design("2x4", using="node-then-all", node_rounds=3)
+    schedule = partreduce.design("2x4", build="node-then-all", node_rounds=3)
     assert schedule.period == 4
     assert "node-then-all" in partreduce.catalogue()
     with pytest.raises(partreduce.errors.InputError, match="did you mean"):
-        partreduce.design("2x4", using="node-then-al")
+        partreduce.design("2x4", build="node-then-al")

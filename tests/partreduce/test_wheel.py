@@ -59,7 +59,7 @@ sys.meta_path.insert(0, Blocked())
 
 PROVE = """
 import partreduce
-schedule = partreduce.design("2x4", using="prague-figure-10")
+schedule = partreduce.design("2x4", build="prague-figure-10")
 assert partreduce.topo.__name__ == "partreduce.topo"
 print(partreduce.__file__)
 print(partreduce.verify(schedule).verdict)
@@ -307,7 +307,7 @@ def refusals(installed, tmp_path_factory):
     from partreduce.topo.extras import EXTRAS
 
     folder = tmp_path_factory.mktemp("refusals")
-    partreduce.write_schedule(folder / "schedule.json", partreduce.design("2x4", using="prague-figure-10"))
+    partreduce.write_schedule(folder / "schedule.json", partreduce.design("2x4", build="prague-figure-10"))
     cluster = partreduce.Cluster.regular(2, 4)
     partreduce.write_schedule(
         folder / "generated.json", partreduce.Schedule("g", cluster, partreduce.strategies.DynamicGroups())

@@ -26,7 +26,7 @@ class ShardOrder(StrEnum):
     """One run of neighbors: a text, a recording, a time series."""
 
 
-def shard(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.utils.data.Subset[object]:
+def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.utils.data.Subset[object]:
     """This worker's part of the data; equally many elements on all workers (up to n − 1 are left out).
 
     Tensors, arrays, lists and other sequences are sliced; a torch Dataset becomes a Subset. In a script that runs alone
@@ -52,7 +52,7 @@ def shard(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.
     sized: Sequence[object] = data  # type: ignore[assignment]
     each = len(sized) // num_workers
     if each == 0:
-        raise InputError(f"shard: {len(sized)} elements are fewer than the {num_workers} workers")
+        raise InputError(f"shard_dataset: {len(sized)} elements are fewer than the {num_workers} workers")
     if chosen is None:
         chosen = ShardOrder.CONTIGUOUS if isinstance(data, (str, bytes, bytearray)) else ShardOrder.STRIDED
         _warn_of_sequence(data)
@@ -66,8 +66,8 @@ def shard(data: Data, *, order: ShardOrder | str | None = None) -> Data | torch.
     part: Data = sized[places]  # type: ignore[assignment]
     if type(part) is not type(data):
         raise InputError(
-            f"shard: a slice of a {type(data).__name__} is a {type(part).__name__}; give tensors, arrays, lists or a "
-            "torch Dataset"
+            f"shard_dataset: a slice of a {type(data).__name__} is a {type(part).__name__}; give tensors, arrays, "
+            "lists or a torch Dataset"
         )
     return part
 
@@ -76,16 +76,16 @@ def _refuse(data: object) -> None:
     """Refuse what has no length, or whose length does not count samples."""
     kind = type(data).__name__
     if isinstance(data, torch.utils.data.DataLoader):
-        raise InputError("shard: is given a DataLoader; shard the data set, then make a loader of the part")
+        raise InputError("shard_dataset: is given a DataLoader; shard the data set, then make a loader of the part")
     if isinstance(data, torch.utils.data.IterableDataset) or not hasattr(data, "__len__"):
         raise InputError(
-            f"shard: a {kind} has no length; let each worker read every n-th element of it, for example with "
+            f"shard_dataset: a {kind} has no length; let each worker read every n-th element of it, for example with "
             "itertools.islice(data, rank, None, num_workers)"
         )
     if isinstance(data, dict) or not hasattr(data, "__getitem__"):
-        raise InputError(f"shard: a {kind} has no order of samples; shard its values one by one")
+        raise InputError(f"shard_dataset: a {kind} has no order of samples; shard its values one by one")
     if getattr(data, "shape", None) == ():
-        raise InputError(f"shard: the {kind} is a single number; give an array with one sample a row")
+        raise InputError(f"shard_dataset: the {kind} is a single number; give an array with one sample a row")
 
 
 _dealt: set[int] = set()

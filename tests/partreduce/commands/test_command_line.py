@@ -178,7 +178,7 @@ def test_a_conflict_is_refuted_with_its_witness(capsys, conflict):
     assert "refuted" in capsys.readouterr().out
 
 
-def test_design_plans_for_losses_of_an_entry_and_of_a_file_alike(capsys, figure_10, tmp_path):
+def test_design_plans_for_failures_of_an_entry_and_of_a_file(capsys, figure_10, tmp_path):
     planned, again, certificate = (tmp_path / name for name in ("planned.json", "again.json", "c.json"))
     assert main(["design", "4x4", "--build", "prague-figure-10", "--tolerate-failures", "1", "-o", str(planned)]) == 0
     found = answer(
@@ -197,7 +197,7 @@ def test_design_plans_for_losses_of_an_entry_and_of_a_file_alike(capsys, figure_
         check=True,
     )
     assert "survives: proved\n" in checked.stdout
-    assert main(["design", "2x4", "--build", str(figure_10), "--tolerate-failures", "1"]) == 65
+    assert main(["design", "2x4", "--build", str(figure_10), "--tolerate-failures", "1"]) == 2
     assert "is for 4x4, and CLUSTER is 2x4" in capsys.readouterr().err
 
 
@@ -385,7 +385,7 @@ def test_several_schedules_have_the_steps_and_the_time_to_a_loss_that_design_pre
     option = measure(load_schedule(paths[1]), PlanRequest(cluster=Cluster.regular(2, 2, hardware=hardware)))
     assert rows[1]["steps_ratio"] == pytest.approx(option.steps_ratio)
     assert "several.json: ends in '.json'; pictures" in refusal(
-        capsys, "simulate", *paths, "-o", tmp_path / "several.json", code=65
+        capsys, "simulate", *paths, "-o", tmp_path / "several.json", code=2
     )
 
 
@@ -438,53 +438,68 @@ def test_schema_is_what_the_loader_uses(capsys):
     ("arguments", "code", "words"),
     [
         (["bogus"], 2, "No such command"),
-        (["design", "4by4", "--build", "allreduce"], 65, "4x4"),
+        (["design", "4by4", "--build", "allreduce"], 2, "4x4"),
         (
             ["design", "4x4", "--build", "allreduce", "--model", "m.py:build"],
             2,
             "--model: tells the planner what to weigh",
         ),
-        (["design", "4x4", "--build", "alreduce"], 65, "did you mean"),
-        (["design", "4x4", "--build", "allreduce(evry=2)"], 65, "did you mean every"),
-        (["design", "4x4", "--build", "allreduce(every)"], 65, "KEY=VALUE"),
-        (["design", "4x4", "--build", "allreduce(every=2, every=3)"], 65, "every is given twice"),
+        (["design", "4x4", "--build", "alreduce"], 2, "did you mean"),
+        (["design", "4x4", "--build", "allreduce(evry=2)"], 2, "did you mean every"),
+        (["design", "4x4", "--build", "allreduce(every)"], 2, "KEY=VALUE"),
+        (["design", "4x4", "--build", "allreduce(every=2, every=3)"], 2, "every is given twice"),
         (["design", "4x4", "--build", "allreduce", "-o", "/nowhere/x.json"], 74, "/nowhere/x.json"),
         (["design", "4x4", "-o", "/nowhere/x.json"], 74, "no folder /nowhere"),
-        (["design", "4x4", "--plot", "front.gif"], 65, "front.gif"),
-        (["design", "2x4", "--set", "slow=8:5"], 65, "slow 8: worker 8 is out of range; workers are 0..7"),
-        (["design", "4x4", "--set", "nic=0GB/s"], 65, "--set nic: '0GB/s'"),
-        (["design", "4x4", "--max", "communication=fast"], 65, "--max communication: 'fast'"),
+        (["design", "4x4", "--plot", "front.gif"], 2, "front.gif"),
+        (["design", "2x4", "--set", "slow=8:5"], 2, "--set slow: worker 8 is out of range; workers are 0..7"),
+        (["design", "4x4", "--set", "nic=0GB/s"], 2, "--set nic: '0GB/s'"),
+        (["design", "4x4", "--max", "communication=fast"], 2, "--max communication: 'fast'"),
         (["verify", "/nowhere/x.json"], 74, "/nowhere/x.json"),
-        (["verify", "x.json", "--max-bytes", "lots"], 65, "lots"),
-        (["schema", "graph"], 2, "schedule, cluster"),
-        (["design", "--list", "--build", "nothing-like-it"], 65, "partreduce design --list"),
-        (["design", "--list", "--sync", "late"], 2, "--sync: says nothing to --list"),
+        (["verify", "x.json", "--max-bytes", "lots"], 2, "lots"),
+        (["schema", "graph"], 2, "'schedule', 'cluster'"),
+        (["design", "--list", "--build", "nothing-like-it"], 2, "partreduce design --list"),
+        (["design", "--list", "--sync", "delay"], 2, "--sync: says nothing to --list"),
         (["design", "--build", "allreduce"], 2, "CLUSTER: is missing"),
-        (["design", "4x4", "--max", "groups=4"], 65, "did you mean group"),
-        (["design", "4x4", "--max", "group=1"], 65, "--max group: '1' is not a whole number >= 2"),
-        (["design", "4x4", "--max", "period=513"], 65, "--max period: '513' is more than 512 phases"),
-        (["design", "4x4", "--set", "nik=5GB/s"], 65, "did you mean nic"),
-        (["design", "4x4", "--set", "nic"], 65, "--set 'nic': write KEY=VALUE, such as nic=5GB/s"),
-        (["design", "4x4", "--set", "nic=5GB/s", "--set", "nic=6GB/s"], 65, "nic is given twice"),
-        (["design", "4x4", "--set", "nic=5Gb/s"], 65, "--set nic: '5Gb/s' could mean bits or bytes"),
-        (["design", "4x4", "--set", "rails=0"], 65, "--set rails: '0' is not a whole number >= 1"),
+        (["design", "4x4", "--max", "groups=4"], 2, "did you mean group"),
+        (["design", "4x4", "--max", "group=1"], 2, "--max group: '1' is not a whole number >= 2"),
+        (["design", "4x4", "--max", "period=513"], 2, "--max period: '513' is more than 512 phases"),
+        (["design", "4x4", "--set", "nik=5GB/s"], 2, "did you mean nic"),
+        (["design", "4x4", "--set", "nic"], 2, "--set 'nic': write KEY=VALUE, such as nic=5GB/s"),
+        (["design", "4x4", "--set", "nic=5GB/s", "--set", "nic=6GB/s"], 2, "nic is given twice"),
+        (["design", "4x4", "--set", "nic=5Gb/s"], 2, "--set nic: '5Gb/s' could mean bits or bytes"),
+        (["design", "4x4", "--set", "rails=0"], 2, "--set rails: '0' is not a whole number >= 1"),
         (["simulate", "a.json", "b.json", "--rounds", "4"], 2, "--rounds: is for one schedule"),
         (["measure", "--steps", "30"], 2, "--steps: is about a job"),
         (["measure", "train.py:job", "--repetitions", "3"], 2, "--repetitions: is about the cluster"),
         (["run", "train.py"], 2, "--workers"),
         (["run", "train.py", "--workers", "2"], 2, "write it before the script"),
         (["measure", "/nowhere/job.py:job", "--workers", "2"], 74, "/nowhere/job.py: cannot be read"),
-        (["design", "4x4", "--sync", "jit"], 2, "'jit' is not one of any, synchronous, late, pipeline, gap, quorum"),
+        (["design", "4x4", "--sync", "jit"], 2, "'jit' is not one of 'any', 'synchronous', 'delay', 'pipeline', "),
         (
             ["design", "4x4", "--sync", "iteration_gap", "--tolerate-failures", "1"],
-            65,
-            "sync: expected synchronous, delay or pipeline with tolerate_failures, got iteration_gap",
+            2,
+            "--sync: expected synchronous, delay or pipeline with tolerate_failures",
         ),
         (["design", "4x4", "--set", "touched=x:1%"], 2, "--set: touched needs --model FILE.py:NAME"),
-        (["verify", "--max-bytes", "0", "s.json"], 65, "--max-bytes: '0' has no unit"),
-        (["show", "--max-bytes", "1e99TB", "s.json"], 65, "--max-bytes: '1e99TB' is more than 9 PB"),
+        (["verify", "--max-bytes", "0", "s.json"], 2, "--max-bytes: '0' has no unit"),
+        (["show", "--max-bytes", "1e99TB", "s.json"], 2, "--max-bytes: '1e99TB' is more than 9 PB"),
         (["design", "", "--build", "allreduce"], 74, "a file with an empty name"),
-        (["run", "--workers", "2", "/nowhere/train.py"], 65, "is not a file"),
+        (["design", "2x4", "--model-bytes", "500"], 2, "--model-bytes: '500' has no unit"),
+        (["design", "2x4", "--codec", "int7"], 2, "--codec': 'int7' is not one of 'any', 'none', 'float16'"),
+        (["design", "2x4", "--max", "group=9"], 2, "--max group: is 9; it lies between 2 and the number of workers, 8"),
+        (["design", "2x4", "--effort", "0"], 2, "--effort: is 0.0"),
+        (["design", "2x4", "--effort", "little"], 2, "--effort: 'little'"),
+        (["design", "2x4", "--time-limit", "0s"], 2, "--time-limit: is 0.0 s"),
+        (["design", "2x4", "--tolerate-failures", "9"], 2, "--tolerate-failures: expected 1 to 4, got 9 of 8 workers"),
+        (["design", "2y4"], 2, "cluster '2y4': not understood"),
+        (["design", "1"], 2, "has 1 worker"),
+        (["measure", "-n", "2", "--model-bytes", "0"], 2, "--model-bytes: '0' has no unit"),
+        (["import", "x.txt", "--format", "xls"], 2, "--format': 'xls' is not one of 'node-link'"),
+        (["import", "x.txt", "--param", "directed"], 2, "--param: 'directed': write KEY=VALUE"),
+        (["show", "x.json", "--max-bytes", "many"], 2, "--max-bytes: 'many'"),
+        (["run", "--workers", "2", "--tolerate-failures", "2", "x.py"], 2, "--tolerate-failures 2: of 2 workers"),
+        (["run", "--nproc-per-node", "0", "x.py"], 2, "--nproc-per-node"),
+        (["run", "--workers", "2", "/nowhere/train.py"], 2, "is not a file"),
     ],
 )
 def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words):
@@ -494,27 +509,73 @@ def test_a_mistake_is_one_line_with_its_exit_code(capsys, arguments, code, words
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
-        (["--set", "slow=3"], 65, "WORKER:FACTOR"),
-        (["--set", "slow=99:2x"], 65, "workers are 0..15"),
-        (["--set", "slow=1:2x", "--set", "slow=1:3x"], 65, "named twice"),
-        (["--set", "compute=fast"], 65, "--set compute: 'fast'"),
-        (["--set", "compute=50"], 65, "no unit"),
-        (["--set", "disturb=earthquake"], 65, "hop"),
-        (["--set", "disturb=hop:0"], 65, "--set disturb: 'hop:0': '0' is no factor"),
-        (["--set", "disturb=delay:²:5ms"], 65, "write hop[:FACTOR]"),
-        (["--set", "jitter=1e300"], 65, "hardware.jitter: is 1e+300; it must be <= 1000"),
-        (["--set", "jitter=much"], 65, "--set jitter: 'much' is not a number >= 0"),
-        (["--set", "compute=1e99s"], 65, "hardware.compute: is 1e+99; it must be <= 1e+09"),
-        (["--set", "nic=1e-99B/s"], 65, "link.seconds_per_byte: is 1e+99; it must be <= 1e+09"),
-        (["--cluster", "3x3"], 65, "schedule is for 4x4"),
-        (["--algorithm", "star"], 2, "ring, hierarchical"),
+        (["--set", "slow=3"], 2, "WORKER:FACTOR"),
+        (["--set", "slow=99:2x"], 2, "workers are 0..15"),
+        (["--set", "slow=1:2x", "--set", "slow=1:3x"], 2, "named twice"),
+        (["--set", "compute=fast"], 2, "--set compute: 'fast'"),
+        (["--set", "compute=50"], 2, "no unit"),
+        (["--set", "disturb=earthquake"], 2, "hop"),
+        (["--set", "disturb=hop:0"], 2, "--set disturb: 'hop:0': '0' is no factor"),
+        (["--set", "disturb=delay:²:5ms"], 2, "write hop[:FACTOR]"),
+        (["--set", "jitter=1e300"], 2, "--set jitter: is 1e+300; it must be <= 1000"),
+        (["--set", "jitter=much"], 2, "--set jitter: 'much' is not a number >= 0"),
+        (["--set", "compute=1e99s"], 2, "--set compute: is 1e+99; it must be <= 1e+09"),
+        (["--set", "nic=1e-99B/s"], 2, "--set nic: link.seconds_per_byte: is 1e+99; it must be <= 1e+09"),
+        (["--cluster", "3x3"], 2, "schedule is for 4x4"),
+        (["--algorithm", "star"], 2, "'ring', 'hierarchical'"),
         (["--rounds", "0"], 2, "--rounds"),
         (["--trace", "/nowhere/t.csv"], 74, "/nowhere/t.csv"),
-        (["-o", "picture.gif"], 65, "picture.gif"),
+        (["-o", "picture.gif"], 2, "picture.gif"),
     ],
 )
 def test_simulate_refuses_in_one_line(capsys, figure_10, options, code, words):
     assert words in refusal(capsys, "simulate", figure_10, *options, code=code)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("num_nodes: 1\nworkers_per_node: 1\n", "has 1 worker"),
+        ("num_nodes: 2\nworkers_per_node: 2\nhardware: {jitter: -1}\n", "hardware.jitter"),
+        ("num_nodes: 0\nworkers_per_node: 2\n", "num_nodes"),
+    ],
+)
+def test_the_content_of_a_file_is_no_value_of_the_command_line(capsys, tmp_path, text, words):
+    (path := tmp_path / "cluster.yaml").write_text(text)
+    assert words in refusal(capsys, "design", path, code=65)
+
+
+@pytest.mark.parametrize(
+    ("verb", "shown"),
+    [
+        ("design", ["ring|hierarchical", "synchronous|delay|pipeline|iteration_gap|partial", "[default: balanced]"]),
+        ("import", ["metropolis|uniform|best-constant", "[default: metropolis]"]),
+        ("measure", ["shuffled|per-worker|per-node", "[default: 60]"]),
+        ("run", ["--nproc-per-node", "--simulate-nodes", "[default: 1]"]),
+    ],
+)
+def test_the_help_shows_choices_and_defaults(capsys, monkeypatch, verb, shown):
+    monkeypatch.setenv("COLUMNS", "300")
+    assert main([verb, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert [words for words in shown if words not in said] == []
+    assert "<bool>" not in said
+
+
+def test_the_choices_of_the_command_line_are_those_of_the_libraries():
+    from partreduce.commands import design_options, import_, options
+    from partreduce.planner.delay import Delay
+    from partreduce.planner.steps_model import Optimizer
+    from partreduce.schedulers.imports import formats
+    from partreduce.topo.graphs.weights import METHODS
+    from partreduce.topo.strategies.axes import AllReduceAlgorithm
+
+    assert list(import_.Format) == formats()
+    assert list(import_.Weights) == list(METHODS)
+    assert list(options.AlgorithmChoice) == ["any", *AllReduceAlgorithm]
+    assert set(options.SyncChoice) == {"any", *Delay, "iteration_gap", "partial"}
+    assert set(options.CodecChoice) == {"any", *Codec} - {"int4"}
+    assert list(design_options.OptimizerChoice) == ["any", *Optimizer]
 
 
 def test_a_bug_of_ours_ends_in_one_sentence_and_a_file(capsys, monkeypatch, figure_10):
@@ -580,12 +641,12 @@ def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(c
 
 
 def test_bytes_of_a_round_are_said_where_rounds_are_fixed(capsys, tmp_path):
-    path = tmp_path / "steps per round.json"
+    path = tmp_path / "per-worker.json"
     write_schedule(path, Schedule("p", Cluster.regular(2, 2), AllReduce(steps_per_round=(1, 2, 1, 1))))
     assert main(["verify", str(path), "--model-bytes", "1MB"]) == 0
     assert "a fact: in one round no more than 1.5 MB leave a worker" in " ".join(capsys.readouterr().out.split())
     write_schedule(path, Schedule("g", Cluster.regular(2, 4), DynamicGroups()))
-    assert "a fact of fixed rounds only" in refusal(capsys, "verify", path, "--model-bytes", "1MB", code=65)
+    assert "a fact of fixed rounds only" in refusal(capsys, "verify", path, "--model-bytes", "1MB", code=2)
 
 
 @pytest.mark.parametrize(
@@ -597,7 +658,7 @@ def test_bytes_of_a_round_are_said_where_rounds_are_fixed(capsys, tmp_path):
     ],
 )
 def test_outer_steps_that_cannot_be_are_refused_in_one_line(capsys, entry, words):
-    assert main(["design", "4x2", "--build", entry]) == 65
+    assert main(["design", "4x2", "--build", entry]) == 2
     error = capsys.readouterr().err
     assert words in error
     assert len(error.splitlines()) == 1
@@ -611,14 +672,14 @@ def test_random_pairs_with_outer_steps_are_built_proved_and_compared_without_met
     assert said["metrics"]["sent_bytes"] == {"of_worker": 1_000_000, "of_node": 4_000_000, "in_flight": 1_000_000}
     assert main(["verify", str(path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "anchors come to agree, by a factor of at most 0.3159 every 160 steps (8 rounds)" in shown
+    assert "the outer parameters come to agree, by a factor of at most 0.3159 every 160 steps (8 rounds)" in shown
     pairs, levels = answer(capsys, "simulate", path, other, "--json")["schedules"]
     assert (pairs["period"], pairs["contraction"], pairs["steps_ratio"]) == (8, None, None)
     assert pairs["memory_bytes"] == levels["memory_bytes"] == 300_000_000
     assert main(["simulate", str(path), "--rounds", "2"]) == 0
     assert "outer SGD 0.7, momentum 0.5, own outer parameters" in capsys.readouterr().out
     assert "radius of a period is 5.94" in refusal(
-        capsys, "design", "2x2", "--build", "noloco(lr=1.95,momentum=0.9)", code=65
+        capsys, "design", "2x2", "--build", "noloco(lr=1.95,momentum=0.9)", code=2
     )
 
 

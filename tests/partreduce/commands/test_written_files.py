@@ -101,12 +101,12 @@ def test_a_descriptor_is_written_as_it_is():
 def test_a_command_does_not_write_over_a_file_that_it_reads(arguments, option, tmp_path, monkeypatch, capsys):
     """A certificate took the place of its schedule, with exit code 0."""
     monkeypatch.chdir(tmp_path)
-    partreduce.write_schedule("in.json", partreduce.design("2x2", using="allreduce"))
+    partreduce.write_schedule("in.json", partreduce.design("2x2", build="allreduce"))
     Path("in.yaml").write_text("format: partreduce.cluster\nversion: 1\nnum_nodes: 2\nworkers_per_node: 2\n")
     Path("link.png").symlink_to("in.json")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert main(arguments) == 65
+    assert main(arguments) == 2
     assert capsys.readouterr().err.startswith(
-        f"partreduce: {option} {arguments[-1].removeprefix('./')}: is a file that"
+        f"partreduce: Invalid value for {option} {arguments[-1].removeprefix('./')}: is a file that"
     )
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -67,7 +67,7 @@ def test_colors_are_named_in_the_palette_alone():
 
 
 def schedules():
-    return [partreduce.design("2x4", using=name) for name in ("allreduce", "prague-figure-10", "node-then-all")]
+    return [partreduce.design("2x4", build=name) for name in ("allreduce", "prague-figure-10", "node-then-all")]
 
 
 def test_a_group_has_one_style_in_the_terminal_in_pictures_and_in_reports():
@@ -95,7 +95,7 @@ def test_a_group_has_one_style_in_the_terminal_in_pictures_and_in_reports():
 
 
 def test_groups_of_one_phase_have_different_styles_as_far_as_there_are_enough():
-    grid = grid_of(partreduce.design("16x4", using="node-then-all"))
+    grid = grid_of(partreduce.design("16x4", build="node-then-all"))
     first = {grid.styles[index] for index in grid.group[:, 0].tolist()}
     assert len(first) == 16
 
@@ -114,7 +114,7 @@ def test_one_outlier_does_not_squeeze_the_rest(values):
 
 
 def pictures():
-    schedule = partreduce.design("2x4", using="prague-figure-10")
+    schedule = partreduce.design("2x4", build="prague-figure-10")
     result = SimpleNamespace(
         name="run", steps=np.array([10, 20]), seconds=np.array([[1.0, 2.0]]), loss=np.array([2.0, 1.0]),
         reached=lambda target: (20, np.array([2.0])),
@@ -143,7 +143,7 @@ def test_series_and_colors_have_a_legend():
     assert [text.get_text() for text in made["curves"].legends[0].get_texts()] == ["run", "target: loss 1"]
     timeline = made["timeline"].axes[0].get_legend().get_texts()
     assert [text.get_text() for text in timeline] == ["compute", "group operation", "wait"]
-    graph = draw_rounds(partreduce.design("4x2", using="ring"))
+    graph = draw_rounds(partreduce.design("4x2", build="ring"))
     assert [text.get_text() for text in graph.legends[0].get_texts()] == [f"node {node}" for node in range(4)]
 
 

@@ -71,7 +71,7 @@ def others(tmp_path_factory):
     paths = []
     for every in (2, 4):
         paths.append(folder / f"{every}.json")
-        schedule = partreduce.design("4x4", using="allreduce", every=every)
+        schedule = partreduce.design("4x4", build="allreduce", every=every)
         write_schedule(paths[-1], replace(schedule, name=f"allreduce-every-{every}-steps"))
     return paths
 
@@ -252,8 +252,8 @@ def test_cluster_files_and_graphs_come_from_standard_input(tmp_path):
 
 
 def test_standard_output_takes_one_document(figure_10):
-    assert "one document" in run("design", "2x2", "--build", "ring", "-o", "-", "--json", code=65).stderr
-    assert "has no ending" in run("show", figure_10, "-o", "-", code=65).stderr
+    assert "one document" in run("design", "2x2", "--build", "ring", "-o", "-", "--json", code=2).stderr
+    assert "has no ending" in run("show", figure_10, "-o", "-", code=2).stderr
 
 
 def test_a_closed_descriptor_is_a_file_problem():

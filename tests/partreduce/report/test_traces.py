@@ -72,7 +72,7 @@ def test_the_command_takes_runs_of_one_schedule_as_repetitions(tmp_path, capsys)
     (line,) = said["verdicts"]
     assert line.startswith("B takes 0.50 to 0.60 of A's seconds a step")
     assert main(["report", str(folders[0]), "--loss", "1.5"]) == 0
-    assert "name a run of another one beside it" in capsys.readouterr().out
+    assert "name a run of another one, too, for a verdict" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("text", "words"), [(None, "holds no trace-RANK.json"), ("{}", "is not a trace of this")])

@@ -1,4 +1,4 @@
-"""shard: which elements a worker gets, and what is refused or warned of."""
+"""shard_dataset: which elements a worker gets, and what is refused or warned of."""
 
 import itertools
 import warnings
@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from partreduce.runtime.data import sharding
-from partreduce.runtime.data.sharding import shard
+from partreduce.runtime.data.sharding import shard_dataset
 from partreduce.topo.errors import InputError
 
 
@@ -23,26 +23,26 @@ def second_of_three(monkeypatch):
 @pytest.mark.parametrize("make", [list, tuple, np.array, torch.tensor, lambda x: torch.tensor(x).reshape(-1, 1)])
 def test_samples_are_strided_and_sequences_contiguous(make):
     data = make([float(x) for x in range(11)])
-    assert [float(x) for x in shard(data)] == [1, 4, 7]
-    assert [float(x) for x in shard(data, order="contiguous")] == [3, 4, 5]
-    assert type(shard(data)) is type(data)
+    assert [float(x) for x in shard_dataset(data)] == [1, 4, 7]
+    assert [float(x) for x in shard_dataset(data, order="contiguous")] == [3, 4, 5]
+    assert type(shard_dataset(data)) is type(data)
 
 
 def test_a_text_and_a_dataset():
-    assert shard("hello world!") == "o wo"
-    assert shard(b"hello world!") == b"o wo"
+    assert shard_dataset("hello world!") == "o wo"
+    assert shard_dataset(b"hello world!") == b"o wo"
     data = TensorDataset(torch.arange(11))
-    part = shard(data)
+    part = shard_dataset(data)
     assert isinstance(part, Subset)
     assert [int(x) for (x,) in part] == [1, 4, 7]
-    assert [int(x) for (x,) in shard(data, order="contiguous")] == [3, 4, 5]
+    assert [int(x) for (x,) in shard_dataset(data, order="contiguous")] == [3, 4, 5]
 
 
 def test_neighbors_in_a_sequence_stay_neighbors():
     """A bigram model learns from pairs of neighbors: every pair of a contiguous part is one of the text's."""
     tokens = torch.randint(50, (999,), generator=torch.Generator().manual_seed(1))
     pairs = set(itertools.pairwise(tokens.tolist()))
-    part = shard(tokens, order="contiguous").tolist()
+    part = shard_dataset(tokens, order="contiguous").tolist()
     assert pairs.issuperset(itertools.pairwise(part))
 
 
@@ -50,12 +50,12 @@ def test_neighbors_in_a_sequence_stay_neighbors():
 def test_integers_that_may_be_a_text_are_warned_of(make):
     tokens = make(list(range(12)))
     with pytest.warns(UserWarning, match="say order='strided' or order='contiguous'"):
-        shard(tokens)
+        shard_dataset(tokens)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        shard(tokens, order="strided")
-        shard(torch.zeros(12, 3))
-        shard(tokens)  # as many as the samples before: their labels
+        shard_dataset(tokens, order="strided")
+        shard_dataset(torch.zeros(12, 3))
+        shard_dataset(tokens)  # as many as the samples before: their labels
 
 
 class Endless(IterableDataset):
@@ -77,9 +77,9 @@ class Endless(IterableDataset):
 )
 def test_what_cannot_be_dealt_is_refused_in_one_line(data, words):
     with pytest.raises(InputError, match=words):
-        shard(data)
+        shard_dataset(data)
 
 
 def test_an_unknown_order_is_refused():
     with pytest.raises(InputError, match="'random' is not one of strided, contiguous"):
-        shard([1, 2, 3], order="random")
+        shard_dataset([1, 2, 3], order="random")

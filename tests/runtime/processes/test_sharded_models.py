@@ -152,7 +152,7 @@ def test_the_script_of_the_page_trains_and_differs_from_an_hsdp_script_by_the_pa
         assert new in script
         before = before.replace(new, "\n".join(line[1:] for line in lines if line[0] in "- "))
     assert "partreduce" not in before.split('"""', 2)[2]
-    write_schedule(tmp_path / "schedule.json", design("1x2", using="local-sgd", every=4))
+    write_schedule(tmp_path / "schedule.json", design("1x2", build="local-sgd", every=4))
     losses = []
     for name, text in (("theirs.py", before), ("ours.py", script)):
         (tmp_path / name).write_text(text, encoding="utf-8")

@@ -118,7 +118,7 @@ def schedule_of(cluster, way, *, local=True, rows=ROWS, **members):
     route = TablePlacement(
         parameter="0.weight", rows=rows, columns=COLUMNS, way=way, gradient=Gradient.SPARSE, **members
     )
-    plain = partreduce.design(cluster, using="allreduce")
+    plain = partreduce.design(cluster, build="allreduce")
     payload = Payload(tables=(route,), local_aggregation=local)
     return replace(plain, strategy=replace(plain.strategy, payload=payload))
 

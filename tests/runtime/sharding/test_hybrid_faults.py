@@ -428,7 +428,7 @@ for step in range(20):
 def test_a_killed_process_is_named_by_all_others(tmp_path):
     script, file = tmp_path / "train.py", tmp_path / "schedule.json"
     script.write_text(SCRIPT)
-    schedule = partreduce.design("3x1", using="allreduce")
+    schedule = partreduce.design("3x1", build="allreduce")
     payload = Payload(tables=(TablePlacement(parameter="0.weight", rows=500, columns=8),))
     partreduce.write_schedule(file, replace(schedule, strategy=replace(schedule.strategy, payload=payload)))
     done = WARM.run("partreduce", "run", "--workers", "3", script, file)

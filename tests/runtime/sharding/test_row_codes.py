@@ -39,7 +39,7 @@ class Rows(nn.Module):
 
 def schedule_of(way=Placement.SHARDED, codec="float16", *, local=True, rows=ROWS, columns=COLUMNS):
     route = TablePlacement(parameter="words.weight", rows=rows, columns=columns, way=way, codec=codec)
-    plain = partreduce.design("2x2", using="allreduce")
+    plain = partreduce.design("2x2", build="allreduce")
     payload = Payload(tables=(route,), local_aggregation=local)
     return replace(plain, strategy=replace(plain.strategy, payload=payload))
 

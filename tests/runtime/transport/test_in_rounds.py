@@ -98,7 +98,7 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
         )
         for index, codec in ((0, Codec.NONE), (1, Codec.FLOAT16))
     )
-    plain = partreduce.design(cluster, using="allreduce")
+    plain = partreduce.design(cluster, build="allreduce")
     payload = Payload(tables=tables, local_aggregation=local)
     schedule = replace(plain, strategy=replace(plain.strategy, payload=payload))
     used = []
