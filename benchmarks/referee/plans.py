@@ -20,7 +20,7 @@ JOBS = {
     "codecs": ["4x2", "--model-bytes", "500MB", "--set", "nic=250MB/s", "--codec", "any", "--optimizer", "momentum"],
     "uneven nodes": ["3,3,2", "--model-bytes", "100MB", "--set", "nic=1GB/s"],
     "many nodes": ["64x8", "--model-bytes", "100MB", "--set", "nic=1GB/s"],
-    "late": ["4x4", "--model-bytes", "200MB", "--set", "nic=1GB/s", "--sync", "late"],
+    "late": ["4x4", "--model-bytes", "200MB", "--set", "nic=1GB/s", "--sync", "delay"],
     "communication": [
         "4x4", "--model-bytes", "552MB", "--objective", "communication", "--max", "consensus-distance=8/7",
         "--algorithm", "hierarchical",

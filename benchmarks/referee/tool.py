@@ -41,7 +41,7 @@ def catalogue() -> list[str]:
 
 def build(cluster: str, name: str, parameters: dict[str, Any]) -> partreduce.Schedule:
     """An entry of the catalogue on a cluster; raises a PartreduceError where there is none."""
-    return partreduce.design(cluster, using=name, **parameters)
+    return partreduce.design(cluster, build=name, **parameters)
 
 
 def parse(document: dict[str, Any]) -> partreduce.Schedule:
