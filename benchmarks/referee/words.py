@@ -62,12 +62,12 @@ VALUES: dict[str, dict[str, str]] = {
 FORMS: dict[str, Any] = {"schedule.contingencies": {"rule": "keep_groups", "failures": 1}}
 PHRASES: dict[str, str] = {
     # names of schedules of ours
-    r"\bpace (\d)$": r"steps per round \1",
-    r"\bpaces( normalised)?$": r"worker steps\1",
+    r"\bpace (\d)(?= on |$)": r"steps per round \1",
+    r"\bpaces(?=( normalised)?( on |$))": "worker steps",
     r"^generated (?=random|global|inter-intra|node-then-all|all)": "dynamic groups ",
     r"^static own anchors": "static outer params per worker",
     r"^gap parallel": "gap dpsgd",
-    r"\bcontingencies$": "failure plan",
+    r"\bcontingencies(?= on |$)": "failure plan",
     r"normalised": "normalized",
     # Python
     r"\bpartreduce\.plan\b": "partreduce.design",
@@ -88,6 +88,51 @@ PHRASES: dict[str, str] = {
     "--survive\\b": "--tolerate-failures",
     "--form\\b": "--algorithm",
     "--when\\b": "--sync",
+    # what messages say of a place in a file: `strategy.when.gap.backup`
+    r"\bwhen(?=\.(gap|late|quorum|merge|pipeline)\b)": "sync",
+    r"(?<=\bstrategy\.)when\b": "sync",
+    r"\b(?<=strategy\.)what\b|\bwhat(?=\.(outer|fragments|tables)\b)": "payload",
+    r"\b(?<=strategy\.)how\b|\bhow(?=\.(form|sending|codec|where|block|error_feedback)\b)": "transport",
+    r"(?<=\bsync\.)gap\b": "iteration_gap",
+    r"(?<=\bsync\.)late\b": "delay",
+    r"(?<=\bsync\.)quorum\b": "partial",
+    r"(?<=\biteration_gap\.)order\b": "update_order",
+    r"(?<=\btransport\.)form\b": "algorithm",
+    r"(?<=\btransport\.)sending\b": "gradient_buckets",
+    r"(?<=\bouter\.)anchor\b": "outer_params",
+    r"(?<=\bstrategy\.)pace\b": "steps_per_round",
+    r"(?<=\bstrategy\.)initiator\b": "slow_worker_policy",
+    r"(?<=\]\.)relax\b": "relaxation",
+    r"(?<=^ScheduleError: )pace(?=:)": "steps_per_round",
+    # values that messages list
+    r"\{\"late\": ": '{"delay": ',
+    r"\"gap\": ": '"iteration_gap": ',
+    r"\{\"quorum\": \{": '{"partial": {',
+    r"\"lockstep\"": '"synchronous"',
+    r"'whole' or 'layers'": "'single' or 'per_layer'",
+    r"'serial' or 'parallel'": "'adapt_then_combine' or 'dpsgd'",
+    r"'laggard-local' or 'laggard-late'": "'pair_locally' or 'defer'",
+    r"\"laggard\"": '"straggler"',
+    r"\"overlap\"": '"is_delayed"',
+    r"\"fom\"": '"algoritm"',
+    r"\"form\"": '"algorithm"',
+    r"\bkind, pace, when, what, how\b": "kind, steps_per_round, sync, payload, transport",
+    r"\blockstep, late, pipeline, gap, quorum\b": "synchronous, delay, pipeline, iteration_gap, partial",
+    r"'generated'": "'dynamic_groups'",
+    r"(?<=, )generated(?=, pairwise)": "dynamic_groups",
+    r"(?<=, strategy )generated\b": "dynamic_groups",
+    # classes
+    r"\bFileProblem\b": "FileError",
+    r"\bFigures(?=\()": "ScheduleMetrics",
+    r"\bFigure(?=\()": "Metric",
+    r"^Outer(?=\()": "OuterStep",
+    r"\banchor=<Anchor.COMMON: 'common'>": "outer_params=<OuterParams.SHARED: 'shared'>",
+    # sentences
+    r"\bfigures\b": "metrics",
+    r"\blockstep\b": "synchronous",
+    r"\bneighbour": "neighbor",
+    r"\bsynthesised\b": "synthesized",
+    r"\bform (?=ring|hierarchical)": "algorithm ",
 }
 
 
