@@ -17,7 +17,7 @@ from . import threads, tool
 from .records import sha256, summary
 from .schedules import SCHEDULES, STRATEGIES
 
-ROUNDS, RESUMED_AT, RESUMED_AMID = 12, 7, 7.5
+ROUNDS, RESUMED_AT, RESUMED_IN_MID_ROUND = 12, 7, 7.5
 FREE = {
     "quorum 2": "equal",
     "quorum 3": "equal",
@@ -61,7 +61,7 @@ KILLED = (
 
 
 class Training:
-    """Every kind: as it is, in a codec, late, and stopped and resumed amid a period."""
+    """Every kind: as it is, in a codec, late, and stopped and resumed in mid-period."""
 
     def inputs(self) -> dict[str, Any]:
         made: dict[str, Any] = {}
@@ -78,8 +78,8 @@ class Training:
                 made[f"{name}, late"] = run | {"schedule": _with(name, sync=LATE)}
             made[f"{name}, resumed"] = run | {"schedule": SCHEDULES[name], "resumed_at": RESUMED_AT}
             if strategy.get("steps_per_round", 1) != 1 and name not in FREE:
-                amid = {"schedule": SCHEDULES[name], "resumed_at": RESUMED_AMID}
-                made[f"{name}, resumed in mid-round"] = run | amid
+                middle = {"schedule": SCHEDULES[name], "resumed_at": RESUMED_IN_MID_ROUND}
+                made[f"{name}, resumed in mid-round"] = run | middle
         return made
 
     def observe(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -88,14 +88,14 @@ class Training:
         try:
             schedule = tool.parse(given["schedule"])
         except Exception as error:
-            if not tool.is_refusal(error):
+            if not tool.is_own_error(error):
                 raise
-            return {"refused": tool.refusal(error)}
+            return {"refused": tool.error_line(error)}
         with tempfile.TemporaryDirectory(prefix="referee-") as folder:
             ends = threads.train(
                 schedule, given["rounds"], folder, free=bool(given["free"]), resumed_at=given.get("resumed_at", 0)
             )
-        errors = sorted({tool.refusal(end) for end in ends if isinstance(end, Exception)})
+        errors = sorted({tool.error_line(end) for end in ends if isinstance(end, Exception)})
         if errors:
             return {"refused": errors[0]}
         if given["free"] == "mean":
