@@ -2,7 +2,7 @@
 
     python -m benchmarks.referee compare                    # all parts, in this checkout
     python -m benchmarks.referee compare --part metrics     # one of them; --only PATTERN picks artefacts by name
-    python -m benchmarks.referee record --part metrics      # write the records anew
+    python -m benchmarks.referee record --part metrics      # write the records again
 
 Every artefact is an input and what comes of it. `compare` takes the inputs from the records, so that both sides see the
 same ones, and translates inputs and outcomes by the tables of `words.py`: a renamed key or word is no difference. What

@@ -20,7 +20,7 @@ PARAMETERS = {
     "random-regular": {"degree": 3, "seed": 1},
     "base-k-plus-1": {"k": 2},
 }
-"""Settings that are recorded beside the defaults."""
+"""Settings that are recorded in addition to the defaults."""
 
 
 def inputs() -> dict[str, Any]:
@@ -47,9 +47,9 @@ class Certificates:
     inputs = staticmethod(inputs)
 
     def observe(self, given: dict[str, Any]) -> dict[str, Any]:
-        schedule, refusal = schedule_or_refusal(given)
+        schedule, outcome = schedule_or_error(given)
         if schedule is None:
-            return refusal
+            return outcome
         proof, certificate = tool.prove(schedule)
         entries = {entry["claim"]: entry for entry in certificate.get("claims", ())}
         claims = {}
@@ -67,12 +67,12 @@ class Certificates:
 
 
 class Metrics:
-    """Metrics as `verify --json` has them, groups as `show --json` has them, exit codes and refusals."""
+    """Metrics as `verify --json` has them, groups as `show --json` has them, exit codes and errors."""
 
     inputs = staticmethod(inputs)
 
     def observe(self, given: dict[str, Any]) -> dict[str, Any]:
-        schedule, outcome = schedule_or_refusal(given)
+        schedule, outcome = schedule_or_error(given)
         if schedule is None:
             return outcome
         with tool.folder_with({}):
@@ -84,11 +84,11 @@ class Metrics:
         return outcome
 
 
-def schedule_or_refusal(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+def schedule_or_error(given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The schedule, or what is recorded where there is none."""
     try:
         return schedule_of(given), {}
     except Exception as error:
-        if not tool.is_refusal(error):
+        if not tool.is_own_error(error):
             raise
-        return None, {"refused": tool.refusal(error)}
+        return None, {"refused": tool.error_line(error)}

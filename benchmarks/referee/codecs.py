@@ -47,9 +47,9 @@ class Codecs:
                 else tool.build(given["cluster"], given["build"], {})
             )
         except Exception as error:
-            if not tool.is_refusal(error):
+            if not tool.is_own_error(error):
                 raise
-            return {"refused": tool.refusal(error)}
+            return {"refused": tool.error_line(error)}
         with tool.folder_with({}):
             tool.write("schedule.json", schedule)
             size = ["--model-bytes", "1000000B"]

@@ -20,7 +20,7 @@ JOBS = {
     "codecs": ["4x2", "--model-bytes", "500MB", "--set", "nic=250MB/s", "--codec", "any", "--optimizer", "momentum"],
     "uneven nodes": ["3,3,2", "--model-bytes", "100MB", "--set", "nic=1GB/s"],
     "many nodes": ["64x8", "--model-bytes", "100MB", "--set", "nic=1GB/s"],
-    "late": ["4x4", "--model-bytes", "200MB", "--set", "nic=1GB/s", "--sync", "late"],
+    "late": ["4x4", "--model-bytes", "200MB", "--set", "nic=1GB/s", "--sync", "delay"],
     "communication": [
         "4x4", "--model-bytes", "552MB", "--objective", "communication", "--max", "consensus-distance=8/7",
         "--algorithm", "hierarchical",
@@ -38,8 +38,8 @@ def make():
 '''
 TABLES = ["2x2", "--model", "model.py:make", "--set", "nic=100MB/s", "--set", "touched=0.weight:1%:2%:3%"]
 NUMBERS = (
-    "steps_per_round", "communication_seconds_per_step", "nic_bytes_per_step", "consensus_distance", "drift", "contraction",
-    "step_seconds", "waiting_seconds_per_step", "steps_ratio", "bound",
+    "steps_per_round", "communication_seconds_per_step", "nic_bytes_per_step", "consensus_distance", "drift",
+    "contraction", "step_seconds", "waiting_seconds_per_step", "steps_ratio", "bound",
 )  # fmt: skip
 """Of a plain alternative."""
 FEW = ("communication_seconds_per_step", "step_seconds", "steps_ratio")

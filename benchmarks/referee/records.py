@@ -14,7 +14,7 @@ FOLDER = Path(__file__).parent / "records"
 MOST_LISTED = 24
 """Entries of a list that are kept as they are."""
 FIRST = 4
-"""Of a longer one, that are kept beside its summary."""
+"""Of a longer one, that are kept with its summary."""
 
 
 def load(part: str) -> dict[str, Any]:

@@ -35,15 +35,15 @@ def _rule(division: str, **setting: Any) -> dict[str, Any]:  # noqa: ANN401 - an
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "allreduce": {"kind": "allreduce"},
-    "allreduce steps_per_round 3": {"kind": "allreduce", "steps_per_round": 3},
-    "allreduce steps per round": {"kind": "allreduce", "steps_per_round": [1, 2, 1, 3]},
-    "allreduce steps per round normalized": {
+    "allreduce steps per round 3": {"kind": "allreduce", "steps_per_round": 3},
+    "allreduce worker steps": {"kind": "allreduce", "steps_per_round": [1, 2, 1, 3]},
+    "allreduce worker steps normalized": {
         "kind": "allreduce",
         "steps_per_round": [1, 2, 1, 3],
         "averaging": "step-normalized",
     },
     "allreduce late": {"kind": "allreduce", "sync": {"delay": 1}},
-    "allreduce late steps_per_round 3": {"kind": "allreduce", "steps_per_round": 3, "sync": {"delay": 1}},
+    "allreduce late steps per round 3": {"kind": "allreduce", "steps_per_round": 3, "sync": {"delay": 1}},
     "allreduce pipeline": {"kind": "allreduce", "sync": {"pipeline": {}}},
     "allreduce pipeline wide": {
         "kind": "allreduce",
@@ -51,7 +51,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
     "allreduce merge": {"kind": "allreduce", "steps_per_round": 4, "sync": {"merge": {"steps": 1, "alpha": "1/2"}}},
     "allreduce hierarchical": _coded(algorithm="hierarchical"),
-    "allreduce layers": _coded(gradient_buckets="layers"),
+    "allreduce layers": _coded(gradient_buckets="per_layer"),
     "diloco": {"kind": "allreduce", "steps_per_round": 4, "payload": {"outer": OUTER}},
     "diloco fragments": {
         "kind": "allreduce",
@@ -69,8 +69,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "codec int8 hierarchical": _coded(codec="int8", algorithm="hierarchical"),
     "codec int8 across nodes": _coded(codec="int8", algorithm="hierarchical", where="across-nodes"),
     "static": {"kind": "static", "phases": GROUPS},
-    "static steps_per_round 2": {"kind": "static", "phases": GROUPS, "steps_per_round": 2},
-    "static steps per round": {
+    "static steps per round 2": {"kind": "static", "phases": GROUPS, "steps_per_round": 2},
+    "static worker steps": {
         "kind": "static",
         "phases": GROUPS,
         "steps_per_round": [1, 2, 1, 1],
@@ -87,21 +87,19 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     },
     "static int8": {"kind": "static", "phases": PAIRS_THEN_ALL, "transport": {"codec": "int8"}},
     "static outer": {"kind": "static", "phases": PAIRS_THEN_ALL, "steps_per_round": 2, "payload": {"outer": OUTER}},
-    "static own anchors": {
+    "static outer params per worker": {
         "kind": "static",
         "phases": PAIRS_THEN_ALL,
         "payload": {"outer": {"lr": "1/2", "momentum": "1/4", "outer_params": "per_worker"}},
     },
     "static fragments": {"kind": "static", "phases": PAIRS_THEN_ALL, "steps_per_round": 2, "payload": {"fragments": 2}},
-    "static quorum": {"kind": "static", "phases": PAIRS_THEN_ALL, "sync": {"partial": {"quorum": "solo"}}},
-    "static failure_plans": {"kind": "static", "phases": PAIRS_THEN_ALL},
-    "static failure plans phases": {"kind": "static", "phases": PAIRS_THEN_ALL},
-    "static rule failure_plans": {"kind": "static", "node_radices": [2], "phases": [*RULE, RULE_OF_ALL]},
+    "static failure plan": {"kind": "static", "phases": PAIRS_THEN_ALL},
+    "static rule failure plan": {"kind": "static", "node_radices": [2], "phases": [*RULE, RULE_OF_ALL]},
     "neighbor": {"kind": "neighbor", "rounds": [ROUND]},
     "neighbor one way": {"kind": "neighbor", "rounds": [ONE_WAY]},
     "neighbor two rounds": {"kind": "neighbor", "rounds": [ROUND, OTHER_WAY], "steps_per_round": 2},
     "neighbor late": {"kind": "neighbor", "rounds": [ROUND], "sync": {"delay": 1}},
-    "neighbor steps per round": {
+    "neighbor worker steps": {
         "kind": "neighbor",
         "rounds": [ROUND],
         "steps_per_round": [1, 2, 1, 1],
@@ -110,27 +108,25 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "gap": _gap(),
     "gap tokens": _gap(max_ig=2),
     "gap notify ack": _gap(notify_ack=True),
-    "gap parallel": _gap(max_ig=3, order="parallel"),
+    "gap dpsgd": _gap(max_ig=3, update_order="dpsgd"),
     "gap staleness": _gap(max_ig=4, staleness=2),
-    "gap staleness newest": _gap(max_ig=4, staleness=2, reduce="newest"),
     "gap staleness by iteration": _gap(max_ig=4, staleness=2, weights="iteration"),
     "gap backup": _gap(max_ig=4, backup=1),
     "gap backup uniform": _gap(max_ig=4, backup=[1, 0, 1, 0], weights="uniform"),
-    "gap backup inquire": _gap(max_ig=4, backup=1, inquire=True),
     "gap backup and staleness": _gap(max_ig=4, backup=1, staleness=2),
     "gap skip": _gap(max_ig=4, backup=1, skip={"limit": 6}),
-    "gap steps_per_round 2": _gap(max_ig=2) | {"steps_per_round": 2},
+    "gap steps per round 2": _gap(max_ig=2) | {"steps_per_round": 2},
     "quorum 2": _quorum(quorum=2),
     "quorum 3": _quorum(quorum=3, staleness=1),
     "quorum solo": _quorum(quorum="solo", staleness=2),
     "quorum solo patient": _quorum(quorum="solo", grace=60_000_000),
     "quorum majority": _quorum(quorum="majority", seed=7),
     "quorum latest": _quorum(quorum=3, count="call", missed="latest", synchronize_every=4),
-    "generated random": _rule("random"),
-    "generated global": _rule("global", slow_threshold=2, slow_worker_policy="paper"),
-    "generated inter-intra": _rule("inter-intra", slow_worker_policy="defer"),
-    "generated node-then-all": _rule("node-then-all", all_every=4, steps_per_round=2),
-    "generated all": _rule("global", slow_threshold=None) | {"group_size": 4},
+    "dynamic groups random": _rule("random"),
+    "dynamic groups global": _rule("global", slow_threshold=2, slow_worker_policy="paper"),
+    "dynamic groups inter-intra": _rule("inter-intra", slow_worker_policy="defer"),
+    "dynamic groups node-then-all": _rule("node-then-all", all_every=4, steps_per_round=2),
+    "dynamic groups all": _rule("global", slow_threshold=None) | {"group_size": 4},
     "pairwise": {"kind": "pairwise", "active": [0, 1], "seed": 2},
     "pairwise edges": {"kind": "pairwise", "active": [0, 3], "edges": [[0, 1], [3, 2], [0, 2]]},
     "pairwise late": {"kind": "pairwise", "active": [0, 1], "sync": {"delay": 1}},
@@ -141,11 +137,8 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "server bounded": {"kind": "server", "hosts": [0, 2], "synchronous": False, "staleness": 2},
     "tables": {"kind": "allreduce", "payload": {"tables": [TABLE]}},
 }
-FAILURE_PLANS = {
-    "static failure_plans": [{"lost": [0]}, {"lost": [1], "groups": "all"}, {"lost": [0, 1]}],
-    "static failure plans phases": [{"lost": [0]}, {"lost": [3], "phases": [[{"group": [0, 2]}], [{"group": [1, 2]}]]}],
-    "static rule failure_plans": [{"lost": [2]}, {"lost": [0, 1], "groups": "all"}],
-}
+FAILURE_PLAN = {"rule": "keep_groups", "failures": 1}
+WITH_FAILURE_PLAN = ("static failure plan", "static rule failure plan")
 SCHEDULES = {
     name: {
         "format": "partreduce.schedule",
@@ -153,7 +146,7 @@ SCHEDULES = {
         "name": name,
         "cluster": {"num_nodes": 2, "workers_per_node": 2},
         "strategy": strategy,
-        **({"failure_plans": FAILURE_PLANS[name]} if name in FAILURE_PLANS else {}),
+        **({"failure_plan": FAILURE_PLAN} if name in WITH_FAILURE_PLAN else {}),
     }
     for name, strategy in STRATEGIES.items()
 }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-# What the tests make threads and generators with; they stand beside the package that is looked at.
+# What the tests make threads and generators with; they lie next to the package that is looked at.
 sys.path.append(str(Path(partreduce.__file__).resolve().parents[1] / "tests"))
 
 MOST_SECONDS = 60

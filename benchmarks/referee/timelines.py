@@ -48,15 +48,15 @@ class Timelines:
             }
             outcome["timeline"] = _arrays(timeline)
         except Exception as error:
-            if not tool.is_refusal(error):
+            if not tool.is_own_error(error):
                 raise
-            outcome["timeline"] = tool.refusal(error)
+            outcome["timeline"] = tool.error_line(error)
         try:
             outcome["predicted"] = _plain(tool.predict(schedule, place, given["rounds"], given["touched"]))
         except Exception as error:
-            if not tool.is_refusal(error):
+            if not tool.is_own_error(error):
                 raise
-            outcome["predicted"] = tool.refusal(error)
+            outcome["predicted"] = tool.error_line(error)
         return outcome
 
 

@@ -104,12 +104,12 @@ def row_bytes(codec: str, columns: int) -> int:
     return codec_numbers.row_bytes(codec, columns)
 
 
-def refusal(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """An error in one line, without what differs from run to run."""
     return _steady(f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
 
 
-def is_refusal(error: Exception) -> bool:
+def is_own_error(error: Exception) -> bool:
     """Whether it is one of the package's own errors, rather than a bug."""
     return isinstance(error, partreduce.PartreduceError)
 

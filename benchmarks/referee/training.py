@@ -17,16 +17,16 @@ from . import threads, tool
 from .records import sha256, summary
 from .schedules import SCHEDULES, STRATEGIES
 
-ROUNDS, RESUMED_AT, RESUMED_AMID = 12, 7, 7.5
+ROUNDS, RESUMED_AT, RESUMED_IN_MID_ROUND = 12, 7, 7.5
 FREE = {
     "quorum 2": "equal",
     "quorum 3": "equal",
     "quorum solo": "equal",
     "quorum majority": "equal",
-    "generated random": "mean",
-    "generated global": "mean",
-    "generated inter-intra": "mean",
-    "generated node-then-all": "mean",
+    "dynamic groups random": "mean",
+    "dynamic groups global": "mean",
+    "dynamic groups inter-intra": "mean",
+    "dynamic groups node-then-all": "mean",
     "pairwise": "mean",
     "pairwise edges": "mean",
     "pairwise late": "mean",
@@ -36,36 +36,32 @@ FREE = {
 """Kinds whose workers run freely, and what is determined at their end: all parameters, or their mean over workers."""
 LEFT_OUT = {
     "quorum latest": "which results replace others depends on the machine",
-    "static quorum": "whose progress is in a round depends on the machine",
     "gap staleness": "which updates have come depends on the machine",
-    "gap staleness newest": "which updates have come depends on the machine",
     "gap staleness by iteration": "which updates have come depends on the machine",
     "gap backup": "which updates are done without depends on the machine",
     "gap backup uniform": "which updates are done without depends on the machine",
-    "gap backup inquire": "which updates are done without depends on the machine",
     "gap backup and staleness": "which updates are done without depends on the machine",
     "gap skip": "which steps are skipped depends on the machine",
     "tables": "needs a model with a sharded table; tests train those",
 }
 """Kinds that are recorded in virtual time only, and why."""
 CODED = {"codec": "int8", "block": 32}
-LATE = {"late": 1}
+LATE = {"delay": 1}
 PAIRS = [[{"group": [0, 1]}, {"group": [2, 3]}], [{"group": [0, 3]}, {"group": [1, 2]}]]
 NAMED = [["weight0", "weight1"], ["weight2", "weight3"]]
 """Fragments of the model of the processes."""
 KILLED = (
-    "allreduce", "allreduce steps_per_round 3", "allreduce late", "allreduce late steps_per_round "
-    "3", "allreduce pipeline",
-    "allreduce pipeline wide", "allreduce merge", "allreduce hierarchical", "allreduce layers", "codec int8",
-    "codec int4 feedback", "diloco", "static pairs", "fragments", "static failure_plans",
-    "static failure plans phases", "static rule failure_plans", "static late",
-    "static rule", "static rule hierarchical", "static int8", "static outer", "static own anchors",
+    "allreduce", "allreduce steps per round 3", "allreduce late", "allreduce late steps per round 3",
+    "allreduce pipeline", "allreduce pipeline wide", "allreduce merge", "allreduce hierarchical", "allreduce layers",
+    "codec int8", "codec int4 feedback", "diloco", "static pairs", "fragments", "static failure plan",
+    "static rule failure plan", "static late", "static rule", "static rule hierarchical", "static int8",
+    "static outer", "static outer params per worker",
 )  # fmt: skip
 """Kinds of which a worker is killed in the run."""
 
 
 class Training:
-    """Every kind: as it is, in a codec, late, and stopped and resumed amid a period."""
+    """Every kind: as it is, in a codec, late, and stopped and resumed in mid-period."""
 
     def inputs(self) -> dict[str, Any]:
         made: dict[str, Any] = {}
@@ -76,15 +72,14 @@ class Training:
             run = {"rounds": ROUNDS, "free": FREE.get(name, "")}
             made[f"{name}, plain"] = run | {"schedule": SCHEDULES[name]}
             if "codec" not in name and name not in FREE:
-                made[f"{name}, codec"] = run | {
-                    "schedule": _with(name, transport=strategy.get("transport", {}) | CODED)
-                }
+                coded = _with(name, transport=strategy.get("transport", {}) | CODED)
+                made[f"{name}, codec"] = run | {"schedule": coded}
             if "sync" not in strategy and name not in FREE:
                 made[f"{name}, late"] = run | {"schedule": _with(name, sync=LATE)}
             made[f"{name}, resumed"] = run | {"schedule": SCHEDULES[name], "resumed_at": RESUMED_AT}
             if strategy.get("steps_per_round", 1) != 1 and name not in FREE:
-                amid = {"schedule": SCHEDULES[name], "resumed_at": RESUMED_AMID}
-                made[f"{name}, resumed in mid-round"] = run | amid
+                middle = {"schedule": SCHEDULES[name], "resumed_at": RESUMED_IN_MID_ROUND}
+                made[f"{name}, resumed in mid-round"] = run | middle
         return made
 
     def observe(self, given: dict[str, Any]) -> dict[str, Any]:
@@ -93,14 +88,14 @@ class Training:
         try:
             schedule = tool.parse(given["schedule"])
         except Exception as error:
-            if not tool.is_refusal(error):
+            if not tool.is_own_error(error):
                 raise
-            return {"refused": tool.refusal(error)}
+            return {"refused": tool.error_line(error)}
         with tempfile.TemporaryDirectory(prefix="referee-") as folder:
             ends = threads.train(
                 schedule, given["rounds"], folder, free=bool(given["free"]), resumed_at=given.get("resumed_at", 0)
             )
-        errors = sorted({tool.refusal(end) for end in ends if isinstance(end, Exception)})
+        errors = sorted({tool.error_line(end) for end in ends if isinstance(end, Exception)})
         if errors:
             return {"refused": errors[0]}
         if given["free"] == "mean":
