@@ -114,7 +114,7 @@ def test_more_losses_than_may_be_end_the_run_with_the_signal_and_names():
     code, said, text = run({2: ("before the sum", 3), 0: ("before the sum", 5)}, max_failures=1)
     assert code == 128 + 9, text
     assert not said
-    assert "without worker 2 the other 3 go on" in text
+    assert "without worker 2 the other 3 continue" in text
     assert "worker 0 was killed by signal 9" in text
 
 
