@@ -130,7 +130,7 @@ def test_an_error_of_a_worker_itself_ends_the_run():
     code, said, text = run({2: ("an error", 0)})
     assert (code, said) == (1, {}), text
     assert "ZeroDivisionError" in text
-    assert "go on" not in text
+    assert "continue" not in text
 
 
 @pytest.mark.parametrize(
