@@ -211,7 +211,7 @@ class PlainOptimizer:
         return outer_params.detach().clone()
 
     def take_turns(self):
-        """Streaming DiLoCo: a step after a fragment was sent, it is half of its own and half of its outer parameters."""
+        """Streaming DiLoCo: a step after a fragment was sent it is half of its own and half of its outer parameters."""
         place = (self.steps - 1) % self.kind.steps_per_round + 1
         for number, mask in enumerate(self.fragments):
             end = self.kind.steps_per_round * (number + 1) // self.kind.turns

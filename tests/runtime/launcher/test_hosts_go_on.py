@@ -176,5 +176,5 @@ def test_one_loss_more_than_may_be_ends_the_run(hosts, tmp_path):
     returned, output, errors = run.ended()
     assert returned == 69, errors
     assert not held(output)[0]
-    assert "go on" not in errors
+    assert "continue" not in errors
     nothing_is_left(hosts)

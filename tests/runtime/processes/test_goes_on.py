@@ -114,7 +114,7 @@ def test_more_losses_than_may_be_end_the_run_with_the_signal_and_names():
     code, said, text = run({2: ("before the sum", 3), 0: ("before the sum", 5)}, max_failures=1)
     assert code == 128 + 9, text
     assert not said
-    assert "without worker 2 the other 3 go on" in text
+    assert "without worker 2 the other 3 continue" in text
     assert "worker 0 was killed by signal 9" in text
 
 
@@ -130,7 +130,7 @@ def test_an_error_of_a_worker_itself_ends_the_run():
     code, said, text = run({2: ("an error", 0)})
     assert (code, said) == (1, {}), text
     assert "ZeroDivisionError" in text
-    assert "go on" not in text
+    assert "continue" not in text
 
 
 @pytest.mark.parametrize(
