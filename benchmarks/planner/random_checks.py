@@ -32,7 +32,7 @@ OVERRUN = 1.0
 """Seconds of a core by which a plan may overrun its time limit: metrics and a proof that had begun."""
 SLACK = 1e-6
 """Figures that differ by this share are equal."""
-MAX_BASES, ROUNDS = 12, (1, 2, 3, 5, 8, 13, 24)
+MAX_BASES, STEPS_PER_ROUND = 12, (1, 2, 3, 5, 8, 13, 24)
 """Schedules of one job, and steps of a round, that are measured by every algorithm, late and synchronous."""
 FINEST = (Codec.NONE, Codec.FLOAT16, Codec.BFLOAT16, Codec.INT8)
 ROUNDS = 1.011
@@ -113,7 +113,7 @@ def _beats(one: CandidateSchedule, other: CandidateSchedule) -> bool:
 
 def _is_finer(option: CandidateSchedule, other: CandidateSchedule) -> bool:
     """Whether an option rounds no more than another, or is enough faster and communicates enough less."""
-    if FINEST.index(option.how.codec) <= FINEST.index(other.how.codec):
+    if FINEST.index(option.transport.codec) <= FINEST.index(other.transport.codec):
         return True
     return option.time * ROUNDS < other.time and option.communication * ROUNDS < other.communication
 
@@ -152,26 +152,26 @@ def _settings(planned: Plan, job: PlanRequest) -> list[str]:
     }
     wrong = []
     for base in [*bases.values()][:MAX_BASES]:
-        for algorithm, late, steps_per_round in product(job.algorithms, job.sync_types, ROUNDS):
+        for algorithm, late, steps_per_round in product(job.algorithms, job.sync_types, STEPS_PER_ROUND):
             strategy = replace(base.strategy, steps_per_round=steps_per_round, transport=Transport())
             if not late.suits(strategy):
                 continue
             schedule = replace(base, strategy=replace(strategy, sync=late.sync))
             if not within_gap(schedule, job.limits):
                 continue
-            for how in _hows(schedule, job, algorithm):
-                option = measure(traveling(schedule, how), job, algorithm=algorithm)
+            for transport in _transports(schedule, job, algorithm):
+                option = measure(traveling(schedule, transport), job, algorithm=algorithm)
                 if (
                     _keeps(option, job)
                     and _is_finer(option, planned.recommendation)
                     and _beats(option, planned.recommendation)
                 ):
-                    said = f"{base.name} {how} {late} steps_per_round={steps_per_round} {_costs(option)}"
+                    said = f"{base.name} {transport} {late} steps_per_round={steps_per_round} {_costs(option)}"
                     wrong.append(f"{said} beats {planned.recommendation.name} {_costs(planned.recommendation)}")
     return wrong
 
 
-def _hows(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> list[Transport]:
+def _transports(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> list[Transport]:
     """Every way that the job and the strategy allow."""
     plain, coded = [Transport(algorithm=algorithm)], [codec for codec in job.codecs if codec is not Codec.NONE]
     if not coded or schedule.strategy.refuses_codec(schedule.cluster):

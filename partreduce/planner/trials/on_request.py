@@ -147,7 +147,8 @@ class OnRequest(Kind):
         listed = []
         for words, strategy in self._strategies(job.cluster):
             try:
-                schedule = Schedule(f"{self.word}: {words}", job.cluster, strategy)
+                label = "generated" if self.word == DynamicGroups.kind else self.word
+                schedule = Schedule(f"{label}: {words}", job.cluster, strategy)
             except PartreduceError:  # does not suit the cluster, such as rounds inside nodes of one worker
                 continue
             trial = Trial(schedule.name, _work(count, ROUNDS), partial(self._measured, schedule, job))

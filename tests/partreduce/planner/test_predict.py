@@ -210,7 +210,7 @@ def test_a_worker_alone_with_its_host_needs_nobody():
 )
 def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
     found = of(strategy)
-    assert (found.largest_age, found.mean_age, found.transport) == (age, age, "exact")
+    assert (found.largest_age, found.mean_age, found.how) == (age, age, "exact")
     assert arrays is None or (found.arrays, found.memory_bytes) == (arrays, arrays * MODEL)
 
 

@@ -147,7 +147,7 @@ def test_limits_on_groups_leave_no_quorum():
 def test_long_steps_by_command_line(tmp_path, capsys):
     path = tmp_path / "quorum.json"
     main(
-        ["design", "3x1", "--sync", "quorum", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
+        ["design", "3x1", "--sync", "partial", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
          "-o", str(path)]
     )  # fmt: skip
     shown = " ".join(capsys.readouterr().out.split())

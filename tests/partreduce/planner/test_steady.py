@@ -154,7 +154,7 @@ def test_random_jobs_recommend_what_is_proved_or_steady(seed):
     assert planned.proof.guarantees_consensus == (planned.consensus == "guaranteed")
     for option in planned.options:
         if option.gap and option.consensus_distance.kind is Kind.ESTIMATE:
-            rounds = int(option.consensus_distance.transport.split()[-2])
+            rounds = int(option.consensus_distance.how.split()[-2])
             assert rounds >= 240
             assert distance_after(option.schedule, asked, rounds // 2) == pytest.approx(
                 float(option.consensus_distance), rel=0.15
