@@ -92,7 +92,7 @@ def script_of_the_readme() -> str:
     ],
 )
 def test_the_script_of_the_readme_runs_under_every_schedule_that_design_may_recommend(tmp_path, strategy, ends):
-    """Steps per round and a quorum, in real processes; all workers come to the same end, a quorum's when the last one has."""
+    """Steps per round and a quorum, in real processes; all workers end together, a quorum's with the last one."""
     write_schedule(tmp_path / "schedule.json", Schedule("readme", Cluster.regular(1, 3), strategy))
     (tmp_path / "train.py").write_text(script_of_the_readme())
     done = WARM.run("partreduce", "run", "--workers", "3", "train.py", cwd=tmp_path)

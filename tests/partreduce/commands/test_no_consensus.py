@@ -7,7 +7,6 @@ from fractions import Fraction
 
 import pytest
 
-from partreduce.verify.prove import prove
 from partreduce.__main__ import main
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
@@ -19,6 +18,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import NeighborAveraging, Round
 from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 from partreduce.topo.strategies.static import GroupPhases, StaticGroups
+from partreduce.verify.prove import prove
 
 PARTED = "may never hear of one another"
 
@@ -119,8 +119,8 @@ def test_consensus_alone_is_allowed_to_be_missing(tmp_path, capsys):
 def test_design_says_first_that_consensus_is_not_guaranteed(tmp_path, capsys):
     path = tmp_path / "s.json"
     links = ["--set", "nic=40MB/s", "--set", "inside=1GB/s", "--set", "compute=50ms", "--set", "jitter=0.3"]
-    asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "iteration_gap", "--effort", "3", "--time-limit", "1h"]
-    asked += ["--select", "clustered gap: backup 1, parallel"]
+    asked = ["design", "4x2", *links, "--model-bytes", "1MB", "--sync", "iteration_gap"]
+    asked += ["--effort", "3", "--time-limit", "1h", "--select", "clustered gap: backup 1, parallel"]
     assert main([*asked, "-o", str(path)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("Planning")

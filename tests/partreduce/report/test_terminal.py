@@ -309,14 +309,5 @@ def test_completion_scripts_exist_for_the_common_shells(shell_name):
     assert "_PARTREDUCE_COMPLETE=complete_" + shell_name in script
 
 
-def test_the_words_that_a_shell_offers_are_those_that_are_understood():
-    from partreduce.commands import design_options as design
-    from partreduce.planner.job import Data
-    from partreduce.schedulers.synthesis.problem import Objective
-
-    assert set(design.OBJECTIVES) == set(Objective)
-    assert set(design.DATA) == set(Data)
-
-
 def test_a_written_schedule_reads_back(figure_10):
     assert load_schedule(figure_10).num_workers == 16
