@@ -102,7 +102,7 @@ class AsynchronousServer(OneSided):
             self._wait(self._pending)
             self._pending = None
         if not self._is_open:
-            self._begin(self.driver.open_state.round)  # all count the same generations
+            self._begin(self.driver.open_state.round)  # all count their generations alike
         self.driver.raised(DrainPolicy())
         self._base = []
         return ""
