@@ -121,7 +121,7 @@ def test_frozen_embeddings_are_no_tables_and_need_no_batches(ranks):
 @pytest.mark.parametrize("quorum", [3, "solo"])
 def test_under_partial_rounds_tables_travel_like_other_gradients_where_that_pays_anyway(ranks, monkeypatch, quorum):
     monkeypatch.setattr(parallelize, "_applying", lambda _: APPLYING)  # a busy machine would measure more
-    schedule = partreduce.design("2x2", using="allreduce")
+    schedule = partreduce.design("2x2", build="allreduce")
     schedule = replace(schedule, strategy=replace(schedule.strategy, sync=PartialAllReduce(quorum=quorum)))
 
     def act(world, rows):
