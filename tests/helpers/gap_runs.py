@@ -78,7 +78,7 @@ def random_gap(rng, n, edges):
     sources = Counter(v for _, v in edges)
     kind = rng.choice(["standard", "notify_ack", "staleness", "backup", "both", "skip"])
     while True:
-        gap = {"max_ig": rng.choice([None, 1, 2, 4]), "order": rng.choice(list(UpdateOrder))}
+        gap = {"max_ig": rng.choice([None, 1, 2, 4]), "update_order": rng.choice(list(UpdateOrder))}
         gap["weights"] = rng.choice([EdgeWeighting.GRAPH, EdgeWeighting.UNIFORM])
         gap["notify_ack"] = kind == "notify_ack"
         if kind in ("staleness", "both") or (kind == "skip" and rng.random() < 0.5):

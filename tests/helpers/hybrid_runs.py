@@ -120,7 +120,7 @@ def data_of(case):
 
 def schedule_of(case):
     """All-reduce with both tables on a route."""
-    schedule = partreduce.design(case.cluster, **(case.using or {"using": "allreduce"}))
+    schedule = partreduce.design(case.cluster, **(case.using or {"build": "allreduce"}))
     sharded = case.way is Placement.SHARDED
     gradient = Gradient.SPARSE if case.sparse else Gradient.DENSE
     words = TablePlacement(

@@ -174,7 +174,7 @@ def test_tables_without_numbers_are_drawn_by_rows_on_their_owners(ranks):
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
-@pytest.mark.parametrize("using", [{"using": "node-then-all"}, {"using": "allreduce", "every": 2}])
+@pytest.mark.parametrize("using", [{"build": "node-then-all"}, {"build": "allreduce", "every": 2}])
 def test_beside_groups_that_average_parameters_the_tables_are_those_of_a_replay(ranks, using):
     case = Case("sgd", dtype=torch.float64, using=using)
     schedule = schedule_of(case)
@@ -222,7 +222,7 @@ def average(models, schedule, round_):
 
 
 @pytest.mark.filterwarnings("ignore:partreduce. step .. model.state_dict.. holds worker")
-@pytest.mark.parametrize("using", [{}, {"using": "node-then-all"}], ids=["gradients", "parameters"])
+@pytest.mark.parametrize("using", [{}, {"build": "node-then-all"}], ids=["gradients", "parameters"])
 def test_evaluation_after_the_last_step_of_a_loop_adds_no_step(ranks, using):
     case = Case("adam", dtype=torch.float64, using=using)
 

@@ -144,7 +144,7 @@ def test_under_partial_rounds_tables_travel_like_other_gradients_where_that_pays
     assert all(other == first for other in others)
     assert "words.weight (32 x 4" in first[0][0]
     assert ": dense, " in first[0][0]
-    assert first[0][1] == "these are prices synchronously, without sync.partial"
+    assert first[0][1] == "these are prices of synchronous rounds, without sync.partial"
     (line,) = set(ranks.run(4, lambda world: act(world, 10**6)))
     assert "workers with sync.partial have no common steps" in line
 

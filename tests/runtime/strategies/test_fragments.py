@@ -111,7 +111,7 @@ def test_random_runs_cover_what_they_claim():
 def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
     begin, make = GroupMeans.send, fragments_of_topo.round_ends
     if fault == "merged whole":
-        monkeypatch.setattr(AllReduce, "_relax", 1)
+        monkeypatch.setattr(AllReduce, "_relaxation", 1)
     elif fault == "one forgotten":
         monkeypatch.setattr(GroupMeans, "send", lambda self, *a, **k: "2" in self.name or begin(self, *a, **k))
     else:

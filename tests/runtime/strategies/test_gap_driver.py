@@ -158,7 +158,7 @@ def test_what_is_sent_after_the_beginning_after_next_waits_for_that_one():
 
 def test_what_is_missing_is_said_by_name():
     driver, _ = opened(IterationGap(max_ig=1, backup=(1, 0, 0)))
-    assert driver.missing().payload == "an update of step 0"
+    assert driver.missing().what == "an update of step 0"
     assert (driver.missing().of, driver.missing().needed) == ((1, 2), 1)
     driver.deliver(update(2, 0))
     assert driver.missing() is None
@@ -167,7 +167,7 @@ def test_what_is_missing_is_said_by_name():
     driver.offer(())
     driver.deliver(update(2, 1))
     driver.fire(Reduce)
-    assert (driver.missing().payload, driver.missing().of) == ("a token to enter step 2", (1, 2))
+    assert (driver.missing().what, driver.missing().of) == ("a token to enter step 2", (1, 2))
 
 
 def test_a_token_that_comes_after_a_look_makes_the_step_a_skip():
