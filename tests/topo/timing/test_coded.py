@@ -149,9 +149,9 @@ def test_where_bytes_are_not_counted_codecs_take_no_time():
     assert Coding.of(schedule.strategy.transport, Hardware(nic=Link(0.0, 1.0))).seconds != NONE
 
 
-def test_a_form_that_a_codec_cannot_have_is_refused():
+def test_an_algorithm_that_a_codec_cannot_have_is_refused():
     schedule = everyone(Cluster.regular(2, 2), codec=Codec.INT8, where=CodecScope.ACROSS_NODES, **HIERARCHICAL)
-    with pytest.raises(ScheduleError, match=r"transport\.where: is across-nodes; form ring has no stage"):
+    with pytest.raises(ScheduleError, match=r"transport\.where: is across-nodes; algorithm ring has no stage"):
         communication(schedule, Hardware(model_bytes=8), algorithm=AllReduceAlgorithm.RING)
 
 
