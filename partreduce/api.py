@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from partreduce.schedulers import registry
 from partreduce.topo.argument_types import check_type
@@ -33,9 +33,10 @@ def design(cluster: Cluster | str, /, *, build: str, **parameters: object) -> Sc
 
 def design(
     request: PlanRequest | Cluster | str,
+    /,
     *,
     build: str | None = None,
-    progress: Callable[[str], None] | None = None,
+    progress: Any = None,
     **parameters: object,
 ) -> Plan | Schedule:
     """Find the schedule that suits a request, or with `build` make an entry of the catalogue for a cluster.

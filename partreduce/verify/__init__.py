@@ -36,6 +36,6 @@ class _CallablePackage(ModuleType):
 sys.modules[__name__].__class__ = _CallablePackage
 
 if TYPE_CHECKING:
-    from partreduce.verify.prove import prove as verify
+    verify = prove
 else:
     verify = sys.modules[__name__]

@@ -51,9 +51,7 @@ def problem_of(setting, now, groups):
         right = len(groups) == 1 and now.initiator in groups[0] and len(groups[0]) == SLOW_WORKER_GROUP_SIZE
         fits = right and (len(local) == 1 or local.issuperset(groups[0]))
         return None if fits else "a straggler gets one small group on its own node"
-    passed = {
-        w for w in now.alive if threshold is None or mine - now.counts[w] < threshold or w == now.initiator
-    }
+    passed = {w for w in now.alive if threshold is None or mine - now.counts[w] < threshold or w == now.initiator}
     if setting.division == GroupSplit.NODE_THEN_ALL:
         return _node_then_all(setting, now, groups, passed)
     if setting.division == GroupSplit.RANDOM or now.alone >= PATIENCE:

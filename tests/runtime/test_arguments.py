@@ -120,7 +120,10 @@ def in_ddp(model):
         (lambda: embeddings(optimizer=[3]), "optimizer: is a list; it must be one torch.optim.Optimizer"),
         (lambda: embeddings(wrap=in_ddp), "model: is wrapped in DistributedDataParallel, .*; pass the bare module"),
         (lambda: partreduce.design(8, build="ring"), "cluster: is an int; write it as '2x4', or name a cluster file"),
-        (lambda: partreduce.design("2x2", build=None), "design: build: expected a catalogue entry for cluster 2x2, got none"),
+        (
+            lambda: partreduce.design("2x2", build=None),
+            "design: build: expected a catalogue entry for cluster 2x2, got none",
+        ),
         (lambda: partreduce.verify("schedule.json"), r"prove: is a str; .* partreduce\.load_schedule\(path\)"),
         (lambda: partreduce.load_schedule(None), "load_schedule: is a NoneType; give the path of a schedule file"),
         (lambda: partreduce.write_schedule(PAIR, "x.json"), "write_schedule: path: expected str or path, got Schedule"),
