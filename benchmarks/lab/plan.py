@@ -60,7 +60,8 @@ class Planner:
         return in_segments(replace(base, **job), setting.task)
 
     def _plan(self, cluster: Cluster, setting: Setting, key: str, options: dict[str, Any]) -> Schedule:
-        from partreduce import PlanRequest, plan
+        from partreduce import PlanRequest
+        from partreduce.planner.plan import plan
 
         job = PlanRequest(
             cluster=replace(cluster, hardware=self.hardware(setting)),

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import compact, kit
-from partreduce import PlanRequest, plan
+from partreduce import PlanRequest
 from partreduce.planner.delay import Delay
 from partreduce.planner.gain import contenders, regrets
+from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.axes import quiet

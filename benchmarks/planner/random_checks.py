@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from benchmarks.planner.brute_force import all_schedules
-from partreduce import Objective, plan
+from partreduce import Objective
 from partreduce.planner.limits import within_gap
 from partreduce.planner.measuring import measure
+from partreduce.planner.plan import plan
 from partreduce.planner.travel import traveling
 from partreduce.topo.errors import InfeasibleError, InputError, PartreduceError, UndecidedError
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope, Transport

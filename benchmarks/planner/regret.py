@@ -41,11 +41,12 @@ from benchmarks import compact, kit
 from benchmarks.lab.rehearse import by_schedule
 from benchmarks.steps_to_loss.delay import RESULT, steps_of
 from benchmarks.steps_to_loss.networks import Network
-from partreduce import PlanRequest, plan
+from partreduce import PlanRequest
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.gain import gain, regrets
 from partreduce.planner.job import Data
 from partreduce.planner.measuring import measure
+from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.run_off import RunOff
 from partreduce.planner.steps_model import TASKS, Optimizer

@@ -139,7 +139,7 @@ class Known:
     def _planned_dense_part(self) -> Schedule:
         """The planner's recommendation for all but the tables, codecs allowed; the tables' time is computing to it."""
         from partreduce import PlanRequest as Planned
-        from partreduce import plan
+        from partreduce.planner.plan import plan
 
         exchange = self.wire_bytes(HYBRID_LOCAL) / BYTES_PER_SECOND
         hardware = replace(self.hardware, compute=COMPUTE + exchange)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Objective, PlanRequest, plan
+from partreduce import Data, Objective, PlanRequest
 from partreduce.planner.competitors import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.front import baselines, front
@@ -29,6 +29,7 @@ from partreduce.planner.gain import (
 )
 from partreduce.planner.job import MOST_DRIFT
 from partreduce.planner.measuring import measure
+from partreduce.planner.plan import plan
 from partreduce.planner.recommend import cautions, reasons, recommend
 from partreduce.planner.steps_model import LOST_RATIO, NEVER, Optimizer, Prices
 from partreduce.topo.cluster import Cluster

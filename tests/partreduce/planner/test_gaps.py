@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, PlanRequest, load_schedule, plan
+from partreduce import Data, PlanRequest, load_schedule
 from partreduce.__main__ import main
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE, simplicity
+from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.slowdown import Slowdown
 from partreduce.planner.trials.gaps import Gaps

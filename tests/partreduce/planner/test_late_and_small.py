@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from partreduce import Objective, PlanRequest, load_schedule, plan
+from partreduce import Objective, PlanRequest, load_schedule
 from partreduce.__main__ import main
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
@@ -20,6 +20,7 @@ from partreduce.planner.front import baselines
 from partreduce.planner.gain import best_plain
 from partreduce.planner.measuring import Label, measure
 from partreduce.planner.payoff import late_and_small
+from partreduce.planner.plan import plan
 from partreduce.planner.recommend import reasons, recommend
 from partreduce.planner.steps_model import FITTED
 from partreduce.planner.timings import Setting

@@ -17,9 +17,10 @@ from benchmarks.planner.brute_force import all_schedules
 from benchmarks.planner.random_checks import run
 from benchmarks.planner.random_jobs import draw_job
 from helpers.synthesis import synthesize
-from partreduce import Data, Limits, Objective, PlanRequest, plan
+from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.__main__ import main
 from partreduce.planner.delay import Delay
+from partreduce.planner.plan import plan
 from partreduce.schedulers.synthesis import Problem, Status, clock
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.topo import metrics

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from partreduce import PlanRequest, plan
+from partreduce import PlanRequest
 from partreduce.planner.gain import WORTH, decisive_time
 from partreduce.planner.left_out import not_weighed
+from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials.kinds import KINDS

@@ -10,11 +10,12 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from partreduce import Limits, PlanRequest, plan
+from partreduce import Limits, PlanRequest
 from partreduce.planner.gain import counted, regrets, times_by_case
 from partreduce.planner.job import Data
 from partreduce.planner.left_out import not_weighed
 from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
+from partreduce.planner.plan import plan
 from partreduce.planner.recommend import cautions, recommend
 from partreduce.planner.steps_model import TASKS, Optimizer
 from partreduce.planner.trials import outer_steps

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Limits, Objective, PlanRequest, plan
+from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.planner.competitors import competitors
 from partreduce.planner.delay import Delay
 from partreduce.planner.front import front
 from partreduce.planner.gain import TIE
 from partreduce.planner.measuring import measure
+from partreduce.planner.plan import plan
 from partreduce.planner.recommend import cautions, reasons, recommend
 from partreduce.planner.steps_model import BORNE, FITTED, LOST, Optimizer, shortened
 from partreduce.schedulers import registry

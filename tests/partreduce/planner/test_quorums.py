@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from partreduce import PlanRequest, load_schedule, plan
+from partreduce import PlanRequest, load_schedule
 from partreduce.__main__ import main
 from partreduce.planner.delay import Delay
 from partreduce.planner.left_out import not_weighed
+from partreduce.planner.plan import plan
 from partreduce.planner.predict import predict
 from partreduce.planner.recommend import permitted
 from partreduce.planner.trials import quorum_runs, quorums

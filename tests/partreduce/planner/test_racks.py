@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from partreduce import Data, Limits, Objective, PlanRequest, plan
+from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.planner.competitors import competitors
+from partreduce.planner.plan import plan
 from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.terminal import switch_levels

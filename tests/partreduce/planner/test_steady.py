@@ -8,8 +8,9 @@ from functools import cache
 
 import pytest
 
-from partreduce import PlanRequest, plan
+from partreduce import PlanRequest
 from partreduce.planner.option import CandidateSchedule
+from partreduce.planner.plan import plan
 from partreduce.planner.steps_model import Optimizer
 from partreduce.planner.trials.gaps import Gaps
 from partreduce.planner.trials.kit import Trials
