@@ -62,7 +62,7 @@ from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.goes_on import supports_elastic
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.meeting import Meeting
-from partreduce.runtime.worker.paces import check_other_worker_steps
+from partreduce.runtime.worker.multi_optimizer_check import check_other_worker_steps
 from partreduce.runtime.worker.parameter_engine import ParameterEngine
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
 from partreduce.topo.errors import InputError, PartreduceError, of_type

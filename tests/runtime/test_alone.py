@@ -10,7 +10,7 @@ from helpers.warm import WARM
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.data.sharding import shard
+from partreduce.runtime.data.sharding import shard_dataset
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -128,7 +128,7 @@ def test_a_script_alone_trains_as_without_the_library(capfd, tmp_path, name):
 
 def test_shard_gives_everything_to_a_script_alone():
     data = {"anything": 1}
-    assert shard(data) is data
+    assert shard_dataset(data) is data
 
 
 SCRIPT = """

@@ -1,4 +1,4 @@
-"""ManagedSchedule: a schedule whose sums torchft's Manager carries out, among the replicas of its quorum."""
+"""TorchftSchedule: a schedule whose sums torchft's Manager carries out, among the replicas of its quorum."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TorchftSchedule:
     """Inside, replicas train by themselves and meet as a schedule says, with those of them that are there.
 
         manager = Manager(pg, load_state_dict, state_dict, min_replica_size=2, use_async_quorum=False)
-        with ManagedSchedule(manager, model, optimizer, "schedule.json"):
+        with TorchftSchedule(manager, model, optimizer, "schedule.json"):
             for batch in loader:
                 ...
                 optimizer.step()

@@ -217,11 +217,6 @@ WAYS = [
         ["run --schedule two.json train.py"],
     ),
     ("run --workers 2 nothing.py", "name a Python script", ["run --workers 2 train.py"]),
-    (
-        "run --workers 2 --replan train.py",
-        "let them by --tolerate-failures K",
-        ["run --workers 2 --replan --tolerate-failures 1 train.py"],
-    ),
 ]
 
 

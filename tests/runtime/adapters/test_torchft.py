@@ -1,4 +1,4 @@
-"""ManagedSchedule over the real torchft, where it is installed: its Managers, its lighthouse, gloo."""
+"""TorchftSchedule over the real torchft, where it is installed: its Managers, its lighthouse, gloo."""
 
 import json
 

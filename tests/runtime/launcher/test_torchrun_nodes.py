@@ -46,7 +46,7 @@ for step in range(begun, until):
     optimizer.zero_grad()
     (model.weight * torch.tensor(gradient(rank, step), dtype=torch.float64)).sum().backward()
     optimizer.step()
-    if optimizer.steps % PACE == 0:
+    if optimizer.steps % STEPS_PER_ROUND == 0:
         partreduce.save_checkpoint(optimizer, folder / "checkpoints")
         with (folder / f"standing-{os.environ['NODE']}-{size}").open("a") as file:
             file.write(json.dumps([rank, os.getpid(), optimizer.steps]) + "\\n")
