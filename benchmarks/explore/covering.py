@@ -97,7 +97,7 @@ def covering_rows(
 
     Greedy, in the way of AETG (Cohen, Dalal, Fredman and Patton, 1997), and without chance: the next row is the one
     with the most new combinations for its cost, the first of them in lexicographic order; rows that later ones made
-    superfluous are dropped, the dearest first.
+    checkpoints_to_delete are dropped, the dearest first.
 
     Args:
         levels: how many levels each factor has.

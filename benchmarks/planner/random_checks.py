@@ -175,7 +175,7 @@ def _settings(planned: Plan, job: PlanRequest) -> list[str]:
 def _transports(schedule: Schedule, job: PlanRequest, algorithm: AllReduceAlgorithm) -> list[Transport]:
     """Every way that the job and the strategy allow."""
     plain, coded = [Transport(algorithm=algorithm)], [codec for codec in job.codecs if codec is not Codec.NONE]
-    if not coded or schedule.strategy.refuses_codec(schedule.cluster):
+    if not coded or schedule.strategy.codec_unsupported_reason(schedule.cluster):
         return plain
     places = [CodecScope.ALL, *([CodecScope.ACROSS_NODES] if algorithm is AllReduceAlgorithm.HIERARCHICAL else [])]
     transports = [Transport(algorithm=algorithm, codec=codec, where=where) for codec in coded for where in places]

@@ -35,7 +35,7 @@ def command(
     stages.make_folder(output)
     candidates = stages.prepare(output, "2x4")
     if not as_json:
-        _say_proved(candidates)
+        _print_proved(candidates)
     plan = Plan(
         schedules={c.key: str(c.path) for c in candidates},
         folder=str(output / "runs"),
@@ -55,10 +55,10 @@ def command(
     if as_json:
         emit_json({"report": str(page), "target_loss": stages.TARGET, "runs": _documents(candidates, measured)})
     else:
-        _say_end(candidates, measured, page)
+        _log_end(candidates, measured, page)
 
 
-def _say_proved(candidates: list[Candidate]) -> None:
+def _print_proved(candidates: list[Candidate]) -> None:
     out = console()
     out.print("[bold]1 Design, prove, export[/]: 8 workers as 2 nodes of 4")
     for candidate in candidates:
@@ -83,7 +83,7 @@ def _train(plan: "Plan", output: Path, candidates: list[Candidate], *, quiet: bo
         stages.train(plan, output, watch)
 
 
-def _say_end(candidates: list[Candidate], measured: list[Result], page: Path) -> None:
+def _log_end(candidates: list[Candidate], measured: list[Result], page: Path) -> None:
     out = console()
     # "last loss" leaves first; bytes, steps and seconds to the target are what it is about.
     leave = {"last loss": 3, "test accuracy": 2, "step on a thin link": 1}

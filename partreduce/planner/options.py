@@ -72,7 +72,7 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
     if job.tolerate_failures:
         weighed.options = [option for option in weighed.options if goes_on(option.schedule)]
     if job.tables:
-        weighed.options = [one for one in weighed.options if not one.schedule.strategy.refuses_tables()]
+        weighed.options = [one for one in weighed.options if not one.schedule.strategy.tables_unsupported_reason()]
     return weighed
 
 

@@ -232,7 +232,7 @@ def _chosen(
 
 def _priced(schedule: Schedule) -> Schedule:
     """The schedule for which ways are priced: synchronous where it waits otherwise and so allows one way only."""
-    if not schedule.strategy.refuses_tables():
+    if not schedule.strategy.tables_unsupported_reason():
         return schedule
     return replace(schedule, strategy=replace(schedule.strategy, sync=SYNCHRONOUS), certificate=None)
 

@@ -40,7 +40,7 @@ def _codec_pays(chosen: CandidateSchedule, options: Sequence[CandidateSchedule],
     plain, *coarser = cheapest_hows(schedule, job)
     transports = [chosen.transport] if is_coded else [costed.transport for costed in coarser]
     if not transports:
-        why = schedule.strategy.refuses_codec(schedule.cluster)
+        why = schedule.strategy.codec_unsupported_reason(schedule.cluster)
         return [f"its sums travel as they are: {why.partition(';')[0]}"]
     taken = [(transport, *_on_the_wire(schedule, job, transport)) for transport in transports]
     transport, wire, coding = min(taken, key=lambda one: one[1] + one[2])
@@ -74,7 +74,7 @@ def _would_gain(chosen: CandidateSchedule, options: Sequence[CandidateSchedule],
     """What codecs would gain at the least: for the recommendation, the best plain option and the fastest that may."""
     allowed = replace(job, codec=None)
     kept = permitted(options, job)
-    may = [one for one in kept if not one.schedule.strategy.refuses_codec(one.schedule.cluster)]
+    may = [one for one in kept if not one.schedule.strategy.codec_unsupported_reason(one.schedule.cluster)]
     fastest = min(may, key=lambda option: decisive_time(option, job), default=None)
     seeds = {id(one): one for one in (chosen, best_plain(kept, job), fastest) if one and not one.facts}
     found: list[CandidateSchedule] = []

@@ -129,7 +129,7 @@ def choose_routes(
 def check_unpriced(schedule: Schedule) -> None:
     """Raise for schedules for which no way can be chosen."""
     strategy = schedule.strategy
-    if reason := strategy.refuses_tables():
+    if reason := strategy.tables_unsupported_reason():
         raise ScheduleError(f"tables: their rows are exchanged in every step, synchronously, and {reason}")
     if not schedule.is_mixing:
         raise ScheduleError(

@@ -61,7 +61,7 @@ def cheapest_hows(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]
 
 def codecs_of(schedule: Schedule, job: PlanRequest) -> tuple[Codec, ...]:
     """The codecs of a job that a strategy may have, none if it refuses all; the finest first."""
-    if job.codecs == (Codec.NONE,) or schedule.strategy.refuses_codec(schedule.cluster):
+    if job.codecs == (Codec.NONE,) or schedule.strategy.codec_unsupported_reason(schedule.cluster):
         return (Codec.NONE,)
     return job.codecs
 

@@ -25,7 +25,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state import checkpoint_directory, sharded_checkpoint
 from partreduce.runtime.state.checkpoint_directory import FORMAT, MANIFEST, VERSION, file_of, read_bytes, read_manifest
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
-from partreduce.runtime.state.saved_tables import deal_anew, reader
+from partreduce.runtime.state.saved_tables import reader, redistribute
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.writer import write_file
@@ -104,7 +104,9 @@ def _saved(
     if any(entry["taken"] for entry in said):
         name = f"{name}-{number}"
     folder = directory / name
-    superfluous = checkpoint_directory.superfluous(directory, lineage, rank, keep=keep, written=name)
+    checkpoints_to_delete = checkpoint_directory.checkpoints_to_delete(
+        directory, lineage, rank, keep=keep, written=name
+    )
     ending.guard(optimizer.runner.settle)
     try:
         data = pack(_state_file(optimizer), extra, lineage)
@@ -129,7 +131,7 @@ def _saved(
         "workers": [dict(zip(members, reports, strict=True)).get(one) for one in range(optimizer.num_workers)],
     }
     write_file(folder / MANIFEST, (json.dumps(manifest, indent=1) + "\n").encode())
-    checkpoint_directory.delete(superfluous, rank)
+    checkpoint_directory.delete(checkpoints_to_delete, rank)
     return folder
 
 
@@ -283,7 +285,9 @@ def _loaded_shards(
         report: dict[str, str] = {}
     except PartreduceError as error:
         report = {"problem": str(error)}
-    if problem := next((text for one in sharded_checkpoint.said_by_all(report) if (text := one.get("problem"))), None):
+    if problem := next(
+        (text for one in sharded_checkpoint.all_gather_json(report) if (text := one.get("problem"))), None
+    ):
         raise InputError(problem)
     optimizer.ending.guard(optimizer.runner.drain)
     flat.sharders.reshard()
@@ -319,7 +323,7 @@ def _load_mean(optimizer: DistributedOptimizer, folder: Path, members: Sequence[
     optimizer.meeting.broadcast(members)
     if tables := optimizer.run.tables:
         tables.broadcast()
-        deal_anew(tables, optimizer.optimizer, told["tables"], told["there"], reader(folder, file_of, unpack))
+        redistribute(tables, optimizer.optimizer, told["tables"], told["there"], reader(folder, file_of, unpack))
     optimizer.engine.go_on_from(0)
     return Resumed(folder, int(told["steps"]), int(told["round"]), int(told["num_workers"]), None)
 

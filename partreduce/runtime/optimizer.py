@@ -28,14 +28,14 @@ from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.foreign import FOLLOWS, check_foreign_optimizer
-from partreduce.runtime.averaging.mean_model import average_everywhere, own_values_kept, squared_distance
+from partreduce.runtime.averaging.mean_model import average_model, restore_local_values, squared_distance
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.epochs import Epochs, epochs_of
-from partreduce.runtime.elastic.nodes_left import as_started, say_nodes_left
+from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes, warn_nodes_missing
 from partreduce.runtime.elastic.voting import joins
-from partreduce.runtime.launcher.last_line import end_in_one_line
+from partreduce.runtime.launcher.last_line import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
@@ -47,15 +47,15 @@ from partreduce.runtime.sharding.whole import own_states, whole_states
 from partreduce.runtime.state.handover import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
-from partreduce.runtime.transport.alone import AloneWorld, is_alone, say_alone
+from partreduce.runtime.transport.alone import SingleProcessWorld, is_alone, log_single_process
 from partreduce.runtime.transport.forms import chosen_algorithm, formed
-from partreduce.runtime.transport.notes import note_stage
+from partreduce.runtime.transport.notes import publish_stage
 from partreduce.runtime.transport.rendezvous import forget
-from partreduce.runtime.transport.torch_api import outside_graphs
+from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
-from partreduce.runtime.worker.alike_data import AlikeData
+from partreduce.runtime.worker.alike_data import DuplicateDataCheck
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
@@ -134,12 +134,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.reasons: tuple[str, ...] = ()
         """Why each table goes its way, where `partreduce.parallelize_embeddings` chose."""
-        end_in_one_line(own_process=world is None)
+        install_excepthook(own_process=world is None)
         # The base class is not initialized: everything it would hold is the wrapped optimizer's (see __getattr__).
         self.optimizer = unwrapped(optimizer)
         model, timeout = checked_model(model), checked_timeout(timeout)
         self.planned, world, trace = read_schedule(schedule), checked_world(world), checked_directory("trace", trace)
-        self.schedule = as_started(self.planned) if world is None else self.planned
+        self.schedule = schedule_for_present_nodes(self.planned) if world is None else self.planned
         policies = Policies.chosen(buffers, optimizer_state, initial, outer_state)
         policies.check_combinations(self.optimizer, self.schedule)
         replica = replica_of(model, checked_mesh(mesh, world), self.schedule)
@@ -163,7 +163,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         facts |= {"algorithm": group_algorithm.value, "codec": fact_of(plan.strategy.transport)}
         agreed = agree(facts, flat.details(), world, device, timeout, mesh=mesh, replica=replica)
         if alone:
-            say_alone(self.schedule)
+            log_single_process(self.schedule)
             reached = agreed.world
         else:
             check_other_num_workers(self.schedule, agreed.world)
@@ -203,10 +203,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if reached.rank == 0 and not alone:
             warn_of_rounded_signs(plan, self.optimizer)
             warn_of_workers_apart(self.schedule)
-            say_nodes_left(self.planned, self.schedule)
+            warn_nodes_missing(self.planned, self.schedule)
         self.engine = _engine(self.run, self.runner, self.optimizer, uneven_inputs)
         if own_process and policies.broadcast:
-            self.engine.alike_data = AlikeData(reached.store, agreed.key, reached.size)
+            self.engine.alike_data = DuplicateDataCheck(reached.store, agreed.key, reached.size)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
         self._one_step = threading.Lock()
         self.meeting = Meeting(self.run, self.ending)
@@ -338,7 +338,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     _step_supports_amp_scaling = True
     """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
 
-    @outside_graphs
+    @torch_compile_disable
     @usually
     def _step(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401 - what the closure returns
         found_inf: torch.Tensor | None = self.__dict__.get("found_inf")
@@ -361,7 +361,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self._one_step.release()
 
-    @outside_graphs
+    @torch_compile_disable
     @usually
     def average_gradients(self) -> None:
         """Average the gradients now instead of in `step()`: for clipping or looking at them. No effect on parameters.
@@ -420,14 +420,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with run.reducer.recorder.span("evaluation"), contextlib.ExitStack() as until_after:
                 with as_usual(), run.reducer.heartbeat.gathering("mean_model()", self.round):
                     self.runner.settle()
-                    own = until_after.enter_context(own_values_kept(run.flat, run.rank))
+                    own = until_after.enter_context(restore_local_values(run.flat, run.rank))
                     members = self.runner.others.gathered("mean_model()")
                     with self.ending.looking_for_differences():
                         if run.epochs is not None:
                             run.epochs.mean_everywhere(run.mean_reducers, self.steps, self.round)
                         else:
                             self.meeting.exchange("mean_model()", {}, members)  # nobody is elsewhere any more
-                            average_everywhere(run.mean_reducers, members, self.steps, self.round)
+                            average_model(run.mean_reducers, members, self.steps, self.round)
                 if run.reducer.recorder.directory is not None:
                     distance = squared_distance(run.flat, own)
                     run.reducer.recorder.totals.distance = distance
@@ -631,11 +631,11 @@ def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_proc
     """Connect with the others; a worker that joins does so later (see `Epochs`)."""
     world.signs = heartbeat
     if own_process:
-        note_stage(world.store, world.rank, "connected its groups")
+        publish_stage(world.store, world.rank, "connected its groups")
     if connects:
         world.prepare(schedule)
     if own_process:
-        note_stage(world.store, world.rank, "trained", heartbeat.place)
+        publish_stage(world.store, world.rank, "trained", heartbeat.place)
 
 
 def _run(
@@ -659,7 +659,7 @@ def _run(
     if flat.buffer_buckets:
         buffers = Reducer(world, flat.buffer_buckets, recorder, heartbeat, key=f"{key} buffers", timeout=timeout)
         mean_reducers.append(buffers)
-    alone = isinstance(world, AloneWorld)
+    alone = isinstance(world, SingleProcessWorld)
     applier = Applier(optimizer, flat, [table.parameter for table in tables])
     return Run(
         schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone, epochs=epochs

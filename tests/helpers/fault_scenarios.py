@@ -156,8 +156,8 @@ def killed_at_start(stage) -> None:
     if rank() == 2 and stage == "imports":
         pause_or_kill(signal.SIGKILL)
     if rank() == 2 and stage == "handshake":
-        note = agreement.note_stage
-        agreement.note_stage = lambda *said: (note(*said), pause_or_kill(signal.SIGKILL))
+        note = agreement.publish_stage
+        agreement.publish_stage = lambda *said: (note(*said), pause_or_kill(signal.SIGKILL))
     if rank() == 3 and stage == "handshake":
         time.sleep(2.0)  # so that the handshake is under way
     if stage == "connecting":

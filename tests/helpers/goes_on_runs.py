@@ -25,7 +25,7 @@ from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.handover import Handover
-from partreduce.runtime.strategies.lasting_pipeline import LastingPipeline
+from partreduce.runtime.strategies.lasting_pipeline import ElasticPipeline
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
@@ -153,7 +153,7 @@ INSTANTS = {
     "prepared": lambda t: at(Reducer, "agree", lambda _, kind, round_, _g, number, *a: is_confirm(t, round_, number)),
     "confirmed": lambda t: at(Reducer, "commit", lambda _, reduction, action: is_of(t, reduction)),
     "in flight": lambda t: at(Epochs, "carry_out", lambda _, turn, *a, **n: turn == t),
-    "applying": lambda t: at(LastingPipeline, "_put", lambda _, flight, *a: flight.step == t),
+    "applying": lambda t: at(ElasticPipeline, "_put", lambda _, flight, *a: flight.step == t),
     "at the end": lambda t: at(Epochs, "meet", lambda *_, ahead=None: ahead == t),
     "voting": lambda _: at(Voting, "await_view", lambda *_: True),
     "asking": lambda _: at(Voting, "_answer", lambda *_: True),

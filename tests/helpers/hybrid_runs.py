@@ -196,7 +196,7 @@ def start(case, world, model=None, **keywords):
     )
 
 
-def said_by_all(ranks, act):
+def all_gather_json(ranks, act):
     """What all 4 workers say when `act(world)` goes wrong: the same line, empty where nothing does."""
 
     def run(world):

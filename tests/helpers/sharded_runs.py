@@ -24,7 +24,7 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.alone import AloneWorld
+from partreduce.runtime.transport.alone import SingleProcessWorld
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.rendezvous import connect_store
@@ -431,7 +431,7 @@ REFUSALS = {
     "all dimensions": lambda mesh: _wrapped(sharded(mesh), mesh),
     "the other dimension": lambda mesh: _wrapped(sharded(mesh), mesh["dp_shard"]),
     "no mesh at all": lambda mesh: _wrapped(sharded(mesh), "dp_replicate"),
-    "world and mesh": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"], world=AloneWorld()),
+    "world and mesh": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"], world=SingleProcessWorld()),
     "HSDP": _two_dimensions,
     "whole": lambda mesh: _wrapped(network(), mesh["dp_replicate"]),
     "other number": lambda mesh: _wrapped(sharded(mesh), mesh["dp_replicate"], schedules(4)["groups"]),

@@ -10,7 +10,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from helpers.warm import WARM
 from partreduce.runtime.data.sketches import note_dealt, take_dealt
-from partreduce.runtime.worker.alike_data import AlikeData, fingerprint
+from partreduce.runtime.worker.alike_data import DuplicateDataCheck, fingerprint
 
 TRAIN = """
 import os, sys, torch, partreduce
@@ -39,7 +39,7 @@ def looks(per_worker):
     store = dist.HashStore()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        answers = [AlikeData(store, "1", len(per_worker)).look(gradients) for gradients in per_worker]
+        answers = [DuplicateDataCheck(store, "1", len(per_worker)).look(gradients) for gradients in per_worker]
     return answers, [str(warning.message) for warning in seen]
 
 
@@ -79,7 +79,7 @@ def dealt(per_worker):
             take_dealt()
             for part in data:
                 note_dealt(part)
-            AlikeData(store, "1", len(per_worker)).look(gradients)
+            DuplicateDataCheck(store, "1", len(per_worker)).look(gradients)
     return [str(warning.message) for warning in seen]
 
 

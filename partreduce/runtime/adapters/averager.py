@@ -11,7 +11,7 @@ import torch
 from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.schedule_file import read_schedule
-from partreduce.runtime.transport.alone import is_alone, say_alone
+from partreduce.runtime.transport.alone import is_alone, log_single_process
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.argument_types import check_arguments
@@ -50,7 +50,7 @@ class ScheduleAverager:
         self.rank, size = (world.rank, world.size) if world is not None else place()
         self._alone = is_alone(world)
         if self._alone:
-            say_alone(self.schedule)
+            log_single_process(self.schedule)
         elif size != self.schedule.num_workers:
             raise InputError(
                 f"schedule {self.schedule.name!r}: is for {self.schedule.num_workers} workers and this run has {size}"

@@ -16,7 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.flat_model import FlatModel
-from partreduce.runtime.transport.torch_api import outside_graphs
+from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 
@@ -58,7 +58,7 @@ class GradientWatch:
             self._hooks.clear()
         return bool(self._hooks)
 
-    @outside_graphs
+    @torch_compile_disable
     def _note(self, parameter: torch.Tensor) -> None:
         """After a backward pass has added to a gradient."""
         if parameter.grad is not None:
@@ -107,7 +107,7 @@ class MeansWatch:
                 "add this worker's own to the mean of all; call backward() first, then average_gradients()"
             )
 
-    @outside_graphs
+    @torch_compile_disable
     def _note(self, parameter: torch.Tensor) -> None:
         """After a backward pass has made a gradient; may run in a thread of autograd's, so it raises nothing."""
         if not self._added:

@@ -26,7 +26,7 @@ from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.codecs.coding import Coding, Codings
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
-from partreduce.runtime.transport.torch_api import outside_graphs
+from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.topo.errors import InputError, PartreduceError
 from partreduce.topo.phase import Group
 
@@ -162,7 +162,7 @@ class LayerSender:
         for hook in self._hooks:
             hook.remove()
 
-    @outside_graphs
+    @torch_compile_disable
     def _ready(self, parameter: torch.Tensor) -> None:
         """Backward has made a gradient; may run in a thread of autograd's, so it raises nothing."""
         if self._problem is not None:

@@ -17,7 +17,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 
-def average_everywhere(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
+def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: int, round_: int) -> None:
     """Replace the parameters of `members` by their means over all of them, and buffers by their rules; alone, nothing.
 
     What is read or kept next is this mean, so the checks on it are waited for.
@@ -41,7 +41,7 @@ def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch
 
 
 @contextmanager
-def own_values_kept(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
+def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
     """Afterwards parameters, buffers and optimizer state that rides along are what they were before, bit for bit.
 
     Raises:

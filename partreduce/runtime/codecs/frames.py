@@ -12,7 +12,7 @@ from partreduce.topo.strategies.axes import Codec
 CPU = torch.device("cpu")
 
 
-class SixteenBits:
+class HalfPrecisionCodec:
     """float16 or bfloat16 with the face of `BlockCodec`: each number is rounded to the nearest, by itself."""
 
     block = 1
@@ -27,16 +27,16 @@ class SixteenBits:
         values.copy_(encoded.view(self.dtype))
 
 
-def codec_of(codec: Codec, block: int, device: torch.device = CPU) -> BlockCodec | SixteenBits:
+def codec_of(codec: Codec, block: int, device: torch.device = CPU) -> BlockCodec | HalfPrecisionCodec:
     """What writes numbers as bytes, for one thread, or one stream of a device."""
     if not codec.has_blocks:
-        return SixteenBits(codec)
+        return HalfPrecisionCodec(codec)
     return BlockCodec(codec, block, PIECE if device.type == "cpu" else 0)
 
 
 def unit_of(coding: Coding) -> int:
     """How many neighboring numbers are coded together."""
-    return coding.transport.block if coding.in_blocks else SixteenBits.block
+    return coding.transport.block if coding.in_blocks else HalfPrecisionCodec.block
 
 
 def code_bytes(count: int, coding: Coding) -> int:

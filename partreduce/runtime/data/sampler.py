@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from partreduce.runtime.data.dealing import Views, dealt
-from partreduce.runtime.elastic.nodes_left import as_started
+from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.argument_types import check_arguments
@@ -76,7 +76,7 @@ class RoundSampler(torch.utils.data.Sampler[int]):
         seed: int = 0,
         rank: int | None = None,
     ) -> None:
-        self.schedule = as_started(read_schedule(schedule))
+        self.schedule = schedule_for_present_nodes(read_schedule(schedule))
         self.size = data if isinstance(data, int) else len(data)
         self.rank = place()[0] if rank is None else rank
         if batch_size < 1 or accumulate < 1:

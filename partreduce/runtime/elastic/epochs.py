@@ -18,7 +18,7 @@ from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.elastic.regrouping import Regrouping, State
-from partreduce.runtime.elastic.sums_ahead import Sums, SumsAhead, lose
+from partreduce.runtime.elastic.sums_ahead import PrefetchedAllReduce, Sums, lose
 from partreduce.runtime.elastic.voting import Voting
 from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS
 from partreduce.runtime.liveness.heartbeat import Heartbeat
@@ -83,7 +83,7 @@ class Epochs(Everyone):
         self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MOST_QUESTIONS))
         self.turns = schedule.strategy.payload.num_fragments
         """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
-        self._ahead = SumsAhead()
+        self._ahead = PrefetchedAllReduce()
         self._entered: int | None = None
         """The key of the sums ahead that the present operation commits."""
         parted = lambda: self._ahead.lose("a worker is lost, or joins")  # noqa: E731

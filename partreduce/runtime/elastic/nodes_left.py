@@ -18,7 +18,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.survivors import after_failure_of_nodes
 
 
-def as_started(schedule: Schedule) -> Schedule:
+def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
     """What the workers run that torchrun has started: the schedule, or what it plans for the nodes that are left.
 
     Raises:
@@ -36,7 +36,7 @@ def as_started(schedule: Schedule) -> Schedule:
         ) from None
 
 
-def say_nodes_left(schedule: Schedule, started: Schedule) -> None:
+def warn_nodes_missing(schedule: Schedule, started: Schedule) -> None:
     """One line, for one worker to say."""
     have, had = started.cluster.num_nodes, schedule.cluster.num_nodes
     if have < had:

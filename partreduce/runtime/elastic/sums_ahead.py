@@ -22,7 +22,7 @@ class _Ahead:
     is_waited: bool = False
 
 
-class SumsAhead:
+class PrefetchedAllReduce:
     """One worker's sums of operations that it has still to come to, by keys that rise with these."""
 
     def __init__(self) -> None:

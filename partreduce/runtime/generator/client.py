@@ -20,7 +20,7 @@ from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import Deadline, own_time
-from partreduce.runtime.transport.doorbell import Doorbell
+from partreduce.runtime.transport.doorbell import Wakeup
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import Ask
@@ -96,7 +96,7 @@ class GeneratorClient:
         self._transport = transport
         self._outbox: list[bytes] = []
         self._heard = own_time()
-        self._bell = Doorbell()
+        self._bell = Wakeup()
         self._thread = Background(self._run, name=f"partreduce-generator-{rank}")
         self._thread.start()
 

@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 from partreduce.runtime.environment import MASTER_ADDR, SCHEDULE, TORCH_CPP_LOG_LEVEL
 from partreduce.runtime.launcher.fresh_start import fill_standard_descriptors
 from partreduce.runtime.launcher.interpreter_end import flush_everything
-from partreduce.runtime.launcher.launch import Spares, import_once, let_go, start_worker, variables_of
-from partreduce.runtime.launcher.orphans import Guardian, end_groups, orphans_ended
+from partreduce.runtime.launcher.launch import Spares, import_once, release_workers, start_worker, worker_env
+from partreduce.runtime.launcher.orphans import CleanupProcess, end_groups, orphans_ended
 from partreduce.runtime.launcher.signals import Terminated, held, raise_unheard, terminable
 from partreduce.runtime.launcher.supervision import Child, Line, complete_lines, end_all
 from partreduce.runtime.transport.background import Background
@@ -95,12 +95,12 @@ def _serve(job: dict[str, Any], orders: dict[int, bytes]) -> None:
             copy = Path(folder, "schedule.json")
             copy.write_text(job["schedule"], encoding="utf-8")
             environment[SCHEDULE] = str(copy)
-        guardian = Guardian()
+        guardian = CleanupProcess()
         try:
             flush_everything()
 
             def variables(rank: int) -> dict[str, str]:
-                return variables_of(rank, nodes, job["threads"], beside=len(ranks)) | environment
+                return worker_env(rank, nodes, job["threads"], beside=len(ranks)) | environment
 
             for rank in [*ranks, *[ranks[0]] * job["restarts"]]:
                 start_worker(workers, guardian, script, job["args"], variables(rank))
@@ -113,7 +113,7 @@ def _serve(job: dict[str, Any], orders: dict[int, bytes]) -> None:
             with held():  # signals are for this thread, and the other begins as this one is
                 by_rank = {worker.rank: worker for worker in first}
                 Background(_obey, by_rank, spares, orders, lifeline, name="orders").start()
-            let_go(first, port)
+            release_workers(first, port)
             _report(workers)
         finally:
             with held():

@@ -32,7 +32,7 @@ def tell(error: PartreduceError) -> int:
     return error.exit_code
 
 
-def end_in_one_line(*, own_process: bool = True) -> None:
+def install_excepthook(*, own_process: bool = True) -> None:
     """From now on; not where the program shows errors in a way of its own, nor where somebody types it in."""
     is_typed = hasattr(sys, "ps1") or sys.flags.interactive
     if own_process and not is_typed and sys.excepthook is sys.__excepthook__:

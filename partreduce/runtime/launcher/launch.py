@@ -26,8 +26,8 @@ from partreduce.runtime import environment as env
 from partreduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
 from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything, leave_clean_up_to_parent
 from partreduce.runtime.launcher.last_line import explained, tell
-from partreduce.runtime.launcher.orphans import Guardian, die_with_parent
-from partreduce.runtime.launcher.outlet import Outlet
+from partreduce.runtime.launcher.orphans import CleanupProcess, die_with_parent
+from partreduce.runtime.launcher.outlet import LogMultiplexer
 from partreduce.runtime.launcher.signals import (
     Terminated,
     as_in_a_fresh_process,
@@ -118,17 +118,17 @@ def launch(
             raise_unheard()
             flush_everything()
             fill_standard_descriptors()
-            guardian = Guardian()
+            guardian = CleanupProcess()
             try:
                 nodes = Cluster.regular(num_nodes, num_workers // num_nodes)
                 for rank in [*range(num_workers), *[0] * max_restarts]:
-                    start_worker(processes, guardian, target, args, variables_of(rank, nodes, threads) | shared)
+                    start_worker(processes, guardian, target, args, worker_env(rank, nodes, threads) | shared)
                 # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
                 store, port = serve_store()
-                spares = Spares(processes[num_workers:], lambda rank: variables_of(rank, nodes, threads), port)
-                let_go(processes[:num_workers], port)
+                spares = Spares(processes[num_workers:], lambda rank: worker_env(rank, nodes, threads), port)
+                release_workers(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
-                outlet = Outlet(output)
+                outlet = LogMultiplexer(output)
                 views = _views(workers, spares, store, outlet, max_failures=max_failures, restarted=restarted)
                 return supervise(
                     workers,
@@ -152,7 +152,7 @@ def _views(
     workers: list[Worker],
     spares: Spares,
     store: Store,
-    outlet: Outlet,
+    outlet: LogMultiplexer,
     *,
     max_failures: int,
     restarted: Callable[[], object],
@@ -210,7 +210,7 @@ class Spares:
             return None
         child = self._waiting.pop(0)
         child.rank = rank
-        let_go([child], self._port, self._variables(rank) | {env.RESTARTED: str(number)})
+        release_workers([child], self._port, self._variables(rank) | {env.RESTARTED: str(number)})
         return child
 
 
@@ -230,7 +230,7 @@ def import_once() -> None:
             importlib.import_module(name)
 
 
-def variables_of(rank: int, nodes: Cluster, threads: int | None, *, beside: int | None = None) -> dict[str, str]:
+def worker_env(rank: int, nodes: Cluster, threads: int | None, *, beside: int | None = None) -> dict[str, str]:
     """What a worker finds in its environment.
 
     Args:
@@ -266,19 +266,19 @@ def variables_of(rank: int, nodes: Cluster, threads: int | None, *, beside: int 
 
 def start_worker(
     workers: list[Child],
-    guardian: Guardian,
+    guardian: CleanupProcess,
     target: str | Path | Callable[[], object],
     args: Sequence[str],
     variables: Mapping[str, str],
 ) -> None:
-    """Fork a worker and note it among those that run here; it waits for `let_go`."""
+    """Fork a worker and note it among those that run here; it waits for `release_workers`."""
     with held():
         settle = _settling(workers, guardian)
         workers.append(_fork(int(variables[env.RANK]), target, args, variables, settle))
         guardian.watch(workers[-1].pid)
 
 
-def _settling(earlier: Sequence[Child], guardian: Guardian) -> Callable[[], None]:
+def _settling(earlier: Sequence[Child], guardian: CleanupProcess) -> Callable[[], None]:
     """What a forked worker does first: it closes the pipes of the workers before it and of the guardian."""
 
     def settle() -> None:
@@ -384,7 +384,7 @@ def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str
         _left.append(error)
         code = _code_of(error)
     if code == 0 and not callable(target):
-        _say_if_schedule_unused(target, variables)
+        _warn_if_schedule_unused(target, variables)
     end_as_python_does()
     return code
 
@@ -405,7 +405,7 @@ def _code_of(error: BaseException) -> int:
     return 1
 
 
-def _say_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -> None:
+def _warn_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -> None:
     """Say once what a script lacks that has trained, if at all, without the schedule that it was started with."""
     from partreduce.runtime.transport.rendezvous import has_joined
 
@@ -451,7 +451,7 @@ def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
     return store_on(listening, here), port
 
 
-def let_go(workers: Sequence[Child], port: int, variables: Mapping[str, str] | None = None) -> None:
+def release_workers(workers: Sequence[Child], port: int, variables: Mapping[str, str] | None = None) -> None:
     """Tell forked workers the store's port, for which they wait, and further variables."""
     told = json.dumps({**(variables or {}), env.MASTER_PORT: str(port)}).encode()
     for worker in workers:

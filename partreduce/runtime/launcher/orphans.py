@@ -95,7 +95,7 @@ def _processes() -> list[tuple[int, int, int, str]]:
     return processes
 
 
-class Guardian:
+class CleanupProcess:
     """A process that ends the workers' groups when the launcher was killed; fork it before the workers."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Outlet: through which everything goes that a launcher shows; one mistake that all workers make is shown once."""
+"""The one place that a launcher's output passes through; a mistake that all workers make is shown once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALIKE_SECONDS = 0.3
 """How long the first such line waits for the others."""
 
 
-class Outlet:
+class LogMultiplexer:
     """Passes complete lines on.
 
     Args:
@@ -31,10 +31,10 @@ class Outlet:
         stream.flush()
 
 
-class AlikeErrors:
+class ErrorDeduplicator:
     """Shows one mistake that several workers tell in the same words once: `[0-3] InputError: …`."""
 
-    def __init__(self, outlet: Outlet, num_workers: int) -> None:
+    def __init__(self, outlet: LogMultiplexer, num_workers: int) -> None:
         self._outlet, self._num_workers = outlet, num_workers
         self._held: dict[str, tuple[float, set[int]]] = {}
 

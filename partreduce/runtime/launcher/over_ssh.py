@@ -25,7 +25,7 @@ from typing import Any
 from partreduce.runtime.environment import MASTER_ADDR, RUN_ID, RUN_SECRET
 from partreduce.runtime.launcher.agent import ASK_SECONDS, ASKS, RECORD
 from partreduce.runtime.launcher.launch import GRACE_SECONDS, failure_environment, serve_store
-from partreduce.runtime.launcher.outlet import Outlet
+from partreduce.runtime.launcher.outlet import LogMultiplexer
 from partreduce.runtime.launcher.signals import format_end, held, let_through, raise_unheard
 from partreduce.runtime.launcher.supervision import Line, complete_lines, supervise
 from partreduce.runtime.launcher.workers import Worker
@@ -77,7 +77,7 @@ class Host:
         outlet: for what ssh and the host's shell say by themselves.
     """
 
-    def __init__(self, name: str, ranks: Sequence[int], command: Sequence[str], outlet: Outlet) -> None:
+    def __init__(self, name: str, ranks: Sequence[int], command: Sequence[str], outlet: LogMultiplexer) -> None:
         self.name, self.outlet = name, outlet
         self.workers = {rank: RemoteWorker(rank, self) for rank in ranks}
         self.said: dict[str, list[Any]] = {}
@@ -170,7 +170,7 @@ def reached(placed: Mapping[str, Sequence[int]], *, ssh: str = "ssh", address: s
         UnavailableError: a host could not be reached, or has no partreduce.
         InputError: the hosts see this machine at several addresses.
     """
-    outlet, hosts = Outlet(), list[Host]()
+    outlet, hosts = LogMultiplexer(), list[Host]()
     paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     variables = ["env", f"PYTHONPATH={os.pathsep.join(paths)}"] if paths else []
     agent = shlex.join([*variables, sys.executable, "-P", "-m", "partreduce.runtime.launcher.agent"])

@@ -15,7 +15,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from partreduce.runtime.launcher.orphans import end_groups
-from partreduce.runtime.launcher.outlet import AlikeErrors
+from partreduce.runtime.launcher.outlet import ErrorDeduplicator
 from partreduce.runtime.launcher.signals import (
     Terminated,
     format_end,
@@ -31,7 +31,7 @@ from partreduce.topo.errors import EvictedError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from partreduce.runtime.launcher.outlet import Outlet
+    from partreduce.runtime.launcher.outlet import LogMultiplexer
     from partreduce.runtime.launcher.views import Views
     from partreduce.runtime.transport.torch_api import Store
 
@@ -164,7 +164,7 @@ def supervise(
     sources: Sequence[Source],
     store: Store,
     grace: float,
-    outlet: Outlet,
+    outlet: LogMultiplexer,
     *,
     survive: bool,
     patient: bool,
@@ -177,7 +177,7 @@ def supervise(
     """
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
-    width, alike = len(str(len(workers) - 1)), AlikeErrors(outlet, len(workers))
+    width, alike = len(str(len(workers) - 1)), ErrorDeduplicator(outlet, len(workers))
     with held() as mask, selectors.DefaultSelector() as selector:
         for source in sources:
             for descriptor in source.streams:
@@ -226,7 +226,13 @@ def _ended_by_itself(worker: Worker) -> bool:
 
 
 def _collect(
-    workers: list[Worker], store: Store, shutdown: _Shutdown, grace: float, outlet: Outlet, *, views: Views | None
+    workers: list[Worker],
+    store: Store,
+    shutdown: _Shutdown,
+    grace: float,
+    outlet: LogMultiplexer,
+    *,
+    views: Views | None,
 ) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
@@ -254,7 +260,7 @@ def _collect(
 
 
 def _forward(
-    descriptor: int, source: Source, outlet: Outlet, alike: AlikeErrors, width: int, *, last: bool = False
+    descriptor: int, source: Source, outlet: LogMultiplexer, alike: ErrorDeduplicator, width: int, *, last: bool = False
 ) -> bool:
     """Pass on complete lines, each with its worker's rank before it; False at the end of the output."""
     lines, is_open = source.take(descriptor, last=last)
@@ -279,12 +285,17 @@ def complete_lines(streams: dict[int, bytes], descriptor: int, *, last: bool) ->
     return lines, bool(chunk)
 
 
-def _tell(store: Store, worker: Worker, outlet: Outlet, *, first: bool, ended: bool) -> None:
+def _tell(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, ended: bool) -> None:
     """Leave word in the store of how a worker died, for the others' error messages, and say a signal's death here.
 
     Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.
     """
-    from partreduce.runtime.transport.notes import CHANGES, DEATHS, Notes, stage_of  # loads torch, as every worker does
+    from partreduce.runtime.transport.notes import (  # loads torch, as every worker does
+        CHANGES,
+        DEATHS,
+        Notes,
+        read_stage,
+    )
 
     assert worker.code is not None
     if _is_lost(worker) and worker.code != EvictedError.exit_code:
@@ -293,7 +304,7 @@ def _tell(store: Store, worker: Worker, outlet: Outlet, *, first: bool, ended: b
             # A worker that a signal ends prints nothing itself.
             hint = "; the kernel does that when memory runs out" if worker.code == -signal.SIGKILL else ""
             with contextlib.suppress(RuntimeError):
-                where = stage_of(store, worker.rank)
+                where = read_stage(store, worker.rank)
                 outlet.write(f"partreduce: worker {worker.rank} {text} {where}{hint}\n", errors=True)
     elif not first:
         return
@@ -301,7 +312,7 @@ def _tell(store: Store, worker: Worker, outlet: Outlet, *, first: bool, ended: b
         text = format_end(worker.code)
         if not ended and not (worker.has_complained or worker.has_more_to_say()):
             with contextlib.suppress(RuntimeError):
-                where = stage_of(store, worker.rank)
+                where = read_stage(store, worker.rank)
                 outlet.write(f"partreduce: worker {worker.rank} {text} and no message {where}\n", errors=True)
     with contextlib.suppress(RuntimeError):
         notes = Notes(store, DEATHS, own_server=True)

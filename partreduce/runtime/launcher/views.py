@@ -35,7 +35,7 @@ from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.words import Expire, Join, Left, Publish, Released, Stop, View, Vote
 
 if TYPE_CHECKING:
-    from partreduce.runtime.launcher.outlet import Outlet
+    from partreduce.runtime.launcher.outlet import LogMultiplexer
     from partreduce.runtime.launcher.workers import Worker
     from partreduce.runtime.transport.torch_api import Store
 
@@ -55,7 +55,7 @@ class Views:
         workers: Sequence[Worker],
         store: Store,
         max_failures: int,
-        outlet: Outlet,
+        outlet: LogMultiplexer,
         *,
         start: Callable[[int], Worker | None] = lambda _: None,
         restarted: Callable[[], object] = lambda: None,

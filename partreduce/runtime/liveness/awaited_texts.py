@@ -40,14 +40,14 @@ def decided(world: World, prefix: str, decide: Callable[[], Any], timeout: float
         except PartreduceError as error:
             said = {"problem": str(error), "kind": type(error).__name__}
         Notes(world.store, prefix).write("says", json.dumps(said))
-    (text,) = await_texts(world, prefix, {"says": 0}, timeout, who=who)
+    (text,) = gather_from_store(world, prefix, {"says": 0}, timeout, who=who)
     told = json.loads(text)
     if "problem" in told:
         raise ABSENT.get(told["kind"], InputError)(told["problem"])
     return told["decision"]
 
 
-def await_texts(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:
+def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], timeout: float, *, who: str) -> list[str]:
     """What other workers write under these keys, in order.
 
     Args:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from partreduce.runtime.liveness.lifelines import Lifelines, closed_notes
+from partreduce.runtime.liveness.lifelines import KeepaliveSockets, closed_notes
 from partreduce.runtime.liveness.settings import Settings, difference
 from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
 from partreduce.runtime.transport.background import Background
@@ -63,7 +63,7 @@ class Heartbeat:
         key: str,
         *,
         beats: bool,
-        lifelines: Lifelines | None = None,
+        lifelines: KeepaliveSockets | None = None,
         worker_steps: Iterable[int] = (),
     ) -> None:
         self.rank = rank

@@ -1,4 +1,4 @@
-"""Lifelines: connections on which nothing is ever said, so that the machine of a dead worker says that it is dead.
+"""Idle connections between workers: the machine of a dead worker closes them, which reports the death.
 
 When a process dies, however it dies, its machine closes its connections in milliseconds and refuses new ones. Each
 worker keeps a listening socket for as long as it takes part in the run, and a connection to each of the next two
@@ -38,10 +38,10 @@ REACH_SECONDS = 10.0
 LAST_WORDS = ("finished", "left", "failed")
 """What a heartbeat may have noted of its worker's end; then nothing is added here."""
 
-_open: weakref.WeakSet[Lifelines] = weakref.WeakSet()
+_open: weakref.WeakSet[KeepaliveSockets] = weakref.WeakSet()
 
 
-class Lifelines:
+class KeepaliveSockets:
     """One worker's listening socket, and its connections to the next workers; a thread of its own until `close`.
 
     Nothing is accepted, read or written: to be connected is all that is needed, and the kernel does that alone.
@@ -150,12 +150,12 @@ class Lifelines:
         self._deaths.count(CHANGES, 1)
 
 
-def lifelines_of(store: Store, rank: int, size: int, key: str) -> Lifelines | None:
+def lifelines_of(store: Store, rank: int, size: int, key: str) -> KeepaliveSockets | None:
     """This worker's lifelines; None where the run's store, or this machine, has no address for them."""
     if not isinstance(root_store(store), TCPStore):
         return None
     try:
-        return Lifelines(store, rank, size, key, own_host(store))
+        return KeepaliveSockets(store, rank, size, key, own_host(store))
     except (UnavailableError, OSError):
         return None
 

@@ -285,7 +285,7 @@ class Tables:
                 self._reduced, self._closed = False, True
                 return outcome.did.kind is Kind.STEP
 
-    def said_by_all(self, value: float) -> list[float]:
+    def all_gather_json(self, value: float) -> list[float]:
         """What each worker says in one message, such as its part of a norm.
 
         Raises:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from partreduce.runtime.liveness.awaited_texts import await_texts
+from partreduce.runtime.liveness.awaited_texts import gather_from_store
 from partreduce.runtime.sharding.found import embeddings_of
 from partreduce.runtime.sharding.table import Embeddings
 from partreduce.runtime.transport.notes import Notes
@@ -212,7 +212,7 @@ def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]
     if world.rank:
         return [text]
     writers = {f"says/{rank}": rank for rank in range(1, world.size)}
-    others = await_texts(world, place, writers, timeout, who="parallelize")
+    others = gather_from_store(world, place, writers, timeout, who="parallelize")
     return [text, *others]
 
 

@@ -215,7 +215,7 @@ def standing(directory: Path, plain: str) -> dict[str, Any]:
     return {"highest": highest, "taken": os.path.lexists(directory / plain / MANIFEST)}
 
 
-def superfluous(directory: Path, lineage: str, rank: int, *, keep: int, written: str) -> list[Path]:
+def checkpoints_to_delete(directory: Path, lineage: str, rank: int, *, keep: int, written: str) -> list[Path]:
     """The folders of a lineage that go when one more is written and `keep` stay, those that it never finished too.
 
     Asked before anybody deletes: the first who does takes the manifest away.

@@ -81,7 +81,7 @@ class StateFile:
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
         """Put the mean of several workers' models in place; buffers that are not averaged are the first worker's.
 
-        Returns how the sharded tables were dealt out, whose rows are left to `deal_anew`.
+        Returns how the sharded tables were dealt out, whose rows are left to `redistribute`.
         """
         layouts: dict[str, Any] = {}
         sums: Tensors = {}

@@ -74,7 +74,7 @@ class _OldShard:
         return self.old.place_of(rows)
 
 
-def deal_anew(
+def redistribute(
     tables: Tables,
     optimizer: torch.optim.Optimizer,
     saved: Mapping[str, Any],

@@ -37,7 +37,7 @@ def newest(directory: Path, worker: int) -> Path | None:
         FileError: there are some, and none that all have.
     """
     seen = [path.name for path in directory.glob("round-*") if (_place(path, worker) / METADATA).exists()]
-    said = said_by_all(seen)
+    said = all_gather_json(seen)
     if common := set.intersection(*map(set, said)):
         return directory / max(common)
     if any(said):
@@ -45,7 +45,7 @@ def newest(directory: Path, worker: int) -> Path | None:
     return None
 
 
-def said_by_all(one: Said) -> list[Said]:
+def all_gather_json(one: Said) -> list[Said]:
     """What every rank of the job says, itself included; all call it."""
     said: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(said, one)
@@ -79,7 +79,7 @@ def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: di
         text = json.dumps(facts)
     except (TypeError, ValueError) as error:
         problem = f"save_checkpoint: extra and optimizer settings must be JSON ({error})"
-    if problem := next(filter(None, said_by_all(problem)), ""):
+    if problem := next(filter(None, all_gather_json(problem)), ""):
         raise InputError(problem)
     named: Tensors = {f"{own}/facts": torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)}
     for name, tensor in tensors.items():

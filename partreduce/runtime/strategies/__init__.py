@@ -17,8 +17,8 @@ from partreduce.runtime.strategies.gap.means import GapMeans
 from partreduce.runtime.strategies.generated import GeneratedMeans
 from partreduce.runtime.strategies.gradient_means import GradientMeans
 from partreduce.runtime.strategies.group_means import GroupMeans
-from partreduce.runtime.strategies.lasting_late_means import LastingLateMeans
-from partreduce.runtime.strategies.lasting_pipeline import LastingPipeline
+from partreduce.runtime.strategies.lasting_late_means import ElasticDelayedAverage
+from partreduce.runtime.strategies.lasting_pipeline import ElasticPipeline
 from partreduce.runtime.strategies.neighbor import NeighborMeans
 from partreduce.runtime.strategies.outer_means import OuterMeans, OwnOuterParams
 from partreduce.runtime.strategies.pairwise import PairMeans
@@ -46,7 +46,7 @@ def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
     if isinstance(strategy.sync, PartialAllReduce):
         return QuorumGradients(strategy.sync, run)
     if isinstance(strategy.sync, Pipeline):
-        return GradientPipeline(strategy.sync, run) if run.epochs is None else LastingPipeline(strategy.sync, run)
+        return GradientPipeline(strategy.sync, run) if run.epochs is None else ElasticPipeline(strategy.sync, run)
     if strategy.averages_gradients:
         return GradientMeans(run, divisor=None if strategy.payload.average_dense else 1)
     return _means_of_groups(strategy, run)
@@ -70,7 +70,7 @@ def _means_of_whole(strategy: StaticGroups | AllReduce, run: Run) -> GroupMeans:
         kind = OwnOuterParams if strategy.payload.outer.has_own_outer_params else OuterMeans
         return kind(strategy.payload.outer, run, averaging=strategy.averaging)
     if strategy.is_delayed and run.epochs is not None:
-        return LastingLateMeans(run, averaging=strategy.averaging)
+        return ElasticDelayedAverage(run, averaging=strategy.averaging)
     means = ProgressMeans if strategy.transport.codec.rounds else GroupMeans
     return means(run, averaging=strategy.averaging, is_delayed=strategy.is_delayed)
 

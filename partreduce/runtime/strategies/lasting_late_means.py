@@ -18,7 +18,7 @@ from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
 
 
-class LastingLateMeans(GroupMeans):
+class ElasticDelayedAverage(GroupMeans):
     """As `GroupMeans` with overlap."""
 
     def __init__(self, run: Run, *, averaging: Averaging) -> None:

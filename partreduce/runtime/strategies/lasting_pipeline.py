@@ -40,7 +40,7 @@ class _Operation(Protocol):
     def __call__(self, begin: Begin, commit: Commit, alone: Callable[[], object], *, ahead: int | None) -> None: ...
 
 
-class LastingPipeline(LateGradients[_Kept]):
+class ElasticPipeline(LateGradients[_Kept]):
     """As `GradientPipeline`, with an operation of all in each step, that of a step without a mean yet a sum of nothing.
 
     Keeps up to K - 1 copies of the gradients more.

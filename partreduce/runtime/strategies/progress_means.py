@@ -8,8 +8,8 @@ group of k members sums the codec of (x_i − r) / k: the decoded sum D has the 
 
 Rounding then takes from a mean at most the codec's share of the largest x_i − r of a block, which is what steps (and
 the spread that earlier rounds left) have added since the last mean over all. That is why the period of a schedule needs
-a round of all (`StaticGroups.refuses_codec`). Any relaxation of that round will do: r need not be where workers are,
-only the same for all and near them, and the mean that all decoded is both.
+a round of all (`StaticGroups.codec_unsupported_reason`). Any relaxation of that round will do: r need not be where
+workers are, only the same for all and near them, and the mean that all decoded is both.
 
 Which r an operation uses. Claim: when the operation of round k begins, each of its members holds the mean of the last
 round of all before k (or the model of the start, where there was none since).

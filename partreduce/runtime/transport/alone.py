@@ -39,7 +39,7 @@ def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
 _said: set[str] = set()
 
 
-def say_alone(schedule: Schedule) -> None:
+def log_single_process(schedule: Schedule) -> None:
     """One line for each schedule of the process."""
     n = schedule.num_workers
     text = (
@@ -51,7 +51,7 @@ def say_alone(schedule: Schedule) -> None:
         sys.stderr.write(text)
 
 
-class AloneWorld:
+class SingleProcessWorld:
     """One worker and nobody else; a `World` without groups."""
 
     rank, size = 0, 1

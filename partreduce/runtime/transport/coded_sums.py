@@ -18,7 +18,7 @@ import torch
 
 from partreduce.runtime.codecs.blocks import BlockCodec
 from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.codecs.frames import SixteenBits, code_bytes, codec_of, unit_of
+from partreduce.runtime.codecs.frames import HalfPrecisionCodec, code_bytes, codec_of, unit_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.staged import Stages
 from partreduce.runtime.transport.waiting import RunningWork
@@ -127,7 +127,7 @@ class CodedStages:
     def __init__(self, wait: Callable[[RunningWork], None], *, at_once: bool = False) -> None:
         self._wait, self._at_once = wait, at_once
         self._device = torch.device("cpu")
-        self._codecs: dict[tuple[Codec, int], BlockCodec | SixteenBits] = {}
+        self._codecs: dict[tuple[Codec, int], BlockCodec | HalfPrecisionCodec] = {}
         self._rooms: dict[str, torch.Tensor] = {}
 
     def scatter(self, group: Communicator, values: torch.Tensor, coding: Coding, stage: Stage) -> Scatter:
@@ -206,7 +206,7 @@ class CodedStages:
         """Work in the memory of this device: what is summed lies there, always on the same one."""
         self._device = device
 
-    def _codec(self, coding: Coding) -> BlockCodec | SixteenBits:
+    def _codec(self, coding: Coding) -> BlockCodec | HalfPrecisionCodec:
         key = coding.transport.codec, coding.transport.block
         if key not in self._codecs:
             self._codecs[key] = codec_of(*key, self._device)

@@ -1,4 +1,4 @@
-"""Doorbell: wakes a thread that waits in a poll; owned by its maker, which closes it when that thread has ended.
+"""Wakeup: wakes a thread that waits in a poll; owned by its maker, which closes it when that thread has ended.
 
 A bare descriptor that the thread closes is a number that the next file of the process gets: who rings afterwards writes
 into that file. Sockets know that they are closed, and the lock keeps a ring from meeting the closing half-way.
@@ -11,7 +11,7 @@ import socket
 import threading
 
 
-class Doorbell:
+class Wakeup:
     """`ring` from any thread; the waiting thread polls `fileno()` and calls `quiet` when it is readable."""
 
     def __init__(self) -> None:

@@ -32,7 +32,7 @@ from partreduce.runtime.transport.admission import Admission
 from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.credit import Account, Bound, Tally
 from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.doorbell import Doorbell
+from partreduce.runtime.transport.doorbell import Wakeup
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.own_host import own_host
 from partreduce.runtime.transport.torch_api import Store
@@ -124,7 +124,7 @@ class Mailbox:
         self._closing = self._has_ended = False
         self._linger_milliseconds = LINGER_MILLISECONDS
         self._context = self._zmq.Context(io_threads=1)
-        self._bell = Doorbell()
+        self._bell = Wakeup()
         try:
             self._admission = Admission(self._notes, self._context)
             self._inbox, self._place, self._port = self._bound(store, max(max_bytes, MAX_HEADER_BYTES))

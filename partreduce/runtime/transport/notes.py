@@ -155,7 +155,7 @@ def deaths_of(store: Store, members: Iterable[int]) -> str | None:
     return next((f"worker {rank} {death}" for rank in members if (death := notes.of(rank)) is not None), None)
 
 
-def note_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
+def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
     """Say how far this worker has come, as a clause that follows "while it", and where its heartbeat is found.
 
     Torch's store answers no `set`; a question after it is answered when the note is there, so that not even a kill at
@@ -166,7 +166,7 @@ def note_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
     notes.has(process)
 
 
-def stage_of(store: Store, rank: int) -> str:
+def read_stage(store: Store, rank: int) -> str:
     """For the launcher, which serves the store: how far a worker had come, as the end of a sentence."""
     notes, deadline = Notes(store, STAGES, own_server=True), time.monotonic() + LAST_WORDS_SECONDS
     while (noted := notes.read(str(rank))) is None and time.monotonic() < deadline:

@@ -21,9 +21,9 @@ __all__ = [
     "Work",
     "default_store",
     "nccl_backend",
-    "outside_graphs",
     "store_on",
     "sum_options",
+    "torch_compile_disable",
 ]
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -49,7 +49,7 @@ def store_on(listening: socket.socket, host: str) -> Store:
     return served
 
 
-def outside_graphs(method: Method) -> Method:
+def torch_compile_disable(method: Method) -> Method:
     """A method that torch.compile leaves as it is, with all that it calls: its graphs end before it.
 
     torch's own optimizers are marked so. Its public `torch.compiler.disable` imports the compiler at once.

@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.liveness.handshake import handshake
-from partreduce.runtime.liveness.lifelines import Lifelines, lifelines_of
-from partreduce.runtime.transport.alone import AloneWorld, is_alone
-from partreduce.runtime.transport.notes import Notes, note_stage
+from partreduce.runtime.liveness.lifelines import KeepaliveSockets, lifelines_of
+from partreduce.runtime.transport.alone import SingleProcessWorld, is_alone
+from partreduce.runtime.transport.notes import Notes, publish_stage
 from partreduce.runtime.transport.rendezvous import default_world
 from partreduce.runtime.transport.store_line import NamedPrefixStore
 from partreduce.runtime.transport.torch_api import Store
@@ -94,7 +94,7 @@ class Agreed:
 
     world: World
     key: str
-    lifelines: Lifelines | None = None
+    lifelines: KeepaliveSockets | None = None
 
 
 def agree(
@@ -117,19 +117,19 @@ def agree(
         InputError: no launcher, or a CUDA run without NCCL.
     """
     if is_alone(world, mesh):
-        return Agreed(AloneWorld(), "alone")
+        return Agreed(SingleProcessWorld(), "alone")
     if world is not None:
         key = str(world.next_instance())
         handshake(world.store, world.rank, world.size, facts, details=details, key=key, timeout=timeout)
         return Agreed(world, key)
 
     key = ""
-    lifelines: Lifelines | None = None
+    lifelines: KeepaliveSockets | None = None
 
     def check(store: Store, rank: int, size: int) -> None:
         nonlocal key, lifelines
         key = str(_next_key())  # counted only where the store answered
-        note_stage(store, rank, "was in the handshake")
+        publish_stage(store, rank, "was in the handshake")
         if not os.environ.get(MAX_FAILED):  # whose launcher tells of every death, and of who takes the dead one's place
             lifelines = lifelines_of(store, rank, size, key)
         if replica:

@@ -1,4 +1,4 @@
-"""AlikeData: says once that workers have the same batches or data in different orders, which no loss would show.
+"""Warn once when workers see the same batches, or data in different orders, which no loss would show.
 
 Where every worker draws its batches with one seed from the whole data, all do the work of one. They begin with equal
 models, so equal batches give equal gradients, bit for bit, and different ones do not. In its first step each worker
@@ -24,7 +24,7 @@ FEWEST_NUMBERS = 16
 BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class AlikeData:
+class DuplicateDataCheck:
     """One worker's part of the comparison; `key` is the run's, `num_workers` how many compare."""
 
     def __init__(self, store: Store, key: str, num_workers: int) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from partreduce.runtime.averaging.mean_model import average_everywhere, has_moved, sample_of
+from partreduce.runtime.averaging.mean_model import average_model, has_moved, sample_of
 from partreduce.runtime.launcher.last_line import explain_by
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
@@ -95,7 +95,7 @@ class Ending:
     def evaluating(self) -> Iterator[None]:
         """Inside, no step may be taken."""
         self.state = EVALUATING
-        self.engine.model_use.say_if_frozen_changed()
+        self.engine.model_use.warn_if_frozen_changed()
         self.engine.model_use.detach()
         loads = self.run.flat.loads.count
         try:
@@ -136,7 +136,7 @@ class Ending:
         self.engine.gather()
         run, runner, round_ = self.run, self.engine.runner, self.engine.round
         run.flat.check(run.rank)
-        self.engine.model_use.say_if_frozen_changed()
+        self.engine.model_use.warn_if_frozen_changed()
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
         runner.leave("finish")
         members = self.engine.uneven_inputs.meet(round_, runner.others.lost_workers)
@@ -151,7 +151,7 @@ class Ending:
             runner.drain()
             runner.others.connect(members, "finish")
             with self.looking_for_differences():
-                average_everywhere(run.mean_reducers, members, self.engine.steps, round_ - 1)
+                average_model(run.mean_reducers, members, self.engine.steps, round_ - 1)
         self.state = FINISHED
         self.engine.model_use.detach()
         self.engine.other_steps.detach()

@@ -18,9 +18,9 @@ from partreduce.runtime.averaging.gradients import own_gradients, unscale
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.sharding.modules import check_embeddings
 from partreduce.runtime.strategies.base import Run, Runner
-from partreduce.runtime.worker.alike_data import AlikeData
-from partreduce.runtime.worker.model_use import ModelUse
-from partreduce.runtime.worker.other_steps import OtherSteps
+from partreduce.runtime.worker.alike_data import DuplicateDataCheck
+from partreduce.runtime.worker.model_use import ModelUseChecks
+from partreduce.runtime.worker.other_steps import ForeignStepCheck
 from partreduce.topo.errors import InputError
 
 AnyRunner = TypeVar("AnyRunner", bound=Runner)
@@ -45,9 +45,9 @@ class Engine(ABC, Generic[AnyRunner]):
         """The epoch of the data that is dealt by rounds, and the round with which it began."""
         self._loads = run.flat.loads.count
         self._joining = False
-        self.model_use = ModelUse(run, lambda: self.differs)
-        self.other_steps = OtherSteps(run, runner, optimizer, lambda: self.has_local_gradients)
-        self.alike_data: AlikeData | None = None
+        self.model_use = ModelUseChecks(run, lambda: self.differs)
+        self.other_steps = ForeignStepCheck(run, runner, optimizer, lambda: self.has_local_gradients)
+        self.alike_data: DuplicateDataCheck | None = None
         """Where workers are processes: looks at the first gradients."""
 
     @property

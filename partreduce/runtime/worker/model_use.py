@@ -1,4 +1,4 @@
-"""ModelUse: what a script does with the model between steps that a schedule cannot bear, or that it may not mean.
+"""ModelUseChecks: what a script does with the model between steps that a schedule cannot bear, or that it may not mean.
 
 A forward pass inside DistributedDataParallel ends in gradients that are averaged already, so that the schedule does
 nothing. Evaluating or saving the live model gives one worker's own, where the schedule averages parameters. A script
@@ -24,7 +24,7 @@ from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.user_warning import warn_user
 
 
-class ModelUse:
+class ModelUseChecks:
     """Watches one model from `attach` to `detach`; a model is watched for the newest optimizer around it."""
 
     def __init__(self, run: Run, differs: Callable[[], bool]) -> None:
@@ -88,14 +88,14 @@ class ModelUse:
         if self._averaged_elsewhere:
             check_averaged_gradients()
         if not self._looks:
-            self._say_if_begun_anew()
+            self._warn_if_started_again()
             self._frozen = self._frozen_now()
         self._looks += 1
         if self._looks >= WATCHED_STEPS:
             self._leave_parts()
             self.is_due = False
 
-    def _say_if_begun_anew(self) -> None:
+    def _warn_if_started_again(self) -> None:
         """Say once that all workers were started again, and have nothing of what they had learned."""
         has_loaded = self.asks_for_checkpoint or self.run.progress.step or self.run.flat.loads.count
         if has_loaded or self.run.rank or os.environ.get(RESTART_COUNT, "0") == "0":
@@ -110,7 +110,7 @@ class ModelUse:
             return {}
         return {name: digest_of([values]) for name, values in self.run.flat.named_frozen()}
 
-    def say_if_frozen_changed(self) -> None:
+    def warn_if_frozen_changed(self) -> None:
         """Where all meet: say once that a frozen parameter has been changed, as a teacher of moving averages is.
 
         Nobody averages it, so that it follows this worker's own model.
@@ -148,7 +148,7 @@ class ModelUse:
         )
 
 
-Watched: TypeAlias = "WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUse | None]]"
+Watched: TypeAlias = "WeakKeyDictionary[torch.nn.Module, Callable[[], ModelUseChecks | None]]"
 _watched: Watched = WeakKeyDictionary()
 _watched_parts: Watched = WeakKeyDictionary()
 """Apart, since a part of one optimizer's model may be the whole model of another."""
@@ -156,7 +156,7 @@ _modules: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
 """By id(), which is a constant to every torch that compiles a call; a module is one only from 2.7 on."""
 
 
-def _watch(module: torch.nn.Module, watched: Watched, use: ModelUse) -> None:
+def _watch(module: torch.nn.Module, watched: Watched, use: ModelUseChecks) -> None:
     watched[module], _modules[id(module)] = ref(use), module
 
 
@@ -184,7 +184,7 @@ def _part_begins(part: int) -> None:
 class _BeforeStateDict(ModuleHook):
     """The hook that is called before a module's state dict is made, and knows when the module itself is pickled."""
 
-    def __init__(self, use: Callable[[], ModelUse | None], name: str) -> None:
+    def __init__(self, use: Callable[[], ModelUseChecks | None], name: str) -> None:
         self._use, self._name = use, name
 
     def __call__(self, _module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
@@ -199,7 +199,7 @@ class _BeforeStateDict(ModuleHook):
             use.own_model(what)
 
 
-def _of(module: int, watched: Watched) -> ModelUse | None:
+def _of(module: int, watched: Watched) -> ModelUseChecks | None:
     known = _modules.get(module)
     found = None if known is None else watched.get(known)
     return None if found is None else found()

@@ -1,4 +1,4 @@
-"""OtherSteps: optimizers that step a model beside its DistributedOptimizer, so that the schedule does not see it.
+"""ForeignStepCheck: optimizers that step a model beside its DistributedOptimizer, so that the schedule does not see it.
 
 Whoever keeps the plain optimizer and steps that, as `scaler.step(plain)` or SAM's `second_step()` do, trains alone.
 Where gradients are averaged, so does whoever steps a part of the model by another optimizer before they are. Torch
@@ -29,7 +29,7 @@ class _Share:
     means: list[tuple[int, int]] | None = None
 
 
-class OtherSteps:
+class ForeignStepCheck:
     """Watches the model of one run from `attach` to `detach`."""
 
     def __init__(
@@ -104,7 +104,7 @@ def _state_of(parameter: torch.Tensor) -> tuple[int, int]:
     return (0, 0) if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001 - torch has no public way
 
 
-_watching: WeakSet[OtherSteps] = WeakSet()
+_watching: WeakSet[ForeignStepCheck] = WeakSet()
 _lock = threading.Lock()
 """Optimizers of several threads step, and each step looks at all that watch: none may come while another one lists."""
 _hooked: list[object] = []

@@ -20,7 +20,7 @@ from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.machine import Meeting, Step, Timing, VirtualMachine
 from partreduce.schedulers.simulator.network import Network
 from partreduce.schedulers.simulator.recorder import Recorder
-from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Hearsay, Meets
+from partreduce.schedulers.simulator.staleness import MAX_WORKERS, IndirectAge, Meets
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
@@ -115,7 +115,7 @@ def run_groups(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
     assert isinstance(strategy, DynamicGroups), "the registry chose this function"
     count, size, seconds = cluster.num_workers, case.size(), case.seconds()
     record, done_rounds = Recorder(seconds), np.zeros(count, dtype=np.int64)
-    heard = Hearsay(case.worker_steps()) if count <= MAX_WORKERS else None
+    heard = IndirectAge(case.worker_steps()) if count <= MAX_WORKERS else None
     told = listeners if heard is None else (heard, *listeners)
     left: dict[int, int] = {}
 

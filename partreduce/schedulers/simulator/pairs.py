@@ -18,7 +18,7 @@ from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.machine import Step, VirtualMachine
 from partreduce.schedulers.simulator.network import Network
 from partreduce.schedulers.simulator.recorder import Recorder
-from partreduce.schedulers.simulator.staleness import MAX_WORKERS, Hearsay, Meets
+from partreduce.schedulers.simulator.staleness import MAX_WORKERS, IndirectAge, Meets
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.strategies.pairwise import Pairwise
 
@@ -97,7 +97,7 @@ def run_pairs(case: Case, *, listeners: Sequence[Meets] = ()) -> Timeline:
     count, worker_steps, seconds = cluster.num_workers, case.worker_steps(), case.seconds()
     ends = np.cumsum(seconds, axis=0)  # (num_rounds, n), of who never waits
     passive = np.setdiff1d(np.arange(count), strategy.active)
-    heard = Hearsay(worker_steps) if count <= MAX_WORKERS else None
+    heard = IndirectAge(worker_steps) if count <= MAX_WORKERS else None
     told = listeners if heard is None else (heard, *listeners)
 
     def exchanged(asker: int, partner: int, now: float) -> None:

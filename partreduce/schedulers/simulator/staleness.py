@@ -45,7 +45,7 @@ class Meets(Protocol):
         """They do so when everybody has done so many rounds, shape (num_workers,)."""
 
 
-class Hearsay:
+class IndirectAge:
     """What every worker's parameters hold of every other one's rounds, passed on where workers average.
 
     `known[w, v]` (num_workers, num_workers) is the number of rounds of v whose progress is in w's parameters.
@@ -65,7 +65,7 @@ class Hearsay:
 
 
 class Told:
-    """As `Hearsay`, where workers send what they have to others, who average it later.
+    """As `IndirectAge`, where workers send what they have to others, who average it later.
 
     A worker's progress of a step counts as done when it is in its parameters: when it sends its update, if that holds
     the step's progress, else when it has reduced.

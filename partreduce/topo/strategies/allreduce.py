@@ -42,13 +42,13 @@ class AllReduce(HasGroups):
     )
     algorithms: ClassVar[tuple[AllReduceAlgorithm, ...]] = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 
-    def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
+    def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
         """A quorum does; else gradients may be rounded, and of parameters what all added since they were equal."""
         if isinstance(self.sync, PartialAllReduce):
             return "a quorum's sums are sent as they are; leave it out"
         return ""
 
-    def refuses_fragments(self) -> str:
+    def fragments_unsupported_reason(self) -> str:
         """With a late averaging, whose rounds overlap."""
         return (
             ""

@@ -98,7 +98,7 @@ class Strategy(Closed, ABC):
                 f"transport.gradient_buckets: is {self.transport.gradient_buckets}; gradients of allreduce at "
                 "steps_per_round 1 can go layer by layer, while parameters are there all at once"
             )
-        if self.transport.codec is not Codec.NONE and (reason := self.refuses_codec(cluster)):
+        if self.transport.codec is not Codec.NONE and (reason := self.codec_unsupported_reason(cluster)):
             raise ScheduleError(f"transport.codec: is {self.transport.codec}; {reason}")
         repeats_sums = self.averages_gradients or (self.averages_everyone and not self.mixes_late)
         if self.transport.error_feedback and not repeats_sums:
@@ -108,7 +108,7 @@ class Strategy(Closed, ABC):
             )
 
     def _check_payload(self) -> None:
-        if self.payload and (reason := self.refuses_tables()):
+        if self.payload and (reason := self.tables_unsupported_reason()):
             raise ScheduleError(
                 f"payload.tables: a table's rows are exchanged in every step, synchronously, and {reason}"
             )
@@ -125,7 +125,7 @@ class Strategy(Closed, ABC):
                 "leave one of the two out"
             )
         if self.payload.outer.has_own_outer_params:
-            if reason := self.refuses_own_outer_params():
+            if reason := self.own_outer_params_unsupported_reason():
                 raise ScheduleError(f"payload.outer.outer_params: is per_worker; {reason}")
         elif not self.has_round_of_all(cluster):
             raise ScheduleError(
@@ -141,7 +141,7 @@ class Strategy(Closed, ABC):
         below 1 if and only if alpha * lr < (1 + alpha) * (1 + momentum), with Nesterov's alpha * lr * (1 + 2 momentum).
         """
         sync, count = self.sync, self.payload.num_fragments
-        if count > 1 and (reason := self.refuses_fragments()):
+        if count > 1 and (reason := self.fragments_unsupported_reason()):
             raise ScheduleError(f"payload.fragments: are {count}; {reason}")
         if isinstance(sync, DelayedMerge) and not isinstance(self.steps_per_round, int):
             raise ScheduleError("sync.merge: goes with the same steps_per_round for all workers; give it as a number")
@@ -166,15 +166,15 @@ class Strategy(Closed, ABC):
                     f"parameters and models diverge from a rate of {most} on; take a smaller one"
                 )
 
-    def refuses_fragments(self) -> str:
+    def fragments_unsupported_reason(self) -> str:
         """Why parts of the model may not take turns; empty where they may."""
         return f"strategy {self.kind!r} averages whole models; take allreduce or static, or leave them out"
 
-    def refuses_own_outer_params(self) -> str:
+    def own_outer_params_unsupported_reason(self) -> str:
         """Why groups may not make outer steps from outer parameters that differ; empty where they may."""
         return f"workers of strategy {self.kind!r} have no fixed groups, or share the outer parameters; take static"
 
-    def refuses_tables(self) -> str:
+    def tables_unsupported_reason(self) -> str:
         """Why no table may go a way of its own; empty where all workers take the same steps together."""
         if self.protocol:
             waiting = f"with sync.{self.sync.word}" if self.sync.protocol else f"of strategy {self.kind!r}"
@@ -183,7 +183,7 @@ class Strategy(Closed, ABC):
             return "workers with unequal steps_per_round have no common steps; give one number for all"
         return ""
 
-    def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups
+    def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - some kinds look at their groups
         """Why nothing that this strategy sends may be rounded; empty where it may."""
         return (
             f"strategy {self.kind!r} sends parameters, and rounded parameters lose every update that is smaller than "

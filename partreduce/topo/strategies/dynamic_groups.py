@@ -83,7 +83,7 @@ class DynamicGroups(Strategy):
                     "use global"
                 )
 
-    def refuses_codec(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
+    def codec_unsupported_reason(self, cluster: Cluster) -> str:  # noqa: ARG002 - the same for all clusters
         """Parameters need a reference that all workers hold, and no group of the generator is sure to be one of all."""
         return (
             f"strategy {self.kind!r} sends parameters, of which only what was added since all were equal may be "

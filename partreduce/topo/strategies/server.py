@@ -34,15 +34,15 @@ class Server(Strategy):
         if self.staleness is not None and self.synchronous:
             raise ScheduleError(f"staleness: is {self.staleness}; only an asynchronous server has one; leave it out")
 
-    def refuses_tables(self) -> str:
+    def tables_unsupported_reason(self) -> str:
         """A synchronous server's workers have common steps, though they ask for what a round gives."""
         if self.synchronous and self.steps_once:
             return ""
         return "workers of a server have common steps only where it is synchronous, with steps_per_round 1"
 
-    def refuses_codec(self, cluster: Cluster) -> str:
+    def codec_unsupported_reason(self, cluster: Cluster) -> str:
         """Averaged gradients may be rounded; answers of an asynchronous server are parameters."""
-        return "" if self.averages_gradients else Strategy.refuses_codec(self, cluster)
+        return "" if self.averages_gradients else Strategy.codec_unsupported_reason(self, cluster)
 
     @property
     def averages_gradients(self) -> bool:

@@ -144,7 +144,7 @@ class StaticGroups(HasGroups):
     phases: RulePhases | GroupPhases
     prologue: Rounds = 0
 
-    def refuses_codec(self, cluster: Cluster) -> str:
+    def codec_unsupported_reason(self, cluster: Cluster) -> str:
         """Parameters need a round of all: what is rounded is what was added since everybody was equal."""
         if self.has_round_of_all(cluster):
             return ""
@@ -156,13 +156,13 @@ class StaticGroups(HasGroups):
     def has_round_of_all(self, cluster: Cluster) -> bool:
         return self.phases.average_everyone(cluster)
 
-    def refuses_fragments(self) -> str:
+    def fragments_unsupported_reason(self) -> str:
         """Late averages, whose rounds overlap, and each worker's own outer parameters, for which there is no proof."""
         if self.payload.outer.has_own_outer_params:
             return "outer steps from each worker's own outer parameters are for whole models; leave one of the two out"
         return "" if isinstance(self.sync, Synchronous) else f"sync.{self.sync.word} is for whole models; leave it out"
 
-    def refuses_own_outer_params(self) -> str:
+    def own_outer_params_unsupported_reason(self) -> str:
         """Plain means of whole models are what the proof is about."""
         if self.transport.codec.rounds:
             return f"codec {self.transport.codec} measures from one that all share; leave one of the two out"

@@ -51,7 +51,7 @@ def test_small_arrays_cover_with_fewer_rows_than_all(levels, strength):
     assert len(rows) <= len(every)
     assert covering_rows(levels, strength) == rows
     without = [combinations_of([r for r in rows if r != row], strength) for row in rows]
-    assert all(fewer != combinations_of(every, strength) for fewer in without)  # no row is superfluous
+    assert all(fewer != combinations_of(every, strength) for fewer in without)  # no row is checkpoints_to_delete
 
 
 def test_impossible_rows_are_left_out_and_dear_ones_are_rare():

@@ -7,7 +7,7 @@ import pytest
 from helpers.warm import WARM
 from partreduce.__main__ import main
 from partreduce.runtime.launcher import supervision
-from partreduce.runtime.launcher.launch import variables_of
+from partreduce.runtime.launcher.launch import worker_env
 from partreduce.topo.cluster import Cluster
 
 SCRIPT = """
@@ -43,7 +43,7 @@ def test_an_exit_code_that_comes_after_the_end_of_the_output_is_not_lost(tmp_pat
 @pytest.mark.parametrize(("stated", "count"), [("4,2", "4"), (" 3 ", "3"), ("abc", "1"), ("", "1"), ("0", "1")])
 def test_threads_that_openmp_would_not_understand_are_left_aside(monkeypatch, stated, count):
     monkeypatch.setenv("OMP_NUM_THREADS", stated)
-    assert variables_of(0, Cluster.regular(1, 64), None)["OMP_NUM_THREADS"] == count
+    assert worker_env(0, Cluster.regular(1, 64), None)["OMP_NUM_THREADS"] == count
 
 
 def test_a_schedule_for_another_number_of_workers_is_refused(tmp_path, capsys):

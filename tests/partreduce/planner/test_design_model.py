@@ -198,7 +198,7 @@ def test_slow_workers_take_as_many_steps_per_round_as_others_where_there_are_tab
     slow = Hardware(inside=SLOW.inside, nic=SLOW.nic, model_bytes=1, compute=0.05, slowdown=((1, 5.0),))
     job = PlanRequest(cluster=Cluster.regular(2, 2, hardware=slow), effort=0.2, time_limit=3600.0)
     found = plan_hybrid(job, facts(table("words", 50_000, 0.01)))
-    assert not found.schedule.strategy.refuses_tables()
+    assert not found.schedule.strategy.tables_unsupported_reason()
     assert found.schedule.routes.apart
 
 

@@ -76,7 +76,7 @@ def test_nothing_is_rounded_unless_somebody_allows_it_nor_by_a_strategy_that_ref
 ) -> None:
     assert {option.transport.codec for option in plain} == {Codec.NONE}
     options = coded
-    refusing = [o for o in options if o.schedule.strategy.refuses_codec(o.schedule.cluster)]
+    refusing = [o for o in options if o.schedule.strategy.codec_unsupported_reason(o.schedule.cluster)]
     assert refusing
     assert {option.transport.codec for option in refusing} == {Codec.NONE}
 

@@ -15,7 +15,7 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.schedulers.registry import build
 from partreduce.schedulers.simulator.network import Network
 from partreduce.schedulers.simulator.simulate import simulate
-from partreduce.schedulers.simulator.staleness import Hearsay
+from partreduce.schedulers.simulator.staleness import IndirectAge
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link, Switch
@@ -218,7 +218,7 @@ def test_sums_over_all_are_late_by_what_they_say(strategy, age, arrays):
 def test_the_age_of_fixed_rounds_is_what_hearsay_shows(name):
     """Proved by following who met whom; here every worker's view is kept through many synchronous rounds."""
     schedule = build(name, CLUSTER)
-    heard, count = Hearsay(schedule.worker_steps()), schedule.num_workers
+    heard, count = IndirectAge(schedule.worker_steps()), schedule.num_workers
     late = 0
     for round_ in range(8 * schedule.period + 40):
         done = np.full(count, round_ + 1)

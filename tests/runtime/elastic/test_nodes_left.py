@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from partreduce.runtime.elastic.nodes_left import as_started, is_planned, say_nodes_left
+from partreduce.runtime.elastic.nodes_left import is_planned, schedule_for_present_nodes, warn_nodes_missing
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError
@@ -45,20 +45,20 @@ def started(monkeypatch):
 @pytest.mark.parametrize("node", range(4))
 def test_whichever_node_is_lost_the_others_follow_what_the_file_plans_for_that(started, schedule, node):
     started(6)
-    found = as_started(schedule)
+    found = schedule_for_present_nodes(schedule)
     assert found == after_failure(schedule, schedule.cluster.workers_of(node))
     assert found.num_workers == 6
     with pytest.warns(UserWarning, match="has started 3 of its 4 nodes"):
-        say_nodes_left(schedule, found)
+        warn_nodes_missing(schedule, found)
 
 
 @pytest.mark.parametrize("rule", [SurvivorRule.KEEP_GROUPS, SurvivorRule.REAPPLY_RULE])
 def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_losses_without_one(started, rule):
     started(6)
-    phases = as_started(replace(RULE, failure_plan=FailurePlan(rule, 1))).strategy.phases
+    phases = schedule_for_present_nodes(replace(RULE, failure_plan=FailurePlan(rule, 1))).strategy.phases
     assert [len(phases.phase(index, Cluster.regular(3, 2))) for index in range(2)] == [3, 1], "pairs, then all"
     started(4)
-    two = as_started(replace(RULE, failure_plan=FailurePlan(rule, 4)))
+    two = schedule_for_present_nodes(replace(RULE, failure_plan=FailurePlan(rule, 4)))
     assert [len(two.phase(index)) for index in range(2)] == [2, 1]
 
 
@@ -80,17 +80,17 @@ def test_every_other_loss_is_refused_with_the_way_out(started, schedule, size, o
     told = rf"torchrun has started {size}: .*{why}.*; "
     way_out = rf"start 8, or design a schedule for {size} and load .*allow_different_run"
     with pytest.raises(InputError, match=told + way_out):
-        as_started(schedule)
+        schedule_for_present_nodes(schedule)
 
 
 def test_nothing_changes_where_all_have_come_or_nobody_starts_workers_again(started):
     started(8)
-    assert as_started(RULE) is RULE
+    assert schedule_for_present_nodes(RULE) is RULE
     started(6, restarts=0)
-    assert as_started(RULE) is RULE
+    assert schedule_for_present_nodes(RULE) is RULE
     started(1)
-    assert as_started(RULE) is RULE, "a script that runs alone says so"
-    say_nodes_left(RULE, RULE)
+    assert schedule_for_present_nodes(RULE) is RULE, "a script that runs alone says so"
+    warn_nodes_missing(RULE, RULE)
 
 
 def test_checkpoints_of_the_schedule_and_of_what_it_plans_for_are_of_one_run():

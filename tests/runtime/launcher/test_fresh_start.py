@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 from helpers import children
 from helpers.warm import WARM
 from partreduce.runtime.launcher.fresh_start import fill_standard_descriptors
-from partreduce.runtime.launcher.outlet import Outlet
+from partreduce.runtime.launcher.outlet import LogMultiplexer
 from partreduce.runtime.launcher.signals import terminable
 from partreduce.runtime.launcher.supervision import Child, supervise
 
@@ -42,7 +42,7 @@ def test_a_worker_draws_and_reads_for_itself_and_its_last_line_needs_no_end(tmp_
     assert [(one["read"], one["others"]) for one in found] == [("", [])] * 2
 
 
-class Slow(Outlet):
+class Slow(LogMultiplexer):
     """Writes to a terminal that was suspended when the last worker ended."""
 
     def __init__(self):

@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from partreduce.runtime.launcher import supervision
-from partreduce.runtime.launcher.launch import variables_of
+from partreduce.runtime.launcher.launch import worker_env
 from partreduce.runtime.launcher.signals import shell_exit_code
 from partreduce.runtime.launcher.supervision import Child, _Shutdown
 from partreduce.runtime.launcher.workers import ANSWER_SECONDS
@@ -29,7 +29,7 @@ TORCHRUN = {
 def test_ranks_number_the_workers_node_by_node_as_torchrun_does(num_workers, num_nodes):
     each = num_workers // num_nodes
     nodes = Cluster.regular(num_nodes, each)
-    told = [variables_of(rank, nodes, None) for rank in range(num_workers)]
+    told = [worker_env(rank, nodes, None) for rank in range(num_workers)]
     places = [(node, local) for node in range(num_nodes) for local in range(each)]
     assert [(int(one["GROUP_RANK"]), int(one["LOCAL_RANK"])) for one in told] == places
     assert [int(one["RANK"]) for one in told] == list(range(num_workers))
@@ -46,7 +46,7 @@ def test_cores_are_shared_out_unless_threads_are_said(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def threads(num_workers, said=None):
-        return variables_of(0, Cluster.regular(1, num_workers), said)["OMP_NUM_THREADS"]
+        return worker_env(0, Cluster.regular(1, num_workers), said)["OMP_NUM_THREADS"]
 
     assert [threads(count) for count in (1, 4, 5, 12, 100)] == ["12", "3", "2", "1", "1"]
     assert threads(4, 7) == "7"

@@ -6,14 +6,14 @@ import sys
 import pytest
 
 from partreduce.runtime.launcher.launch import launch
-from partreduce.runtime.launcher.outlet import AlikeErrors, Outlet
+from partreduce.runtime.launcher.outlet import ErrorDeduplicator, LogMultiplexer
 
 MISTAKE = "InputError: schedule 'x': is for 3 workers"
 
 
 def shown(said, num_workers):
     output = io.StringIO()
-    alike = AlikeErrors(Outlet(output), num_workers)
+    alike = ErrorDeduplicator(LogMultiplexer(output), num_workers)
     passed = [not alike.hold(rank, line) for rank, line in said]
     alike.show()
     early = output.getvalue()

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from partreduce.runtime.launcher.outlet import Outlet
+from partreduce.runtime.launcher.outlet import LogMultiplexer
 from partreduce.runtime.launcher.views import Views
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.notes import CHANGES, DEATHS, JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, RELEASED, Notes
@@ -25,7 +25,7 @@ class Run:
             self.notes.write(f"{JOINED}/{rank}", json.dumps({"timeout": 60.0, "are_equal": True, "turns": 1}))
             self.notes.count(JOINED, 1)
         self.workers = [SimpleNamespace(rank=rank, code=None, signal=lambda _: None) for rank in range(WORKERS)]
-        self.views = Views(self.workers, self.store, 1, Outlet(io.StringIO()))
+        self.views = Views(self.workers, self.store, 1, LogMultiplexer(io.StringIO()))
 
     def loses(self, rank):
         self.deaths.write(str(rank), "was killed by signal 9 (SIGKILL)")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
-from partreduce.runtime.liveness.awaited_texts import await_texts, decided
+from partreduce.runtime.liveness.awaited_texts import decided, gather_from_store
 from partreduce.runtime.transport.notes import Notes
 from partreduce.topo.errors import FileError, InputError, PeerFailedError, UnavailableError
 
@@ -15,9 +15,9 @@ def test_texts_come_in_order_and_who_waits_in_vain_says_so_and_for_whom():
     notes = Notes(world.store, "place")
     notes.write("b", "second")
     notes.write("a", "first")
-    assert await_texts(world, "place", {"a": 1, "b": 2}, 60, who="pilot") == ["first", "second"]
+    assert gather_from_store(world, "place", {"a": 1, "b": 2}, 60, who="pilot") == ["first", "second"]
     with pytest.raises(UnavailableError, match=r"^pilot: worker 3 said nothing within 0\.1 s"):
-        await_texts(world, "place", {"a": 1, "c": 3}, 0.1, who="pilot")
+        gather_from_store(world, "place", {"a": 1, "c": 3}, 0.1, who="pilot")
 
 
 def workers():

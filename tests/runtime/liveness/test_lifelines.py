@@ -1,4 +1,4 @@
-"""Lifelines: a process that dies is noted by those that watch it; one that is stopped, or ends with a word, is not."""
+"""A process that dies is noted by those that watch it; one that is stopped, or that announces its end, is not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from torch.distributed import HashStore, TCPStore
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.liveness.lifelines import Lifelines, closed_notes, lifelines_of
+from partreduce.runtime.liveness.lifelines import KeepaliveSockets, closed_notes, lifelines_of
 from partreduce.runtime.transport.notes import Notes
 
 LOCAL = ("127.0.0.1", False)
@@ -29,7 +29,7 @@ def child(port: int, rank: int, size: int) -> int:
     pid = os.fork()
     if pid == 0:
         mine = TCPStore("127.0.0.1", int(os.read(port, 8)), None, False, wait_for_workers=False)
-        Lifelines(mine, rank, size, "1", LOCAL).start()
+        KeepaliveSockets(mine, rank, size, "1", LOCAL).start()
         Notes(mine, "ready").write(str(rank), "1")
         time.sleep(60)
         os._exit(0)
@@ -49,7 +49,7 @@ def noted(store: TCPStore, rank: int, seconds: float) -> str | None:
     return text
 
 
-def started(size: int) -> tuple[TCPStore, Lifelines, list[int]]:
+def started(size: int) -> tuple[TCPStore, KeepaliveSockets, list[int]]:
     """The store and worker 0 here, the others as processes.
 
     They are forked before the store's server has its thread, whose locks they would copy and not the thread.
@@ -60,7 +60,7 @@ def started(size: int) -> tuple[TCPStore, Lifelines, list[int]]:
     os.write(writing, f"{store.port:8}".encode() * (size - 1))
     os.close(reading)
     os.close(writing)
-    mine = Lifelines(store, 0, size, "1", LOCAL)
+    mine = KeepaliveSockets(store, 0, size, "1", LOCAL)
     ready, until = Notes(store, "ready"), time.monotonic() + DEADLINE
     while not ready.has(*map(str, range(1, size))):
         assert time.monotonic() < until
@@ -123,7 +123,7 @@ def test_a_fork_of_a_worker_does_not_keep_its_lifeline_open():
     store, lines, pids = started(2)
     end(pids)
     noted(store, 1, DEADLINE)
-    fresh = Lifelines(store, 0, 2, "2", LOCAL)
+    fresh = KeepaliveSockets(store, 0, 2, "2", LOCAL)
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -146,7 +146,7 @@ def test_another_machines_loopback_is_not_watched(store):
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         Notes(store, "lifeline/1").write("address/1", json.dumps(["127.0.0.1", "elsewhere", port]))
-        lines = Lifelines(store, 0, 2, "1", LOCAL)
+        lines = KeepaliveSockets(store, 0, 2, "1", LOCAL)
         lines.start()
         time.sleep(0.3)
     assert noted(store, 1, 0.8) is None
@@ -157,7 +157,7 @@ def test_a_refusal_before_any_connection_says_nothing(store):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     Notes(store, "lifeline/1").write("address/1", json.dumps(["127.0.0.1", socket.gethostname(), port]))
-    lines = Lifelines(store, 0, 2, "1", LOCAL)
+    lines = KeepaliveSockets(store, 0, 2, "1", LOCAL)
     lines.start()
     assert noted(store, 1, 0.8) is None
     lines.close()

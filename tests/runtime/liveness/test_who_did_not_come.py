@@ -10,7 +10,7 @@ import torch
 from helpers.quorum_runs import WIDTH, TwoBuckets
 from partreduce.runtime.liveness.heartbeat import ALL_CALL, UNEQUAL, Heartbeat
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.notes import note_stage, stage_of
+from partreduce.runtime.transport.notes import publish_stage, read_stage
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PeerFailedError
 from partreduce.topo.round import Round
@@ -94,10 +94,10 @@ def test_of_a_dead_worker_no_sign_is_repeated_that_it_had_given_before_its_first
             time.sleep(0.01)
 
     try:
-        note_stage(store, 1, "trained", heartbeat.place)
+        publish_stage(store, 1, "trained", heartbeat.place)
         until(lambda: store.check([heartbeat.place]))
-        assert stage_of(store, 1) == "while it trained"
+        assert read_stage(store, 1) == "while it trained"
         heartbeat.doing("computes step 3")
-        until(lambda: stage_of(store, 1) == "while it trained; its last sign: computes step 3")
+        until(lambda: read_stage(store, 1) == "while it trained; its last sign: computes step 3")
     finally:
         heartbeat.stop()

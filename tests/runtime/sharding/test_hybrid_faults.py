@@ -17,9 +17,9 @@ from helpers.hybrid_runs import (
     Case,
     Model,
     Several,
+    all_gather_json,
     data_of,
     part_of,
-    said_by_all,
     schedule_of,
     start,
 )
@@ -50,7 +50,7 @@ def one_line(ranks, act, case=CASE):
         model, optimizer = start(case, world)
         act(model, optimizer, world.rank, steps_of(case, world.rank)[0])
 
-    return said_by_all(ranks, run)
+    return all_gather_json(ranks, run)
 
 
 @pytest.mark.parametrize("cluster", ["2x2", CROSSED], ids=str)

@@ -9,7 +9,7 @@ from torch import nn
 
 import partreduce
 from helpers.coded_sums import UNDERFLOW, rounding_error
-from helpers.hybrid_runs import said_by_all
+from helpers.hybrid_runs import all_gather_json
 from partreduce.runtime.sharding.row_code import RowCode
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
@@ -177,7 +177,7 @@ def refusal_of(ranks, table, act, schedule):
         model = Rows(table)
         act(model, wrapped(model, schedule, world), world.rank)
 
-    return said_by_all(ranks, run)
+    return all_gather_json(ranks, run)
 
 
 @pytest.mark.parametrize("local", [True, False])

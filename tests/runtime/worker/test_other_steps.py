@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from partreduce.runtime.worker.other_steps import OtherSteps
+from partreduce.runtime.worker.other_steps import ForeignStepCheck
 
 THREADS, ROUNDS = 8, 200
 
@@ -30,7 +30,7 @@ def watching(own):
         flat=SimpleNamespace(slots=list),
         progress=SimpleNamespace(step=1),
     )
-    return OtherSteps(run, SimpleNamespace(measures_from_start=False), own, lambda: True)
+    return ForeignStepCheck(run, SimpleNamespace(measures_from_start=False), own, lambda: True)
 
 
 @pytest.mark.usefixtures("_switching")

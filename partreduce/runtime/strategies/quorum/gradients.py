@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from partreduce.runtime.averaging.mean_model import average_everywhere
+from partreduce.runtime.averaging.mean_model import average_model
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.liveness.settings import settings_of
@@ -215,7 +215,7 @@ class QuorumGradients(GradientRunner):
         self.wait(lambda: not driver.is_meeting)
         round_ = self.base + state.version
         # It counts to the round that it ends, as in `Ending.finish`.
-        average_everywhere(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
+        average_model(self.run.mean_reducers, self.run.everyone, round_, round_ - 1)
 
     def count_from_here(self) -> None:
         """Called by the training before it calls, ends or takes in a segment: its steps so far are those before it.
