@@ -189,7 +189,7 @@ FACTORS = Factors(
 """What is varied; the growths fit the logarithms of the numbers of states of 304 rows, by least squares."""
 
 TWO_VOIDS = FACTORS.configuration(FACTORS.row(nodes=(0, 0, 0), breakers=(1,), suspicions=1, wire=OVERTAKING))
-"""Four circumstances at once: word that two groups are void, of two epochs, overtaking one another. 190,426 states."""
+"""Four circumstances: two groups are void, and messages of two generations overtake each other: 190,426 states."""
 
 LARGE = (
     generator("random pairs of 4, 6 draws, at once", GroupSystem(random((0, 0, 1, 1)), ways=6), AT_ONCE),

@@ -186,7 +186,9 @@ def _grants_are_known(n: int, *, lossy: bool) -> PerPair:
 
     def check(pair: Pair) -> str | None:
         worker, mine, _, (state, _), _, back = pair
-        told = [m for m in back if isinstance(m, Grant) and m.epoch >= mine.epoch and m.request == mine.request]
+        told = [
+            m for m in back if isinstance(m, Grant) and m.generation >= mine.generation and m.request == mine.request
+        ]
         offered = [(m.seq, m.members) for m in told] if mine.stage == ASKED else []
         held = [(mine.seq, mine.members)] if mine.stage in (GRANTED, MEETING) else []
         for seq, members in held + offered:

@@ -16,8 +16,8 @@ def membership_properties(machine: Membership, network: Network) -> tuple[Proper
     """All that apply; where nobody is taken for dead who can be heard, nobody else is, and nothing ends needlessly."""
     listed: list[Property] = [
         NoDeadlock(),
-        PerState("one view in each epoch, written down before it is told", _one_view),
-        PerState("what is committed is the sum of one epoch", _of_one_epoch),
+        PerState("one view in each generation, written down before it is told", _one_view),
+        PerState("what is committed is the sum of one generation", _of_one_generation),
         PerState("survivors hold the same", _the_same),
         PerProcess("no average before all are there", _not_too_early),
         PerState("a worker that is given up averages with nobody", _fenced),
@@ -43,27 +43,32 @@ def _one_view(view: Whole) -> str | None:
     authority = view.processes[-1]
     for worker, state in _workers(view):
         for other, its in _workers(view):
-            if state.view.epoch == its.view.epoch and state.view != its.view:
+            if state.view.generation == its.view.generation and state.view != its.view:
                 return f"workers {worker} and {other} know {state.view} and {its.view}"
-        if authority is not None and state.view.epoch >= 0 and state.view not in authority.log:
+        if authority is not None and state.view.generation >= 0 and state.view not in authority.log:
             return f"worker {worker} knows {state.view}, which is not written down"
     return None
 
 
-def _of_one_epoch(view: Whole) -> str | None:
-    """Whoever is in a group that somebody committed had its sum in the same epoch: it has committed, or is prepared.
+def _of_one_generation(view: Whole) -> str | None:
+    """All members of a committed group had its sum in the same generation: each has committed, or is prepared.
 
     One that has given it up since was not in the view that followed, or was lost and has not heard of it yet.
     """
     states = dict(_workers(view))
     for worker, state in states.items():
-        for place, epoch, group in state.held:
+        for place, generation, group in state.held:
             for other in group:
                 its = states.get(other)
-                if its is None or (place, epoch, group) in its.held or its.view.epoch > epoch:
+                if its is None or (place, generation, group) in its.held or its.view.generation > generation:
                     continue
-                if not (its.place == place and its.group == group and its.prepared and its.view.epoch == epoch):
-                    return f"worker {worker} committed {place} of epoch {epoch} with {other}, which is at {its.place}"
+                if not (
+                    its.place == place and its.group == group and its.prepared and its.view.generation == generation
+                ):
+                    return (
+                        f"worker {worker} committed {place} of generation {generation} with {other}, which is at "
+                        f"{its.place}"
+                    )
     return None
 
 
@@ -80,9 +85,12 @@ def _the_same(view: Whole) -> str | None:
             has_left = worker in left or state.phase is Phase.LEFT
             if not together and not (has_left and its.phase in (Phase.RUN, Phase.LEFT)):
                 continue
-            for place, epoch, group in state.held:
-                if other in group and its.place > place and (place, epoch, group) not in its.held:
-                    return f"workers {worker} and {other} part over the sum of {group} at {place} in epoch {epoch}"
+            for place, generation, group in state.held:
+                if other in group and its.place > place and (place, generation, group) not in its.held:
+                    return (
+                        f"workers {worker} and {other} part over the sum of {group} at {place} in generation "
+                        f"{generation}"
+                    )
     return None
 
 
@@ -100,13 +108,16 @@ def _not_too_early(worker: int, state: Member | Authority) -> str | None:
 
 def _fenced(view: Whole) -> str | None:
     authority = view.processes[-1]
-    members = {} if authority is None else {one.epoch: one.members for one in authority.log}
+    members = {} if authority is None else {one.generation: one.members for one in authority.log}
     for worker, state in _workers(view):
-        for place, epoch, group in state.held:
-            if authority is not None and not set(group) <= set(members.get(epoch, group)):
-                return f"worker {worker} averaged at {place} of epoch {epoch} with {group}, of whom not all are in it"
+        for place, generation, group in state.held:
+            if authority is not None and not set(group) <= set(members.get(generation, group)):
+                return (
+                    f"worker {worker} averaged at {place} of generation {generation} with {group}, of whom not "
+                    "all are in it"
+                )
         if state.phase is Phase.RUN and worker not in state.view.members:
-            return f"worker {worker} runs in epoch {state.view.epoch}, to which it does not belong"
+            return f"worker {worker} runs in generation {state.view.generation}, to which it does not belong"
     return None
 
 
@@ -123,7 +134,11 @@ def _changes(state: Member | Authority) -> str | None:
     for before, after in zip(state.log, state.log[1:], strict=False):
         new = set(after.members) - set(before.members)
         has_donor = not after.joined or after.donor in set(after.members) - set(after.joined)
-        if after.epoch != before.epoch + 1 or not new <= set(after.joined) <= set(after.members) or not has_donor:
+        if (
+            after.generation != before.generation + 1
+            or not new <= set(after.joined) <= set(after.members)
+            or not has_donor
+        ):
             return f"{before} is followed by {after}"
     return None
 

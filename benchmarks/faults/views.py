@@ -42,7 +42,7 @@ def views_of(records: dict[int, list[Record]]) -> tuple[Views, list[str]]:
     ]
     longest = max((views for _, _, views in known), key=len, default=[(-1, tuple(range(WORKERS)))])
     problems = [
-        f"mixed epochs: worker {rank} in step {step} has the views {views}, others {longest}"
+        f"mixed generations: worker {rank} in step {step} has the views {views}, others {longest}"
         for rank, step, views in known
         if views != longest[: len(views)]
     ]

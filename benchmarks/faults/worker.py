@@ -153,8 +153,8 @@ def _step(
     before = len(executed)
     diary.note("enters", step)
     optimizer.step()
-    epochs = optimizer.run.epochs
-    diary.note("leaves", step, list(executed[before:]) if epochs is None else list(epochs.views))
+    generations = optimizer.run.generations
+    diary.note("leaves", step, list(executed[before:]) if generations is None else list(generations.views))
     every = AGAIN_STEPS if task.restarts else CHECKPOINT_STEPS
     if task.checkpoints is not None and optimizer.steps % every == 0:
         try:

@@ -87,7 +87,9 @@ def _serve(
         signal.signal(number, lambda *_: service.stop())
     if address_file is not None:
         write_file(address_file, service.address.encode())
-    console().print(f"listening at {service.address}, {loaded.num_workers} workers, generation {service.state.epoch}")
+    console().print(
+        f"listening at {service.address}, {loaded.num_workers} workers, generation {service.state.generation}"
+    )
     try:
         service.run()
     finally:

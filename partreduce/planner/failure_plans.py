@@ -58,7 +58,7 @@ def goes_on(schedule: Schedule) -> bool:
 
 
 def _check_runs(schedule: Schedule) -> None:
-    """Raise for what ends a run at the first failure, whatever is planned (`runtime.worker.goes_on.refusal_of`)."""
+    """Raise for what ends a run at the first failure, whatever is planned (see `runtime.worker.elastic_support`)."""
     check_covered(schedule.strategy)
     if not sends_whole(schedule):
         raise ScheduleError(

@@ -32,7 +32,7 @@ from partreduce.runtime.averaging.mean_model import average_model, restore_local
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
-from partreduce.runtime.elastic.epochs import Epochs, epochs_of
+from partreduce.runtime.elastic.generations import Generations, generations_of
 from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes, warn_nodes_missing
 from partreduce.runtime.elastic.voting import joins
 from partreduce.runtime.launcher.last_line import install_excepthook
@@ -57,9 +57,9 @@ from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.alike_data import DuplicateDataCheck
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
+from partreduce.runtime.worker.elastic_support import supports_elastic
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.goes_on import supports_elastic
 from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.multi_optimizer_check import check_other_worker_steps
@@ -193,7 +193,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 key=agreed.key,
                 timeout=timeout,
                 tables=tables,
-                epochs=epochs_of(reached, heartbeat, plan, key=agreed.key, timeout=timeout) if lives_on else None,
+                generations=generations_of(reached, heartbeat, plan, key=agreed.key, timeout=timeout)
+                if lives_on
+                else None,
                 keeps_on_host=policies.keeps_on_host,
             )
             self.runner = ParameterRunner(self.run) if alone else build(self.run)
@@ -216,7 +218,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
         """What all workers do together before the first step."""
         run, tables = self.run, self.run.tables
-        has_joined = run.epochs is not None and joins()
+        has_joined = run.generations is not None and joins()
         if broadcast and not has_joined:
             self.meeting.broadcast()
         if not run.alone and not has_joined:  # who joins gets the rules of the others
@@ -231,9 +233,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             _optimizers[parameter] = ref(self)
         self.engine.model_use.attach()
         self.engine.other_steps.attach()
-        if (epochs := run.epochs) is not None:
+        if (generations := run.generations) is not None:
             reducers = (*run.mean_reducers, *self.runner.reducers)
-            self.ending.guard(lambda: epochs.begin(reducers, self._handover))
+            self.ending.guard(lambda: generations.begin(reducers, self._handover))
 
     def _copy_masks(self, *, are_equal: bool) -> None:
         """Find the buffers whose values are those of a mask: on all workers the same ones."""
@@ -285,14 +287,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         of_type(loader, Iterable, "batches", "give a DataLoader or a list of batches")
         sampler = sampler_of(loader)
-        if self.run.epochs is not None and sampler is not None:
-            yield from self._dealt(loader, sampler, self.run.epochs)
+        if self.run.generations is not None and sampler is not None:
+            yield from self._dealt(loader, sampler, self.run.generations)
             return
         for batch in by_steps_per_round(loader, self.schedule, self.rank):
             if not self.engine.drops_batch():
                 yield batch
 
-    def _dealt(self, loader: Iterable[Batch], sampler: RoundSampler, epochs: Epochs) -> Iterator[Batch]:
+    def _dealt(self, loader: Iterable[Batch], sampler: RoundSampler, generations: Generations) -> Iterator[Batch]:
         """As `batches`, and what is left of the epoch is dealt again one round after the members have changed."""
         engine = self.engine
         if engine.is_behind and sampler.epoch != engine.data_epoch[0]:
@@ -301,13 +303,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             engine.data_epoch = sampler.epoch, engine.round
         is_over = False
         while not is_over:
-            views = list(epochs.views)
-            sampler.follow(views, engine.data_epoch[1], engine.steps, turns=epochs.turns)
+            views = list(generations.views)
+            sampler.follow(views, engine.data_epoch[1], engine.steps, turns=generations.turns)
             for batch in loader:
                 yield batch
-                if len(epochs.views) > len(views) and engine.round > epochs.views[-1][0] // epochs.turns:
+                if len(generations.views) > len(views) and engine.round > generations.views[-1][0] // generations.turns:
                     break
-            is_over = len(epochs.views) == len(views)
+            is_over = len(generations.views) == len(views)
 
     @property
     def rank(self) -> int:
@@ -423,8 +425,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     own = until_after.enter_context(restore_local_values(run.flat, run.rank))
                     members = self.runner.others.gathered("mean_model()")
                     with self.ending.looking_for_differences():
-                        if run.epochs is not None:
-                            run.epochs.mean_everywhere(run.mean_reducers, self.steps, self.round)
+                        if run.generations is not None:
+                            run.generations.mean_everywhere(run.mean_reducers, self.steps, self.round)
                         else:
                             self.meeting.exchange("mean_model()", {}, members)  # nobody is elsewhere any more
                             average_model(run.mean_reducers, members, self.steps, self.round)
@@ -628,7 +630,7 @@ def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
 
 
 def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool, connects: bool) -> None:
-    """Connect with the others; a worker that joins does so later (see `Epochs`)."""
+    """Connect with the others; a worker that joins does so later (see `Generations`)."""
     world.signs = heartbeat
     if own_process:
         publish_stage(world.store, world.rank, "connected its groups")
@@ -649,7 +651,7 @@ def _run(
     key: str,
     timeout: float,
     tables: Tables,
-    epochs: Epochs | None,
+    generations: Generations | None,
     keeps_on_host: bool,
 ) -> Run:
     """What the schedule's runner works on: the model's buckets with the reducers that average them."""
@@ -662,7 +664,8 @@ def _run(
     alone = isinstance(world, SingleProcessWorld)
     applier = Applier(optimizer, flat, [table.parameter for table in tables])
     return Run(
-        schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone, epochs=epochs
+        schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone,
+        generations=generations,
     )  # fmt: skip
 
 

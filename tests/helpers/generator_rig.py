@@ -90,7 +90,7 @@ class Meeting:
 
 def work(
     address, keys, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send,
-    on_answer=lambda epoch: None,
+    on_answer=lambda generation: None,
 ):  # fmt: skip
     """One worker's whole run; returns what it executed."""
     client = GeneratorClient(
@@ -101,7 +101,7 @@ def work(
             client.begin()
             time.sleep(pause)
             group = client.group()
-            on_answer(client._state.epoch)
+            on_answer(client._state.generation)
             if group is not None:
                 meet(group)
         while (group := client.leave()) is not None:
@@ -186,7 +186,7 @@ def probe(point):
             os.kill(os.getpid(), signal.SIGKILL)
 service = GeneratorService(setting_of({seed}), JobKeys.read({keys!r}), address={address!r}, log={log!r}, probe=probe,
                            on_note=lambda note: print("note", *note[:2], *note[2], flush=True))
-print("address", service.address, "epoch", service.state.epoch, flush=True)
+print("address", service.address, "generation", service.state.generation, flush=True)
 service.run(60)
 """
 
@@ -205,7 +205,7 @@ class ServiceProcess:
         self.output = os.fdopen(reading)
         line = self.output.readline().split()
         assert line, "it ended without its address"
-        self.address, self.epoch = line[1], int(line[3])
+        self.address, self.generation = line[1], int(line[3])
 
     def killed(self, seconds=30):
         """Wait for the end; whether it was SIGKILL."""

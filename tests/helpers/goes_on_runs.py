@@ -18,7 +18,7 @@ import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import RoundSampler
-from partreduce.runtime.elastic.epochs import Epochs
+from partreduce.runtime.elastic.generations import Generations
 from partreduce.runtime.elastic.regrouping import Regrouping
 from partreduce.runtime.elastic.voting import Voting
 from partreduce.runtime.environment import RESTARTED
@@ -91,7 +91,7 @@ def fail_after_confirm(round_):
 
 def ask_late(_round):
     """Let a worker that was started again come when the others have finished."""
-    original = Epochs.begin
+    original = Generations.begin
 
     def begin(self, reducers, state):
         while not all(
@@ -100,18 +100,18 @@ def ask_late(_round):
             time.sleep(0.01)
         original(self, reducers, state)
 
-    Epochs.begin = begin
+    Generations.begin = begin
 
 
 def ask_when_awaited():
     """Let a worker that was started again come when another waits for it: after the loss, in a round that is known."""
-    original = Epochs.begin
+    original = Generations.begin
 
     def begin(self, reducers, state):
         self.voting.notes.wait_for(AWAITED)
         original(self, reducers, state)
 
-    Epochs.begin = begin
+    Generations.begin = begin
 
 
 def fail(_round):
@@ -124,10 +124,10 @@ def fail(_round):
 
 
 def wait_for(optimizer, back):
-    """Wait until these workers are members again, or this one has heard that it is to vote for the next epoch."""
-    epochs, deadline = optimizer.run.epochs, time.monotonic() + 60
-    epochs.voting.notes.write(AWAITED, "1")
-    while not (set(back) <= set(epochs.members) or epochs.voting.is_called):
+    """Wait until these workers are members again, or this one has heard that it is to vote for the next generation."""
+    generations, deadline = optimizer.run.generations, time.monotonic() + 60
+    generations.voting.notes.write(AWAITED, "1")
+    while not (set(back) <= set(generations.members) or generations.voting.is_called):
         assert time.monotonic() < deadline, f"{back} did not come back"
         time.sleep(0.01)
 
@@ -152,9 +152,9 @@ INSTANTS = {
     "in the sum": lambda t: at(Reducer, "wait", lambda _, reduction: is_of(t, reduction)),
     "prepared": lambda t: at(Reducer, "agree", lambda _, kind, round_, _g, number, *a: is_confirm(t, round_, number)),
     "confirmed": lambda t: at(Reducer, "commit", lambda _, reduction, action: is_of(t, reduction)),
-    "in flight": lambda t: at(Epochs, "carry_out", lambda _, turn, *a, **n: turn == t),
+    "in flight": lambda t: at(Generations, "carry_out", lambda _, turn, *a, **n: turn == t),
     "applying": lambda t: at(ElasticPipeline, "_put", lambda _, flight, *a: flight.step == t),
-    "at the end": lambda t: at(Epochs, "meet", lambda *_, ahead=None: ahead == t),
+    "at the end": lambda t: at(Generations, "meet", lambda *_, ahead=None: ahead == t),
     "voting": lambda _: at(Voting, "await_view", lambda *_: True),
     "asking": lambda _: at(Voting, "_answer", lambda *_: True),
     "asking late": ask_late,
@@ -193,7 +193,8 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
         dtype: of the model.
         pause: seconds that a worker computes in a step, beside what that takes anyway.
         parameters: into how many the numbers of the model are cut, `weight0` and so on.
-        samples: of a data set that a RoundSampler deals, one a step, in order, over one epoch; 0 for all steps alike.
+        samples: of a data set that a RoundSampler deals, one a step, in order, over one epoch; 0 for all steps
+            alike.
     """
 
     again = again or {}
@@ -244,7 +245,7 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
         said |= {"reference": getattr(getattr(optimizer.runner, "reference", None), "round", None)}
         optimizer.finish()
         said |= {"rank": rank, "own": own, "end": weights(), "means": means, **optimizer.stats()}
-        said |= {"seen": seen, "views": [] if optimizer.run.epochs is None else optimizer.run.epochs.views}
+        said |= {"seen": seen, "views": [] if optimizer.run.generations is None else optimizer.run.generations.views}
         sys.stdout.write(f"REPORT {json.dumps(said)}\n")
 
     output = io.StringIO()
@@ -259,8 +260,8 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
 
 def _sums_in_stages(optimizer):
     """Whether the group of all who are left does."""
-    epochs, world = optimizer.run.epochs, optimizer.run.reducer.world
-    members = range(world.size) if epochs is None else epochs.members
+    generations, world = optimizer.run.generations, optimizer.run.reducer.world
+    members = range(world.size) if generations is None else generations.members
     return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)
 
 

@@ -85,7 +85,11 @@ class Regrouping:
 
         `is_open` says whether another vote is under way, and `healed` is called where this worker has got a state.
         """
-        world, name, lost = self.world, name_of(view.epoch), frozenset(range(self.world.size)) - frozenset(view.members)
+        world, name, lost = (
+            self.world,
+            name_of(view.generation),
+            frozenset(range(self.world.size)) - frozenset(view.members),
+        )
         self._members = view.members
         if world.rank in view.joined:
             world.begin_anew(name)  # where the others went when they voted
@@ -93,7 +97,7 @@ class Regrouping:
             self._now = self.schedule
         else:
             self._now = after_failure(self.schedule, lost) if len(view.members) > 1 else None
-        self.first.heartbeat.doing(f"connects the groups of generation {view.epoch}", view.members)
+        self.first.heartbeat.doing(f"connects the groups of generation {view.generation}", view.members)
         for reducer, key in self.reducers.items():
             reducer.key = f"{key} {name}"
         assert self.held is not None, "set at the start"
@@ -119,11 +123,11 @@ class Regrouping:
         return True
 
     def _say_the_same(self, view: View, schedule: Schedule) -> None:
-        generation = json.dumps([view.epoch, view.members, view.resume])
+        generation = json.dumps([view.generation, view.members, view.resume])
         self._handshake(view, {"schedule": schedule_sha256(schedule), "generation": generation}, "")
 
     def _handshake(self, view: View, facts: dict[str, str], what: str) -> None:
-        name, ranks = name_of(view.epoch), {place: [rank] for place, rank in enumerate(view.members)}
+        name, ranks = name_of(view.generation), {place: [rank] for place, rank in enumerate(view.members)}
         store, place = NamedPrefixStore(name, self.world.store, ranks), view.members.index(self.world.rank)
         key = f"{self.key}-{name}{what and '-'}{what}"
         handshake(store, place, len(view.members), facts, key=key, timeout=self.timeout)

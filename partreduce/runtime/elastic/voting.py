@@ -87,21 +87,21 @@ class Voting:
     @property
     def is_open(self) -> bool:
         """Whether a vote for the next generation is under way."""
-        return self.notes.has(f"{OPEN}/{self.state.view.epoch + 1}")
+        return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
 
     def look(self) -> None:
         """Now and then, beside the training: whether a vote is under way that no wait would tell of, since all come.
 
         Another thread looks: meanwhile that vote may be over, and what it was for stays behind this worker.
         """
-        generation = self.state.view.epoch + 1
+        generation = self.state.view.generation + 1
         if self.notes.has(f"{OPEN}/{generation}"):
             self.called = generation
 
     @property
     def is_called(self) -> bool:
         """Whether a look has shown that one is."""
-        return self.called > self.state.view.epoch
+        return self.called > self.state.view.generation
 
     def feed(self, event: object) -> None:
         """Let something happen to this member, and carry out what follows."""
@@ -111,7 +111,7 @@ class Voting:
         for action in actions:
             match action:
                 case Send(_, Vote() as vote):
-                    self.notes.write(f"vote/{vote.epoch}/{self.world.rank}", json.dumps(list(astuple(vote)[1:])))
+                    self.notes.write(f"vote/{vote.generation}/{self.world.rank}", json.dumps(list(astuple(vote)[1:])))
                     self.notes.count(NEWS, 1)
                 case Send(_, Join()):
                     self._asked += 1
@@ -124,7 +124,7 @@ class Voting:
                     self.notes.count(NEWS, 1)
                 case Note(("unblock",)):
                     self._parted()
-                    self.world.begin_anew(name_of(state.view.epoch + 1))
+                    self.world.begin_anew(name_of(state.view.generation + 1))
                 case Note(("forward",)):
                     self.forwarded = True
                 case Note(("rebuild", View() as view)):
@@ -132,7 +132,7 @@ class Voting:
 
     def take_part(self) -> None:
         """Vote, because one is under way."""
-        self._hear(Open(self.state.view.epoch + 1))
+        self._hear(Open(self.state.view.generation + 1))
 
     def leave(self) -> None:
         """This worker has committed everything and needs nobody any more; hear whether it may leave with that."""
@@ -144,7 +144,7 @@ class Voting:
 
         It gives those who are silent as long as any operation, and is given longer here.
         """
-        generation, deadline = self.state.view.epoch + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
+        generation, deadline = self.state.view.generation + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
         leaves = self.state.phase is Phase.LEAVING
         what = "that it may leave" if leaves else f"who continues in generation {generation}"
         self.heartbeat.doing(f"waits for the launcher to say {what}")
@@ -180,7 +180,7 @@ class Voting:
         view = json.loads(text)
         self.heartbeat.settled = view[CHANGES]
         members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
-        return View(view["epoch"], **members, donor=view["donor"])
+        return View(view["generation"], **members, donor=view["donor"])
 
     @property
     def _question(self) -> str:

@@ -124,7 +124,7 @@ class GeneratorService:
         return socket
 
     def _recover(self) -> None:
-        """Fold the log; a log that was there means a new life, which is a new epoch."""
+        """Fold the log; a log that was there means a new life, which is a new generation."""
         if self._log is None:
             return
         head = {"job": self.job, "workers": self.setting.num_workers}

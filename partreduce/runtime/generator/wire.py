@@ -153,7 +153,7 @@ def unpack_state(raw: dict[str, Any]) -> GeneratorState:
     answers: tuple[Any, ...] = tuple(None if answer is None else _reply(answer) for answer in raw["answers"])
     rest: dict[str, Any] = {name: tuple(raw[name]) for name in PER_WORKER}
     rest["known"] = tuple(map(tuple, raw["known"]))
-    rest |= {name: raw[name] for name in ("epoch", "draws", "apart")}
+    rest |= {name: raw[name] for name in ("generation", "draws", "apart")}
     return GeneratorState(buffers=buffers, answers=answers, **rest)
 
 

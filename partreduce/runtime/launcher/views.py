@@ -140,12 +140,12 @@ class Views:
 
     def _hear(self) -> None:
         """All of it, in the order of workers; whoever has voted is not read again, and what nobody said not at all."""
-        generation = self._state.view.epoch + 1
+        generation = self._state.view.generation + 1
         some_left, some_ask = self._is_new(LEFT), self._is_new(JOIN)
         for worker in range(len(self._workers)):
             if some_left and worker not in self._state.left and self._notes.has(f"{LEFT}/{worker}"):
                 self._feed(Received(worker, Left()))
-            is_awaited = self._state.view.epoch < generation and self._state.votes[worker] is None
+            is_awaited = self._state.view.generation < generation and self._state.votes[worker] is None
             if is_awaited and (text := self._notes.read(f"vote/{generation}/{worker}")) is not None:
                 place, prepared, stands, blank = json.loads(text)
                 self._feed(Received(worker, Vote(generation, tuple(place), tuple(prepared), stands, blank)))
@@ -166,7 +166,7 @@ class Views:
         self._state = state
         if state.is_open and not was.is_open:
             self._lease = Deadline(float(self._facts()["timeout"]))
-            self._open(state.view.epoch + 1)
+            self._open(state.view.generation + 1)
         told: set[int] = set()
         asked = was.joining
         for action in actions:
@@ -178,11 +178,11 @@ class Views:
                 case Send(to, Released()):
                     self._notes.write(f"{RELEASED}/{to}", "1")
                 case Send(to, View() as view):
-                    if view.epoch not in told:
-                        told.add(view.epoch)
+                    if view.generation not in told:
+                        told.add(view.generation)
                         self._tell(view)
                     if to in asked or to in view.joined:
-                        self._notes.write(f"{ANSWER}/{to}/{self._asked[to]}", str(view.epoch))
+                        self._notes.write(f"{ANSWER}/{to}/{self._asked[to]}", str(view.generation))
 
     def _end(self, rank: int) -> None:
         self._ended.append((self._workers[rank], Deadline(ANSWER_SECONDS)))
@@ -196,11 +196,11 @@ class Views:
         for rank in view.joined:  # nobody takes it for dead from now on
             self._deaths.remove(str(rank))
         known = self._deaths.count(CHANGES)
-        self._notes.write(f"view/{view.epoch}", json.dumps({**asdict(view), CHANGES: known}))
+        self._notes.write(f"view/{view.generation}", json.dumps({**asdict(view), CHANGES: known}))
         if not view.members:
-            self._open(view.epoch)  # who waits for others by notes asks for that, and then hears that all end
+            self._open(view.generation)  # who waits for others by notes asks for that, and then hears that all end
             return
-        before = self._state.log[view.epoch - 1].members
+        before = self._state.log[view.generation - 1].members
         lost = [worker for worker in before if worker not in view.members and worker not in self._state.left]
         for rank in [rank for rank in lost if self.has_ended(self._workers[rank])]:
             self._outlet.write(

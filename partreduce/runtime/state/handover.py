@@ -98,8 +98,8 @@ class Handover:
         torch.save([one.state_dict() for one in self.objects], states)
         extra = {
             "counts": self.run.reducer.heartbeat.counts,
-            "data": [self.engine.data_epoch, [] if self.run.epochs is None else self.run.epochs.views],
-            "since": [] if self.run.epochs is None else list(self.run.epochs.since.items()),
+            "data": [self.engine.data_epoch, [] if self.run.generations is None else self.run.generations.views],
+            "since": [] if self.run.generations is None else list(self.run.generations.since.items()),
             "changes_means": self.run.applier.changes_means,
             "rules": self.run.flat.rules,
             "generation": self.engine.uneven_inputs.generation,
@@ -123,11 +123,11 @@ class Handover:
         self.run.reducer.heartbeat.counts = tuple(extra["counts"])
         self.engine.uneven_inputs.generation = int(extra["generation"])
         self.meeting.lineage, self.meeting.earlier = extra["lineage"]
-        epoch, views = extra["data"]
-        self.engine.data_epoch = epoch[0], epoch[1]
-        if (epochs := self.run.epochs) is not None:
-            epochs.views = [(after, tuple(members)) for after, members in views]
-            epochs.since = dict(extra["since"])
+        generation, views = extra["data"]
+        self.engine.data_epoch = generation[0], generation[1]
+        if (generations := self.run.generations) is not None:
+            generations.views = [(after, tuple(members)) for after, members in views]
+            generations.since = dict(extra["since"])
         self._taken = torch.load(io.BytesIO(base64.b64decode(extra["objects"])), weights_only=True)
         steps = self.runner.step_of(turn)
         self.engine.go_on_from(steps)

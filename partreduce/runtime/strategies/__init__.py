@@ -46,7 +46,7 @@ def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
     if isinstance(strategy.sync, PartialAllReduce):
         return QuorumGradients(strategy.sync, run)
     if isinstance(strategy.sync, Pipeline):
-        return GradientPipeline(strategy.sync, run) if run.epochs is None else ElasticPipeline(strategy.sync, run)
+        return GradientPipeline(strategy.sync, run) if run.generations is None else ElasticPipeline(strategy.sync, run)
     if strategy.averages_gradients:
         return GradientMeans(run, divisor=None if strategy.payload.average_dense else 1)
     return _means_of_groups(strategy, run)
@@ -69,7 +69,7 @@ def _means_of_whole(strategy: StaticGroups | AllReduce, run: Run) -> GroupMeans:
     if not strategy.payload.outer.is_plain:
         kind = OwnOuterParams if strategy.payload.outer.has_own_outer_params else OuterMeans
         return kind(strategy.payload.outer, run, averaging=strategy.averaging)
-    if strategy.is_delayed and run.epochs is not None:
+    if strategy.is_delayed and run.generations is not None:
         return ElasticDelayedAverage(run, averaging=strategy.averaging)
     means = ProgressMeans if strategy.transport.codec.rounds else GroupMeans
     return means(run, averaging=strategy.averaging, is_delayed=strategy.is_delayed)

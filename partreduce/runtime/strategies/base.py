@@ -20,7 +20,7 @@ from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradient_watch import GradientWatch
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.elastic.epochs import Epochs
+from partreduce.runtime.elastic.generations import Generations
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.mailbox import Mailbox
@@ -55,7 +55,7 @@ class Run:
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
     progress: Progress = field(default_factory=Progress)
-    epochs: Epochs | None = None
+    generations: Generations | None = None
     """Carries out group operations where the run continues after failures."""
 
     @property
@@ -98,7 +98,7 @@ class Runner(ABC):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.others: Everyone = run.epochs or Everyone(run.everyone)
+        self.others: Everyone = run.generations or Everyone(run.everyone)
         """Who else is there still."""
         self.reducers: tuple[Reducer, ...] = ()
         """What it averages by, apart from the run's own reducers."""
@@ -158,7 +158,7 @@ class Runner(ABC):
         )
 
     def step_of(self, turn: int) -> int:
-        """The step after which the operation of a turn is due, where a run continues after failures (see `Epochs`)."""
+        """The step after which a turn's operation is due, in a run that continues after failures (`Generations`)."""
         return (turn + 1) * self.run.steps_per_round - 1
 
     def resume(self, step: int, round_: int) -> None:

@@ -47,8 +47,8 @@ class FragmentMeans(ParameterRunner):
                 part.merge()
                 continue
             self.begin(step, round_, first=True)  # all at once, as with the workers that take steps
-            if (epochs := self.run.epochs) is not None:
-                part.carry_out(epochs, step, round_, round_ * len(self._parts) + move.fragment)
+            if (generations := self.run.generations) is not None:
+                part.carry_out(generations, step, round_, round_ * len(self._parts) + move.fragment)
             else:
                 part.send(step, round_, early=self._late > 0)
 

@@ -91,8 +91,8 @@ class GradientMeans(GradientRunner):
 
     def average(self, step: int) -> Arrived:
         """Replace the gradients by their means over all workers."""
-        if (epochs := self.run.epochs) is not None:
-            epochs.carry_out(step, lambda group: [(self.run.reducer, self.send(step, group))], self._put_means)
+        if (generations := self.run.generations) is not None:
+            generations.carry_out(step, lambda group: [(self.run.reducer, self.send(step, group))], self._put_means)
             return ON_TIME
         reduction = self.send(step)
         self.run.reducer.wait(reduction)

@@ -11,7 +11,7 @@ from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, res
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.elastic.epochs import Epochs
+from partreduce.runtime.elastic.generations import Generations
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, ParameterRunner, Run
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.base import Averaging
@@ -63,17 +63,17 @@ class GroupMeans(ParameterRunner):
         if self.is_delayed:
             self._commit_delayed(group)
             self._begin_round(step, round_ + 1)
-        elif (epochs := self.run.epochs) is not None:
-            self.carry_out(epochs, step, round_, round_)
+        elif (generations := self.run.generations) is not None:
+            self.carry_out(generations, step, round_, round_)
         elif group is not None:
             self.send(step, round_)
             self.merge()
             self.are_equal = self._makes_equal(group)
         return 0
 
-    def carry_out(self, epochs: Epochs, step: int, round_: int, turn: int) -> None:
+    def carry_out(self, generations: Generations, step: int, round_: int, turn: int) -> None:
         """The operation of a synchronous turn, with those that are left."""
-        epochs.carry_out(
+        generations.carry_out(
             turn,
             lambda group: [(self.run.reducer, self._start_sum(step, round_, group))],
             lambda _, reduction: self._commit(reduction),

@@ -23,15 +23,15 @@ class ElasticDelayedAverage(GroupMeans):
 
     def __init__(self, run: Run, *, averaging: Averaging) -> None:
         super().__init__(run, averaging=averaging, is_delayed=True)
-        assert run.epochs is not None, "as said"
-        self._epochs = run.epochs
+        assert run.generations is not None, "as said"
+        self._generations = run.generations
 
     def end_round(self, step: int, round_: int) -> int:
         """Commit the mean with which the round began, and begin the next."""
         if self._started < round_:
             self._begin_round(step, round_)
         self._is_inside = False
-        self._epochs.carry_out(
+        self._generations.carry_out(
             round_,
             lambda group: self._begin_sum(round_, group),
             lambda _, reduction: self._put_late(reduction),
@@ -51,23 +51,23 @@ class ElasticDelayedAverage(GroupMeans):
 
     def drain(self) -> str:
         """Drop the operation in flight: every member does."""
-        self._epochs.drop_ahead()
+        self._generations.drop_ahead()
         self._started, self._is_inside = -1, False
         return ""
 
     def state(self) -> dict[str, torch.Tensor]:
         """As `GroupMeans`; for who joins where the round began."""
-        if self._epochs.is_between:
+        if self._generations.is_between:
             return {f"{INSIDE}/start/{index}": start for index, start in enumerate(self._snapshots)}
         return super().state()
 
     def flight(self) -> dict[str, torch.Tensor]:
         """As `GroupMeans`; the sums of a worker that is the only one left are its own."""
         round_, buckets = self._started, self.run.reducer.buckets
-        group = self._epochs.regrouping.group_of(round_)
-        if group is None or self._epochs.resumes > round_:
+        group = self._generations.regrouping.group_of(round_)
+        if group is None or self._generations.resumes > round_:
             return {}
-        found = self._epochs.arrived_ahead(round_, round_, lambda group: self._begin_sum(round_, group))
+        found = self._generations.arrived_ahead(round_, round_, lambda group: self._begin_sum(round_, group))
         if not found:
             self._piggybacked = [snapshot_piggybacked(bucket) for bucket in buckets]
         arrays = found[0][1].arrays if found else [self._own(*pair) for pair in enumerate(buckets)]
@@ -85,7 +85,7 @@ class ElasticDelayedAverage(GroupMeans):
         self._begin_ahead(round_)
 
     def _begin_ahead(self, round_: int) -> None:
-        self._epochs.begin_ahead(round_, round_, lambda group: self._begin_sum(round_, group))
+        self._generations.begin_ahead(round_, round_, lambda group: self._begin_sum(round_, group))
 
     def _begin_sum(self, round_: int, group: Group) -> Sums:
         """What rides along is as it is now."""

@@ -1,8 +1,8 @@
 """A pipeline of gradients in a run that continues after failures.
 
-What all do or nobody does is to apply the mean gradient of a step (see `elastic.epochs`). Its sum is begun K - 1 steps
-ahead of that, and dropped with the generation (see `elastic.sums_ahead`). So each worker keeps the gradients that it
-gives until their mean is applied. A mean is over those who are left when it is applied, and took the step that it is
+What all do or nobody does is to apply the mean gradient of a step (see `elastic.generations`). Its sum is begun K - 1
+steps ahead of that, and dropped with the generation (see `elastic.sums_ahead`). So each worker keeps the gradients that
+it gives until their mean is applied. A mean is over those who are left when it is applied, and took the step that it is
 of: who has joined since has nothing to give.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from partreduce.runtime.averaging.gradients import KeptGradients, clear_gradient
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.elastic.epochs import Begin, Commit
+from partreduce.runtime.elastic.generations import Begin, Commit
 from partreduce.runtime.elastic.sums_ahead import Sums
 from partreduce.runtime.strategies.base import Arrived, Run
 from partreduce.runtime.strategies.gradient_means import ON_TIME, Contribution
@@ -48,8 +49,8 @@ class ElasticPipeline(LateGradients[_Kept]):
 
     def __init__(self, sync: Pipeline, run: Run) -> None:
         super().__init__(sync, run)
-        assert run.epochs is not None, "as said"
-        self._epochs = run.epochs
+        assert run.generations is not None, "as said"
+        self._generations = run.generations
 
     def average(self, step: int) -> Arrived:
         """Put the gradients of K - 1 steps ago in place, and let this step's go; in the warm-up average them."""
@@ -59,7 +60,7 @@ class ElasticPipeline(LateGradients[_Kept]):
         arrived = ON_TIME
 
         def operation(begin: Begin, commit: Commit, alone: Callable[[], object], *, ahead: int | None) -> None:
-            self._epochs.carry_out(step, begin, commit, alone, ahead=ahead)
+            self._generations.carry_out(step, begin, commit, alone, ahead=ahead)
 
         if len(self._flights) < self.sync.lag:
             operation(lambda _: [], _nothing, _nothing, ahead=None)
@@ -85,12 +86,13 @@ class ElasticPipeline(LateGradients[_Kept]):
         """As `GradientPipeline`; a worker that joins the others takes no part in this."""
         while self._flights:
             flight = self._flights[0]
-            self._merge(flight, self._epochs.meet, lambda arrays, absent, one=flight: self._apply(one, arrays, absent))  # type: ignore[misc]
+            apply = partial(self._apply, flight)
+            self._merge(flight, self._generations.meet, apply)
 
     def drain(self) -> str:
         """Drop the gradients in flight: what is loaded next has not seen them."""
         lost = self._in_flight()
-        self._epochs.drop_ahead()
+        self._generations.drop_ahead()
         while self._flights:
             self._release(self._flights.popleft())
         super().drain()
@@ -103,7 +105,7 @@ class ElasticPipeline(LateGradients[_Kept]):
             prefix = f"late/{place}"
             if flight.sums:
                 named |= saved(flight, prefix, self.run.flat.buckets, flight.sums, flight.absent)
-            elif self._epochs.is_between:
+            elif self._generations.is_between:
                 named[f"{prefix}/facts"] = torch.tensor([flight.step, int(flight.scaled), 0])
                 told = json.dumps([flight.given.kind, flight.given.settings]).encode()
                 named[f"{prefix}/told"] = torch.frombuffer(bytearray(told), dtype=torch.uint8)
@@ -138,13 +140,13 @@ class ElasticPipeline(LateGradients[_Kept]):
         flight.piggybacked = self._before(flight.step)
         given = flight.given
         if given.divisor is None:
-            given = replace(given, divisor=max(1, self._epochs.givers(flight.step)))
+            given = replace(given, divisor=max(1, self._generations.givers(flight.step)))
         return [(self.run.reducer, self.send(flight.step, group, given))]
 
     def _begin_ahead(self, flight: _Kept) -> None:
         if not flight.sums:
             turn = flight.step + self.sync.lag
-            self._epochs.begin_ahead(flight.step, turn, lambda group: self._begin(flight, group))
+            self._generations.begin_ahead(flight.step, turn, lambda group: self._begin(flight, group))
 
     def _merge(
         self,
@@ -195,7 +197,7 @@ class ElasticPipeline(LateGradients[_Kept]):
 
     def _sums_of(self, flight: _Kept) -> tuple[Sequence[torch.Tensor], Mapping[int, frozenset[int]]]:
         turn = flight.step + self.sync.lag
-        found = self._epochs.arrived_ahead(flight.step, turn, lambda group: self._begin(flight, group))
+        found = self._generations.arrived_ahead(flight.step, turn, lambda group: self._begin(flight, group))
         if found:
             return found[0][1].arrays, found[0][1].absent
         arrays, absent = self._own(flight)

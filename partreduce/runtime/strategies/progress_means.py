@@ -115,10 +115,10 @@ class ProgressMeans(GroupMeans):
 
     def _common_start(self, step: int, round_: int) -> Reference:
         starts, reducer, host = self._starts_made, self.run.reducer, self.run.host
-        if self.run.epochs is None:
+        if self.run.generations is None:
             return common_start(reducer, self.run.everyone, starts, step, round_, host=host)
         place = f"start {starts} of the {self.name}"
-        return alike_start(reducer, self.run.epochs.is_alike, place, starts, round_, host=host)
+        return alike_start(reducer, self.run.generations.is_alike, place, starts, round_, host=host)
 
     def _start_sum(self, step: int, round_: int, group: Group) -> Reduction:
         codings = self._codings.of_buckets if self._codings is not None and self._is_coded(group) else None

@@ -143,9 +143,9 @@ class Ending:
         runner.conclude()
         runner.settle()
         # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
-        if run.epochs is not None:
-            run.epochs.mean_everywhere(run.mean_reducers, self.engine.steps, round_ - 1)
-            run.epochs.leave()
+        if run.generations is not None:
+            run.generations.mean_everywhere(run.mean_reducers, self.engine.steps, round_ - 1)
+            run.generations.leave()
             runner.drain()  # only now: after a loss all begin anew what is in flight on all of them
         else:
             runner.drain()

@@ -266,7 +266,7 @@ def test_workers_that_know_different_views_are_seen(judged):
     lines = [entry for entry in found[1] if entry[0] == "leaves"]
     lines[3][4] = [EVERYBODY, [3, [0, 1, 3]]]
     (text, *_) = judged(verdicts.judge_values, found, "elastic allreduce")
-    assert text.startswith("wrong: mixed epochs: worker 1 in step 3")
+    assert text.startswith("wrong: mixed generations: worker 1 in step 3")
 
 
 def test_what_a_lost_worker_committed_alone_is_not_asked_of_it(judged):

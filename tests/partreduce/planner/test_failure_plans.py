@@ -10,7 +10,7 @@ from partreduce.planner.failure_plans import FACTOR, survival, survivors_of
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
-from partreduce.runtime.worker.goes_on import refusal_of
+from partreduce.runtime.worker.elastic_support import refusal_of
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import schedule_text

@@ -24,9 +24,9 @@ def voting():
     )
 
 
-def come_to_the_next_epoch(voting):
+def come_to_the_next_generation(voting):
     voting.take_part()
-    voting.feed(Received(3, View(voting.state.view.epoch + 1, (0, 1))))
+    voting.feed(Received(3, View(voting.state.view.generation + 1, (0, 1))))
     voting.feed(Connected())
 
 
@@ -36,7 +36,7 @@ def test_a_look_shows_a_vote_that_is_under_way_and_none_after_it(voting):
     voting.notes.write(f"{OPEN}/1", "1")
     voting.look()
     assert voting.is_called
-    come_to_the_next_epoch(voting)
+    come_to_the_next_generation(voting)
     assert not voting.is_called
 
 
@@ -46,13 +46,13 @@ def test_a_vote_that_ends_while_a_look_at_it_is_on_its_way_is_no_call_to_the_nex
 
     def slowly(*keys):
         found = has(*keys)
-        come_to_the_next_epoch(voting)
+        come_to_the_next_generation(voting)
         return found
 
     voting.notes.write(f"{OPEN}/1", "1")
     monkeypatch.setattr(voting.notes, "has", slowly)
     voting.look()
-    assert voting.state.view.epoch == 1
+    assert voting.state.view.generation == 1
     assert not voting.is_called
 
 

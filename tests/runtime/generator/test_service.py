@@ -61,7 +61,7 @@ def test_sigkill_loses_and_doubles_nothing(tmp_path, point, after):
     try:
         assert first.killed(), f"never reached {point}"
         services.append(ServiceProcess(tmp_path, keys, seed=5, address=first.address))
-        assert services[1].epoch == first.epoch + 1 or point == "before append"
+        assert services[1].generation == first.generation + 1 or point == "before append"
         thread.join(60)
         assert len(result) == 4
     finally:
@@ -350,7 +350,7 @@ def test_a_compacted_log_restores_the_same_state(tmp_path):
     second = GeneratorService(setting_of(3), keys, log=tmp_path / "log")
     second.close()
     assert (second.state.buffers, second.state.answers, second.sessions) == (state.buffers, state.answers, sessions)
-    assert second.state.epoch == state.epoch + 1
+    assert second.state.generation == state.generation + 1
 
 
 def test_a_key_file_is_the_old_one_or_the_new_one(tmp_path, monkeypatch):

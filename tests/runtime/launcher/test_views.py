@@ -32,8 +32,8 @@ class Run:
         self.deaths.count(CHANGES, 1)
         self.views.go_on_without(self.workers[rank], is_lost=True)
 
-    def votes(self, rank, epoch=1):
-        self.notes.write(f"vote/{epoch}/{rank}", json.dumps([[7, 0], [], True, False]))
+    def votes(self, rank, generation=1):
+        self.notes.write(f"vote/{generation}/{rank}", json.dumps([[7, 0], [], True, False]))
         self.notes.count(NEWS, 1)
         self.views.look()
 
@@ -43,8 +43,8 @@ class Run:
         self.notes.count(NEWS, 1)
         self.views.look()
 
-    def view(self, epoch):
-        text = self.notes.read(f"view/{epoch}")
+    def view(self, generation):
+        text = self.notes.read(f"view/{generation}")
         return None if text is None else json.loads(text)
 
 
@@ -73,7 +73,7 @@ def test_who_asks_to_join_and_who_leaves_is_heard_beside_votes(run):
         run.votes(rank)
     run.says(JOIN, 3, "1.1")
     for rank in (0, 1, 2):
-        run.votes(rank, epoch=2)
+        run.votes(rank, generation=2)
     assert run.view(2)["joined"] == [3]
     run.says(LEFT, 1, "1")
     assert run.notes.has(f"{RELEASED}/1")

@@ -173,9 +173,9 @@ def a_repeated_request_gets_no_answer(original, state, worker):
 
 
 @mutant("generator", "repeated")
-def a_repeated_answer_carries_the_old_epoch(original, state, worker):
+def a_repeated_answer_carries_the_old_generation(original, state, worker):
     answer = state.answers[worker]
-    return () if answer is None else (Send(worker, replace(answer, epoch=-1)),)
+    return () if answer is None else (Send(worker, replace(answer, generation=-1)),)
 
 
 @mutant("generator", "following")
@@ -216,7 +216,7 @@ def a_failed_group_is_reported_as_done(original, state, salt):
 def bye_while_a_group_waits(original, state, worker):
     answer = original(state, worker)
     if isinstance(answer, Grant) and state.status[worker] == "left":
-        return Bye(answer.epoch, answer.request)
+        return Bye(answer.generation, answer.request)
     return answer
 
 
@@ -225,7 +225,7 @@ def a_grant_before_the_group_runs(original, state, worker):
     answer = original(state, worker)
     if answer is None:
         group = state.buffers.group(state.buffers.buffers[worker][0])
-        return Grant(state.epoch, state.requests[worker], group.seq, group.members)
+        return Grant(state.generation, state.requests[worker], group.seq, group.members)
     return answer
 
 

@@ -1,4 +1,4 @@
-"""The group generator, message by message: what it answers to whom, in which order, in which epoch."""
+"""The group generator, message by message: what it answers to whom, in which order, in which generation."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def started(seq, *members):
     return Note(("started", seq, members))
 
 
-def grant(to, seq, *members, epoch=0, request=0):
-    return Send(to, Grant(epoch, request, seq, members))
+def grant(to, seq, *members, generation=0, request=0):
+    return Send(to, Grant(generation, request, seq, members))
 
 
 def test_before_the_first_message_nobody_has_asked_and_nothing_is_known():
     assert Service(3).state == GeneratorState(
         buffers=GroupBuffers.empty(3), requests=(-1,) * 3, answers=(None,) * 3, counts=(0,) * 3, alone=(0,) * 3,
-        status=(ACTIVE,) * 3, waiting=(), known=(), epoch=0, draws=0, costs=(0,) * 3, apart=0,
+        status=(ACTIVE,) * 3, waiting=(), known=(), generation=0, draws=0, costs=(0,) * 3, apart=0,
     )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def test_only_the_group_that_a_worker_is_in_can_be_done():
     assert service.ask(0, done=-1) == [grant(0, 0, 0, 1, request=2)]
     assert service.ask(0, done=0) == []
     assert service.ask(1, done=7, failed=True) == [grant(1, 0, 0, 1)]
-    assert service.state.epoch == 0
+    assert service.state.generation == 0
 
 
 def test_a_repeated_request_gets_the_same_answer_in_the_present_epoch_and_changes_nothing():
@@ -118,7 +118,7 @@ def test_a_repeated_request_gets_the_same_answer_in_the_present_epoch_and_change
     assert service.ask(0, request=0) == [first]
     service.give_up(2)
     before = service.state
-    assert service.ask(0, request=0) == [grant(0, 0, 0, 1, epoch=1)]
+    assert service.ask(0, request=0) == [grant(0, 0, 0, 1, generation=1)]
     assert service.ask(0, request=2) == []  # from another life
     assert service.ask(0, request=-1) == []
     assert service.state == before
@@ -133,7 +133,7 @@ def test_a_new_life_begins_a_new_epoch():
     service = Service(2)
     service.ask(0)
     state, actions = service.machine.restarted(service.state)
-    assert (state, actions) == (replace(service.state, epoch=1), ())
+    assert (state, actions) == (replace(service.state, generation=1), ())
 
 
 def test_a_last_request_takes_a_group_that_runs_leaves_those_that_wait_and_ends_else():
@@ -188,9 +188,9 @@ def test_a_group_that_failed_ends_for_all_in_a_new_epoch_and_the_silent_sit_out(
     # (0, 2) starts: both are free. Worker 1, which has not spoken, hears that its group is void.
     assert actions == [
         Note(("void", 0, (0, 1))), Send(1, Void(1, 0)),
-        started(2, 0, 2), grant(2, 2, 0, 2, epoch=1, request=1), grant(0, 2, 0, 2, epoch=1, request=1),
+        started(2, 0, 2), grant(2, 2, 0, 2, generation=1, request=1), grant(0, 2, 0, 2, generation=1, request=1),
     ]  # fmt: skip
-    assert service.state.epoch == 1
+    assert service.state.generation == 1
     assert service.state.status == (ACTIVE, LEFT, ACTIVE, ACTIVE)
     assert service.state.answers[1] == Alone(0, 0), "a repeated request is not answered with the void group"
     assert service.state.answers[3] == Grant(0, 0, 1, (2, 3)), "other answers stay"
@@ -206,7 +206,7 @@ def test_no_group_that_has_not_started_counts_on_a_member_that_is_silent():
     assert service.state.buffers.buffers == ((), (2,), (2,), ())
     actions = service.ask(0, done=0, failed=True, salt=0)
     assert service.state.status[1] == LEFT
-    assert grant(2, 3, 0, 2, epoch=1, request=1) in actions, "worker 2 need not wait for the silent one"
+    assert grant(2, 3, 0, 2, generation=1, request=1) in actions, "worker 2 need not wait for the silent one"
     assert service.state.buffers.buffers[1] == ()
     assert service.state.status[0] == ACTIVE, "who reports takes part"
 
@@ -228,12 +228,12 @@ def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it
     service.ask(2, done=1, salt=0)  # (0, 2) waits for 0, and worker 2 for its answer
     actions = service.give_up(0)
     assert actions == [Note(("void", 0, (0, 1))), Send(1, Void(1, 0)), Send(2, Alone(1, 1))]
-    assert service.state.epoch == 1
+    assert service.state.generation == 1
     assert service.state.status == (DEAD, ACTIVE, ACTIVE, ACTIVE)
     assert service.state.answers[0] == service.state.answers[1] == Alone(0, 0)
     assert service.state.buffers.locks == (False, False, False, True)
     assert service.give_up(0) == []
-    assert service.state.epoch == 1
+    assert service.state.generation == 1
     assert service.ask(0) == [Send(0, Fenced(1))]
     assert service.ask(1)[-1].message.members == (1, 2), "nobody draws the dead"
 

@@ -92,7 +92,7 @@ def test_the_generator_may_be_restarted_so_often_and_only_while_somebody_takes_p
     over = (replace(state[0], status=(LEFT, DEAD, LEFT)), 1)
     assert list(system.ready(3, over)) == []
     after, actions = system.step(3, state, Restarted())
-    assert after == (replace(state[0], epoch=1), 0)
+    assert after == (replace(state[0], generation=1), 0)
     assert actions == (Note(("restarted", 1)),)
     assert list(system.ready(3, after)) == []
     with pytest.raises(AssertionError, match="not an event of the generator"):
@@ -155,7 +155,7 @@ def test_shifting_lowers_every_sequence_number_and_forgets_those_long_past():
     buffers = GroupBuffers(
         (Outstanding(5, (0, 1), (1,)), Outstanding(7, (1, 2))), ((), (7,), (7,)), (False, True, False), 8
     )
-    state = replace(state, buffers=buffers, answers=(Grant(0, 1, 5, (0, 1)), None, Alone(0, 2)), epoch=3)
+    state = replace(state, buffers=buffers, answers=(Grant(0, 1, 5, (0, 1)), None, Alone(0, 2)), generation=3)
     moved, restarts = system.shifted(3, (state, left), 5)
     lower = GroupBuffers(
         (Outstanding(0, (0, 1), (1,)), Outstanding(2, (1, 2))), ((), (2,), (2,)), (False, True, False), 3

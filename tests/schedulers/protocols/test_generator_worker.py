@@ -45,8 +45,8 @@ class Worker:
         self.state, actions = self.machine.step(0, self.state, event)
         return list(actions)
 
-    def granted(self, seq=4, members=(0, 1, 2), epoch=0):
-        assert self.hear(Grant(epoch, self.state.request, seq, members)) == []
+    def granted(self, seq=4, members=(0, 1, 2), generation=0):
+        assert self.hear(Grant(generation, self.state.request, seq, members)) == []
         return self
 
     def meeting(self, seq=4, members=(0, 1, 2)):
@@ -59,8 +59,8 @@ def test_it_begins_by_asking():
     ask = Ask(0, -1, last=False, cost=7, salt=2)
     assert worker.first == (Send(SERVICE, ask),)
     assert worker.state == WorkerState(
-        stage=ASKED, request=0, rounds=0, ask=ask, epoch=0, seq=-1, members=(), met=-1, here=(), retries=3, breaks=1,
-        cost=7,
+        stage=ASKED, request=0, rounds=0, ask=ask, generation=0, seq=-1, members=(), met=-1, here=(), retries=3,
+        breaks=1, cost=7,
     )  # fmt: skip
     assert Worker(rounds=0).state.ask.last
     assert not Worker(rounds=None).state.ask.last
@@ -200,7 +200,7 @@ def test_a_void_group_leaves_the_round_without_one(enter):
     worker.hear(Here(4), source=1)
     worker.hear(Here(5), source=1)
     assert worker.hear(Void(2, 3)) == []
-    assert worker.state.epoch == 2
+    assert worker.state.generation == 2
     assert worker.state.seq == 4, "another group's end"
     assert worker.hear(Void(2, 4)) == []
     assert (worker.state.stage, worker.state.seq, worker.state.members) == (ALONE, -1, ())
@@ -211,34 +211,34 @@ def test_the_end_of_a_group_that_it_is_not_in_changes_the_epoch_alone():
     worker = Worker()
     worker.state = replace(worker.state, seq=4)
     worker.hear(Void(1, 4))
-    assert worker.state == replace(Worker().state, seq=4, epoch=1)
+    assert worker.state == replace(Worker().state, seq=4, generation=1)
 
 
 @pytest.mark.parametrize("message", [Grant(1, 0, 9, (0, 1)), Alone(1, 0), Later(1, 0), Bye(1, 0)])
 def test_what_comes_from_a_past_life_of_the_generator_changes_nothing(message):
     for worker in (Worker(), Worker().granted(), Worker().meeting()):
-        worker.state = replace(worker.state, epoch=2)
+        worker.state = replace(worker.state, generation=2)
         before = worker.state
         assert worker.hear(message) == []
         assert worker.state == before
-        assert worker.hear(replace(message, epoch=2)) == []
-        assert worker.state.epoch == 2
+        assert worker.hear(replace(message, generation=2)) == []
+        assert worker.state.generation == 2
 
 
 def test_a_void_group_is_void_whatever_epoch_the_word_is_from():
     for worker in (Worker().granted(), Worker().meeting()):
-        worker.state = replace(worker.state, epoch=2)
+        worker.state = replace(worker.state, generation=2)
         assert worker.hear(Void(1, 4)) == []
-        assert (worker.state.stage, worker.state.seq, worker.state.epoch) == (ALONE, -1, 2)
+        assert (worker.state.stage, worker.state.seq, worker.state.generation) == (ALONE, -1, 2)
 
 
 def test_the_epoch_is_the_last_ones_that_was_heard_of():
     worker = Worker()
     worker.hear(Alone(3, 0))
-    assert worker.state.epoch == 3
+    assert worker.state.generation == 3
     worker.do(NextRound())
     worker.hear(Grant(4, 1, 8, (0, 1)))
-    assert (worker.state.epoch, worker.state.stage) == (4, GRANTED)
+    assert (worker.state.generation, worker.state.stage) == (4, GRANTED)
 
 
 @pytest.mark.parametrize("message", [Grant(0, 5, 9, (0, 1)), Alone(0, 5), Later(0, 5), Bye(0, 5)])

@@ -145,7 +145,7 @@ class TellsNothingAgain(Membership):
 
 
 class AsksBeforeItHasTold(Membership):
-    """A vote for the next epoch is opened before the view of this one has gone out."""
+    """A vote for the next generation is opened before the view of this one has gone out."""
 
     dies_in = ONE_MAY
 
@@ -176,7 +176,7 @@ class VotesOnlyInAnOperation(Membership):
 
 
 class IgnoresALossWhileItConnects(Membership):
-    """A worker that connects the next epoch's groups does not vote when one of them is lost."""
+    """A worker that connects the next generation's groups does not vote when one of them is lost."""
 
     dies_in = PAIRS
 
@@ -195,8 +195,8 @@ class GoesOnWhenFenced(Membership):
         return replace(state, phase=Phase.RUN, view=view, group=(), prepared=False), ()
 
 
-class TakesSharesOfAnyEpoch(Membership):
-    """What a member added in an old epoch counts in the new one."""
+class TakesSharesOfAnyGeneration(Membership):
+    """What a member added in an old generation counts in the new one."""
 
     dies_in = THREE
 
@@ -377,10 +377,10 @@ class VotesWhileItLeaves(Membership):
 
     dies_in = TAKEN
 
-    def _asked(self, state, epoch):
-        if state.phase is Phase.LEAVING and epoch == state.view.epoch + 1:
+    def _asked(self, state, generation):
+        if state.phase is Phase.LEAVING and generation == state.view.generation + 1:
             return self._voted(state)
-        return super()._asked(state, epoch)
+        return super()._asked(state, generation)
 
 
 class OutlivesItsLease(Membership):
@@ -401,7 +401,7 @@ class GoesOnAloneWhenCutOff(Membership):
 
     def _step_member(self, worker, state, event):
         if event == Received(self.authority, Crashed()) and state.phase in (Phase.RUN, Phase.VOTE):
-            alone = View(state.view.epoch + 1, (worker,), state.place)
+            alone = View(state.view.generation + 1, (worker,), state.place)
             return replace(state, phase=Phase.RUN, view=alone, group=(), prepared=False), ()
         return super()._step_member(worker, state, event)
 

@@ -404,7 +404,7 @@ def test_members_connect_once_all_are_there_and_a_joiner_once_it_has_the_donor_s
     assert (joiner.phase, joiner.blank, actions) == (Phase.REBUILD, True, (Note(("rebuild", view)),))
     assert MEETING.ready(2, meeting(joiner, Received(0, Here(1)), Received(1, Here(1)), process=2)[0]) == ()
     assert MEETING.ready(2, meeting(joiner, Received(0, Given(1, held)), process=2)[0]) == (), "of who is no donor"
-    assert MEETING.ready(2, meeting(joiner, Received(1, Given(2, held)), process=2)[0]) == (), "of another epoch"
+    assert MEETING.ready(2, meeting(joiner, Received(1, Given(2, held)), process=2)[0]) == (), "of another generation"
     joiner, _ = meeting(joiner, Received(1, Given(1, held)), process=2)
     assert MEETING.ready(2, joiner) == (Healed(),)
     joiner, actions = meeting(joiner, Healed(), process=2)

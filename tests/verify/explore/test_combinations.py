@@ -52,11 +52,14 @@ def bug(part, method, prop, **values):
     return register
 
 
-def _in_epoch(state, outcome):
-    """The same outcome in the epoch of the state before."""
+def _in_generation(state, outcome):
+    """The same outcome in the generation of the state before."""
     after, actions = outcome
-    sent = (replace(a, message=replace(a.message, epoch=state.epoch)) if isinstance(a, Send) else a for a in actions)
-    return replace(after, epoch=state.epoch), tuple(sent)
+    sent = (
+        replace(a, message=replace(a.message, generation=state.generation)) if isinstance(a, Send) else a
+        for a in actions
+    )
+    return replace(after, generation=state.generation), tuple(sent)
 
 
 @bug("locking", "dissolved", "no worker in two running groups", nodes=(0, 0, 0), rounds=2, breakers=(1,))
@@ -68,20 +71,20 @@ def a_dissolved_group_frees_all_its_members(original, state, ended):
 
 @bug("generator", "failed", "groups that workers are in are running", division=GroupSplit.INTER_INTRA, max_known=1,
      slow=SlowWorkerPolicy.DEFER, breakers=(1,), wire=OVERTAKING)  # fmt: skip
-def the_epoch_stays_after_a_failed_group(original, state, worker, ask):
-    return _in_epoch(state, original(state, worker, ask))
+def the_generation_stays_after_a_failed_group(original, state, worker, ask):
+    return _in_generation(state, original(state, worker, ask))
 
 
 @bug("generator", "crashed", "groups that workers are in are running", division=GroupSplit.INTER_INTRA, max_known=1,
      slow=SlowWorkerPolicy.DEFER, crashes=1, wire=OVERTAKING)  # fmt: skip
-def the_epoch_stays_after_a_crash(original, state, worker):
-    return _in_epoch(state, original(state, worker))
+def the_generation_stays_after_a_crash(original, state, worker):
+    return _in_generation(state, original(state, worker))
 
 
 @bug("generator", "crashed", "groups that workers are in are running", division=GroupSplit.INTER_INTRA, max_known=1,
      slow=SlowWorkerPolicy.DEFER, suspicions=1, wire=OVERTAKING)  # fmt: skip
-def the_epoch_stays_after_a_false_suspicion(original, state, worker):
-    return _in_epoch(state, original(state, worker))
+def the_generation_stays_after_a_false_suspicion(original, state, worker):
+    return _in_generation(state, original(state, worker))
 
 
 @bug("worker", "next_ask", "costs are known", division=GroupSplit.GLOBAL, slow=SlowWorkerPolicy.DEFER)
@@ -140,7 +143,7 @@ def test_word_that_a_group_is_void_is_never_out_of_date():
     received = system.worker.received
 
     def hears_no_older_void(worker, state, source, message):
-        stale = isinstance(message, Void) and message.epoch < state.epoch
+        stale = isinstance(message, Void) and message.generation < state.generation
         return (state, ()) if stale else received(worker, state, source, message)
 
     system.worker.received = hears_no_older_void
@@ -151,7 +154,7 @@ def test_word_that_a_group_is_void_is_never_out_of_date():
     state, _ = worker.received(0, state, 3, Grant(0, 0, 7, (0, 1)))
     for message in (Void(2, 8), Void(1, 7)):
         state, _ = worker.received(0, state, 3, message)
-    assert (state.stage, state.epoch) == (ALONE, 2)
+    assert (state.stage, state.generation) == (ALONE, 2)
 
 
 def test_an_active_worker_that_asks_an_active_one_is_noticed():

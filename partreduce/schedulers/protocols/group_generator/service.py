@@ -43,7 +43,7 @@ class Ask:
 class Grant:
     """Answer: take part in group `seq` at the end of the round."""
 
-    epoch: int
+    generation: int
     request: int
     seq: int
     members: tuple[int, ...]
@@ -53,7 +53,7 @@ class Grant:
 class Alone:
     """Answer: no group in this round."""
 
-    epoch: int
+    generation: int
     request: int
 
 
@@ -61,7 +61,7 @@ class Alone:
 class Later:
     """Answer: ask again when the round is computed, so that no other member waits for this slow worker's computing."""
 
-    epoch: int
+    generation: int
     request: int
 
 
@@ -69,7 +69,7 @@ class Later:
 class Bye:
     """Answer to a last request: nobody waits for you."""
 
-    epoch: int
+    generation: int
     request: int
 
 
@@ -77,7 +77,7 @@ class Bye:
 class Void:
     """Message to a member: group `seq` will not happen, because a member is gone; go on without it."""
 
-    epoch: int
+    generation: int
     seq: int
 
 
@@ -85,7 +85,7 @@ class Void:
 class Fenced:
     """Answer to a worker that was given up: it is no longer part of the job."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class GeneratorState:
     status: tuple[str, ...]
     waiting: tuple[int, ...] = ()
     known: tuple[tuple[int, ...], ...] = ()
-    epoch: int = 0
+    generation: int = 0
     draws: int = 0
     costs: tuple[int, ...] = ()
     apart: int = 0
@@ -146,7 +146,7 @@ class GroupGenerator:
             case Crashed():
                 return self.crashed(state, source)
             case Ask() if state.status[source] == DEAD:
-                return state, (Send(source, Fenced(state.epoch)),)
+                return state, (Send(source, Fenced(state.generation)),)
             case Ask() if self.is_repeated(state, source, message):
                 return state, self.repeated(state, source)
             case Ask() if message.request == self.following(state.requests[source]):
@@ -156,8 +156,8 @@ class GroupGenerator:
         raise AssertionError(f"not a message to the group generator: {message}")
 
     def restarted(self, state: GeneratorState) -> Stepped:
-        """A new life of the service: a new epoch, and every owed or given answer is asked for again by its worker."""
-        return replace(state, epoch=state.epoch + 1), ()
+        """The service starts again: a new generation; every worker asks again for each answer, owed or given."""
+        return replace(state, generation=state.generation + 1), ()
 
     def following(self, request: int) -> int:
         return request + 1 if self.modulus is None else (request + 1) % self.modulus
@@ -167,9 +167,9 @@ class GroupGenerator:
         return ask.request == state.requests[worker]
 
     def repeated(self, state: GeneratorState, worker: int) -> tuple[Action, ...]:
-        """The same answer once more, in the present epoch; nothing while it is owed."""
+        """The same answer once more, in the present generation; nothing while it is owed."""
         answer = state.answers[worker]
-        return () if answer is None else (Send(worker, replace(answer, epoch=state.epoch)),)
+        return () if answer is None else (Send(worker, replace(answer, generation=state.generation)),)
 
     def asked(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
         """A new request: release, draw if need be, start what can start, answer whom that concerns."""
@@ -187,7 +187,7 @@ class GroupGenerator:
             state = replace(state, buffers=self.locking.withdrawn(state.buffers, worker))
         elif not state.buffers.buffers[worker] and not state.buffers.locks[worker]:
             if not ask.computed and self.is_late(state, worker):
-                later = Later(state.epoch, ask.request)
+                later = Later(state.generation, ask.request)
                 state, actions = self.served(self.answered(state, worker, later))
                 return state, (*told, Send(worker, later), *actions)
             state = self.drawn(state, worker, ask)
@@ -204,7 +204,7 @@ class GroupGenerator:
         if group is None or group.seq != ask.done:
             return state, ()
         buffers, ended = self.locking.dissolved(state.buffers, (group,))
-        state = self.forgotten(replace(state, epoch=state.epoch + 1, buffers=buffers), ended)
+        state = self.forgotten(replace(state, generation=state.generation + 1, buffers=buffers), ended)
         for member in group.active:
             if member != worker:
                 state = self.set_aside(state, member)
@@ -284,12 +284,12 @@ class GroupGenerator:
     def answer(self, state: GeneratorState, worker: int) -> Answer | None:
         """What a waiting worker is told now; None if it has to wait for its group to start."""
         running = state.buffers.running_of(worker)
-        epoch, request = state.epoch, state.requests[worker]
+        generation, request = state.generation, state.requests[worker]
         if running is not None:
-            return Grant(epoch, request, running.seq, running.members)
+            return Grant(generation, request, running.seq, running.members)
         if state.buffers.buffers[worker]:
             return None
-        return Bye(epoch, request) if state.status[worker] == LEFT else Alone(epoch, request)
+        return Bye(generation, request) if state.status[worker] == LEFT else Alone(generation, request)
 
     def answered(self, state: GeneratorState, worker: int, answer: Answer) -> GeneratorState:
         """Remember the answer for a repeated request."""
@@ -304,7 +304,7 @@ class GroupGenerator:
         )
 
     def crashed(self, state: GeneratorState, worker: int) -> Stepped:
-        """Give a worker up: a new epoch without it, and nobody waits for it any more.
+        """Give a worker up: a new generation without it, and nobody waits for it any more.
 
         It is told so at once: it may have been silent without being dead, and wait for an answer or in a group.
         """
@@ -312,7 +312,7 @@ class GroupGenerator:
             return state, ()
         state = replace(
             state,
-            epoch=state.epoch + 1,
+            generation=state.generation + 1,
             status=_with(state.status, worker, DEAD),
             waiting=tuple(other for other in state.waiting if other != worker),
             buffers=self.locking.withdrawn(state.buffers, worker),
@@ -320,13 +320,13 @@ class GroupGenerator:
         buffers, groups = self.locking.voided(state.buffers, worker)
         state = self.forgotten(replace(state, buffers=buffers), groups)
         state, sent = self.served(state)
-        return state, (Send(worker, Fenced(state.epoch)), *self.void(state, groups, worker), *sent)
+        return state, (Send(worker, Fenced(state.generation)), *self.void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
         """A repeated request must not be answered with a group that is void: it is answered with no group."""
         seqs = {group.seq for group in groups}
         answers = tuple(
-            Alone(a.epoch, a.request) if isinstance(a, Grant) and a.seq in seqs else a for a in state.answers
+            Alone(a.generation, a.request) if isinstance(a, Grant) and a.seq in seqs else a for a in state.answers
         )
         return replace(state, answers=answers)
 
@@ -335,7 +335,7 @@ class GroupGenerator:
         actions: list[Action] = []
         for group in groups:
             actions.append(Note(("void", group.seq, group.members)))
-            actions += [Send(member, Void(state.epoch, group.seq)) for member in group.active if member != dead]
+            actions += [Send(member, Void(state.generation, group.seq)) for member in group.active if member != dead]
         return tuple(actions)
 
 

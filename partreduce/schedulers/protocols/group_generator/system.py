@@ -119,7 +119,7 @@ class GroupSystem:
             return (after, state[1]), actions
         assert isinstance(event, Restarted), f"not an event of the generator: {event}"
         after, actions = self.generator.restarted(state[0])
-        return (after, state[1] - 1), (*actions, Note(("restarted", after.epoch)))
+        return (after, state[1] - 1), (*actions, Note(("restarted", after.generation)))
 
     @cached_property
     def salts(self) -> tuple[int, ...]:

@@ -69,7 +69,7 @@ class WorkerState:
     request: int
     rounds: int
     ask: Ask
-    epoch: int = 0
+    generation: int = 0
     seq: int = -1
     members: tuple[int, ...] = ()
     met: int = -1
@@ -134,7 +134,7 @@ class GroupWorker:
         raise AssertionError(f"not an event of a worker: {event}")
 
     def received(self, worker: int, state: WorkerState, source: int, message: object) -> Stepped:
-        """A message; one of an older epoch, of another request or of a past group changes nothing."""
+        """A message; one of an older generation, of another request or of a past group changes nothing."""
         match message:
             case Crashed() if source == self.service:
                 return replace(state, stage=FENCED, seq=-1, members=()), (Note(("service lost",)),)
@@ -144,20 +144,20 @@ class GroupWorker:
                 return self.met_by(worker, state, source, seq, answer=answer)
             case Fenced():
                 return replace(state, stage=FENCED, seq=-1, members=()), (Note(("fenced",)),)
-            case Void(epoch, seq):  # never out of date: no group is granted again once it is void
-                state = replace(state, epoch=max(epoch, state.epoch))
+            case Void(generation, seq):  # never out of date: no group is granted again once it is void
+                state = replace(state, generation=max(generation, state.generation))
                 return (self.without_group(state) if self.holds(state, seq) else state), ()
-            case Grant() | Alone() | Later() | Bye() if self.is_stale(state, message.epoch):
+            case Grant() | Alone() | Later() | Bye() if self.is_stale(state, message.generation):
                 return state, ()
             case Grant() | Alone() | Later() | Bye() if message.request == state.request:
-                return self.answered(replace(state, epoch=message.epoch), message)
+                return self.answered(replace(state, generation=message.generation), message)
             case Grant() | Alone() | Later() | Bye():
                 return state, ()
         raise AssertionError(f"not a message to a worker: {message}")
 
-    def is_stale(self, state: WorkerState, epoch: int) -> bool:
+    def is_stale(self, state: WorkerState, generation: int) -> bool:
         """Whether a message comes from a past life of the generator."""
-        return epoch < state.epoch
+        return generation < state.generation
 
     def holds(self, state: WorkerState, seq: int) -> bool:
         """Whether this is the group that the worker is in."""

@@ -1,9 +1,9 @@
 """Membership: who continues after a failure, or joins, from which round, and what becomes of the broken operation.
 
-An *epoch* is a set of members with what they run. In it a worker goes through its operations one after the other: it
-enters one, has its sum (it is *prepared*), hears that all members have (the *confirm*), and commits. Whoever hears of a
-loss destroys its groups and votes: where it stands, and in which operation it is prepared, if in any. From then on it
-does nothing in the old epoch. The *authority* waits for all members that are not lost, decides one view, writes it
+A *generation* is a set of members with what they run. In it a worker goes through its operations one after the other:
+it enters one, has its sum (it is *prepared*), hears that all members have (the *confirm*), and commits. Whoever hears
+of a loss destroys its groups and votes: where it stands, and in which operation it is prepared, if in any. From then on
+it does nothing in the old generation. The *authority* waits for all members that are not lost, decides one view, writes it
 down, and tells it. Survivors connect among themselves and go on.
 
 Commit rule: what any survivor has committed, all have prepared, and each commits it from what it holds. What nobody
@@ -11,7 +11,7 @@ committed all drop. A view names the place from which all average again: the fur
 Whoever stands before it goes there without averaging; who stands there repeats what was dropped, with the survivors.
 
 A sum may be begun before its operation is entered, where that one is late. Such a sum is no part of the machine: it is
-of one epoch, is lost with it, and nobody commits it but by its operation, which is entered where it is due.
+of one generation, is lost with it, and nobody commits it but by its operation, which is entered where it is due.
 
 Who wants to *join* says so and waits outside. The authority then asks for votes as after a loss. Where all that are
 furthest stand in an operation of their rounds, the view takes the joiner in: it has the state of one of them, the

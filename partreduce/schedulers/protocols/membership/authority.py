@@ -80,7 +80,7 @@ class Decisions(Setting):
             case Crashed():
                 return self._missed(state, frozenset([worker]))
             case Vote() as vote:
-                if vote.epoch != state.view.epoch + 1 or worker in state.lost:
+                if vote.generation != state.view.generation + 1 or worker in state.lost:
                     return state, ()
                 return self._opened(replace(state, votes=changed(state.votes, worker, vote)))
             case Left():
@@ -103,7 +103,7 @@ class Decisions(Setting):
         return self._looked(replace(state, lost=state.lost | gone, votes=votes))
 
     def _looked(self, state: Authority) -> Outcome[Authority]:
-        """A member that is lost makes a vote necessary, or who joins, once all know of which epoch this is one.
+        """A member that is lost makes a vote necessary, or who joins, once all know of which generation this is one.
 
         Nobody joins any more where somebody has left.
         """
@@ -117,14 +117,14 @@ class Decisions(Setting):
 
     def _stopped(self, state: Authority) -> Outcome[Authority]:
         """Whoever votes, or comes to vote, hears that nobody goes on."""
-        return self._written(state, View(state.view.epoch + 1, ())) if state.view.members else (state, ())
+        return self._written(state, View(state.view.generation + 1, ())) if state.view.members else (state, ())
 
     def _opened(self, state: Authority) -> Outcome[Authority]:
         """A vote is under way: ask those who have not voted, once."""
         asked: tuple[Action, ...] = ()
         if not state.is_open:
             state = replace(state, is_open=True)
-            asked = tuple(Send(worker, Open(state.view.epoch + 1)) for worker in self._silent(state))
+            asked = tuple(Send(worker, Open(state.view.generation + 1)) for worker in self._silent(state))
         after, actions = self._weighed(state)
         return after, (*asked, *actions)
 
@@ -153,11 +153,11 @@ class Decisions(Setting):
 
     def _view(self, state: Authority, members: Members) -> View:
         """The commit rule, over the votes of all who go on and what the others are known to have done."""
-        epoch, votes = state.view.epoch + 1, state.votes
+        generation, votes = state.view.generation + 1, state.votes
         cast = {worker: vote for worker in members if (vote := votes[worker]) is not None and not vote.blank}
         nobody_changed = len(members) == len(state.view.members) and not (state.admits or state.joining)
         if not cast or nobody_changed:
-            return View(epoch, ())
+            return View(generation, ())
 
         def has_committed(worker: int, place: Place) -> bool:
             return worker in state.left or (worker in cast and cast[worker].place > place)
@@ -170,10 +170,10 @@ class Decisions(Setting):
         can_join = not state.left and all(vote.stands for vote in cast.values() if vote.place == resume)
         joined = tuple(sorted(state.joining.union(members).difference(cast))) if can_join else ()
         donor = min(furthest) if joined else -1
-        return View(epoch, tuple(sorted((*cast, *joined))), resume, forward, joined, donor)
+        return View(generation, tuple(sorted((*cast, *joined))), resume, forward, joined, donor)
 
     def _published(self, state: Authority) -> Outcome[Authority]:
-        """The next view goes to those of the epoch before it, whether they go on or not, and to those that asked."""
+        """Send the next view to the members of the generation before it, survivors or not, and to those that asked."""
         view, before = state.log[state.told], state.log[state.told - 1]
         to = state.joining.union(before.members, view.members).difference(state.left)
         sent = tuple(Send(worker, view) for worker in sorted(to))

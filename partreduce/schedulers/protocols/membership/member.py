@@ -38,8 +38,8 @@ class Member:
 
     `group` is that of the operation it is in (empty: in none), `stands` whether it has come to an operation of its
     rounds that it has not committed, `heard` who said what of the present operation or of later ones, `held` what it
-    committed: (place, epoch, group), in order. `knocks` is how often it may still ask to join; while it waits for the
-    answer it `has_knocked`.
+    committed: (place, generation, group), in order. `knocks` is how often it may still ask to join; while it waits for
+    the answer it `has_knocked`.
     """
 
     view: View
@@ -77,14 +77,16 @@ class Workers(Setting):
         if state.phase is Phase.REBUILD and state.blank:
             return (Healed(),) if _given(state) is not None else ()
         if state.phase is Phase.REBUILD:
-            return (Connected(),) if self._heard(state, process, state.view.members, Here(state.view.epoch)) else ()
+            return (
+                (Connected(),) if self._heard(state, process, state.view.members, Here(state.view.generation)) else ()
+            )
         if state.phase is not Phase.RUN:
             return ()
         if not state.group:
             return (
                 (Enter(state.place, self._own_group(process, state)),) if state.place[0] < self.rounds else (Leave(),)
             )
-        here = state.view.epoch, state.place
+        here = state.view.generation, state.place
         if state.prepared:
             return (Confirmed(),) if self._heard(state, process, state.group, Confirm(*here)) else ()
         return (Summed(),) if self._heard(state, process, state.group, Share(*here)) else ()
@@ -107,8 +109,8 @@ class Workers(Setting):
                 return state, ()  # late news of a loss that is behind this worker
             case Broken() | Received(_, Crashed()):
                 return self._suspected(state)
-            case Received(_, Open(epoch)):
-                return self._asked(state, epoch)
+            case Received(_, Open(generation)):
+                return self._asked(state, generation)
             case Received(_, View() as view):
                 return self._decided(worker, state, view)
             case Received(source, Share() | Confirm() | Here() | Given() as said):
@@ -117,7 +119,7 @@ class Workers(Setting):
                 return self._entered(worker, state, event)
             case Summed():
                 return replace(state, prepared=True), self._to(
-                    state.group, worker, Confirm(state.view.epoch, state.place)
+                    state.group, worker, Confirm(state.view.generation, state.place)
                 )
             case Confirmed():
                 return _committed(state), ()
@@ -128,7 +130,7 @@ class Workers(Setting):
         return self._connected(worker, state, event)
 
     def _connected(self, worker: int, state: Member, event: object) -> Outcome[Member]:
-        """On the way from outside, or from a vote, into an epoch."""
+        """On the way from outside, or from a vote, into a generation."""
         match event:
             case Knock():
                 after = replace(state, has_knocked=True, knocks=state.knocks - 1)
@@ -136,15 +138,15 @@ class Workers(Setting):
             case Healed():
                 held, place = _given(state) or (), state.view.resume
                 after = replace(state, blank=False, place=place, stands=True, held=held)
-                return after, self._to(state.view.members, worker, Here(state.view.epoch))
+                return after, self._to(state.view.members, worker, Here(state.view.generation))
             case Connected():
                 return replace(state, phase=Phase.RUN), ()
         raise AssertionError(f"not an event of a member: {event}")
 
     @staticmethod
     def _told(state: Member, source: int, said: Share | Confirm | Here | Given) -> Member:
-        """Keep what is of this epoch or a later one, which others may be in first."""
-        if state.phase in DONE or said.epoch < state.view.epoch:
+        """Keep what is of this generation or a later one, which others may be in first."""
+        if state.phase in DONE or said.generation < state.view.generation:
             return state
         return replace(state, heard=state.heard | {(source, said)})
 
@@ -154,7 +156,9 @@ class Workers(Setting):
         if state.place < state.view.resume or not entry.group:
             return _moved(state), ()
         state = replace(state, stands=not entry.meets)
-        return replace(state, group=entry.group), self._to(entry.group, worker, Share(state.view.epoch, state.place))
+        return replace(state, group=entry.group), self._to(
+            entry.group, worker, Share(state.view.generation, state.place)
+        )
 
     def _to(self, members: Members, own: int, message: Hashable) -> tuple[Action, ...]:
         if self.groups is None:
@@ -165,20 +169,20 @@ class Workers(Setting):
         """Who misses somebody votes, without waiting to be asked."""
         return self._voted(state) if state.phase in (Phase.RUN, Phase.REBUILD) else (state, ())
 
-    def _asked(self, state: Member, epoch: int) -> Outcome[Member]:
+    def _asked(self, state: Member, generation: int) -> Outcome[Member]:
         """An authority that was started again asks those, too, who have voted."""
-        if epoch != state.view.epoch + 1 or state.phase in (*DONE, Phase.OUTSIDE):
+        if generation != state.view.generation + 1 or state.phase in (*DONE, Phase.OUTSIDE):
             return state, ()
         return self._voted(state)
 
     def _voted(self, state: Member) -> Outcome[Member]:
         prepared = state.group if state.prepared else ()
-        vote = Vote(state.view.epoch + 1, state.place, prepared, state.stands, state.blank)
+        vote = Vote(state.view.generation + 1, state.place, prepared, state.stands, state.blank)
         unblock = (Note(("unblock",)),) if state.phase is not Phase.VOTE else ()
         return replace(state, phase=Phase.VOTE), (*unblock, Send(self.authority, vote))
 
     def _decided(self, worker: int, state: Member, view: View) -> Outcome[Member]:
-        if view.epoch <= state.view.epoch or state.phase in OVER:
+        if view.generation <= state.view.generation or state.phase in OVER:
             return state, ()
         if state.blank and view.members and worker not in view.joined:
             return replace(state, phase=Phase.OUTSIDE, view=view, has_knocked=False), ()
@@ -191,20 +195,20 @@ class Workers(Setting):
             state, actions = _committed(state), (Note(("forward",)),)
         elif state.group:
             actions = (Note(("dropped",)),)
-        heard = frozenset(one for one in state.heard if one[1].epoch >= view.epoch)  # type: ignore[attr-defined]
+        heard = frozenset(one for one in state.heard if one[1].generation >= view.generation)  # type: ignore[attr-defined]
         state = replace(state, phase=Phase.REBUILD, view=view, group=(), prepared=False, heard=heard)
         rebuild = *actions, Note(("rebuild", view))
         if worker in view.joined:
             return state, rebuild
-        given = self._to(view.joined, worker, Given(view.epoch, state.held)) if worker == view.donor else ()
-        return state, (*rebuild, *given, *self._to(view.members, worker, Here(view.epoch)))
+        given = self._to(view.joined, worker, Given(view.generation, state.held)) if worker == view.donor else ()
+        return state, (*rebuild, *given, *self._to(view.members, worker, Here(view.generation)))
 
 
 def _given(state: Member) -> tuple[tuple[Place, int, Members], ...] | None:
     """What a worker that has joined has of its donor."""
-    donor, epoch = state.view.donor, state.view.epoch
+    donor, generation = state.view.donor, state.view.generation
     given = (said for source, said in state.heard if source == donor and isinstance(said, Given))
-    return next((said.held for said in given if said.epoch == epoch), None)
+    return next((said.held for said in given if said.generation == generation), None)
 
 
 def _moved(state: Member) -> Member:
@@ -214,4 +218,4 @@ def _moved(state: Member) -> Member:
 
 
 def _committed(state: Member) -> Member:
-    return replace(_moved(state), held=(*state.held, (state.place, state.view.epoch, state.group)))
+    return replace(_moved(state), held=(*state.held, (state.place, state.view.generation, state.group)))

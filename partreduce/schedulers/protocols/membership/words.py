@@ -29,13 +29,13 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Message and decision: who is in an epoch, from which place they average, and who commits what it has prepared.
+    """Message and decision: a generation's members, from which place they average, and who commits what is prepared.
 
     The members that have `joined` begin with the state of the `donor`, one of the others. From the place where they
     resume, members follow what the run's schedule says for them.
     """
 
-    epoch: int
+    generation: int
     members: Members
     resume: Place = (0, 0)
     forward: Members = ()
@@ -45,21 +45,21 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Message: somebody is lost, or seems so, or wants to join; vote for this epoch."""
+    """Message: somebody is lost, or seems so, or wants to join; vote for this generation."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Message: the sender does nothing any more before it hears the view of this epoch.
+    """Message: the sender does nothing any more before it hears the view of this generation.
 
     `place` is that of the first operation that it has not committed, `prepared` the members of that one where its sum
     is there, and empty else. It `stands` there if it has come to that operation, and this is one of its rounds. It is
     `blank` if it has joined and has no state yet.
     """
 
-    epoch: int
+    generation: int
     place: Place
     prepared: Members = ()
     stands: bool = False
@@ -85,7 +85,7 @@ class Released:
 class Share:
     """Message, where members meet by messages: what the sender adds to a sum."""
 
-    epoch: int
+    generation: int
     place: Place
 
 
@@ -93,22 +93,22 @@ class Share:
 class Confirm:
     """Message, as above: the sender has the sum."""
 
-    epoch: int
+    generation: int
     place: Place
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """Message, as above: the sender connects the groups of an epoch, and has a state."""
+    """Message, as above: the sender connects the groups of a generation, and has a state."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
     """Message, as above: a donor's state, which is what it has committed."""
 
-    epoch: int
+    generation: int
     held: tuple[tuple[Place, int, Members], ...]
 
 
@@ -137,7 +137,7 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Event: all members of the epoch are connected, and have a state."""
+    """Event: all members of the generation are connected, and have a state."""
 
 
 @dataclass(frozen=True, slots=True)

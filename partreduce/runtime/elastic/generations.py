@@ -63,7 +63,7 @@ class _BrokenError(UnavailableError):
         self._recorder.end(self.operation, f"failed: {self.why}")
 
 
-class Epochs(Everyone):
+class Generations(Everyone):
     """One worker's generations of members.
 
     Args:
@@ -222,7 +222,7 @@ class Epochs(Everyone):
         return self.voting.state.view.resume[0]
 
     def check_to_go_back(self, round_: int) -> None:
-        """Refuse to load a round before the epoch's first one: until then nobody averages.
+        """Refuse to load a round before the generation's first one: until then nobody averages.
 
         Raises:
             InputError: it lies before that.
@@ -431,11 +431,11 @@ class Epochs(Everyone):
         """Why the run ends here, as if nobody ever went on."""
         if broke is None:
             lost = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
-            return PeerFailedError(f"generation {self.voting.state.view.epoch}: {lost}")
+            return PeerFailedError(f"generation {self.voting.state.view.generation}: {lost}")
         return self._first.failure(broke.operation, broke.why)
 
 
-def epochs_of(world: World, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float) -> Epochs:
+def generations_of(world: World, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float) -> Generations:
     """The generations of a run whose launcher lets it continue after failures, where nothing prevents that."""
     assert isinstance(world, GlooWorld), "else it is refused"
-    return Epochs(world, heartbeat, schedule, key=key, timeout=timeout, max_failures=int(os.environ[MAX_FAILED]))
+    return Generations(world, heartbeat, schedule, key=key, timeout=timeout, max_failures=int(os.environ[MAX_FAILED]))
