@@ -480,7 +480,7 @@ READ_EDGES = [
     reads(SCHEDULE, "a round", graph(2, []), graph(2), "strategy.rounds: must hold at least 1"),
     *(reads(SCHEDULE, f"a phase is a list of {case}", document(6, 1, kind="static", phases=[[*GROUPS]]),
         document(6, 1, kind="static", phases=[phase]), f"strategy.phases[0]: {says}") for case, phase, says in (
-        ("groups", {"group": [0, 1]}, "must be a list"), ("objects", [["group"]], "must be a list of objects"),
+        ("groups", "group", "must be a list"), ("objects", [["group"]], "must be a list of objects"),
         ("groups and their factors", [{"relaxation": 1, "groups": [0, 1]}], "the object of a group holds group and"),
         ("lists of members", [{"group": "01"}], "groups of 2 or more"),
     )),
@@ -533,7 +533,7 @@ READ_EDGES = [
     reads(SCHEDULE, "a block's factor is a number", block(relaxation="1/2"), block(relaxation="half"),
         "phases[0][0].relaxation: must be an"),
     reads(SCHEDULE, "a list of blocks", block(), document(6, 2, kind="static", node_radices=[2, 3],
-        phases=[{"local": [0], "across": [0]}]), "strategy.phases[0]: must be a list"),
+        phases=["local"]), "strategy.phases[0]: must be a list"),
     *(reads(SCHEDULE, f"blocks in the order of {case}", rule((2, 3), 2, listed), rule((2, 3), 2, [*listed, ([2], [])]),
         "strategy.phases[0][2].local: must hold integers 0..1") for case, listed in (
         ("their local ranks", [([1], [0]), ([0], [1])]), ("their digits", [([0], [1]), ([0], [0])]),

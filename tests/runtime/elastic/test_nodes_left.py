@@ -65,10 +65,10 @@ def test_the_nodes_left_follow_the_file_s_rule_and_not_all_in_one_group_as_for_l
 @pytest.mark.parametrize(
     ("schedule", "size", "on_each", "why"),
     [
-        (replace(RULE, failure_plan=None), 6, 2, r"plans for no loss \(design --tolerate-failures\)"),
+        (replace(RULE, failure_plan=None), 6, 2, r"plans for no failure \(design --tolerate-failures\)"),
         (RULE, 7, 1, "not whole nodes"),
         (RULE, 6, 6, "not whole nodes"),
-        (RULE, 4, 2, "no loss of 2 nodes"),
+        (RULE, 4, 2, "no failure of 2 nodes"),
         (replace(EVERYBODY, strategy=AllReduce(steps_per_round=(1, 1, 2, 2, 2, 2, 2, 2))), 6, 2, "not all alike"),
         (replace(EVERYBODY, cluster=Cluster.irregular([[0, 1, 2], [3, 4], [5, 6, 7]])), 6, 2, "not whole nodes"),
         (Schedule("square", RULE.cluster, StaticGroups(phases=SQUARE), failure_plan=KEEP_FOUR), 4, 2, "not all alike"),

@@ -227,7 +227,7 @@ def test_without_common_steps_there_are_no_tables(strategy, reason):
 )
 def test_what_is_no_gradient_of_this_step_of_all_is_not_summed(strategy):
     payload = Payload(tables=(TablePlacement(**WORDS),), average_dense=False)
-    with pytest.raises(ScheduleError, match=r"payload\.average_dense: is false; only gradients that meet"):
+    with pytest.raises(ScheduleError, match=r"payload\.average_dense: is false; only gradients of all workers"):
         Schedule("s", CLUSTER, replace(strategy, payload=payload))
 
 

@@ -3,8 +3,8 @@
 A *generation* is a set of members with what they run. In it a worker goes through its operations one after the other:
 it enters one, has its sum (it is *prepared*), hears that all members have (the *confirm*), and commits. Whoever hears
 of a loss destroys its groups and votes: where it stands, and in which operation it is prepared, if in any. From then on
-it does nothing in the old generation. The *authority* waits for all members that are not lost, decides one view, writes it
-down, and tells it. Survivors connect among themselves and go on.
+it does nothing in the old generation. The *authority* waits for all members that have not failed, decides one view,
+writes it down, and sends it. Survivors connect among themselves and continue.
 
 Commit rule: what any survivor has committed, all have prepared, and each commits it from what it holds. What nobody
 committed all drop. A view names the place from which all average again: the furthest at which a survivor stands then.
