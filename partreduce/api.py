@@ -24,16 +24,15 @@ def catalogue() -> list[str]:
 
 
 @overload
-def design(request: PlanRequest, /, *, progress: Callable[[str], None] | None = None) -> Plan: ...
+def design(request: PlanRequest, *, progress: Callable[[str], None] | None = None) -> Plan: ...
 
 
 @overload
-def design(cluster: Cluster | str, /, *, build: str, **parameters: object) -> Schedule: ...
+def design(request: Cluster | str, *, build: str, **parameters: object) -> Schedule: ...
 
 
 def design(
     request: PlanRequest | Cluster | str,
-    /,
     *,
     build: str | None = None,
     progress: Any = None,

@@ -63,7 +63,7 @@ schedule = partreduce.design("2x4", build="prague-figure-10")
 assert partreduce.topo.__name__ == "partreduce.topo"
 print(partreduce.__file__)
 print(partreduce.verify(schedule).verdict)
-print(partreduce.Job.__module__, partreduce.design.__module__)
+print(partreduce.PlanRequest.__module__, partreduce.design.__module__)
 """
 
 
@@ -204,7 +204,7 @@ def test_pip_installs_the_unpacked_source_distribution(source, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
     home = str(place.site / "partreduce" / "__init__.py")
-    assert place.run(PROVE, empty) == [home, "proved", "partreduce.planner.job partreduce.planner.plan"]
+    assert place.run(PROVE, empty) == [home, "proved", "partreduce.planner.job partreduce.api"]
 
 
 def test_packages_of_our_folders_names_and_partreduce_leave_each_other_alone(wheel, tmp_path):
@@ -215,7 +215,7 @@ def test_packages_of_our_folders_names_and_partreduce_leave_each_other_alone(whe
     place.install(foreign["runtime"], foreign["schedulers"])
     place.lend_libraries()
     home = str(place.site / "partreduce" / "__init__.py")
-    expected = [home, "proved", "partreduce.planner.job partreduce.planner.plan"]
+    expected = [home, "proved", "partreduce.planner.job partreduce.api"]
     theirs = "".join(f"import {name}; assert {name}.NAME == 'the other {name}'\n" for name in PACKAGES)
     empty = tmp_path / "empty"
     empty.mkdir()

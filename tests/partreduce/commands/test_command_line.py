@@ -188,7 +188,7 @@ def test_design_plans_for_failures_of_an_entry_and_of_a_file(capsys, figure_10, 
     assert again.read_bytes() == planned.read_bytes()
     claims = {claim["claim"]: claim for claim in answer(capsys, "verify", str(planned), "--json")["claims"]}
     assert claims["survives"]["status"] == "proved"
-    assert claims["mean-moved"]["numbers"]["lost"] == [1, 4]
+    assert claims["mean-moved"]["numbers"]["failed"] == [1, 4]
     assert main(["verify", str(planned), "--certificate", str(certificate)]) == 0
     checked = subprocess.run(
         [sys.executable, "-I", ROOT / "verify/checker", certificate, planned],
@@ -687,8 +687,9 @@ def test_regions_are_those_of_the_switches(capsys, tmp_path):
     path = tmp_path / "regions.json"
     cluster = ROOT / "examples" / "two-regions.yaml"
     answer(capsys, "design", cluster, "--build", "regions-diloco(every=3)", "-o", path, "--json")
-    phases = json.loads(path.read_text())["strategy"]["phases"]
-    assert [block["across"] for phase in phases for block in phase] == [[1], [1], [0, 1]]
+    rounds, last = json.loads(path.read_text())["strategy"]["phases"]
+    assert (rounds["repeat"], [block["across"] for block in rounds["phase"]]) == (2, [[1]])
+    assert [block["across"] for block in last] == [[0, 1]]
 
 
 @pytest.mark.parametrize("kind", [DynamicGroups(), Pairwise(active=(0, 1)), Server(), Server(synchronous=False)])

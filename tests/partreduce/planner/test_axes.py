@@ -104,4 +104,4 @@ def test_command_line_says_which_algorithm_and_sync_may_be(capsys: pytest.Captur
     assert main([*asked, "--sync", "delay"]) == 0
     assert json.loads(capsys.readouterr().out)["recommendation"]["sync"] == "delay"
     assert main([*asked, "--sync", "early"]) == 2
-    assert "any, synchronous, delay" in capsys.readouterr().err
+    assert "'any', 'synchronous', 'delay'" in capsys.readouterr().err

@@ -253,8 +253,8 @@ def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest
     assert strategy.sync == Pipeline()
     assert (strategy.transport.codec, strategy.transport.where) == (Codec.INT8, CodecScope(answer["where"]))
     assert main([*asked, "--codec", "int3"]) == 2
-    assert "any, none, float16, bfloat16, int8" in capsys.readouterr().err
-    assert main([*asked, "--codec", "int4"]) == 65
+    assert "is not one of 'any', 'none', 'float16', 'bfloat16', 'int8'" in capsys.readouterr().err
+    assert main([*asked, "--codec", "int4"]) == 2
     assert "int4, whose price in steps was never measured" in capsys.readouterr().err
 
 

@@ -171,5 +171,5 @@ def test_profile_outside_a_job_says_how_to_start_one() -> None:
 def test_a_step_function_that_is_missing_is_named(tmp_path) -> None:
     (tmp_path / "train.py").write_text("x = 1\n")
     done = run("--workers", "2", "--step", f"{tmp_path}/train.py:step")
-    assert done.returncode == 65
+    assert done.returncode == 2
     assert "has no function step" in done.stderr
