@@ -36,11 +36,18 @@ class Entry:
     field: str = "*"
     holds: str = ""
     """A text in the recorded input or outcome, in the words of the record."""
+    was: str = "*"
+    now: str = "*"
+    """Patterns of the value in the record, in new words, and of today's."""
     reason: str = ""
 
-    def explains(self, part: str, artefact: str, place: str, text: str) -> bool:
-        pairs = ((part, self.part), (artefact, self.artefact), (place, self.field))
-        return all(fnmatchcase(value, pattern) for value, pattern in pairs) and self.holds in text
+    def covers(self, part: str, artefact: str, text: str) -> bool:
+        """Whether it may explain a difference of an artefact, whose record is this text."""
+        return fnmatchcase(part, self.part) and fnmatchcase(artefact, self.artefact) and self.holds in text
+
+    def explains(self, place: str, before: Any, after: Any) -> bool:  # noqa: ANN401 - any JSON
+        pairs = ((place, self.field), (str(before), self.was), (str(after), self.now))
+        return all(fnmatchcase(value, pattern) for value, pattern in pairs)
 
 
 @dataclass(frozen=True)
@@ -55,11 +62,17 @@ class Tables:
         tables = tomllib.loads(TABLE.read_text(encoding="utf-8"))
         return cls(*(tuple(Entry(**entry) for entry in tables.get(name, ())) for name in ("explained", "removed")))
 
-    def reason(self, part: str, artefact: str, place: str, text: str) -> tuple[str, str] | None:
+    def of(self, part: str, artefact: str, text: str) -> Tables:
+        """The entries that may explain differences of one artefact."""
+        return Tables(
+            *(tuple(e for e in table if e.covers(part, artefact, text)) for table in (self.explained, self.removed))
+        )
+
+    def reason(self, place: str, before: Any, after: Any) -> tuple[str, str] | None:  # noqa: ANN401 - any JSON
         """Which table explains a difference, and its reason; None where none does."""
         for name, entries in (("explained", self.explained), ("removed", self.removed)):
             for entry in entries:
-                if entry.explains(part, artefact, place, text):
+                if entry.explains(place, before, after):
                     return name, entry.reason
         return None
 
@@ -97,8 +110,8 @@ def compare(part: str, recorded: dict[str, Any], observe: Callable[[Any], Any], 
             now = rounded(observe(translated(artefact["input"])))
         except Exception as error:  # noqa: BLE001 - whatever ends it is the difference
             now = {"ended": f"{type(error).__name__}: {error}"}
-        found, text = list(differences(was, now)), str(artefact)
-        reasons = [tables.reason(part, name, place, text) for place, _, _ in found]
+        found, known_ones = list(differences(was, now)), tables.of(part, name, str(artefact))
+        reasons = [known_ones.reason(*difference) for difference in found]
         known = {reason for reason in reasons if reason is not None}
         unexplained = [one for one, reason in zip(found, reasons, strict=True) if reason is None]
         result.num_equal += not found

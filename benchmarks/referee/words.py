@@ -128,6 +128,13 @@ PHRASES: dict[str, str] = {
     r"^Outer(?=\()": "OuterStep",
     r"\banchor=<Anchor.COMMON: 'common'>": "outer_params=<OuterParams.SHARED: 'shared'>",
     # sentences
+    r"(?<=gradient_buckets: is )layers\b": "per_layer",
+    r"(?<=outer_params: is )own\b": "per_worker",
+    r"\bpace (?=\d|is\b)": "steps_per_round ",
+    r"\banchors come to agree": "the outer parameters come to agree",
+    r"\bfrom anchors of each worker's own\b": "from each worker's own outer parameters",
+    r"\bslow or lost\b": "slow or failed",
+    r"\bcannot go on from\b": "cannot continue from",
     r"\bfigures\b": "metrics",
     r"\blockstep\b": "synchronous",
     r"\bneighbour": "neighbor",
