@@ -469,7 +469,7 @@ def test_what_cannot_take_turns_is_refused_in_one_line(ranks):
         "sync: strategy 'static' has no merging inside a round": StaticGroups(
             phases=everybody, steps_per_round=2, sync=DelayedMerge(steps=1)
         ),
-        "payload.outer.lr: is 5; with alpha 9/10 and this momentum anchors and models go apart from a rate of 19/9": (
+        "outer.lr: is 5; with alpha 9/10 and this momentum outer parameters and models diverge from a rate of 19/9": (
             AllReduce(steps_per_round=2, sync=DelayedMerge(alpha=0.9), payload=Payload(outer=OuterStep(lr=5)))
         ),
     }
