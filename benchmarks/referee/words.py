@@ -88,6 +88,7 @@ PHRASES: dict[str, str] = {
     "--take\\b": "--select",
     "--survive\\b": "--tolerate-failures",
     "--form\\b": "--algorithm",
+    "--nodes\\b": "--simulate-nodes",
     "--when\\b": "--sync",
     r"--sync late\b": "--sync delay",
     # what messages say of a place in a file: `strategy.when.gap.backup`
