@@ -189,7 +189,7 @@ COMMANDS: list[str | list[str]] = [
     "run --workers 3 --schedule all.json train.py",
     "run --workers 1 fails.py",
     "run --hosts nosuch.txt train.py",
-    "run --workers 2 --nodes 3 train.py",
+    "run --workers 2 --simulate-nodes 3 train.py",
     "report",
     "report nosuch",
     "export all.json",

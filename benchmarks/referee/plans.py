@@ -39,7 +39,7 @@ def make():
 TABLES = ["2x2", "--model", "model.py:make", "--set", "nic=100MB/s", "--set", "touched=0.weight:1%:2%:3%"]
 NUMBERS = (
     "steps_per_round", "communication_seconds_per_step", "nic_bytes_per_step", "consensus_distance", "drift",
-    "contraction", "step_seconds", "waiting_seconds_per_step", "steps_ratio", "bound",
+    "contraction", "step_seconds", "waiting_seconds_per_step", "steps_ratio",
 )  # fmt: skip
 """Of a plain alternative."""
 FEW = ("communication_seconds_per_step", "step_seconds", "steps_ratio")

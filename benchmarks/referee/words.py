@@ -39,6 +39,7 @@ KEYS: dict[str, str] = {
     "recommendation.when": "sync",
     "recommendation.form": "algorithm",
     "recommendation.sending": "gradient_buckets",
+    "recommendation.quorum": "partial",
     "pace": "steps_per_round",
 }
 VALUES: dict[str, dict[str, str]] = {
@@ -87,7 +88,9 @@ PHRASES: dict[str, str] = {
     "--take\\b": "--select",
     "--survive\\b": "--tolerate-failures",
     "--form\\b": "--algorithm",
+    "--nodes\\b": "--simulate-nodes",
     "--when\\b": "--sync",
+    r"--sync late\b": "--sync delay",
     # what messages say of a place in a file: `strategy.when.gap.backup`
     r"\bwhen(?=\.(gap|late|quorum|merge|pipeline)\b)": "sync",
     r"(?<=\bstrategy\.)when\b": "sync",
@@ -134,6 +137,7 @@ PHRASES: dict[str, str] = {
     r"\banchors come to agree": "the outer parameters come to agree",
     r"\bfrom anchors of each worker's own\b": "from each worker's own outer parameters",
     r"\bslow or lost\b": "slow or failed",
+    r"\bruns beside the computing\b": "runs during computing",
     r"\bcannot go on from\b": "cannot continue from",
     r"\bfigures\b": "metrics",
     r"\blockstep\b": "synchronous",
