@@ -23,7 +23,7 @@ from partreduce.planner.option import CandidateSchedule, added_by_delay, known
 from partreduce.planner.preference import Costs, preference
 from partreduce.planner.steps_model import StepsModel
 from partreduce.planner.timings import Setting, Timings
-from partreduce.planner.travel import coded_words, hows_of, paying, timed, traveling
+from partreduce.planner.travel import coded_words, paying, timed, transports_of, traveling
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.metrics.evaluate import retimed
 from partreduce.topo.metrics.retimed import Retimed
@@ -62,7 +62,7 @@ class Axes:
         """
         is_equal = isinstance(schedule.strategy.steps_per_round, int)
         base = timed(schedule, SYNCHRONOUS, 1 if is_equal else schedule.strategy.steps_per_round)
-        timings = tuple(Timings.of(base, job, costed) for costed in hows_of(base, job))
+        timings = tuple(Timings.of(base, job, costed) for costed in transports_of(base, job))
         metrics = retimed(base, job.push) if is_equal else None
         return cls(schedule=base, job=job, timings=timings, metrics=metrics, usual=job.steps_model)
 

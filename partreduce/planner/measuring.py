@@ -11,7 +11,7 @@ from typing import NamedTuple
 from partreduce.planner.calibration import trained_sha256
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.option import CandidateSchedule, known
-from partreduce.planner.travel import CostedTransport, coded_words, cost_of, hows_of, paying, traveling
+from partreduce.planner.travel import CostedTransport, coded_words, cost_of, paying, transports_of, traveling
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.metrics import consensus_distance, contraction, drift, late_distance
 from partreduce.topo.metrics.base import Metric
@@ -71,12 +71,12 @@ def measure(
     """
     metrics = metrics_of(schedule, job)
     if algorithm is None:
-        costed_hows = hows_of(schedule, job)
+        costed_transports = transports_of(schedule, job)
     else:
         transport = replace(schedule.strategy.transport, algorithm=algorithm)
-        costed_hows = (CostedTransport(transport=transport, cost=cost_of(schedule, job, transport)),)
+        costed_transports = (CostedTransport(transport=transport, cost=cost_of(schedule, job, transport)),)
     options = []
-    for costed in costed_hows:
+    for costed in costed_transports:
         named = label or Label(name=schedule.name)
         if algorithm is None and (words := coded_words(costed.transport)):
             named = replace(named, name=" ".join([named.name, *words]))

@@ -12,7 +12,7 @@ from partreduce.planner.job import PIPELINE_WIDTH, PlanRequest
 from partreduce.planner.measuring import Label
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.recommend import ms, permitted
-from partreduce.planner.travel import cheapest_hows, coded_words, traveling, worth_of_codec
+from partreduce.planner.travel import cheapest_transports, coded_words, traveling, worth_of_codec
 from partreduce.planner.work import work_of
 from partreduce.topo.hardware import CodecSeconds
 from partreduce.topo.metrics.pipeline import stability_limit
@@ -37,7 +37,7 @@ def _codec_pays(chosen: CandidateSchedule, options: Sequence[CandidateSchedule],
     if job.codec is Codec.NONE:
         return _would_gain(chosen, options, job)
     schedule, is_coded = chosen.schedule, chosen.transport.codec is not Codec.NONE
-    plain, *coarser = cheapest_hows(schedule, job)
+    plain, *coarser = cheapest_transports(schedule, job)
     transports = [chosen.transport] if is_coded else [costed.transport for costed in coarser]
     if not transports:
         why = schedule.strategy.codec_unsupported_reason(schedule.cluster)

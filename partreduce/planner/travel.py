@@ -35,16 +35,16 @@ class CostedTransport:
     cost: Communication
 
 
-def hows_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
+def transports_of(schedule: Schedule, job: PlanRequest) -> tuple[CostedTransport, ...]:
     """The cheapest of each codec that communicates less than all finer ones, the finest first."""
     chosen: list[CostedTransport] = []
-    for costed in cheapest_hows(schedule, job):
+    for costed in cheapest_transports(schedule, job):
         if not chosen or _cheapness(costed) < min(map(_cheapness, chosen)):
             chosen.append(costed)
     return tuple(chosen)
 
 
-def cheapest_hows(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]:
+def cheapest_transports(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]:
     """The cheapest of each codec that the job and the strategy allow, the finest first.
 
     Where a strategy refuses codecs, sums travel as they are.
@@ -53,7 +53,7 @@ def cheapest_hows(schedule: Schedule, job: PlanRequest) -> list[CostedTransport]
     algorithms = known or [AllReduceAlgorithm.RING]
     cheapest = []
     for codec in codecs_of(schedule, job):
-        transports = [transport for algorithm in algorithms for transport in _hows(algorithm, codec)]
+        transports = [transport for algorithm in algorithms for transport in _transports(algorithm, codec)]
         costed = [CostedTransport(transport=one, cost=cost_of(schedule, job, one)) for one in transports]
         cheapest.append(min(costed, key=_cheapness))
     return cheapest
@@ -66,7 +66,7 @@ def codecs_of(schedule: Schedule, job: PlanRequest) -> tuple[Codec, ...]:
     return job.codecs
 
 
-def _hows(algorithm: AllReduceAlgorithm, codec: Codec) -> list[Transport]:
+def _transports(algorithm: AllReduceAlgorithm, codec: Codec) -> list[Transport]:
     transports = [Transport(algorithm=algorithm, codec=codec)]
     if codec is not Codec.NONE and algorithm is AllReduceAlgorithm.HIERARCHICAL:
         transports.append(Transport(algorithm=algorithm, codec=codec, where=CodecScope.ACROSS_NODES))

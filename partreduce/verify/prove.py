@@ -46,7 +46,7 @@ def prove(schedule: Schedule) -> Proof:
     Raises:
         ScheduleError: the strategy has neither phases nor conditions that could be checked.
     """
-    of_type(schedule, Schedule, "prove", "give a Schedule; partreduce.load_schedule(path) reads one")
+    of_type(schedule, Schedule, "verify", "give a Schedule; partreduce.load_schedule(path) reads one")
     prover = PROVERS_OF_PROTOCOL.get(schedule.strategy.protocol) or PROVERS.get(schedule.strategy.kind)
     if schedule.strategy.payload.outer.has_own_outer_params:
         prover = OWN_OUTER_PARAMS

@@ -124,7 +124,7 @@ def in_ddp(model):
             lambda: partreduce.design("2x2", build=None),
             "design: build: expected a catalogue entry for cluster 2x2, got none",
         ),
-        (lambda: partreduce.verify("schedule.json"), r"prove: is a str; .* partreduce\.load_schedule\(path\)"),
+        (lambda: partreduce.verify("schedule.json"), r"verify: is a str; .* partreduce\.load_schedule\(path\)"),
         (lambda: partreduce.load_schedule(None), "load_schedule: is a NoneType; give the path of a schedule file"),
         (lambda: partreduce.write_schedule(PAIR, "x.json"), "write_schedule: path: expected str or path, got Schedule"),
         (lambda: partreduce.simulate("schedule.json"), "simulate: schedule: expected Schedule, got str"),

@@ -127,7 +127,6 @@ class SteadyCheck:
             return False
         if self._pay(work):
             return True
-        if self.job.gap or self.job.quorum:
+        if self.job.gap:
             self.clock.charge(work)
-            return True
-        return False
+        return bool(self.job.gap)

@@ -90,11 +90,6 @@ def buffer_kind(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -
     return next(kind for kind in KINDS if kind.fits(attribute, buffer, module))
 
 
-def buffer_rule(attribute: str, buffer: torch.Tensor, module: torch.nn.Module) -> BufferRule:
-    """The rule of its kind."""
-    return buffer_kind(attribute, buffer, module).rule
-
-
 def may_be_mask(kind: Kind) -> bool:
     """Whether the values of such a buffer decide: with zeros and ones alone it is a mask."""
     return kind is KINDS[-1]

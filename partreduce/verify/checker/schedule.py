@@ -96,7 +96,6 @@ class Schedule(Options):
     sha256: str
     nodes: list[list[int]]
     node_size: int
-    is_allreduce: bool = False
     failure_plan: FailurePlan | None = None
     radices: list[int] = field(default_factory=list)
     phases: list[list[Average]] = field(default_factory=list)
@@ -233,7 +232,6 @@ def read_schedule(document: object) -> Schedule:
         sha256=hashlib.sha256(canonical).hexdigest(),
         nodes=cluster.nodes,
         node_size=cluster.workers_per_node,
-        is_allreduce=raw["strategy"]["kind"] == "allreduce",
         failure_plan=plan,
         **vars(options),
         **{"workers_per_node": cluster.workers_per_node, **parts},
@@ -327,11 +325,12 @@ def _take_repeats(raw: dict[str, Any], place: str) -> list[int]:
     """How often each entry of `phases` repeats; in place each becomes a plain phase."""
     counts, plain = [], []
     for t, item in enumerate(_nonempty(raw["phases"], place)):
-        entry = as_object(item, f"{place}[{t}]", ("phase", "repeat")) if isinstance(item, dict) else {"phase": item}
-        count = entry.get("repeat", 2)
-        as_integer(count, f"{place}[{t}].repeat", 2, MAX_PERIOD + 1)
-        counts.append(count if "repeat" in entry else 1)
-        plain.append(as_list(entry["phase"], f"{place}[{t}]"))
+        phase, count = item, 1
+        if isinstance(item, dict):
+            entry = as_object(item, f"{place}[{t}]", ("phase", "repeat"))
+            phase, count = entry["phase"], as_integer(entry["repeat"], f"{place}[{t}].repeat", 2, MAX_PERIOD + 1)
+        counts.append(count)
+        plain.append(as_list(phase, f"{place}[{t}]"))
     require(sum(counts) <= MAX_PERIOD, place, f"has at most {MAX_PERIOD} phases")
     raw["phases"] = plain
     return counts

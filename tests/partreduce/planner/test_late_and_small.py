@@ -24,7 +24,7 @@ from partreduce.planner.plan import plan
 from partreduce.planner.recommend import reasons, recommend
 from partreduce.planner.steps_model import FITTED
 from partreduce.planner.timings import Setting
-from partreduce.planner.travel import WORTH, WORTH_BESIDE, cheapest_hows, hows_of, timed, traveling
+from partreduce.planner.travel import WORTH, WORTH_BESIDE, cheapest_transports, timed, transports_of, traveling
 from partreduce.schedulers import registry
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -141,7 +141,9 @@ def test_on_a_fast_wire_no_codec_is_recommended_and_the_answer_says_why() -> Non
     assert {option.transport.codec for option in options} == {Codec.NONE}
     plain = next(option for option in options if option.name.startswith("allreduce "))
     (said,) = late_and_small(plain, options, asked)
-    costed = next(costed for costed in cheapest_hows(plain.schedule, asked) if costed.transport.codec is Codec.INT8)
+    costed = next(
+        costed for costed in cheapest_transports(plain.schedule, asked) if costed.transport.codec is Codec.INT8
+    )
     free = job(replace(FAST, codec=(("int8", CodecSeconds()),)))
     wire = measure(
         traveling(plain.schedule, costed.transport), free, algorithm=costed.transport.algorithm
@@ -235,12 +237,12 @@ def test_layers_are_sent_one_by_one_where_the_hardware_says_which_there_are(plai
 
 def test_ways_are_the_finest_first_and_each_coarser_one_communicates_less() -> None:
     schedule = timed(registry.build("node-then-all", Cluster.parse("4x4")), SYNCHRONOUS, 1)
-    transports = hows_of(schedule, job(codec=None))
+    transports = transports_of(schedule, job(codec=None))
     assert [costed.transport.codec for costed in transports] == [Codec.NONE, Codec.FLOAT16, Codec.INT8]
     costs = [costed.cost.per_round for costed in transports]
     assert costs == sorted(costs, reverse=True)
     slow = replace(THIN, codec=(("int8", CodecSeconds(1.0, 1.0)), ("float16", CodecSeconds(1.0, 1.0))))
-    assert [costed.transport.codec for costed in hows_of(schedule, job(slow, codec=None))] == [Codec.NONE]
+    assert [costed.transport.codec for costed in transports_of(schedule, job(slow, codec=None))] == [Codec.NONE]
 
 
 def test_command_line_writes_when_and_how_into_the_file(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
