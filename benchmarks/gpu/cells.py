@@ -23,7 +23,7 @@ from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.staging import Staging
 from partreduce.runtime.sharding.table import Table
-from partreduce.runtime.strategies import gradient_means, pipeline
+from partreduce.runtime.strategies import gradient_average
 from partreduce.runtime.transport import coded_sums, hierarchical, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
@@ -308,8 +308,7 @@ def late(place: str, seconds: float) -> Iterator[None]:
             "commit",
             lambda commit: lambda self, reduction, action: commit(self, reduction, delayed(action)),
         )
-        change(gradient_means, "commit_gradients", delayed)
-        change(pipeline, "commit_gradients", delayed)
+        change(gradient_average, "commit_gradients", delayed)
         change(Table, "add", delayed)
     if place in ("step", "all"):
         change(sys.modules[__name__], "of_user", with_late_steps)

@@ -180,7 +180,7 @@ def _assembled(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[in
     """Who takes part: nobody waits for this worker in a group any more, and all that are left have come."""
     optimizer.ending.guard(lambda: optimizer.runner.leave(place))
     with optimizer.run.reducer.heartbeat.gathering(place, optimizer.round):
-        yield optimizer.ending.guard(lambda: optimizer.runner.others.gathered(place))
+        yield optimizer.ending.guard(lambda: optimizer.runner.membership.gathered(place))
 
 
 @usually
@@ -248,13 +248,13 @@ def _loaded(
     if name is None:
         return None
     folder = directory / name
-    others = optimizer.runner.others
+    membership = optimizer.runner.membership
     if allow_different_run:
-        others.check_to_go_back(0)
+        membership.check_to_go_back(0)
         return _load_mean(optimizer, folder, members)
     manifest = read_manifest(folder)
     _check_other_run(optimizer, manifest, folder)
-    others.check_to_go_back(int(manifest["round"]))
+    membership.check_to_go_back(int(manifest["round"]))
     source = checkpoint_directory.source_of(manifest, optimizer.rank)
     tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)

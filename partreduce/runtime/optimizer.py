@@ -28,11 +28,12 @@ from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.foreign import FOLLOWS, check_foreign_optimizer
-from partreduce.runtime.averaging.mean_model import average_model, restore_local_values, squared_distance
+from partreduce.runtime.averaging.mean_model import restore_local_values, squared_distance
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.generations import Generations, generations_of
+from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes, warn_nodes_missing
 from partreduce.runtime.elastic.voting import joins
 from partreduce.runtime.launcher.last_line import install_excepthook
@@ -193,9 +194,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 key=agreed.key,
                 timeout=timeout,
                 tables=tables,
-                generations=generations_of(reached, heartbeat, plan, key=agreed.key, timeout=timeout)
+                membership=generations_of(reached, heartbeat, plan, key=agreed.key, timeout=timeout)
                 if lives_on
-                else None,
+                else FixedMembership((reached.rank,) if alone else tuple(range(plan.num_workers))),
                 keeps_on_host=policies.keeps_on_host,
             )
             self.runner = ParameterRunner(self.run) if alone else build(self.run)
@@ -218,7 +219,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _start(self, model: torch.nn.Module, *, broadcast: bool) -> None:
         """What all workers do together before the first step."""
         run, tables = self.run, self.run.tables
-        has_joined = run.generations is not None and joins()
+        has_joined = run.membership.may_change and joins()
         if broadcast and not has_joined:
             self.meeting.broadcast()
         if not run.alone and not has_joined:  # who joins gets the rules of the others
@@ -233,9 +234,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             _optimizers[parameter] = ref(self)
         self.engine.model_use.attach()
         self.engine.other_steps.attach()
-        if (generations := run.generations) is not None:
+        if isinstance(generations := run.membership, Generations):
             reducers = (*run.mean_reducers, *self.runner.reducers)
-            self.ending.guard(lambda: generations.begin(reducers, self._handover))
+            self.ending.guard(lambda: generations.connect_all(reducers, self._handover))
 
     def _copy_masks(self, *, are_equal: bool) -> None:
         """Find the buffers whose values are those of a mask: on all workers the same ones."""
@@ -287,8 +288,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         of_type(loader, Iterable, "batches", "give a DataLoader or a list of batches")
         sampler = sampler_of(loader)
-        if self.run.generations is not None and sampler is not None:
-            yield from self._dealt(loader, sampler, self.run.generations)
+        if isinstance(generations := self.run.membership, Generations) and sampler is not None:
+            yield from self._dealt(loader, sampler, generations)
             return
         for batch in by_steps_per_round(loader, self.schedule, self.rank):
             if not self.engine.drops_batch():
@@ -423,13 +424,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 with as_usual(), run.reducer.heartbeat.gathering("mean_model()", self.round):
                     self.runner.settle()
                     own = until_after.enter_context(restore_local_values(run.flat, run.rank))
-                    members = self.runner.others.gathered("mean_model()")
+                    membership = self.runner.membership
+                    members = membership.gathered("mean_model()")
                     with self.ending.looking_for_differences():
-                        if run.generations is not None:
-                            run.generations.mean_everywhere(run.mean_reducers, self.steps, self.round)
-                        else:
+                        if not membership.may_change:
                             self.meeting.exchange("mean_model()", {}, members)  # nobody is elsewhere any more
-                            average_model(run.mean_reducers, members, self.steps, self.round)
+                        membership.average_model(run.mean_reducers, members, self.steps, self.round)
                 if run.reducer.recorder.directory is not None:
                     distance = squared_distance(run.flat, own)
                     run.reducer.recorder.totals.distance = distance
@@ -651,7 +651,7 @@ def _run(
     key: str,
     timeout: float,
     tables: Tables,
-    generations: Generations | None,
+    membership: FixedMembership,
     keeps_on_host: bool,
 ) -> Run:
     """What the schedule's runner works on: the model's buckets with the reducers that average them."""
@@ -665,7 +665,7 @@ def _run(
     applier = Applier(optimizer, flat, [table.parameter for table in tables])
     return Run(
         schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone,
-        generations=generations,
+        membership=membership,
     )  # fmt: skip
 
 

@@ -25,7 +25,7 @@ from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.state.handover import Handover
-from partreduce.runtime.strategies.lasting_pipeline import ElasticPipeline
+from partreduce.runtime.strategies.gradient_average import GradientAverage
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
@@ -125,7 +125,7 @@ def fail(_round):
 
 def wait_for(optimizer, back):
     """Wait until these workers are members again, or this one has heard that it is to vote for the next generation."""
-    generations, deadline = optimizer.run.generations, time.monotonic() + 60
+    generations, deadline = optimizer.run.membership, time.monotonic() + 60
     generations.voting.notes.write(AWAITED, "1")
     while not (set(back) <= set(generations.members) or generations.voting.is_called):
         assert time.monotonic() < deadline, f"{back} did not come back"
@@ -153,8 +153,8 @@ INSTANTS = {
     "prepared": lambda t: at(Reducer, "agree", lambda _, kind, round_, _g, number, *a: is_confirm(t, round_, number)),
     "confirmed": lambda t: at(Reducer, "commit", lambda _, reduction, action: is_of(t, reduction)),
     "in flight": lambda t: at(Generations, "carry_out", lambda _, turn, *a, **n: turn == t),
-    "applying": lambda t: at(ElasticPipeline, "_put", lambda _, flight, *a: flight.step == t),
-    "at the end": lambda t: at(Generations, "meet", lambda *_, ahead=None: ahead == t),
+    "applying": lambda t: at(GradientAverage, "_commit", lambda _, flight: flight.step == t),
+    "at the end": lambda t: at(Generations, "wait", lambda _, flight, *, meets=False: meets and flight.step == t),
     "voting": lambda _: at(Voting, "await_view", lambda *_: True),
     "asking": lambda _: at(Voting, "_answer", lambda *_: True),
     "asking late": ask_late,
@@ -245,7 +245,7 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
         said |= {"reference": getattr(getattr(optimizer.runner, "reference", None), "round", None)}
         optimizer.finish()
         said |= {"rank": rank, "own": own, "end": weights(), "means": means, **optimizer.stats()}
-        said |= {"seen": seen, "views": [] if optimizer.run.generations is None else optimizer.run.generations.views}
+        said |= {"seen": seen, "views": getattr(optimizer.run.membership, "views", [])}
         sys.stdout.write(f"REPORT {json.dumps(said)}\n")
 
     output = io.StringIO()
@@ -260,8 +260,8 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
 
 def _sums_in_stages(optimizer):
     """Whether the group of all who are left does."""
-    generations, world = optimizer.run.generations, optimizer.run.reducer.world
-    members = range(world.size) if generations is None else generations.members
+    generations, world = optimizer.run.membership, optimizer.run.reducer.world
+    members = generations.members
     return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)
 
 

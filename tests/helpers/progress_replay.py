@@ -125,7 +125,9 @@ def run(case: RandomRun, world) -> History:
         optimizer.step()
         if optimizer.steps % optimizer.run.steps_per_round == 0:
             history.arrays.append([bucket.flat.numpy().copy() for bucket in buckets])
-            history.references.append([array.values.numpy().copy() for array in optimizer.runner.reference.arrays])
+            history.references.append(
+                [array.values.numpy().copy() for array in optimizer.runner.parts[0].reference.arrays]
+            )
     optimizer.runner.drain()
     return history
 

@@ -257,7 +257,7 @@ def killed(when) -> None:
             except PartreduceError:
                 held = {"values": weights(model)}
                 if coded:
-                    array = optimizer.runner.reference.arrays[0].values
+                    array = optimizer.runner.parts[0].reference.arrays[0].values
                     held["reference"] = torch.cat([slot.view(array).flatten() for slot in optimizer.run.flat.slots()])
                 facts = {name: tensor.unique().tolist() for name, tensor in held.items()}
                 facts["steps"] = optimizer.steps

@@ -48,24 +48,16 @@ def common_start(
     return Reference([Kept(array, host) for array in arrays], starts)
 
 
-def alike_start(
-    reducer: Reducer,
-    is_alike: Callable[[str, int, str, str], bool],
-    place: str,
-    starts: int,
-    round_: int,
-    *,
-    host: Streams | None,
+def same_start(
+    reducer: Reducer, is_same: Callable[[str], bool], starts: int, round_: int, *, host: Streams | None
 ) -> Reference:
-    """The same where the run continues after failures: nothing is sent that a failure could cut off.
-
-    `is_alike(place, round, digest, advice)` says whether all have the same.
+    """The same where nothing is sent; `is_same` says whether all have this digest.
 
     Raises:
         InputError: they have not.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
-    if not is_alike(place, round_, digest_of(arrays), ADVICE):
+    if not is_same(digest_of(arrays)):
         raise InputError(
             f"round {round_}: workers begin with different models, and what is sent is measured from one; load the "
             "same on all, or run it with --tolerate-failures 0, where worker 0's goes to all"

@@ -27,17 +27,19 @@ def sparse_gradient(name: str) -> InputError:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptGradients:
-    """The gradients of a bucket as they were in one step; no array where this worker did not take that step.
+class Snapshot:
+    """What a bucket sends, as it was in one step: parameters, or gradients, of which some slots may have none.
 
-    `absent` are the slots without one.
+    No array where this worker did not take that step.
     """
 
+    bucket: Bucket
     array: torch.Tensor | None
-    absent: frozenset[int]
+    absent: frozenset[int] = frozenset()
+    is_of_gradients: bool = True
 
     @classmethod
-    def of(cls, bucket: Bucket) -> KeptGradients:
+    def of_gradients(cls, bucket: Bucket) -> Snapshot:
         """Those that are in place, in an array that the bucket lends.
 
         Raises:
@@ -45,20 +47,28 @@ class KeptGradients:
         """
         array = bucket.lend()
         with torch.no_grad():
-            return cls(array, load_some(bucket.slots, bucket.windows(array), 1))
+            return cls(bucket, array, load_some(bucket.slots, bucket.windows(array), 1))
 
     @classmethod
-    def none(cls, bucket: Bucket) -> KeptGradients:
-        """Of a step that others took."""
-        return cls(None, frozenset(range(len(bucket.slots))))
+    def copy(cls, bucket: Bucket, values: torch.Tensor) -> Snapshot:
+        """Parameters, in an array that the bucket lends."""
+        array = bucket.lend()
+        with torch.no_grad():
+            array[: bucket.size].copy_(values[: bucket.size])
+        return cls(bucket, array, is_of_gradients=False)
 
-    def release(self, bucket: Bucket) -> None:
+    @classmethod
+    def none(cls, bucket: Bucket) -> Snapshot:
+        """Of a step that others took."""
+        return cls(bucket, None, frozenset(range(len(bucket.slots))))
+
+    def release(self) -> None:
         if self.array is not None:
-            bucket.give_back(self.array)
+            self.bucket.give_back(self.array)
 
 
 def load_gradients(
-    bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: KeptGradients | None = None
+    bucket: Bucket, scratch: torch.Tensor, divisor: int, tail: Tail | None = None, kept: Snapshot | None = None
 ) -> frozenset[int]:
     """Fill the scratch array: each gradient's share, zeros for a parameter without one, and who has one.
 

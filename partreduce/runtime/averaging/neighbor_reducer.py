@@ -15,7 +15,7 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.buffer_rules import BufferRule
-from partreduce.runtime.averaging.gradients import KeptGradients
+from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
@@ -52,6 +52,7 @@ class PeerReducer(Reducer):
 
     def __init__(self, base: Reducer, neighborhoods: Sequence[Neighborhood]) -> None:
         super().__init__(base.world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
+        self.checks = base.checks
         self.neighborhoods = tuple(neighborhoods)
         self._received: dict[tuple[int, int], list[torch.Tensor]] = {}
 
@@ -59,7 +60,8 @@ class PeerReducer(Reducer):
         self,
         reduction: Reduction,
         *,
-        gradients: bool | Sequence[KeptGradients] = False,
+        gradients: bool = False,
+        kept: Sequence[Snapshot] = (),
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
         watched: bool = True,
@@ -73,7 +75,7 @@ class PeerReducer(Reducer):
         self._look(reduction.operation, watched=watched)
         for index, bucket in enumerate(self.buckets):
             with self.stream(bucket.device):
-                self._load(reduction, index, bucket)
+                self._load(reduction, index, bucket, kept[index] if kept else None)
                 side = reduction.sides.get(index)
                 arrays = [reduction.arrays[index], *([] if side is None else [side])]
                 heard = [self._arrays(reduction, place, arrays, index) for place in range(len(near.sources))]
@@ -123,12 +125,14 @@ class PeerReducer(Reducer):
         lag: int = 0,
         since: Reference | None = None,
         settings: Settings = (),
+        num_bytes: int | None = None,
     ) -> PeerReduction:
         assert since is None, "neighbors send models whole"
         assert not settings, "and no gradients"
         self._check_after_abort()
         near = self.neighborhoods[round_ % len(self.neighborhoods)]
-        num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
+        if num_bytes is None:
+            num_bytes = sum(bucket.num_bytes for bucket in self.buckets) * len(near.targets)
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.doing(operation.entered)
         tag = tag_of(self.key, kind, round_, "neighbors")
@@ -136,10 +140,11 @@ class PeerReducer(Reducer):
         reduction.neighborhood, reduction.heard = near, {}
         return reduction
 
-    def _load(self, reduction: Reduction, index: int, bucket: Bucket) -> None:
+    def _load(self, reduction: Reduction, index: int, bucket: Bucket, kept: Snapshot | None) -> None:
         scratch = reduction.arrays[index]
+        values = bucket.flat if kept is None or kept.array is None else kept.array[: bucket.size]
         with torch.no_grad():
-            scratch[: bucket.size].copy_(bucket.flat)
+            scratch[: bucket.size].copy_(values)
             load_piggybacked(bucket, scratch, 1, is_first=True, rank=self.world.rank)
             if self.streams.runs_ahead or not bucket.exact:
                 reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)

@@ -21,9 +21,9 @@ import torch
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.coded import launch_coded
 from partreduce.runtime.averaging.device_checks import DeviceChecks
-from partreduce.runtime.averaging.gradients import KeptGradients, load_gradients
+from partreduce.runtime.averaging.gradients import Snapshot, load_gradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
-from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.reduction import Alone, Reduction
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.liveness.heartbeat import Heartbeat
@@ -116,30 +116,30 @@ class Reducer:
         round_: int,
         group: Group,
         *,
-        gradients: bool | Sequence[KeptGradients] = False,
+        gradients: bool = False,
+        kept: Sequence[Snapshot] = (),
         lag: int = 0,
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
         since: Reference | None = None,
         settings: Settings = (),
-        values: Sequence[torch.Tensor] | None = None,
     ) -> Reduction:
         """Copy parameters (or gradients) into scratch arrays and start summing them over the group.
 
-        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. Gradients,
-        those in place or for each bucket some that were kept, are divided by the number of members, or by `divisor`;
+        With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. What was
+        `kept`, a snapshot for each bucket, takes the place of what is live now. Gradients are divided by the number of
+        members, or by `divisor`;
         everything else by the number of members. With `codings`, one for each bucket, parameters (or gradients) travel
         coded, and what else is in the arrays as it is. With `since` only what parameters have become since that
         reference is summed; all members must have the same one, and the same `settings` of the optimizer that will step
-        with the sums (see `settings_of`). With `values`, one array for each bucket, these take the place of parameters.
+        with the sums (see `settings_of`).
 
         Raises:
             PeerFailedError: an earlier operation is found to have failed, or this one cannot start.
         """
         reduction = self._announced(kind, step, round_, group, lag=lag, since=since, settings=settings)
-        reduction.values = values
         try:
-            self._start(reduction, gradients=gradients, divisor=divisor, codings=codings)
+            self._start(reduction, gradients=gradients, kept=kept, divisor=divisor, codings=codings)
         except (PeerGoneError, UnavailableError) as error:
             raise self.failed(reduction, error) from None
         return reduction
@@ -156,7 +156,7 @@ class Reducer:
         since: Reference | None = None,
     ) -> Reduction:
         """An operation that is over, with what it brought: a checkpoint was saved before its commit."""
-        reduction = self._announced(kind, step, round_, group, lag=lag, since=since)
+        reduction = self._announced(kind, step, round_, group, lag=lag, since=since, num_bytes=0)
         for array, kept in zip(reduction.arrays, sums, strict=True):
             array[: len(kept)].copy_(kept)
         self.recorder.end(reduction.operation)
@@ -220,13 +220,16 @@ class Reducer:
         lag: int = 0,
         since: Reference | None = None,
         settings: Settings = (),
+        num_bytes: int | None = None,
     ) -> Reduction:
         """A new operation, which the recorder and the next heartbeat tell of."""
         self._check_after_abort()
         line = self._lines.get(group.members)
         if line is None or line.communicator.is_closed or (line.group is not group and line.group != group):
-            line = self._lines[group.members] = _Line(group, str(group), self.world.communicator(group.members))
-        num_bytes = sum([bucket.num_bytes for bucket in self.buckets])
+            is_alone = len(group.members) == 1
+            communicator = Alone(self.world.rank) if is_alone else self.world.communicator(group.members)
+            line = self._lines[group.members] = _Line(group, str(group), communicator)
+        num_bytes = sum([bucket.num_bytes for bucket in self.buckets]) if num_bytes is None else num_bytes
         operation = self.recorder.begin(kind, step, round_, group.members, num_bytes, lag=lag)
         self.heartbeat.now = operation.entered, ()
         tag = tag_of(self.key, kind, round_, line.name, settings or "sum", *(() if since is None else (since.version,)))
@@ -236,7 +239,8 @@ class Reducer:
         self,
         reduction: Reduction,
         *,
-        gradients: bool | Sequence[KeptGradients] = False,
+        gradients: bool = False,
+        kept: Sequence[Snapshot] = (),
         divisor: int | None = None,
         codings: Sequence[Coding] | None = None,
         watched: bool = True,
@@ -245,7 +249,10 @@ class Reducer:
         for index, bucket in enumerate(reduction.buckets):
             coding = codings[index] if codings else None
             with self.stream(bucket.device):
-                self._launch(reduction, index, bucket, gradients=gradients, divisor=divisor, coding=coding)
+                snapshot = kept[index] if kept else None
+                self._launch(
+                    reduction, index, bucket, gradients=gradients, kept=snapshot, divisor=divisor, coding=coding
+                )
         self._fills_first()
 
     def _look(self, operation: Operation, *, watched: bool = True) -> None:
@@ -459,7 +466,8 @@ class Reducer:
         index: int,
         bucket: Bucket,
         *,
-        gradients: bool | Sequence[KeptGradients],
+        gradients: bool,
+        kept: Snapshot | None,
         divisor: int | None,
         coding: Coding | None,
     ) -> None:
@@ -477,15 +485,14 @@ class Reducer:
         tail = None if beside else bucket.tail_of(scratch)
         with torch.no_grad():
             if gradients:
-                kept = None if isinstance(gradients, bool) else gradients[index]
                 reduction.absent[index] = load_gradients(bucket, scratch, divisor or shares, tail, kept)
             else:
                 if bucket.size and bucket.num_bytes >= SPLIT_BYTES and not self.streams.runs_ahead and coding is None:
                     first = bucket.size // 8
-                    reduction.load(index, slice(0, first))
+                    reduction.load(index, slice(0, first), kept)
                     reduction.works.append(communicator.all_reduce(scratch[:first]))
                 if bucket.size:
-                    reduction.load(index, slice(first, bucket.size))
+                    reduction.load(index, slice(first, bucket.size), kept)
             if bucket.piggybacked:
                 load_piggybacked(bucket, scratch, shares, is_first=communicator.is_first, rank=self.world.rank)
             if tail is not None:

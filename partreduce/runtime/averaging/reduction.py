@@ -8,12 +8,32 @@ import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.coded import CodedPart
+from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.waiting import RunningWork
 from partreduce.topo.phase import Group
+
+
+class Alone(Communicator):
+    """The communicator of the only worker that is left: every sum is its own share."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__((rank,), rank, None)
+
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:  # noqa: ARG002 - as of groups
+        return _Done()
+
+
+class _Done:
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """It has ended."""
 
 
 class Reduction:
@@ -37,8 +57,6 @@ class Reduction:
         self.buckets, self.since, self.settings = tuple(buckets), since, settings
         self.arrays = [bucket.lend() for bucket in self.buckets]
         """What is summed, one array for each bucket."""
-        self.values: Sequence[torch.Tensor] | None = None
-        """By bucket what is loaded in place of its parameters, if anything is."""
         self.absent: dict[int, frozenset[int]] = {}
         """Of gradients, by bucket: the slots that had none here."""
         self.works: list[RunningWork] = []
@@ -57,9 +75,9 @@ class Reduction:
             bucket.give_back(array)
         self.arrays = []
 
-    def load(self, index: int, part: slice) -> None:
+    def load(self, index: int, part: slice, kept: Snapshot | None = None) -> None:
         """Put this worker's share of the parameters, or of what they added since the reference, into its array."""
-        whole = self.buckets[index].flat if self.values is None else self.values[index]
+        whole = self.buckets[index].flat if kept is None or kept.array is None else kept.array
         values, share = whole[part], self.arrays[index][part]
         if self.since is None:
             torch.div(values, self.num_members, out=share)

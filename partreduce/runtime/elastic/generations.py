@@ -14,18 +14,20 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from partreduce.runtime.averaging.common_start import ADVICE, same_start
+from partreduce.runtime.averaging.in_flight import Flight, Sums
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.elastic.regrouping import Regrouping, State
-from partreduce.runtime.elastic.sums_ahead import PrefetchedAllReduce, Sums, lose
 from partreduce.runtime.elastic.voting import Voting
 from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import JOINED, Notes, Pauses
+from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.protocols.membership.words import (
@@ -46,8 +48,6 @@ from partreduce.topo.schedule import Schedule
 SHORTEST_GLANCE = 0.05
 MOST_QUESTIONS = 1280
 """That a store is asked in a second by all workers, where each waits for an operation and hears of nothing."""
-Begin = Callable[[Group], Sums]
-Commit = Callable[[Reducer, Reduction], None]
 
 
 class _BrokenError(UnavailableError):
@@ -63,7 +63,7 @@ class _BrokenError(UnavailableError):
         self._recorder.end(self.operation, f"failed: {self.why}")
 
 
-class Generations(Everyone):
+class Generations(FixedMembership):
     """One worker's generations of members.
 
     Args:
@@ -75,6 +75,8 @@ class Generations(Everyone):
         max_failures: how many workers may fail.
     """
 
+    may_change = True
+
     def __init__(
         self, world: GlooWorld, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float, max_failures: int
     ) -> None:
@@ -83,11 +85,9 @@ class Generations(Everyone):
         self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MOST_QUESTIONS))
         self.turns = schedule.strategy.payload.num_fragments
         """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
-        self._ahead = PrefetchedAllReduce()
-        self._entered: int | None = None
-        """The key of the sums ahead that the present operation commits."""
-        parted = lambda: self._ahead.lose("a worker is lost, or joins")  # noqa: E731
-        self.voting = Voting(world, heartbeat, self._heard, parted, timeout=timeout, max_failures=max_failures)
+        self._entered: Flight | None = None
+        """The operation that this worker is in."""
+        self.voting = Voting(world, heartbeat, self._heard, self._lose, timeout=timeout, max_failures=max_failures)
         self.regrouping = Regrouping(world, schedule, key=key, timeout=timeout)
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
@@ -96,7 +96,7 @@ class Generations(Everyone):
         self.since: dict[int, int] = {}
         """From which turn on a member that has joined is there; the others are from the first."""
 
-    def begin(self, reducers: Sequence[Reducer], state: State) -> None:
+    def connect_all(self, reducers: Sequence[Reducer], state: State) -> None:
         """The run's operations go by these; wait until the launcher knows of all workers that they are connected.
 
         From then on a loss is one that the others outlive. Who was started again waits until it is a member.
@@ -133,83 +133,104 @@ class Generations(Everyone):
 
     # What the run asks of it.
 
-    def carry_out(
-        self,
-        turn: int,
-        begin: Begin,
-        commit: Commit,
-        alone: Callable[[], object] = lambda: None,
-        *,
-        ahead: int | None = None,
-    ) -> None:
-        """A turn's group operation: by all its members or by none, and with those who are left if one is lost.
+    def begin(self, flight: Flight) -> None:
+        """Put an operation in flight; if its sums are lost, `wait` finds that out.
 
-        Args:
-            turn: of this worker.
-            begin: starts the sums of a group.
-            commit: makes a sum live.
-            alone: called in place of both where this worker is the only one left.
-            ahead: the key of the sums, where `begin_ahead` may have begun them.
+        Called in one order by all members of a generation: after an operation in which all were, and when they connect.
+        """
+        self.flights.append(flight)
+        self._start_ahead(flight)
+
+    def wait(self, flight: Flight, *, meets: bool = False) -> Flight:
+        """As `FixedMembership`: by all its members or by none, and with those who are left if one is lost.
 
         Raises:
             PeerFailedError: the run ends; nobody continued.
             EvictedError: the others continued without this worker.
+            InputError: all members refuse the sums.
         """
-        place = turn, self.voting.state.place[1]
-        if self.regrouping.held is not None and not self._is_fit:
-            self._is_fit = True
-            self.regrouping.held.check_unfit()
-        group_now = lambda: self.regrouping.group_of(turn // self.turns)  # noqa: E731
-        self._carry_out(Enter(place, ()), group_now, begin, commit, alone, ahead=ahead)
-
-    def meet(self, begin: Begin, commit: Commit, alone: Callable[[], object], *, ahead: int | None = None) -> None:
-        """An operation of all who are left that is no turn's, as `carry_out` does one."""
-        entry = Enter(self.voting.state.place, (), meets=True)
-        self._carry_out(entry, lambda: Group(self.members), begin, commit, alone, ahead=ahead)
-
-    def begin_ahead(self, key: int, turn: int, begin: Begin) -> None:
-        """Begin the sums of a later turn's operation; if they are lost, its own operation finds that out.
-
-        Called in one order by all members of a generation: after an operation in which all were, and when they connect.
-        """
+        turn, place = flight.turn, self.voting.state.place
+        if not meets:
+            place = turn, place[1]
+            if self.regrouping.held is not None and not self._is_fit:
+                self._is_fit = True
+                self.regrouping.held.check_unfit()
+        is_ahead = flight in self.flights
+        self._entered = flight
         try:
-            self._begin_ahead(key, turn, begin)
-        except _BrokenError as broke:
-            broke.note()
+            self._carry_out(flight, Enter(place, (), meets=meets))
+        finally:
+            self._entered = None
+            if is_ahead:
+                self.flights.remove(flight)
+        return flight
 
-    def arrived_ahead(self, key: int, turn: int, begin: Begin) -> Sums:
-        """The sums of a later turn's operation, which stay ahead; none where this worker is alone.
+    def arrive(self, flight: Flight) -> None:
+        """As `FixedMembership`, with those who are left.
 
         Raises:
             PeerFailedError: as above.
             EvictedError: as above.
         """
-        while True:
+        while not flight.is_waited:
             try:
-                self._begin_ahead(key, turn, begin)
-                if key not in self._ahead:
-                    return []
+                self._start(flight)
+                if flight.sums is None:
+                    return
                 with self._outliving():
-                    return self._ahead.wait(key)
+                    flight.wait()
             except _BrokenError as broke:
                 self.voting.forwarded = False
                 self.voting.feed(Broken())
                 self._go_on(broke)
                 broke.note()
 
-    def _begin_ahead(self, key: int, turn: int, begin: Begin) -> None:
-        is_committed = self.voting.forwarded and key == self._entered
-        if self.is_between or turn < self.resumes:
-            return
-        group = self.regrouping.group_of(turn // self.turns)
-        if key in self._ahead or is_committed or group is None or len(group.members) == 1:
-            return
-        with self._outliving():
-            self._ahead.put(key, begin(group))
+    def settle(self) -> None:
+        """What is in flight neither hinders a mean of all nor is changed by it."""
 
-    def drop_ahead(self) -> None:
-        """Give up all sums ahead: all members do, at one place."""
-        self._ahead.lose("dropped")
+    def drop(self) -> None:
+        """Give up all that is in flight: all members do, at one place."""
+        while self.flights:
+            flight = self.flights.popleft()
+            if not flight.is_restored:
+                flight.lose("dropped")
+            flight.release()
+
+    def skip(self, turn: int) -> None:
+        """An operation all the same: all members go from turn to turn together."""
+        nothing = Flight(turn=turn, step=turn, round=turn // self.turns, start=lambda *_: [])
+        self.wait(nothing)
+
+    def _start_ahead(self, flight: Flight) -> None:
+        try:
+            self._start(flight)
+        except _BrokenError as broke:
+            broke.note()
+
+    def _start(self, flight: Flight) -> None:
+        """Begin the sums of a later turn, where this worker has a group in it now."""
+        if self.is_between or flight.turn < self.resumes or flight.sums is not None:
+            return
+        if (group := self.regrouping.group_of(flight.turn // self.turns)) is not None:
+            with self._outliving():
+                flight.sums = flight.start(flight, group)
+
+    def _lose(self) -> None:
+        """Before the groups are destroyed: no sum in flight arrives any more."""
+        for flight in self.flights:
+            if not (flight.is_restored or (flight is self._entered and flight.is_waited)):
+                flight.lose("a worker is lost, or joins")
+
+    def _start_again(self) -> None:
+        """All members are connected, and have a state: begin again what was in flight, in one order.
+
+        The sum that this worker is about to commit all the same is over.
+        """
+        for flight in self.flights:
+            if flight is not self._entered or not self.voting.forwarded:
+                if flight is self._entered and not flight.is_restored:
+                    flight.lose("a worker is lost, or joins")
+                self._start_ahead(flight)
 
     @property
     def is_between(self) -> bool:
@@ -233,33 +254,44 @@ class Generations(Everyone):
                 f"others average from round {self.resumes // self.turns} on; end the run and start it again to load it"
             )
 
-    def givers(self, step: int) -> int:
-        """How many remaining workers have taken a step, with one step per round: all but those that joined since."""
-        return sum(self.since.get(member, 0) <= step for member in self.members)
+    def givers(self, step: int, members: int) -> int:  # noqa: ARG002 - of those who are left
+        """How many members have taken a step, with one step per round: all but those that joined since."""
+        return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
 
-    def mean_everywhere(self, reducers: Sequence[Reducer], step: int, round_: int) -> None:
-        """Replace parameters by their means over all who are left, and buffers by their rules; all of them call this.
+    def average_model(self, reducers: Sequence[Reducer], members: Members, step: int, round_: int) -> None:  # noqa: ARG002 - who is left
+        """As `FixedMembership`, over all who are left.
 
         Raises:
             PeerFailedError: as above.
             EvictedError: as above.
         """
 
-        def begin(group: Group) -> Sums:
+        def start(_: Flight, group: Group) -> Sums:
             return [(reducer, reducer.begin("mean model", step, round_, group)) for reducer in reducers]
 
-        def commit(reducer: Reducer, reduction: Reduction) -> None:
+        flight = Flight(turn=0, step=step, round=round_, start=start)
+        for reducer, reduction in self.wait(flight, meets=True).sums or ():
             reducer.commit(reduction, commit_plain_mean)
 
-        self.meet(begin, commit, lambda: None)
+    def common_start(
+        self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
+    ) -> Reference:
+        """As `FixedMembership`; nothing is sent that a failure could cut off, so all who are left have it already.
 
-    def is_alike(self, place: str, round_: int, mine: str, advice: str) -> bool:
-        """Whether all who are left say the same at a place, to which all come before a round."""
-        notes = Notes(self.world.store, f"{place}/{self._key}")
-        notes.write(str(self.world.rank), mine)
-        with self.heartbeat.gathering(place, round_, advice):
-            members = self.gathered(place)
-        return all(notes.read(str(member)) == mine for member in members)
+        Raises:
+            InputError: they have not.
+        """
+        del step
+
+        def is_same(digest: str) -> bool:
+            place = f"start {starts} of the {name}"
+            notes = Notes(self.world.store, f"{place}/{self._key}")
+            notes.write(str(self.world.rank), digest)
+            with self.heartbeat.gathering(place, round_, ADVICE):
+                members = self.gathered(place)
+            return all(notes.read(str(member)) == digest for member in members)
+
+        return same_start(reducer, is_same, starts, round_, host=host)
 
     def leave(self) -> None:
         """This worker has committed everything and needs nobody any more.
@@ -301,68 +333,42 @@ class Generations(Everyone):
 
     # An operation.
 
-    def _carry_out(
-        self,
-        entry: Enter,
-        group_now: Callable[[], Group | None],
-        begin: Begin,
-        commit: Commit,
-        alone: Callable[[], object],
-        *,
-        ahead: int | None,
-    ) -> None:
-        self._entered = ahead
-        try:
-            sums = self._carried_out(entry, group_now, begin, alone)
-        finally:
-            self._entered = None
-        for reducer, reduction in sums:
-            commit(reducer, reduction)
-
-    def _carried_out(
-        self, entry: Enter, group_now: Callable[[], Group | None], begin: Begin, alone: Callable[[], object]
-    ) -> Sums:
-        """What is to be committed."""
+    def _carry_out(self, flight: Flight, entry: Enter) -> None:
+        """Bring an operation to where its sums are to be committed; none where this worker has no part in it."""
         while True:
-            group = group_now()
+            group = Group(self.members) if entry.meets else self.regrouping.group_of(flight.turn // self.turns)
             self.voting.feed(replace(entry, group=() if group is None else group.members))
             if group is None or not self.voting.state.group:
-                return []
-            sums: Sums = []
+                if not flight.is_restored:
+                    flight.lose("no turn of this worker")
+                    flight.sums = []
+                return
             try:
                 if self.voting.is_called and not entry.meets:
                     operation = self._first.recorder.begin("vote", 0, entry.place[0] // self.turns, group.members, 0)
                     raise self.broke(operation, RuntimeError("a vote is under way"))
-                if len(group.members) == 1:
-                    self.voting.feed(Summed())
-                    self.voting.feed(Confirmed())
-                    alone()
-                    return []
-                self._sum(group, begin, sums)
+                self._sum(flight, group)
             except _BrokenError as broke:
                 self.voting.forwarded = False
                 self.voting.feed(Broken())
                 self._go_on(broke)
                 broke.note()
                 if not self.voting.forwarded:
-                    lose(sums)
+                    if flight not in self.flights and not flight.is_restored:
+                        flight.lose("a worker is lost, or joins")
                     continue
-            return sums
+            return
 
-    def _sum(self, group: Group, begin: Begin, sums: Sums) -> None:
+    def _sum(self, flight: Flight, group: Group) -> None:
         """Sum into scratch arrays, then hear that all members have done so.
 
         Raises:
             _BrokenError: some member may not have.
         """
         with self._outliving():
-            if self._entered is not None and self._entered in self._ahead:
-                self._ahead.wait(self._entered)
-                sums += self._ahead.take(self._entered)
-            else:
-                sums += begin(group)
-                for reducer, reduction in sums:
-                    reducer.wait(reduction)
+            if flight.sums is None:
+                flight.sums = flight.start(flight, group)
+            flight.wait()
             self.voting.feed(Summed())
             place = self.voting.state.place
             self._first.agree("confirm", place[0] // self.turns, group, *place)
@@ -424,8 +430,7 @@ class Generations(Everyone):
                     )
                 case _:
                     raise self._end(broke)
-        if regrouping.held is not None:
-            regrouping.held.connected()
+        self._start_again()
 
     def _end(self, broke: _BrokenError | None) -> Exception:
         """Why the run ends here, as if nobody ever went on."""

@@ -34,9 +34,6 @@ class State(Protocol):
     def members_changed(self) -> None:
         """Workers are lost, or have joined."""
 
-    def connected(self) -> None:
-        """All members of a new generation are connected, and have a state."""
-
     def give(self) -> bytes:
         """All of it, where a round ends."""
 

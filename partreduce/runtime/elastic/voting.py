@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from dataclasses import astuple
 
+from partreduce.runtime.elastic.survivors import CONNECT_SECONDS
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.liveness.survivors import CONNECT_SECONDS
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import (

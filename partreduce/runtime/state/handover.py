@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from partreduce.runtime.averaging.buffer_rules import BufferRule
+from partreduce.runtime.elastic.generations import Generations
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.worker.engine import Engine
@@ -88,18 +89,14 @@ class Handover:
         """Workers have failed, or have joined."""
         self.runner.members_changed()
 
-    def connected(self) -> None:
-        """All that continue are connected, and nobody has begun an operation yet."""
-        self.runner.connected()
-
     def give(self) -> bytes:
         """All of it, as it is between two averages."""
-        states = io.BytesIO()
+        states, generations = io.BytesIO(), self.generations
         torch.save([one.state_dict() for one in self.objects], states)
         extra = {
             "counts": self.run.reducer.heartbeat.counts,
-            "data": [self.engine.data_epoch, [] if self.run.generations is None else self.run.generations.views],
-            "since": [] if self.run.generations is None else list(self.run.generations.since.items()),
+            "data": [self.engine.data_epoch, generations.views],
+            "since": list(generations.since.items()),
             "changes_means": self.run.applier.changes_means,
             "rules": self.run.flat.rules,
             "generation": self.engine.uneven_inputs.generation,
@@ -125,9 +122,8 @@ class Handover:
         self.meeting.lineage, self.meeting.earlier = extra["lineage"]
         generation, views = extra["data"]
         self.engine.data_epoch = generation[0], generation[1]
-        if (generations := self.run.generations) is not None:
-            generations.views = [(after, tuple(members)) for after, members in views]
-            generations.since = dict(extra["since"])
+        self.generations.views = [(after, tuple(members)) for after, members in views]
+        self.generations.since = dict(extra["since"])
         self._taken = torch.load(io.BytesIO(base64.b64decode(extra["objects"])), weights_only=True)
         steps = self.runner.step_of(turn)
         self.engine.go_on_from(steps)
@@ -135,6 +131,11 @@ class Handover:
         self.run.applier.changes_means = extra["changes_means"]
         self.run.flat.copy_masks([name for name, rule in extra["rules"].items() if rule == BufferRule.FIRST])
         self.runner.resume(steps, self.engine.round)
+
+    @property
+    def generations(self) -> Generations:
+        assert isinstance(self.run.membership, Generations), "nobody joins another run"
+        return self.run.membership
 
     def _file(self) -> StateFile:
         return StateFile(self.run, self.optimizer, self.runner, self.engine.steps)

@@ -12,24 +12,17 @@ from typing import Any, Generic, TypeVar
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.strategies.asynchronous_server import AsynchronousServer
 from partreduce.runtime.strategies.base import Run, Runner
-from partreduce.runtime.strategies.fragment_means import FragmentMeans
 from partreduce.runtime.strategies.gap.means import GapMeans
 from partreduce.runtime.strategies.generated import GeneratedMeans
-from partreduce.runtime.strategies.gradient_means import GradientMeans
-from partreduce.runtime.strategies.group_means import GroupMeans
-from partreduce.runtime.strategies.lasting_late_means import ElasticDelayedAverage
-from partreduce.runtime.strategies.lasting_pipeline import ElasticPipeline
-from partreduce.runtime.strategies.neighbor import NeighborMeans
-from partreduce.runtime.strategies.outer_means import OuterMeans, OwnOuterParams
+from partreduce.runtime.strategies.gradient_average import GradientAverage
 from partreduce.runtime.strategies.pairwise import PairMeans
-from partreduce.runtime.strategies.pipeline import GradientPipeline
-from partreduce.runtime.strategies.progress_means import ProgressMeans
+from partreduce.runtime.strategies.parameter_average import ParameterAverage
 from partreduce.runtime.strategies.quorum.gradients import QuorumGradients
 from partreduce.runtime.transport.through_servers import ServerCommunicator, ThroughServers
 from partreduce.topo.errors import MissingDependencyError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Pipeline
+from partreduce.topo.strategies.axes import GradientReduction, Pipeline
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 from partreduce.topo.strategies.iteration_gap import IterationGap
 from partreduce.topo.strategies.neighbor import NeighborAveraging
@@ -46,38 +39,16 @@ def _all_reduce(strategy: AllReduce, run: Run) -> Runner:
     if isinstance(strategy.sync, PartialAllReduce):
         return QuorumGradients(strategy.sync, run)
     if isinstance(strategy.sync, Pipeline):
-        return GradientPipeline(strategy.sync, run) if run.generations is None else ElasticPipeline(strategy.sync, run)
+        divisor = 1 if strategy.sync.total is GradientReduction.SUM else None
+        return GradientAverage(run, divisor=divisor, pipeline=strategy.sync)
     if strategy.averages_gradients:
-        return GradientMeans(run, divisor=None if strategy.payload.average_dense else 1)
-    return _means_of_groups(strategy, run)
-
-
-def _means_of_groups(strategy: StaticGroups | AllReduce, run: Run) -> Runner:
-    count = strategy.payload.num_fragments
-    if not strategy.takes_turns:
-        return _means_of_whole(strategy, run)
-    parts = []
-    for number in range(count):
-        reducer = run.reducer.of(run.flat.fragment(number), f"fragment {number}")
-        part = _means_of_whole(strategy, run.with_reducer(reducer))
-        part.name = f"average of fragment {number}" if count > 1 else part.name
-        parts.append(part)
-    return FragmentMeans(run, parts)
-
-
-def _means_of_whole(strategy: StaticGroups | AllReduce, run: Run) -> GroupMeans:
-    if not strategy.payload.outer.is_plain:
-        kind = OwnOuterParams if strategy.payload.outer.has_own_outer_params else OuterMeans
-        return kind(strategy.payload.outer, run, averaging=strategy.averaging)
-    if strategy.is_delayed and run.generations is not None:
-        return ElasticDelayedAverage(run, averaging=strategy.averaging)
-    means = ProgressMeans if strategy.transport.codec.rounds else GroupMeans
-    return means(run, averaging=strategy.averaging, is_delayed=strategy.is_delayed)
+        return GradientAverage(run, divisor=None if strategy.payload.average_dense else 1)
+    return ParameterAverage(strategy, run)
 
 
 def _neighbor(strategy: NeighborAveraging, run: Run) -> Runner:
     """In rounds, or with a gap between neighbors."""
-    return GapMeans(strategy, run) if isinstance(strategy.sync, IterationGap) else NeighborMeans(strategy, run)
+    return GapMeans(strategy, run) if isinstance(strategy.sync, IterationGap) else ParameterAverage(strategy, run)
 
 
 def _server(server: Server, run: Run) -> Runner:
@@ -115,7 +86,7 @@ class _Entry(Generic[Kind]):
 
 _RUNNERS: tuple[_Entry[Any], ...] = (
     _Entry(AllReduce, _all_reduce),
-    _Entry(StaticGroups, _means_of_groups),
+    _Entry(StaticGroups, ParameterAverage),
     _Entry(NeighborAveraging, _neighbor),
     _Entry(Server, _server),
     _Entry(DynamicGroups, GeneratedMeans),

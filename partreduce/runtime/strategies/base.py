@@ -20,8 +20,7 @@ from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.flat_model import FlatModel
 from partreduce.runtime.averaging.gradient_watch import GradientWatch
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.elastic.generations import Generations
-from partreduce.runtime.liveness.survivors import Everyone
+from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.streams import Streams
@@ -55,8 +54,8 @@ class Run:
     alone: bool = False
     """Whether the script runs as one worker, without a launcher: nothing is averaged then."""
     progress: Progress = field(default_factory=Progress)
-    generations: Generations | None = None
-    """Carries out group operations where the run continues after failures."""
+    membership: FixedMembership = field(default_factory=lambda: FixedMembership(()))
+    """Who takes part, with this worker's operations in flight."""
 
     @property
     def steps_per_round(self) -> int:
@@ -98,7 +97,7 @@ class Runner(ABC):
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.others: Everyone = run.generations or Everyone(run.everyone)
+        self.membership = run.membership
         """Who else is there still."""
         self.reducers: tuple[Reducer, ...] = ()
         """What it averages by, apart from the run's own reducers."""
@@ -121,6 +120,8 @@ class Runner(ABC):
 
     def settle(self) -> None:
         """Wait for what is in flight, so that the live parameters of all workers may be averaged; the run continues."""
+        self.membership.settle()
+        self.run.reducer.flush()
 
     def conclude(self) -> None:
         """Called where all workers have ended their data after the same round: apply what is still late, if at all."""
@@ -134,9 +135,6 @@ class Runner(ABC):
 
     def members_changed(self) -> None:
         """Called where workers have failed or join, when all that continue connect, and before one gives its state."""
-
-    def connected(self) -> None:
-        """Called when they are connected, and all have a state: begin again what was in flight between them."""
 
     def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - for runners that compare
         """The harm of a model that was loaded by itself before this step (`first` of its round), if any."""
@@ -158,7 +156,7 @@ class Runner(ABC):
         )
 
     def step_of(self, turn: int) -> int:
-        """The step after which a turn's operation is due, in a run that continues after failures (`Generations`)."""
+        """The step after which a turn's operation is due, in a run that continues after failures."""
         return (turn + 1) * self.run.steps_per_round - 1
 
     def resume(self, step: int, round_: int) -> None:

@@ -9,10 +9,10 @@ import torch
 
 from partreduce.runtime.averaging.commit import rescale_progress
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
+from partreduce.runtime.elastic.survivors import Survivors
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.keys import JobKeys
-from partreduce.runtime.liveness.survivors import Survivors
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, ParameterRunner, Run
 from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import InputError, UnavailableError
@@ -38,7 +38,7 @@ class GeneratedMeans(ParameterRunner):
     """
 
     client: GeneratorClient
-    others: Survivors
+    membership: Survivors
 
     def __init__(self, strategy: DynamicGroups, run: Run) -> None:
         super().__init__(run)
@@ -62,7 +62,7 @@ class GeneratedMeans(ParameterRunner):
             )
         reducer = run.reducer
         self.client = GeneratorClient(address, JobKeys.parse(keys, GENERATOR_KEYS), run.rank, timeout=reducer.timeout)
-        self.others = Survivors(
+        self.membership = Survivors(
             world, reducer.heartbeat, lambda: self.client.lost, key=reducer.key, timeout=reducer.timeout
         )
         others.add(self)
@@ -78,7 +78,7 @@ class GeneratedMeans(ParameterRunner):
         """Average with the round's group, if there is one, and ask for the next."""
         self.client.begin()
         group = self._group()
-        self.others.forget(self.client.lost)
+        self.membership.forget(self.client.lost)
         if group is not None:
             self._average(step, *group)
         self._starts = []  # a round without data has learned nothing
@@ -123,7 +123,7 @@ class GeneratedMeans(ParameterRunner):
             return self._given_up(seq, members)
 
         reduction, own = None, []
-        if self.others.connected(members, str(seq), given_up):
+        if self.membership.connected(members, str(seq), given_up):
             if self.normalizes and self._starts:
                 own = [bucket.flat.clone() for bucket in buckets]
                 self._normalize(members)
@@ -134,7 +134,7 @@ class GeneratedMeans(ParameterRunner):
                 for bucket, values in zip(buckets, own, strict=bool(own)):
                     bucket.flat.copy_(values)
             self.world.destroy([members])  # also where it never began here: another member may have begun it
-            self.others.lost()
+            self.membership.lost()
             self.client.failed()
             return
         reducer.commit(reduction, commit_plain_mean)
@@ -150,5 +150,5 @@ class GeneratedMeans(ParameterRunner):
         """Why a granted group shall not be waited for any longer."""
         if self.client.is_void(seq):
             return "was declared void by the generator"
-        gone = sorted(self.others.lost().intersection(members))
+        gone = sorted(self.membership.lost().intersection(members))
         return f"worker {gone[0]} has failed" if gone else None

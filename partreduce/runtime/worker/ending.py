@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from partreduce.runtime.averaging.mean_model import average_model, has_moved, sample_of
+from partreduce.runtime.elastic.generations import Generations
 from partreduce.runtime.launcher.last_line import explain_by
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
@@ -139,17 +140,17 @@ class Ending:
         self.engine.model_use.warn_if_frozen_changed()
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
         runner.leave("finish")
-        members = self.engine.uneven_inputs.meet(round_, runner.others.lost_workers)
+        members = self.engine.uneven_inputs.meet(round_, runner.membership.lost_workers)
         runner.conclude()
         runner.settle()
         # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
-        if run.generations is not None:
-            run.generations.mean_everywhere(run.mean_reducers, self.engine.steps, round_ - 1)
-            run.generations.leave()
+        if isinstance(generations := run.membership, Generations):
+            generations.average_model(run.mean_reducers, generations.members, self.engine.steps, round_ - 1)
+            generations.leave()
             runner.drain()  # only now: after a loss all begin anew what is in flight on all of them
         else:
             runner.drain()
-            runner.others.connect(members, "finish")
+            runner.membership.connect(members, "finish")
             with self.looking_for_differences():
                 average_model(run.mean_reducers, members, self.engine.steps, round_ - 1)
         self.state = FINISHED

@@ -160,7 +160,7 @@ class Engine(ABC, Generic[AnyRunner]):
             return
         self.runner.leave("join")  # whoever waits here for the others' next round can answer nobody's group meanwhile
         self.uneven_inputs.ended()
-        while self.uneven_inputs.another(self.round, self.runner.others.lost_workers):
+        while self.uneven_inputs.another(self.round, self.runner.membership.lost_workers):
             self._check_changes(first=True)
             if (self.run.applier.changes_means or self.run.tables.clips) and after_averaging is None:
                 raise InputError(

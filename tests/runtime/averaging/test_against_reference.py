@@ -11,7 +11,7 @@ import torch
 
 from helpers.random_schedules import MAX_WORKERS, make_case, reference, run_case
 from partreduce.runtime.averaging import reducer as reduction
-from partreduce.runtime.strategies import group_means
+from partreduce.runtime.strategies import parameter_average
 
 CASES = int(os.environ.get("PARTREDUCE_TEST_CASES", "100"))
 """A seeded fault shows within 60; set the variable to 2000 after changes to the runtime."""
@@ -74,12 +74,14 @@ def test_exact_cases_make_no_rounding_error():
 @pytest.mark.parametrize("fault", ["relaxation ignored", "delay applied late", "wrong divisor"])
 def test_a_seeded_fault_is_found(ranks, monkeypatch, fault):
     """The comparison above can fail: each fault in the commit is noticed within a few schedules."""
-    mean = group_means.commit_mean
+    mean = parameter_average.commit_mean
     if fault == "relaxation ignored":
-        monkeypatch.setattr(group_means, "commit_mean", lambda b, sums, _relaxation, ok, **_: mean(b, sums, 1.0, ok))
+        monkeypatch.setattr(
+            parameter_average, "commit_mean", lambda b, sums, _relaxation, ok, **_: mean(b, sums, 1.0, ok)
+        )
     elif fault == "delay applied late":
         monkeypatch.setattr(
-            group_means, "commit_delayed", lambda b, sums, _, relaxation, ok: mean(b, sums, relaxation, ok)
+            parameter_average, "commit_delayed", lambda b, sums, _, relaxation, ok: mean(b, sums, relaxation, ok)
         )
     else:
         monkeypatch.setattr(reduction.Reduction, "num_members", property(lambda self: len(self.group.members) + 1))

@@ -11,7 +11,7 @@ from partreduce.runtime.averaging import layers
 from partreduce.runtime.averaging.layers import SEGMENT_BYTES, Segment, segments_of
 from partreduce.runtime.checkpoint import save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.strategies.pipeline import GradientPipeline
+from partreduce.runtime.strategies.gradient_average import GradientAverage
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerFailedError
 from partreduce.topo.schedule import Schedule
@@ -231,15 +231,15 @@ def test_a_pipeline_lets_segments_leave_once_the_oldest_sum_is_there(ranks, monk
             optimizer.step()
             restore()
             if step == 0:  # nothing has arrived as far as this worker knows
-                never.append(optimizer.runner._flights[0])
+                never.append(optimizer.runner.membership.flights[0])
         optimizer.finish()
         return early[0], early[1], early[3]
 
-    has_room, never = GradientPipeline._has_room, []
+    has_room, never = GradientAverage._has_room, []
     monkeypatch.setattr(
-        GradientPipeline,
+        GradientAverage,
         "_has_room",
-        lambda runner: has_room(runner) and not any(flight in never for flight in runner._flights),
+        lambda runner: has_room(runner) and not any(flight in never for flight in runner.membership.flights),
     )
     assert ranks.run(2, work) == [(2, 0, 2)] * 2
 

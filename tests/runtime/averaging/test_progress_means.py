@@ -10,12 +10,11 @@ import torch
 from helpers.progress_replay import complaint, random_run, run
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.averaging.common_start import common_start
+from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.strategies import group_means
-from partreduce.runtime.strategies.group_means import GroupMeans
-from partreduce.runtime.strategies.progress_means import ProgressMeans
+from partreduce.runtime.strategies import parameter_average
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerFailedError
@@ -67,7 +66,7 @@ class Job:
         return [tensor.detach().clone() for tensor in [*self.model.parameters(), *self.model.buffers()]]
 
     def references(self):
-        return [array.values.clone() for array in self.optimizer.runner.reference.arrays]
+        return [array.values.clone() for array in self.optimizer.runner.parts[0].reference.arrays]
 
 
 def same(first, second):
@@ -84,7 +83,7 @@ def test_all_workers_hold_one_reference_which_is_the_last_mean_over_all(ranks, s
         seen = []
         for _ in range(6):
             job.train(1)
-            seen.append((job.optimizer.runner.reference.version, job.references(), job.values()))
+            seen.append((job.optimizer.runner.parts[0].reference.version, job.references(), job.values()))
         return seen
 
     results = ranks.run(4, work)
@@ -143,9 +142,9 @@ def test_a_loaded_model_begins_from_a_new_reference_of_all(ranks):
         states[0]["0.weight"].add_(world.rank)
         job.optimizer.load_state_dict(states[1])
         job.model.load_state_dict(states[0])
-        before = job.optimizer.runner.reference
+        before = job.optimizer.runner.parts[0].reference
         job.train(1)
-        return before, job.optimizer.runner.reference.version, job.references(), job.values()
+        return before, job.optimizer.runner.parts[0].reference.version, job.references(), job.values()
 
     results = ranks.run(4, work)
     assert {(before, version) for before, version, _, _ in results} == {(None, "reference 2/3")}
@@ -199,16 +198,17 @@ def test_a_model_that_is_loaded_alone_is_refused(ranks):
 def test_workers_with_different_references_end_in_an_error_that_names_them(ranks, sync, field):
     def work(world):
         job = Job(world, nested(sync=sync), timeout=60)
-        start = job.optimizer.runner._start_sum
+        part = job.optimizer.runner.parts[0]
+        start = part._start
 
-        def with_another(step, round_, group):
-            reference = job.optimizer.runner.reference
-            if world.rank == 2 and round_ == 3:
+        def with_another(flight, group):
+            reference = part.reference
+            if world.rank == 2 and flight.round == 3:
                 setattr(reference, field, 7)
                 reference.arrays[0].values.add_(1.0)
-            return start(step, round_, group)
+            return start(flight, group)
 
-        job.optimizer.runner._start_sum = with_another
+        part._start = with_another
         job.train(2 if sync == DelayedAveraging() else 3)
         before = job.references()
         try:
@@ -245,7 +245,7 @@ def test_workers_without_data_take_part_in_every_round(ranks):
         job = Job(world, nested(steps_per_round=1))
         with job.optimizer.join():
             job.train([0, 3, 5, 8][world.rank])
-        return job.optimizer.round, job.references(), job.optimizer.runner.reference.version
+        return job.optimizer.round, job.references(), job.optimizer.runner.parts[0].reference.version
 
     results = ranks.run(4, work)
     assert {(round_, version) for round_, _, version in results} == {(8, "reference 1/7")}
@@ -296,12 +296,16 @@ def test_random_runs_equal_the_replay_bit_for_bit(ranks, part):
 @pytest.mark.parametrize("fault", ["parameters themselves", "an old reference", "relaxation ignored"])
 def test_the_replay_finds_a_seeded_fault(ranks, monkeypatch, fault):
     if fault == "parameters themselves":
-        monkeypatch.setattr(ProgressMeans, "_start_sum", GroupMeans._start_sum)
+        whole = lambda self, *a, since=None, **k: begin(self, *a, **k)  # noqa: E731
+        begin = Reducer.begin
+        monkeypatch.setattr(Reducer, "begin", whole)
     elif fault == "an old reference":
         monkeypatch.setattr(Reference, "take", lambda *_: None)
     else:
-        mean = group_means.commit_mean
-        monkeypatch.setattr(group_means, "commit_mean", lambda bucket, sums, _, ok, **__: mean(bucket, sums, 1.0, ok))
+        mean = parameter_average.commit_mean
+        monkeypatch.setattr(
+            parameter_average, "commit_mean", lambda bucket, sums, _, ok, **__: mean(bucket, sums, 1.0, ok)
+        )
     found = []
     for seed in range(12):
         case = random_run(seed)

@@ -30,7 +30,7 @@ from partreduce.runtime.averaging.p_reduce import p_reduce
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.strategies import gradient_means, group_means
+from partreduce.runtime.strategies import gradient_average, parameter_average
 from partreduce.runtime.transport import nccl, rendezvous, staged, updates
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.forms import formed
@@ -282,12 +282,12 @@ def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
         change.sub_(snapshot[: bucket.size]).mul_(ok)
         bucket.flat.add_(change, alpha=relaxation)
 
-    monkeypatch.setattr(group_means, "commit_delayed", by_product)
+    monkeypatch.setattr(parameter_average, "commit_delayed", by_product)
     assert "not finite" in judge_fault(BY_NAME["static, overlap"], "pretended", Fault("NaN payload", 2))
 
 
 def test_without_undoing_the_step_momentum_moves_parameters_after_a_fault(monkeypatch):
-    monkeypatch.setattr(gradient_means.GradientMeans, "end_step", lambda *_: None)
+    monkeypatch.setattr(gradient_average.GradientAverage, "end_step", lambda *_: None)
     assert "without the failed average" in judge_fault(
         BY_NAME["allreduce of gradients"], "pretended", Fault("wrong tag", 2)
     )

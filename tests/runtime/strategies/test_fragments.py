@@ -22,10 +22,7 @@ from helpers.outer_runs import (
 )
 from partreduce.runtime.adapters.averager import ScheduleAverager
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.strategies import _means_of_whole
-from partreduce.runtime.strategies.fragment_means import FragmentMeans
-from partreduce.runtime.strategies.group_means import GroupMeans
-from partreduce.runtime.strategies.outer_means import OuterMeans
+from partreduce.runtime.strategies.parameter_average import ParameterAverage, Part
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError, PeerFailedError, ScheduleError
@@ -109,11 +106,11 @@ def test_random_runs_cover_what_they_claim():
 
 @pytest.mark.parametrize("fault", ["a step early", "merged whole", "in another order", "one forgotten"])
 def test_the_reference_finds_a_seeded_fault(ranks, monkeypatch, fault):
-    begin, make = GroupMeans.send, fragments_of_topo.round_ends
+    begin, make = Part.send, fragments_of_topo.round_ends
     if fault == "merged whole":
         monkeypatch.setattr(AllReduce, "_relaxation", 1)
     elif fault == "one forgotten":
-        monkeypatch.setattr(GroupMeans, "send", lambda self, *a, **k: "2" in self.name or begin(self, *a, **k))
+        monkeypatch.setattr(Part, "send", lambda self, *a, **k: "2" in self.name or begin(self, *a, **k))
     else:
         wrong = {"a step early": lambda ends: [end - 1 or end for end in ends], "in another order": lambda e: e[::-1]}
         monkeypatch.setattr(fragments_of_topo, "round_ends", lambda *a: wrong[fault](make(*a)))
@@ -140,6 +137,10 @@ def training_of(world, strategy, *, batch_norm=False, **options):
     return Training(world, worker, **options)
 
 
+class InTurns(AllReduce):
+    takes_turns = True
+
+
 def test_one_synchronous_fragment_is_the_outer_step_bit_for_bit(ranks):
     """By the engine of fragments, too, which a synchronous schedule with one does not ask for."""
     whole, stated = (
@@ -150,10 +151,9 @@ def test_one_synchronous_fragment_is_the_outer_step_bit_for_bit(ranks):
 
     def work(world):
         plain, turned = training_of(world, whole), training_of(world, stated)
-        assert type(plain.optimizer.runner) is OuterMeans
-        run_ = turned.optimizer.run
-        part = _means_of_whole(stated, run_.with_reducer(run_.reducer.of(run_.flat.fragment(0), "fragment 0")))
-        turned.optimizer.runner = turned.optimizer.engine.runner = FragmentMeans(run_, [part])
+        assert not plain.optimizer.runner.reducers
+        in_turns = InTurns(steps_per_round=4, payload=Payload(outer=DILOCO))
+        turned.optimizer.runner = turned.optimizer.engine.runner = ParameterAverage(in_turns, turned.optimizer.run)
         return plain.steps(13), turned.steps(13)
 
     for one, other in ranks.run(3, work):

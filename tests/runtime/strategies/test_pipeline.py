@@ -12,7 +12,7 @@ import torch
 from helpers.pipelines import make_case, replay, run_case
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.strategies import pipeline
+from partreduce.runtime.strategies import gradient_average
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PeerFailedError
 from partreduce.topo.schedule import Schedule
@@ -59,9 +59,9 @@ def test_a_seeded_fault_is_found_by_the_replay(ranks, tmp_path, monkeypatch, fau
     if fault == "one step too late":
         monkeypatch.setattr(Pipeline, "lag", property(lambda self: self.width))
     elif fault == "local gradients first":
-        monkeypatch.setattr(pipeline, "clear_gradients", lambda _: None)
+        monkeypatch.setattr(gradient_average, "clear_gradients", lambda _: None)
     else:
-        monkeypatch.setattr(pipeline.GradientPipeline, "conclude", lambda _: None)
+        monkeypatch.setattr(gradient_average.GradientAverage, "conclude", lambda _: None)
         warnings.simplefilter("ignore")
     assert any(problem_of(ranks, seed, tmp_path / str(seed)) for seed in range(12))
 

@@ -34,7 +34,7 @@ def trained(world, schedule):
             optimizer.zero_grad()
             (model.weight * 2.0**step).sum().backward()
             optimizer.step()
-            flying.append(len(getattr(optimizer.runner, "_flights", ())))
+            flying.append(len(optimizer.run.membership.flights))
         else:
             arrays = len(optimizer.run.flat.buckets[0]._spare) + flying[-1]
             optimizer.finish()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
+from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.notes import Notes
@@ -24,34 +25,7 @@ LOOK_SECONDS = 0.5
 POLL_SECONDS = 0.002
 
 
-class Everyone:
-    """The workers of a run that ends with the first one that is lost."""
-
-    def __init__(self, members: tuple[int, ...]) -> None:
-        self._members = members
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Who averages."""
-        return self._members
-
-    @property
-    def lost_workers(self) -> Callable[[], frozenset[int]] | None:
-        """Says which workers are gone for good, where the run outlives them: nothing waits for them any more."""
-        return None
-
-    def gathered(self, place: str) -> tuple[int, ...]:  # noqa: ARG002 - for runs that lose workers
-        """Who takes part in a mean over all at `place`, connected; all of them have come when this returns."""
-        return self._members
-
-    def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Have a communicator of these workers, all of whom call this."""
-
-    def check_to_go_back(self, round_: int) -> None:
-        """Refuse to load a round from which on not all would average."""
-
-
-class Survivors(Everyone):
+class Survivors(FixedMembership):
     """What one worker knows of the others of a run that goes on without lost workers.
 
     Args:

@@ -1,0 +1,160 @@
+"""Operations in flight: each begins in one step, is waited for in a later one, and is committed there or dropped.
+
+`begin → wait → commit`. What is sent may be gradients, parameters, or what parameters have become since a reference.
+Who takes part, and what becomes of an operation whose members change, is decided by the run's membership (see
+`elastic.membership`), which keeps the queue. What is in flight is part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.gradients import Snapshot
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.liveness.settings import Settings
+from partreduce.topo.phase import Group
+
+Sums = list[tuple[Reducer, Reduction]]
+Piggybacked = list[list[torch.Tensor | None]]
+"""By bucket the values of what rides along; None where there is nothing yet."""
+State = dict[str, torch.Tensor]
+KEY = "flight"
+"""What the names of tensors begin with that belong to an operation in flight."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Flight:
+    """One group operation from its beginning to its commit."""
+
+    turn: int
+    """The operation of the schedule, counted from 0, with which it is committed."""
+    step: int
+    round: int
+    """Where it began, as reports and tags name it."""
+    start: Callable[[Flight, Group], Sums]
+    """Copies what is sent and begins to sum it over a group; once more, where members were lost."""
+    group: Group | None = None
+    """With whom, as the schedule says; None where this worker rests."""
+    kind: str = ""
+    settings: Settings = ()
+    """What all members must have in common where gradients are sent."""
+    kept: list[Snapshot] = field(default_factory=list)
+    """By bucket what is sent, as it was when the operation began, where it is needed for longer."""
+    before: Piggybacked = field(default_factory=list)
+    """What rode along, as it was when the sum began; empty where it is taken from the sums as it is."""
+    scaled: bool = False
+    """Whether a GradScaler was at work, so that a gradient that is not finite must be looked for."""
+    sums: Sums | None = None
+    """None before they have begun, and after they were lost."""
+    is_waited: bool = False
+    is_restored: bool = False
+    """Whether the sums come from a checkpoint."""
+
+    def wait(self) -> None:
+        """Wait for the sums.
+
+        Raises:
+            PeerFailedError: a member is gone, or too late.
+            InputError: all members refuse the sums.
+        """
+        if not self.is_waited:
+            for reducer, reduction in self.sums or ():
+                reducer.wait(reduction)
+            self.is_waited = True
+
+    def release(self) -> None:
+        """Give all arrays back: the sums are committed, or have arrived and will not be."""
+        for _, reduction in self.sums or ():
+            reduction.release()
+        self.sums = []
+        self.release_kept()
+
+    def release_kept(self) -> None:
+        """Give back the copy of what was sent."""
+        for snapshot in self.kept:
+            snapshot.release()
+        self.kept = []
+
+    def lose(self, why: str) -> None:
+        """Give the sums up: something may still arrive in their arrays. Lets go of connections that others wait for."""
+        for reducer, reduction in self.sums or ():
+            if not self.is_waited:
+                reducer.recorder.end(reduction.operation, f"failed: {why}")
+            reduction.works.clear()
+            for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
+                bucket.lose(array)
+        self.sums, self.is_waited = None, False
+
+
+def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
+    """A flight by the names that its tensors have in a file; its sums have arrived.
+
+    For a worker that `joins` without the sums, which begin again: what it has to know of them, and parameters that it
+    adds to them as its donor does. Of gradients it has none to give.
+    """
+    sums = [] if joins else flight.sums or []
+    facts = [flight.turn, flight.step, flight.round, flight.scaled, len(sums), len(flight.before)]
+    named = {f"{prefix}/facts": torch.tensor([int(fact) for fact in facts])}
+    common = json.dumps([flight.kind, flight.settings]).encode()
+    named[f"{prefix}/common"] = torch.frombuffer(bytearray(common), dtype=torch.uint8)
+    for _, reduction in sums:
+        for index, (bucket, array) in enumerate(zip(buckets, reduction.arrays, strict=True)):
+            named[f"{prefix}/sums/{index}"] = array[: bucket.tail + len(bucket.slots)]
+            if index in reduction.absent:
+                named[f"{prefix}/absent/{index}"] = torch.tensor(sorted(reduction.absent[index]), dtype=torch.int64)
+    for index, (bucket, snapshot) in enumerate(zip(buckets, flight.kept, strict=bool(flight.kept))):
+        if snapshot.array is not None and not snapshot.is_of_gradients:
+            named[f"{prefix}/kept/{index}"] = snapshot.array[: bucket.size]
+    for index, values in enumerate([] if joins else flight.before):
+        named |= {f"{prefix}/before/{index}/{at}": value for at, value in enumerate(values) if value is not None}
+    return named
+
+
+def restored(
+    state: Mapping[str, torch.Tensor],
+    prefix: str,
+    reducer: Reducer,
+    start: Callable[[Flight, Group], Sums],
+    group: Callable[[int], Group | None],
+    *,
+    lag: int = 0,
+) -> Flight:
+    """The flight that `state_of` gave.
+
+    Raises:
+        KeyError, ValueError, RuntimeError: the state is of another model.
+    """
+    turn, step, round_, scaled, with_sums, with_before = map(int, state[f"{prefix}/facts"])
+    kind, settings = _tuples(json.loads(bytes(state[f"{prefix}/common"].tolist())))
+    flight = Flight(
+        turn=turn, step=step, round=round_, start=start, kind=kind, settings=settings, group=group(round_),
+        scaled=bool(scaled),
+    )  # fmt: skip
+    buckets, is_kept = reducer.buckets, f"{prefix}/kept/0" in state
+    if is_kept:
+        flight.kept = [Snapshot.copy(b, state[f"{prefix}/kept/{index}"]) for index, b in enumerate(buckets)]
+    elif not with_sums:
+        flight.kept = [Snapshot.none(bucket) for bucket in buckets]
+    if with_sums:
+        sums = [state[f"{prefix}/sums/{index}"] for index in range(len(buckets))]
+        reduction = reducer.arrived(kind, step, round_, flight.group or Group((reducer.world.rank,)), sums, lag=lag)
+        for index in range(len(buckets)):
+            if (absent := state.get(f"{prefix}/absent/{index}")) is not None:
+                reduction.absent[index] = frozenset(absent.tolist())
+        flight.sums, flight.is_waited, flight.is_restored = [(reducer, reduction)], True, True
+    if with_before:
+        values = ((b, (state.get(f"{prefix}/before/{i}/{at}") for at in range(len(b.piggybacked))))
+                  for i, b in enumerate(buckets))  # fmt: skip
+        flight.before = [[None if v is None else v.to(bucket.device) for v in of] for bucket, of in values]
+    return flight
+
+
+def _tuples(value: Any) -> Any:  # noqa: ANN401 - what JSON holds
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,0 +1,277 @@
+"""Strategy `allreduce` of gradients: averaged over all workers before the step, as DDP does it, or in a pipeline.
+
+Pipe-SGD (Li et al., NeurIPS 2018, Algorithm 1): while the sum of a step's gradients travels, the next K - 1 steps are
+computed: x[s+1] = x[s] - U(g[s-K+1]), where g[s] is the mean gradient taken at x[s], K the width and U whatever the
+wrapped optimizer does, momentum and decay included. All workers apply the same gradients in the same order, so their
+models stay equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.gradients import Snapshot, clear_gradients, commit_gradients
+from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restored, state_of
+from partreduce.runtime.averaging.layers import LayerSender
+from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
+from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.liveness.settings import settings_of
+from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
+from partreduce.runtime.user_warning import warn_user
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.axes import WIDER, DrainPolicy, GradientBuckets, Pipeline
+
+KIND = "gradient average"
+ON_TIME = Arrived()
+TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other parameters"
+
+
+class GradientAverage(GradientRunner):
+    """Every worker steps with the mean gradient, of this step or of K - 1 steps ago, so that all stay equal.
+
+    Synchronously nothing is in flight between steps, except, where they are sent by layers, the gradients of a backward
+    pass whose step has not come. With a `divisor` of 1 the step is taken with the sum instead.
+
+    With a `pipeline` a step waits for the oldest sum, lets the newest gradients go and then applies the oldest: at most
+    K - 1 operations are in flight, in K arrays of model size, and K - 1 more where members may change. Where nothing
+    has come back yet (the first K - 1 steps, those after the warm-up, and after a load) a gradient of zero goes through
+    the optimizer, as in Algorithm 1; parameters that nobody trains get one, too. Buffers that are averaged become
+    x + (mean of K - 1 steps ago - own value then); they ride with every (K - 1)-th gradient, as correcting them again
+    before a correction has arrived would oscillate.
+    """
+
+    def __init__(self, run: Run, *, divisor: int | None = None, pipeline: Pipeline | None = None) -> None:
+        super().__init__(run)
+        self._divisor, self._pipeline = divisor, pipeline
+        self._lag, self._warm_up = (0, 0) if pipeline is None else (pipeline.lag, pipeline.warm_up)
+        group = run.schedule.group_of(run.rank, 0)
+        assert group is not None, "all-reduce has every worker in its group"
+        self.group = group
+        transport = run.schedule.strategy.transport
+        self.layers: LayerSender | None = None
+        if transport.gradient_buckets is GradientBuckets.PER_LAYER:
+            self.watch = None  # what is changed after it has left is refused and not warned of
+            self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, group, divisor=divisor)
+            self.layers.clock = lambda: run.progress.step
+            self.layers.settings = lambda: settings_of(run.applier.optimizer)
+            if pipeline is not None:
+                self.layers.may_begin = self._has_room
+        num_parts = len(run.flat.buckets) if self.layers is None else len(self.layers.segments)
+        self._codings = Codings.of(transport, num_parts)
+        if self.layers is not None:
+            self.layers.codings = self._codings
+        if pipeline is not None and pipeline.width > 2 and run.rank == 0:
+            warn_user(f"partreduce: schedule {run.schedule.name!r} has a pipeline of {pipeline.width}: {WIDER}")
+
+    def average(self, step: int) -> Arrived:
+        """Put mean gradients in place: those of this step, or of K - 1 steps ago, and let this step's go."""
+        membership, applier = self.membership, self.run.applier
+        newest = Flight(
+            # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part
+            # unnoticed.
+            kind=f"{KIND} after a changed mean" if applier.changes_means else KIND,
+            turn=step, step=step, round=step, start=self._start, group=self.group,
+            settings=settings_of(applier.optimizer),
+        )  # fmt: skip
+        if not self._lag or step < self._warm_up:
+            self._commit(membership.wait(newest))
+            return ON_TIME
+        newest.turn += self._lag
+        if membership.may_change:
+            newest.kept = [Snapshot.of_gradients(bucket) for bucket in self.run.flat.buckets]
+        arrived = None
+        if len(membership.flights) == self._lag:
+            arrived = membership.wait(membership.flights[0])
+            # Before this step's leave: they are to be what the others will see corrected.
+            self._correct_buffers(arrived)
+        else:
+            membership.skip(step)
+        membership.begin(newest)
+        if arrived is None:
+            clear_gradients(self.run.flat.buckets)
+            return ON_TIME
+        self._commit(arrived)
+        return Arrived(scaled=arrived.scaled)
+
+    def _start(self, flight: Flight, group: Group) -> Sums:
+        """Start the sum of gradients as they are, or were, or what is left to start of it.
+
+        Raises:
+            PeerFailedError: a worker is gone.
+            InputError: gradients were changed after they had left.
+        """
+        is_late = flight.turn > flight.step
+        if is_late and flight.step % self._lag == 0 and len(group.members) > 1:
+            flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]
+        if self.layers is not None:
+            return [(self.run.reducer, self.layers.finish(flight.step))]
+        reduction = self.run.reducer.begin(
+            flight.kind,
+            flight.step,
+            flight.round,
+            group,
+            gradients=True,
+            kept=flight.kept,
+            divisor=self._divisor or self.membership.givers(flight.step, len(group.members)),
+            codings=None if self._codings is None else self._codings.of_buckets,
+            settings=flight.settings,
+        )
+        return [(self.run.reducer, reduction)]
+
+    def _commit(self, flight: Flight) -> torch.Tensor | None:
+        """Make the sums the parameters' gradients; the device's check on them."""
+        is_late, ok = flight.turn > flight.step, None
+        for reducer, reduction in flight.sums or ():
+
+            def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+                commit_gradients(bucket, sums, ok, reduction.absent[index])  # noqa: B023 - called here
+                if bucket.piggybacked and not is_late:
+                    commit_piggybacked(bucket, sums, ok)
+
+            reducer.commit(reduction, commit)
+            ok = reduction.ok
+        flight.release_kept()
+        if ok is not None:
+            self.run.applier.remember(ok)
+        return ok
+
+    def _correct_buffers(self, flight: Flight) -> None:
+        """Correct the buffers by what has become known of how they differed when late gradients left."""
+        for reducer, reduction in flight.sums if flight.sums and flight.before else ():
+            with torch.no_grad():
+                for bucket, sums, before in zip(reduction.buckets, reduction.arrays, flight.before, strict=True):
+                    with reducer.stream(bucket.device):
+                        commit_piggybacked(bucket, sums, reduction.ok, before)
+            reducer.rejoin()
+
+    def _has_room(self) -> bool:
+        """Whether another sum may begin: fewer than K - 1 are in flight, or the oldest has arrived."""
+        flights = self.membership.flights
+        return len(flights) < self._lag or all(
+            work.is_completed() for _, reduction in flights[0].sums or () for work in reduction.works
+        )
+
+    def end_step(self, step: int) -> None:
+        """Undo the step where the device found that the gradients are no means; on CPU nothing is left to undo."""
+        if self._lag and (flights := self.membership.flights) and flights[-1].step == step:
+            flights[-1].scaled = self.run.applier.scaled
+        if self.run.reducer.streams.runs_ahead:
+            self.run.applier.undo()
+        if self.layers is not None:
+            self.layers.reopen()
+
+    def check_unfit(self, *, skip: bool, scaled: bool) -> None:
+        """Where gradients leave during the backward pass, nothing changes them afterwards."""
+        if skip:
+            self.leave("skip")
+        if scaled and self.layers is not None:
+            raise InputError(
+                "GradScaler: divides gradients after backward(), when they have left already, since they are sent by "
+                "layers; let gradients travel whole, or use bfloat16, which needs no scaler"
+            )
+
+    def leave(self, place: str) -> None:
+        """The others could not tell whether the step of a backward pass still comes.
+
+        Raises:
+            InputError: its gradients have left, and it has not come.
+        """
+        if self.layers is not None and self.layers.is_under_way:
+            raise InputError(
+                f"{place}: this step's gradients have left during backward(), since they are sent by layers; "
+                "call step() first, or let gradients travel whole"
+            )
+
+    def check_late(self) -> None:
+        """Refuse what a backward pass has added to gradients that are averaged already."""
+        if self.layers is not None:
+            self.layers.check_late()
+
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
+        """While gradients are in flight, which a model that was loaded by itself has not seen."""
+        return TAKEN_ELSEWHERE if self.membership.flights else ""
+
+    def conclude(self) -> None:
+        """Apply the gradients that are still late, one after the other, or drop them, as the schedule says.
+
+        A worker that joins the others takes no part in this.
+        """
+        while flights := self.membership.flights:
+            flight = self.membership.wait(flights[0], meets=True)
+            self._correct_buffers(flight)
+            if self._pipeline is not None and self._pipeline.drain is DrainPolicy.APPLY:
+                self.run.applier.apply(lambda one=flight: self._commit(one), check_finite=flight.scaled)  # type: ignore[misc]
+            else:
+                flight.release()
+
+    def members_changed(self) -> None:
+        """What roundings left over is of shards that others have now, and a sum that is repeated rounds again."""
+        if self._codings is not None:
+            self._codings.clear()
+
+    def drain(self) -> str:
+        """Drop the gradients in flight: what is loaded next has not seen them. Nor are roundings made up for."""
+        lost = self._in_flight()
+        if self.layers is not None:
+            self.layers.drop()
+        self.membership.drop()
+        self.settle()
+        if self._codings is not None:
+            self._codings.clear()
+        return lost
+
+    def _in_flight(self) -> str:
+        """That the steps whose gradients are in flight are dropped."""
+        if not (flights := self.membership.flights):
+            return ""
+        first, last = flights[0].step, flights[-1].step
+        which = f"step {first}" if first == last else f"steps {first} to {last}"
+        return f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them"
+
+    def close(self) -> None:
+        if self.layers is not None:
+            self.layers.close()
+        super().close()
+
+    def state(self) -> State:
+        """What roundings left over, with error feedback, and the sums in flight, which are waited for."""
+        membership, joins = self.membership, self.membership.is_between
+        if not joins:
+            for flight in tuple(membership.flights):
+                membership.arrive(flight)
+        named = {} if self._codings is None else self._codings.state()
+        for place, flight in enumerate(membership.flights):
+            named |= state_of(flight, f"{KEY}/{place}", self.run.flat.buckets, joins=joins)
+        return named
+
+    def load_state(self, state: State) -> None:
+        """Put back what `state` gave.
+
+        Raises:
+            InputError: it is not what this run keeps.
+        """
+        late = {name for name in state if name.startswith(f"{KEY}/")}
+        if rest := {name: tensor for name, tensor in state.items() if name not in late}:
+            if self._codings is None or not self._codings.state():
+                super().load_state(rest)
+            else:
+                self._codings.load_state(rest)
+        try:
+            count = len({name.split("/")[1] for name in late})
+            flights = [
+                restored(state, f"{KEY}/{place}", self.run.reducer, self._start, lambda _: self.group)
+                for place in range(count)
+            ]
+        except (KeyError, IndexError, ValueError, RuntimeError) as error:
+            raise InputError(
+                f"load_checkpoint: the file holds {', '.join(sorted(late)[:3])} and so on, which are not the late "
+                f"gradients of this model ({error})"
+            ) from None
+        if len(flights) > self._lag:
+            raise InputError(
+                f"load_checkpoint: the file holds the late gradients of {len(flights)} steps, and a pipeline of "
+                f"{self._lag + 1} has {self._lag}"
+            )
+        self.membership.flights.extend(flights)

@@ -1,0 +1,444 @@
+"""Rounds that end with a mean of parameters: `static`, `allreduce`, `neighbor`, outer steps, fragments in turn.
+
+What all of these do to a fragment of the model, or to the whole of it, is a `Part`: its operation begins and is merged
+after steps of the round that follow from the schedule alone. So all workers run the same operations in the same order,
+also where several are in flight: what was sent first is merged first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from partreduce.runtime.averaging.bucket import Bucket
+from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
+from partreduce.runtime.averaging.flat_model import BufferPolicy
+from partreduce.runtime.averaging.gradients import Snapshot
+from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restored, state_of
+from partreduce.runtime.averaging.neighbor_reducer import Neighborhood, PeerReducer
+from partreduce.runtime.averaging.outer_optimizer import OuterOptimizer
+from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.reference import Kept, Reference
+from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.elastic.membership import FixedMembership
+from partreduce.runtime.strategies.base import ADDS_PROGRESS, ParameterRunner, Run
+from partreduce.topo.errors import InputError
+from partreduce.topo.metrics.outer_steps import check_unstable
+from partreduce.topo.phase import Group
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import CodecScope
+from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.fragments import Move, moves, round_ends
+from partreduce.topo.strategies.neighbor import NeighborAveraging
+from partreduce.topo.strategies.outer import OuterStep
+from partreduce.topo.strategies.static import StaticGroups
+
+
+class Part:
+    """x ← x + relaxation · (mean − x) over the round's group, of one fragment of the model or of the whole.
+
+    With a delay the mean is that of snapshots taken when the round began, and it runs while the round computes:
+    x_{k+1} = W_k x_k + u_k(x_k). With step-normalized averaging a member's progress of the round is first multiplied by
+    the members' mean steps per round and divided by its own. Either costs one more copy of the parameters.
+
+    Where something is rounded, or outer steps are taken, workers keep a reference, equal on all, bit for bit: what is
+    sent is x − reference, and the mean of all is the next reference. Outer steps (DiLoCo) take what all moved on
+    average as the gradient of an outer optimizer. With outer parameters of each worker's own, models are sent whole
+    and each member of every group steps from its own. Costs two more arrays: reference and momentum.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        reducer: Reducer,
+        membership: FixedMembership,
+        *,
+        averaging: Averaging,
+        is_delayed: bool = False,
+        outer: OuterStep | None = None,
+        name: str = "average",
+        turn_of: Callable[[int], int] = lambda round_: round_,
+        groups: Sequence[Group | None] = (),
+    ) -> None:
+        self.run, self.reducer, self.membership, self.name, self.turn_of = run, reducer, membership, name, turn_of
+        self.is_delayed, self.normalizes = is_delayed, averaging is Averaging.STEP_NORMALIZED
+        self._groups = groups
+        transport, outer = run.schedule.strategy.transport, outer or OuterStep()
+        rounds = transport.codec.rounds
+        self._codings = Codings.of(transport, len(reducer.buckets)) if rounds else None
+        self._nodes = run.schedule.cluster.node_of().tolist() if transport.where is CodecScope.ACROSS_NODES else None
+        self._is_own, self._is_outer = outer.has_own_outer_params, not outer.is_plain
+        self._measures = rounds or self._is_outer
+        self.outer = OuterOptimizer(outer, reducer.buckets, run.host)
+        self.reference: Reference | None = None
+        self._starts_made = 0
+        self._starts: list[torch.Tensor] = []
+        """Where the round began, for progress that is to be rescaled."""
+        self.flight: Flight | None = None
+        self._started = -1
+        self._is_inside = False
+        self._is_of_all = False
+        """Whether the operation under way was begun by all who are there then; who has failed since is no matter."""
+
+    def open(self, step: int, round_: int, *, first: bool) -> None:
+        """Remember where the round began; in the very first round also start its operation."""
+        self._is_inside = True
+        if (first or (self._is_outer and self.reference is None)) and self._started < round_:
+            self._begin_round(step, round_)
+
+    def end_round(self, step: int, round_: int) -> bool:
+        """Run or complete the round's operation and commit it; whether all workers hold the same model now."""
+        if self._started < round_:
+            self._begin_round(step, round_)
+        self._is_inside = False
+        group = self._group(round_)
+        if self.normalizes and group is not None:
+            self._normalize(group)
+        if not self.is_delayed:
+            self.send(step, round_)
+        equal = self.merge()
+        if self.is_delayed:
+            self._begin_round(step, round_ + 1)
+        return equal
+
+    def send(self, step: int, round_: int, *, early: bool = False) -> None:
+        """Start an operation; where that is `early`, steps are taken until it is merged.
+
+        Raises:
+            PeerFailedError: a member is gone.
+        """
+        self.flight = Flight(
+            kind=self.name, turn=self.turn_of(round_), step=step, round=round_, start=self._start,
+            group=self._group(round_),
+        )  # fmt: skip
+        if self.is_delayed:
+            self.flight.kept = [Snapshot.copy(bucket, bucket.flat) for bucket in self.reducer.buckets]
+        if early or self.is_delayed:
+            self.membership.begin(self.flight)
+
+    def merge(self) -> bool:
+        """Complete and commit the operation that is in flight, if one is; whether all hold the same model now.
+
+        Raises:
+            PeerFailedError: a member is gone, or too late.
+        """
+        flight, self.flight = self.flight, None
+        if flight is None:
+            return False
+        equal = False
+        for _, reduction in self.membership.wait(flight).sums or ():
+            self._commit(flight, reduction)
+            equal = self._makes_equal(reduction.group)
+        flight.release_kept()
+        return equal
+
+    def members_changed(self) -> None:
+        """What roundings left over is of shards that others have now, and a sum that is repeated rounds again."""
+        if self._codings is not None:
+            self._codings.clear()
+
+    def drop(self) -> None:
+        """Go on from other parameters: from a new reference, without momentum, and with the first step's as a start."""
+        self.flight, self._started, self._is_inside = None, -1, False
+        self.reference, self._starts = None, []
+        self.outer.clear()
+        self.members_changed()
+
+    # What is kept.
+
+    @property
+    def measures_now(self) -> bool:
+        """Whether a difference to what is kept would be taken for progress."""
+        begun = self.flight is not None or (self.normalizes and self._is_inside and self._started >= 0)
+        return begun or self.reference is not None
+
+    def state(self) -> State:
+        """Reference and momentum, what roundings left over, where a round began, and what is in flight inside it."""
+        joins, named = self.membership.is_between, dict[str, torch.Tensor]()
+        if self.run.host is not None:
+            self.run.host.settle()
+        if self.flight is not None and not joins and (self._is_inside or self.reference is not None):
+            self.membership.arrive(self.flight)
+        if self.flight is not None and (self._is_inside or joins):
+            named |= state_of(self.flight, KEY, self.reducer.buckets, joins=joins)
+        if self._is_inside and self.normalizes and not self.is_delayed:
+            named |= {f"start/{index}": start for index, start in enumerate(self._starts)}
+        if self.reference is not None:
+            self.reducer.flush()
+            named |= self.reference.state() | self.outer.state()
+            named |= {} if self._codings is None else self._codings.state()
+        return named
+
+    def load_state(self, state: State) -> None:
+        """Put back what `state` gave.
+
+        Raises:
+            InputError: it is not what this run keeps.
+        """
+        buckets, rest = self.reducer.buckets, dict(state)
+        left = {name: rest.pop(name) for name in state if name.startswith("feedback")}
+        flight = {name: rest.pop(name) for name in state if name.startswith(f"{KEY}/")}
+        starts = {name: rest.pop(name) for name in state if name.startswith("start/")}
+        if (rest or left) and not self._measures:
+            raise InputError(
+                f"load_checkpoint: the file holds {', '.join(sorted(rest | left))}, which this run does not keep; "
+                "was it saved with a codec?"
+            )
+        if self._measures:
+            feedback = self._codings is not None and self.run.schedule.strategy.transport.error_feedback
+            if bool(left) != feedback:
+                raise InputError("load_checkpoint: the file and this run do not both have error feedback")
+            if self._codings is not None:
+                self._codings.load_state(left)
+            if not self.outer.names <= rest.keys():
+                raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(rest))} instead of a reference")
+            self.outer.load_state({name: rest.pop(name) for name in self.outer.names})
+            self.reference = Reference.restored(rest, buckets, self.run.host)
+            self._starts_made = self.reference.starts
+        self._starts = [starts[f"start/{index}"].to(b.device, copy=True) for index, b in enumerate(buckets) if starts]
+        if flight:
+            self.flight = restored(flight, KEY, self.reducer, self._start, self._group, lag=int(self.is_delayed))
+            if self.membership.may_change and self.flight.kept:
+                self.flight.lose("is begun again, by those who are there")
+                self.flight.is_restored = False
+            self.membership.flights.append(self.flight)
+        self._is_inside = bool(starts or flight)
+
+    def resume(self, step: int, round_: int) -> None:
+        """Inside a round everything is loaded; else start the operation that was in flight when it was saved."""
+        if not self._is_inside:
+            if self.is_delayed:
+                self._begin_round(step, round_)
+            return
+        self._started = round_
+        if self.flight is not None and self.flight.sums is None and not self.membership.is_between:
+            self.membership.flights.remove(self.flight)
+            self.membership.begin(self.flight)
+
+    # The sum.
+
+    def _start(self, flight: Flight, group: Group) -> Sums:
+        """Start the sum of the parameters, or of what they have become since the reference; what rides along as now."""
+        if flight in self.membership.flights:
+            flight.before = [snapshot_piggybacked(bucket) for bucket in self.reducer.buckets]
+        self._is_of_all = len(group.members) == len(self.membership.members)
+        is_coded = self._nodes is None or len({self._nodes[member] for member in group.members}) > 1
+        codings = self._codings.of_buckets if self._codings is not None and is_coded else None
+        is_measured = not self._is_own and (is_coded or (self._is_outer and self._is_of_all))
+        reduction = self.reducer.begin(
+            self.name,
+            flight.step,
+            flight.round,
+            group,
+            kept=flight.kept,
+            lag=int(self.is_delayed),
+            codings=codings,
+            since=self.reference if is_measured else None,
+        )
+        return [(self.reducer, reduction)]
+
+    def _commit(self, flight: Flight, reduction: Reduction) -> None:
+        relaxation, is_alone = float(reduction.group.relaxation), reduction.num_members == 1
+
+        def commit(index: int, bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None) -> None:
+            if self.reference is not None:
+                self._measure(index, sums[: bucket.size], reduction, self.reference)
+            if not is_alone:
+                commit_piggybacked(bucket, sums, ok, flight.before[index] if flight.before else None)
+            start = flight.kept[index].array if flight.kept else None
+            if start is not None:
+                commit_delayed(bucket, sums, start, relaxation, ok)
+            else:
+                commit_mean(bucket, sums, relaxation, ok, swap=True)
+
+        self.reducer.commit(reduction, commit)
+
+    def _measure(self, index: int, mean: torch.Tensor, reduction: Reduction, reference: Reference) -> None:
+        """Make a mean of the sum of differences, with an outer step; the mean of all is the next reference."""
+        if self._is_own:
+            self.outer.step(index, mean.sub_(reference.arrays[index].here()), reduction.ok)
+            reference.complete(index, mean)
+            reference.take(index, mean, reduction.ok)
+            return
+        if reduction.since is not None:
+            if self._is_of_all:
+                self.outer.step(index, mean, reduction.ok)
+            reference.complete(index, mean)
+        if self._is_of_all:
+            reference.take(index, mean, reduction.ok)
+            reference.round = reduction.operation.round
+
+    # A round.
+
+    def _group(self, round_: int) -> Group | None:
+        """The workers that this one averages with in a round."""
+        if self._groups:
+            return self._groups[round_ % len(self._groups)]
+        return self.run.schedule.group_of(self.run.rank, round_)
+
+    def _begin_round(self, step: int, round_: int) -> None:
+        if self._measures and self.reference is None:
+            self._starts_made += 1
+            starts, reducer, host = self._starts_made, self.reducer, self.run.host
+            if self._is_own:
+                self.reference = Reference([Kept(b.flat.detach().clone(), host) for b in reducer.buckets], starts)
+            else:
+                self.reference = self.membership.common_start(
+                    reducer, step, round_, name=self.name, starts=starts, host=host
+                )
+        self._started = round_
+        if self.is_delayed:
+            self.send(step, round_)
+        elif self.normalizes:
+            self._starts = _copy_to(self._starts, [bucket.flat for bucket in self.reducer.buckets])
+
+    def _makes_equal(self, group: Group) -> bool:
+        """Whether all workers hold the same model after this group's operation, buffers included."""
+        everyone = len(group.members) == len(self.membership.members)
+        return everyone and group.relaxation == 1 and not (
+            self.run.flat.keeps_buffers or self.is_delayed or self._is_own or self._groups
+        )  # fmt: skip
+
+    def _normalize(self, group: Group) -> None:
+        """Bring this worker's progress to the mean steps per round of the members; of all, where groups overlap."""
+        schedule = self.run.schedule
+        members = range(schedule.num_workers) if self._groups else group.members
+        worker_steps = [schedule.steps_per_round_of(member) for member in members]
+        factor = sum(worker_steps) / len(worker_steps) / self.run.steps_per_round
+        if factor == 1.0:
+            return
+        kept = [one.array for one in self.flight.kept] if self.is_delayed and self.flight is not None else self._starts
+        for bucket, start in zip(self.reducer.buckets, kept, strict=True):
+            assert start is not None, "of parameters"
+            rescale_progress(bucket, start, factor)
+
+
+class ParameterAverage(ParameterRunner):
+    """Every round ends with a mean of parameters over a group, of the whole model or of its fragments in turn.
+
+    Fragments (streaming DiLoCo): in every round of `steps_per_round` steps each is sent once and merged
+    `sync.late_steps` steps later, at the places that `topo.strategies.fragments.moves` gives it. What was never sent,
+    or by a worker that rests, merges nothing.
+
+    Neighbors (D-PSGD): x ← W_k (x + u) after each round; with a delay x ← W_k x + u(x), Hop's serial and parallel order
+    (its Figure 2). A worker without edges in a round keeps its parameters. Step-normalized averaging brings every
+    worker's progress to the mean steps per round of all, since neighborhoods overlap.
+
+    Raises:
+        InputError: a buffer policy that needs a group with one lowest rank.
+    """
+
+    def __init__(self, strategy: StaticGroups | AllReduce | NeighborAveraging, run: Run) -> None:
+        super().__init__(run)
+        outer, count = strategy.payload.outer, strategy.payload.num_fragments
+        if outer.has_own_outer_params:
+            check_unstable(run.schedule)
+        reducer, groups = run.reducer, list[Group | None]()
+        if isinstance(strategy, NeighborAveraging):
+            if run.flat.buffer_policy is BufferPolicy.BROADCAST:
+                raise InputError("buffers='broadcast': neighbors have no common first worker; use 'average' or 'local'")
+            near = [Neighborhood(strategy, index, run.rank) for index in range(len(strategy.rounds))]
+            reducer, groups = PeerReducer(run.reducer, near), [one.group for one in near]
+        self._takes_turns, self._late = strategy.takes_turns, strategy.sync.late_steps
+        if strategy.takes_turns:
+            self.reducers = tuple(reducer.of(run.flat.fragment(one), f"fragment {one}") for one in range(count))
+        self.parts = [
+            Part(
+                run,
+                own,
+                self.membership,
+                averaging=strategy.averaging,
+                is_delayed=strategy.is_delayed and not strategy.takes_turns,
+                outer=outer,
+                name=f"average of fragment {number}" if count > 1 else "average",
+                turn_of=lambda round_, number=number: round_ * count + number,  # type: ignore[misc]
+                groups=groups,
+            )
+            for number, own in enumerate(self.reducers or [reducer])
+        ]
+        normalizes = any(part.normalizes for part in self.parts)
+        self.needs_round_start = not self._takes_turns and (normalizes or strategy.is_delayed)
+        # At unequal steps per round a worker may have had turns in a round that others still lack.
+        self.saves_inside_rounds = not self._takes_turns or len(set(run.schedule.worker_steps().tolist())) == 1
+        self.carries_state = self.measures_from_start = self._takes_turns or not outer.is_plain
+        self._moves: dict[int, list[Move]] = {}
+        if strategy.takes_turns:
+            for move in moves(count, run.steps_per_round, self._late):
+                self._moves.setdefault(move.taken, []).append(move)
+        self._ends = round_ends(count, run.steps_per_round)
+
+    def begin(self, step: int, round_: int, *, first: bool) -> None:
+        self.are_equal = False
+        for part in self.parts:  # all at once; a run may be loaded inside a round
+            part.open(step, round_, first=first or self._takes_turns)
+
+    def end_step(self, step: int) -> None:
+        """Merge and send the fragments that are due."""
+        round_, before = divmod(step, self.run.steps_per_round)
+        for move in self._moves.get(before + 1, ()):
+            part = self.parts[move.fragment]
+            if move.merges:
+                part.merge()
+            else:
+                self.begin(step, round_, first=True)  # as with the workers that take steps
+                part.send(step, round_, early=self._late > 0)
+
+    def end_round(self, step: int, round_: int) -> int:
+        if not self._takes_turns:
+            self.are_equal = self.parts[0].end_round(step, round_)
+        return 0
+
+    def step_of(self, turn: int) -> int:
+        round_, fragment = divmod(turn, len(self.parts))
+        return round_ * self.run.steps_per_round + self._ends[fragment] - 1
+
+    def members_changed(self) -> None:
+        for part in self.parts:
+            part.members_changed()
+
+    def drain(self) -> str:
+        """Drop what is in flight. The next round begins with the parameters that its first step finds."""
+        self.membership.drop()
+        self.settle()
+        for part in self.parts:
+            part.drop()
+        return ""
+
+    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
+        """Where something is on its way, or is measured from where a round began or from a reference."""
+        return ADDS_PROGRESS if any(part.measures_now for part in self.parts) else ""
+
+    def state(self) -> State:
+        """What each part keeps; of several the names begin with their numbers."""
+        if not self._takes_turns:
+            return self.parts[0].state()
+        named = ((number, part.state()) for number, part in enumerate(self.parts))
+        return {f"{number}/{name}": tensor for number, state in named for name, tensor in state.items()}
+
+    def load_state(self, state: State) -> None:
+        """Put back what `state` gave.
+
+        Raises:
+            InputError: it is not what this run keeps.
+        """
+        for number, part in enumerate(self.parts):
+            prefix = f"{number}/" if self._takes_turns else ""
+            own = {name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)}
+            if own:
+                part.load_state(own)
+
+    def resume(self, step: int, round_: int) -> None:
+        for part in self.parts:
+            part.resume(step, round_)
+
+
+def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies of `new`, in the memory of `old` where there is any."""
+    if not old:
+        return [tensor.clone() for tensor in new]
+    for target, source in zip(old, new, strict=True):
+        target.copy_(source)
+    return old
