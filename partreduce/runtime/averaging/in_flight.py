@@ -18,6 +18,7 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
+from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.topo.phase import Group
 
@@ -125,6 +126,7 @@ def restored(
     group: Callable[[int], Group | None],
     *,
     lag: int = 0,
+    since: Callable[[Group], Reference | None] = lambda _: None,
 ) -> Flight:
     """The flight that `state_of` gave.
 
@@ -144,7 +146,8 @@ def restored(
         flight.kept = [Snapshot.none(bucket) for bucket in buckets]
     if with_sums:
         sums = [state[f"{prefix}/sums/{index}"] for index in range(len(buckets))]
-        reduction = reducer.arrived(kind, step, round_, flight.group or Group((reducer.world.rank,)), sums, lag=lag)
+        with_whom = flight.group or Group((reducer.world.rank,))
+        reduction = reducer.arrived(kind, step, round_, with_whom, sums, lag=lag, since=since(with_whom))
         for index in range(len(buckets)):
             if (absent := state.get(f"{prefix}/absent/{index}")) is not None:
                 reduction.absent[index] = frozenset(absent.tolist())

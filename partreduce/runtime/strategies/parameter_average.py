@@ -200,7 +200,9 @@ class Part:
             self._starts_made = self.reference.starts
         self._starts = [starts[f"start/{index}"].to(b.device, copy=True) for index, b in enumerate(buckets) if starts]
         if flight:
-            self.flight = restored(flight, KEY, self.reducer, self._start, self._group, lag=int(self.is_delayed))
+            self.flight = restored(
+                flight, KEY, self.reducer, self._start, self._group, lag=int(self.is_delayed), since=self._since
+            )
             if self.membership.may_change and self.flight.kept:
                 self.flight.lose("is begun again, by those who are there")
                 self.flight.is_restored = False
@@ -224,10 +226,7 @@ class Part:
         """Start the sum of the parameters, or of what they have become since the reference; what rides along as now."""
         if flight in self.membership.flights:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.reducer.buckets]
-        self._is_of_all = len(group.members) == len(self.membership.members)
-        is_coded = self._nodes is None or len({self._nodes[member] for member in group.members}) > 1
-        codings = self._codings.of_buckets if self._codings is not None and is_coded else None
-        is_measured = not self._is_own and (is_coded or (self._is_outer and self._is_of_all))
+        codings = self._codings.of_buckets if self._codings is not None and self._is_coded(group) else None
         reduction = self.reducer.begin(
             self.name,
             flight.step,
@@ -236,9 +235,19 @@ class Part:
             kept=flight.kept,
             lag=int(self.is_delayed),
             codings=codings,
-            since=self.reference if is_measured else None,
+            since=self._since(group),
         )
         return [(self.reducer, reduction)]
+
+    def _is_coded(self, group: Group) -> bool:
+        """Whether anything that this group sends is rounded."""
+        return self._nodes is None or len({self._nodes[member] for member in group.members}) > 1
+
+    def _since(self, group: Group) -> Reference | None:
+        """The reference from which a group's operation is measured."""
+        self._is_of_all = len(group.members) == len(self.membership.members)
+        is_measured = self._is_coded(group) or (self._is_outer and self._is_of_all)
+        return self.reference if is_measured and not self._is_own else None
 
     def _commit(self, flight: Flight, reduction: Reduction) -> None:
         relaxation, is_alone = float(reduction.group.relaxation), reduction.num_members == 1
