@@ -74,8 +74,8 @@ def save_checkpoint(
         return directory
     run = optimizer.run
     run.flat.check(run.rank)
-    ending.guard(optimizer.engine.gather)
-    if optimizer.steps % run.steps_per_round and not optimizer.runner.saves_inside_rounds:
+    ending.guard(lambda: optimizer.engine.pause("save_checkpoint()"))
+    if optimizer.steps % run.steps_per_round and not run.traits.saves_inside_rounds:
         last = (optimizer.round + 1) * run.steps_per_round
         raise InputError(
             f"save_checkpoint: step {optimizer.steps} lies inside a round of {run.steps_per_round} steps, which this "
@@ -177,8 +177,7 @@ def _check_problems(reports: Sequence[Mapping[str, Any]], round_: int) -> None:
 
 @contextlib.contextmanager
 def _assembled(optimizer: DistributedOptimizer, place: str) -> Iterator[tuple[int, ...]]:
-    """Who takes part: nobody waits for this worker in a group any more, and all that are left have come."""
-    optimizer.ending.guard(lambda: optimizer.runner.leave(place))
+    """Who takes part: all that are left have come."""
     with optimizer.run.reducer.heartbeat.gathering(place, optimizer.round):
         yield optimizer.ending.guard(lambda: optimizer.runner.membership.gathered(place))
 
@@ -210,7 +209,7 @@ def load_checkpoint(
     optimizer.engine.model_use.asks_for_checkpoint = True
     if optimizer.engine.is_behind:
         return None
-    optimizer.ending.guard(optimizer.engine.gather)
+    optimizer.ending.guard(lambda: optimizer.engine.pause("load_checkpoint()"))
     with _assembled(optimizer, "load_checkpoint()") as members:
         if optimizer.run.flat.sharders.shards:
             return _loaded_shards(optimizer, directory, members, allow_different_run=allow_different_run)
@@ -258,11 +257,11 @@ def _loaded(
     source = checkpoint_directory.source_of(manifest, optimizer.rank)
     tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)
-    _state_file(optimizer).restore(tensors, facts, own_random_states=source == optimizer.rank)
+    kept = _state_file(optimizer).restore(tensors, facts, own_random_states=source == optimizer.rank)
     steps = int(facts["steps"]) if source == optimizer.rank else int(manifest["round"]) * optimizer.run.steps_per_round
     optimizer.engine.go_on_from(steps)
     meeting.lineage = manifest["lineage"]
-    ending.guard(lambda: optimizer.runner.resume(steps, optimizer.round))
+    ending.guard(lambda: optimizer.runner.load(kept, steps))
     return Resumed(folder, steps, int(manifest["round"]), int(manifest["num_workers"]), facts["extra"])
 
 
@@ -291,11 +290,11 @@ def _loaded_shards(
         raise InputError(problem)
     optimizer.ending.guard(optimizer.runner.drain)
     flat.sharders.reshard()
-    _state_file(optimizer).restore(tensors, facts, own_random_states=same)
+    kept = _state_file(optimizer).restore(tensors, facts, own_random_states=same)
     optimizer.engine.go_on_from(int(facts["steps"]))
     optimizer.meeting.earlier = facts["earlier"]
     optimizer.meeting.exchange("checkpoint loaded", {}, members)
-    optimizer.ending.guard(lambda: optimizer.runner.resume(optimizer.steps, optimizer.round))
+    optimizer.ending.guard(lambda: optimizer.runner.load(kept, optimizer.steps))
     extra = facts["extra"] if same else None
     return Resumed(folder, optimizer.steps, optimizer.round, int(facts["num_workers"]), extra)
 

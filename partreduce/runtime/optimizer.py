@@ -47,7 +47,7 @@ from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.sharding.whole import own_states, whole_states
 from partreduce.runtime.state.handover import Handover, Stateful
 from partreduce.runtime.strategies import build
-from partreduce.runtime.strategies.base import GradientRunner, ParameterRunner, Run, Runner
+from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.transport.alone import SingleProcessWorld, is_alone, log_single_process
 from partreduce.runtime.transport.forms import chosen_algorithm, formed
 from partreduce.runtime.transport.notes import publish_stage
@@ -61,10 +61,8 @@ from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with
 from partreduce.runtime.worker.elastic_support import supports_elastic
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.runtime.worker.meeting import Meeting
 from partreduce.runtime.worker.multi_optimizer_check import check_other_worker_steps
-from partreduce.runtime.worker.parameter_engine import ParameterEngine
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
 from partreduce.topo.errors import InputError, PartreduceError, of_type
 from partreduce.topo.schedule import Schedule
@@ -199,7 +197,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 else FixedMembership((reached.rank,) if alone else tuple(range(plan.num_workers))),
                 keeps_on_host=policies.keeps_on_host,
             )
-            self.runner = ParameterRunner(self.run) if alone else build(self.run)
+            self.runner = Runner(self.run) if alone else build(self.run)
         uneven_inputs = UnevenInputs(
             reached.store, reached.rank, reached.size, heartbeat, key=agreed.key, timeout=timeout
         )
@@ -207,7 +205,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn_of_rounded_signs(plan, self.optimizer)
             warn_of_workers_apart(self.schedule)
             warn_nodes_missing(self.planned, self.schedule)
-        self.engine = _engine(self.run, self.runner, self.optimizer, uneven_inputs)
+        self.engine = Engine(self.run, self.runner, self.optimizer, uneven_inputs)
         if own_process and policies.broadcast:
             self.engine.alike_data = DuplicateDataCheck(reached.store, agreed.key, reached.size)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
@@ -224,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.meeting.broadcast()
         if not run.alone and not has_joined:  # who joins gets the rules of the others
             self._copy_masks(are_equal=broadcast)
-        if not broadcast and not run.alone and isinstance(self.engine, GradientEngine):
+        if not broadcast and run.traits.averages_gradients:
             self.engine.compare_starts = self._check_different_starts
         if tables:
             with _connecting(run.reducer.world, run.reducer.heartbeat):
@@ -418,8 +416,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         run.flat.check(run.rank)
         with self.ending.guarded():
             with as_usual():
-                self.engine.gather()
-                self.runner.leave("mean_model")  # others may wait for it in a group, where who waits for all is missing
+                self.engine.pause("mean_model")
             with run.reducer.recorder.span("evaluation"), contextlib.ExitStack() as until_after:
                 with as_usual(), run.reducer.heartbeat.gathering("mean_model()", self.round):
                     self.runner.settle()
@@ -526,26 +523,26 @@ class DistributedOptimizer(torch.optim.Optimizer):
         steps = None if (own := state_dict.get("partreduce")) is None else checked_steps(own)
         if steps is not None:
             self.engine.check_load(steps)
-            self.ending.guard(lambda: self.engine.gather(apply=False))
-            if self.runner.agrees_on_end:
+            self.ending.guard(lambda: self.engine.pause("load_state_dict", apply=False))
+            if self.run.traits.agrees_on_end:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self._check_other_steps(steps)
         theirs = {key: value for key, value in state_dict.items() if key != "partreduce"}
         self.optimizer.load_state_dict(own_states(self.run.tables, self.optimizer, theirs))
         if steps is not None:
-            if self.runner.drains_together:
+            if self.run.traits.drains_together:
                 with self.run.reducer.heartbeat.gathering("load_state_dict()", self.round, ADVICE):
                     self.meeting.exchange("load_state_dict", {})
             lost = self.ending.guard(self.runner.drain)
             self.engine.go_on_from(steps)
-            self._load_strategy((own or {}).get("strategy"), lost)
+            self._load_strategy((own or {}).get("strategy"), steps, lost)
 
-    def _load_strategy(self, state: dict[str, torch.Tensor] | None, lost: str) -> None:
+    def _load_strategy(self, state: dict[str, torch.Tensor] | None, steps: int, lost: str) -> None:
         """Put back what `state_dict` found still to be applied, or say that it, or what was `lost` here, is dropped."""
         if state:
             lost = ""
             try:
-                self.ending.guard(lambda: self.runner.load_state(state))
+                self.ending.guard(lambda: self.runner.load(state, steps))
             except InputError as error:
                 lost = f"partreduce: what the state holds besides the optimizer's is dropped: {error}"
         if lost:
@@ -667,16 +664,6 @@ def _run(
         schedule, world.rank, flat, reducer, tuple(mean_reducers), applier, tables, keeps_on_host, alone,
         membership=membership,
     )  # fmt: skip
-
-
-def _engine(
-    run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs
-) -> Engine[GradientRunner] | Engine[ParameterRunner]:
-    """What takes the steps, by what the runner averages."""
-    if isinstance(runner, GradientRunner):
-        return GradientEngine(run, runner, optimizer, uneven_inputs)
-    assert isinstance(runner, ParameterRunner), "there are no others"
-    return ParameterEngine(run, runner, optimizer, uneven_inputs)
 
 
 def optimizer_of(parameter: torch.Tensor) -> DistributedOptimizer | None:

@@ -1,6 +1,6 @@
 """Applier: the wrapped optimizer, which takes a step where a mean gradient is there.
 
-The means of a step that all workers take come from a `GradientRunner`, late ones from the end of a pipeline; a
+The means of a step that all workers take come from a runner, late ones from the end of a pipeline; a
 strategy that gets means while nobody calls `step()` asks for the step itself. In all cases the same holds: a step whose
 gradients are not finite is taken by nobody where a GradScaler was at work, and one whose gradients turn out to be no
 means, which only a device knows, is undone.
@@ -30,6 +30,8 @@ class Applier:
         """Whether a GradScaler scaled the loss of this worker's last step."""
         self.changes_means = False
         """Whether the script changed the means of this worker's last step before it took them, as clipping does."""
+        self.after_averaging: Callable[[], object] | None = None
+        """What the script does to a mean gradient before the step, where it said so; for those that it does not see."""
         self.is_stepping = False
         """Whether the wrapped optimizer's own step is wanted, where its `step` drives the schedule (see `attach`)."""
         self.evaluated: list[Any] = []

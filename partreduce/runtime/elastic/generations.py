@@ -44,6 +44,7 @@ from partreduce.schedulers.protocols.membership.words import (
 from partreduce.topo.errors import EvictedError, InputError, PeerFailedError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.fragments import round_ends
 
 SHORTEST_GLANCE = 0.05
 MOST_QUESTIONS = 1280
@@ -293,6 +294,11 @@ class Generations(FixedMembership):
 
         return same_start(reducer, is_same, starts, round_, host=host)
 
+    def step_of(self, turn: int, steps_per_round: int) -> int:
+        """The step after which a turn's operation is due."""
+        round_, fragment = divmod(turn, self.turns)
+        return round_ * steps_per_round + round_ends(self.turns, steps_per_round)[fragment] - 1
+
     def leave(self) -> None:
         """This worker has committed everything and needs nobody any more.
 
@@ -421,6 +427,8 @@ class Generations(FixedMembership):
                         raise self._end(broke)
                 case Phase.REBUILD:
                     view = voting.state.view
+                    for forget in self.changed:
+                        forget()
                     done = regrouping.is_connected(view, lambda: voting.is_open, lambda: voting.feed(Healed()))
                     voting.feed(Connected() if done else Broken())
                 case Phase.FENCED:

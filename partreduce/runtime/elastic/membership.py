@@ -27,6 +27,8 @@ class FixedMembership:
         self._members = members
         self.flights: deque[Flight] = deque()
         """What has begun and is not committed, the oldest first."""
+        self.changed: list[Callable[[], object]] = []
+        """Called where members have failed or join, when all that continue connect, and before one gives its state."""
 
     @property
     def members(self) -> tuple[int, ...]:

@@ -31,9 +31,6 @@ LOST = "a further worker is lost"
 class State(Protocol):
     """A worker's whole state, which one that joins takes from another."""
 
-    def members_changed(self) -> None:
-        """Workers are lost, or have joined."""
-
     def give(self) -> bytes:
         """All of it, where a round ends."""
 
@@ -97,8 +94,6 @@ class Regrouping:
         self.first.heartbeat.doing(f"connects the groups of generation {view.generation}", view.members)
         for reducer, key in self.reducers.items():
             reducer.key = f"{key} {name}"
-        assert self.held is not None, "set at the start"
-        self.held.members_changed()
         if self._now is None:
             return True
         world.given_up = lambda: LOST if is_open() else None

@@ -40,7 +40,7 @@ class Handover:
         run: Run,
         wrapper: torch.optim.Optimizer,
         runner: Runner,
-        engine: Engine[Any],
+        engine: Engine,
         meeting: Meeting,
     ) -> None:
         self._wrapper = weakref.ref(wrapper)  # which has this
@@ -85,10 +85,6 @@ class Handover:
         if any(hasattr(step, "_wrapped_by_lr_sched") for step in steps) and not self.objects:
             raise InputError(f"scheduler: {BEHIND}")
 
-    def members_changed(self) -> None:
-        """Workers have failed, or have joined."""
-        self.runner.members_changed()
-
     def give(self) -> bytes:
         """All of it, as it is between two averages."""
         states, generations = io.BytesIO(), self.generations
@@ -112,7 +108,7 @@ class Handover:
             InputError: what another handed over cannot be read here.
         """
         tensors, facts = unpack(data, Path("the state of another worker"))
-        self._file().restore(tensors, facts, own_random_states=False)
+        kept = self._file().restore(tensors, facts, own_random_states=False)
         self._groups = [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
         ]
@@ -125,12 +121,12 @@ class Handover:
         self.generations.views = [(after, tuple(members)) for after, members in views]
         self.generations.since = dict(extra["since"])
         self._taken = torch.load(io.BytesIO(base64.b64decode(extra["objects"])), weights_only=True)
-        steps = self.runner.step_of(turn)
+        steps = self.generations.step_of(turn, self.run.steps_per_round)
         self.engine.go_on_from(steps)
         self.engine.catch_up()
         self.run.applier.changes_means = extra["changes_means"]
         self.run.flat.copy_masks([name for name, rule in extra["rules"].items() if rule == BufferRule.FIRST])
-        self.runner.resume(steps, self.engine.round)
+        self.runner.load(kept, steps)
 
     @property
     def generations(self) -> Generations:

@@ -48,8 +48,8 @@ class StateFile:
             tensors[f"strategy/{name}"] = tensor.detach().clone()
         return tensors, facts
 
-    def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> None:
-        """Put everything back, in place; the strategy has been drained.
+    def restore(self, tensors: Tensors, facts: Mapping[str, Any], *, own_random_states: bool = True) -> Tensors:
+        """Put everything back, in place, but what the runner keeps, which is returned.
 
         What another worker saved gives no random states: two workers would draw the same numbers.
         """
@@ -72,11 +72,9 @@ class StateFile:
             saved |= {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             groups.append(group | {k: tuple(v) if isinstance(group.get(k), tuple) else v for k, v in saved.items()})
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        remembered = {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
-        if remembered:
-            self.runner.load_state(remembered)
         if own_random_states:
             _restore_random_states(tensors, facts["random"], self.flat.buckets[0].device)
+        return {n.removeprefix("strategy/"): t for n, t in tensors.items() if n.startswith("strategy/")}
 
     def restore_mean(self, paths: Iterable[Path]) -> dict[str, Any]:
         """Put the mean of several workers' models in place; buffers that are not averaged are the first worker's.

@@ -9,7 +9,7 @@ import torch
 
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
@@ -51,8 +51,6 @@ class AsynchronousServer(OneSided):
         InputError: a policy that asks for optimizer state to travel.
     """
 
-    measures_from_start = True
-
     def __init__(self, server: Server, run: Run) -> None:
         super().__init__(server, run, "an asynchronous server", self._deliver)
         self.server = server
@@ -68,12 +66,16 @@ class AsynchronousServer(OneSided):
             self._shard = _Shard(self.driver.machine, self.driver.machine.shards[own], [b[own] for b in self._bounds])
         self._mailbox.start()
 
-    def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+    def begin(self, step: int) -> Arrived:
         """Before the first step: where progress is counted from."""
-        self._open(round_)
+        self._open(step // self.run.steps_per_round)
+        return ON_TIME
 
-    def end_round(self, step: int, round_: int) -> int:
-        """Send the round's progress and take the model that comes back."""
+    def end(self, step: int) -> Ended:
+        """After a round: send its progress and take the model that comes back."""
+        round_, taken = divmod(step, self.run.steps_per_round)
+        if taken + 1 < self.run.steps_per_round:
+            return DIFFERENT
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open(round_)
         progress = [bucket.flat - base for bucket, base in zip(self.run.flat.buckets, self._base, strict=True)]
@@ -89,9 +91,9 @@ class AsynchronousServer(OneSided):
         else:
             self._ask(Push(), step, round_, progress)
             self._take(None, Take())
-        return 0
+        return DIFFERENT
 
-    def settle(self) -> None:
+    def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
         """Take the answer in flight and the newest model, keeping what was learned since."""
         if self._is_open:
             self._refresh()
@@ -107,9 +109,10 @@ class AsynchronousServer(OneSided):
         self._base = []
         return ""
 
-    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
+    @property
+    def is_measured(self) -> bool:
         """From the first step on: whatever changed since the last answer is sent."""
-        return ADDS_PROGRESS if self._is_open else ""
+        return self._is_open
 
     @property
     def _is_open(self) -> bool:

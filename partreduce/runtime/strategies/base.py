@@ -1,27 +1,17 @@
-"""Runner: how one worker averages as its schedule's strategy says, and the run that it belongs to.
-
-An engine (see `worker.engine`) takes the steps and calls its runner at the moments that are declared here. There are
-two kinds: a `GradientRunner` puts mean gradients in place before each step, a `ParameterRunner` averages models at the
-end of a round. Most runners need few of these moments, and doing nothing is the right default.
-"""
-
-# ruff: noqa: B024, B027 - as said
+"""Runner: how one worker averages as its schedule's strategy says, and the run that it belongs to."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-import torch
-
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.flat_model import FlatModel
-from partreduce.runtime.averaging.gradient_watch import GradientWatch
+from partreduce.runtime.averaging.in_flight import State
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.sharding.tables import Tables
+from partreduce.runtime.strategies.traits import Traits, traits_of
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.streams import Streams
 from partreduce.topo.errors import InputError
@@ -63,6 +53,11 @@ class Run:
         return self.schedule.steps_per_round_of(self.rank)
 
     @property
+    def traits(self) -> Traits:
+        """What is to be known of the schedule's kind; where the script runs alone, of none."""
+        return Traits(averages_gradients=False, keeps_equal=False) if self.alone else traits_of(self.schedule)
+
+    @property
     def everyone(self) -> tuple[int, ...]:
         """All workers; this one alone where the script runs without the others."""
         return (self.rank,) if self.alone else tuple(range(self.schedule.num_workers))
@@ -77,23 +72,46 @@ class Run:
         return replace(self, reducer=reducer)
 
 
-class Runner(ABC):
-    """What both kinds of runners have in common; one instance per optimizer."""
+class Arrived(NamedTuple):
+    """What came of averaging the gradients of a step."""
 
-    agrees_on_end: bool = False
-    """Whether workers learn from one another's operations who has no more data: nothing of it goes by the store."""
+    more: int = 0
+    """Steps that were taken besides the one whose gradients are in place now."""
+    scaled: bool = False
+    """Whether a GradScaler was at work on these gradients in an earlier step."""
 
-    drains_together: bool = False
-    """Whether no worker may begin to `drain` before all others are ready to: they still answer one another."""
 
-    carries_state: bool = False
-    """Whether the optimizer's state dict holds `state()`, too, as it holds the wrapped optimizer's own momentum."""
+class Asked(NamedTuple):
+    """What a script asks of a step."""
 
-    measures_from_start: bool = False
-    """Whether rounds depend on the model that the first step finds, which has to be everybody's then."""
+    skip: bool = False
+    scaled: bool = False
+    """A GradScaler has scaled the gradients."""
+    early: bool = False
+    """They are means already, by `average_gradients()`."""
+    changed: bool = False
+    """And the script has changed them since."""
 
-    saves_inside_rounds: bool = False
-    """Whether a checkpoint may lie inside a round, because `state()` says all that the rest of the round needs."""
+
+class Ended(NamedTuple):
+    """What came of a step's end."""
+
+    skipped: int = 0
+    """Rounds that a worker left behind skips."""
+    are_equal: bool = False
+    """Whether all workers are known to hold the same model now."""
+
+
+ON_TIME = Arrived()
+DIFFERENT = Ended()
+
+
+class Runner:
+    """How one worker averages; one instance per optimizer. As it stands it averages nothing, as of a script alone.
+
+    An engine (see `worker.engine`) takes the steps and calls these methods. What they share, operations in flight, lies
+    in the queue of the run's membership; what else is to be known of a kind follows from its schedule (see `traits`).
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -104,148 +122,79 @@ class Runner(ABC):
         self.mailboxes: list[Mailbox] = []
         """Closed together with this runner."""
 
-    def gather(self, *, apply: bool = True) -> int:  # noqa: ARG002 - for runners that go on without one another
-        """Called where all workers meet, before anything else: come as far as all others; the steps that this took.
+    def begin(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
+        """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any are averaged.
 
-        Without `apply` what it takes is dropped: other parameters are about to be loaded.
+        Raises:
+            PeerFailedError: a worker is gone or too late.
         """
-        return 0
+        return ON_TIME
 
-    def leave(self, place: str) -> None:
-        """Called before a worker waits for all others at `place`: nobody's group may need it after this.
+    def end(self, step: int) -> Ended:  # noqa: ARG002 - as above
+        """What is due after it; a worker whose data ended calls this alone.
+
+        Raises:
+            PeerFailedError: a worker is gone or too late.
+        """
+        return DIFFERENT
+
+    def check_step(self, asked: Asked) -> None:
+        """Refuse a step that does not go with how and when gradients travel.
+
+        Raises:
+            InputError: as said.
+        """
+
+    def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
+        """Come as far as all others, who meet at `place`, and out of every group that may need this worker meanwhile.
+
+        Without `apply` what it takes to come there is dropped: other parameters are about to be loaded. Returns the
+        steps that this took.
 
         Raises:
             InputError: this worker has begun what only its next step ends.
         """
+        return 0
 
-    def settle(self) -> None:
-        """Wait for what is in flight, so that the live parameters of all workers may be averaged; the run continues."""
+    def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
+        """Wait for what is in flight, so that the live parameters of all workers may be averaged.
+
+        Where the run `ends`, for all after the same round, what is still late is applied, if at all.
+        """
         self.membership.settle()
         self.run.reducer.flush()
 
-    def conclude(self) -> None:
-        """Called where all workers have ended their data after the same round: apply what is still late, if at all."""
-
     def drain(self) -> str:
-        """Wait for what is in flight and drop it: the run ends, or continues from other parameters.
+        """Wait for what is in flight and drop it with all that is kept: the run ends, or other parameters come.
 
         Returns what was dropped that this worker had sent already, in words; empty where there was nothing.
         """
         return ""
 
-    def members_changed(self) -> None:
-        """Called where workers have failed or join, when all that continue connect, and before one gives its state."""
+    @property
+    def is_measured(self) -> bool:
+        """Whether anything is kept that belongs to the model as it is: a model loaded by itself would not fit it."""
+        return False
 
-    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - for runners that compare
-        """The harm of a model that was loaded by itself before this step (`first` of its round), if any."""
-        return ""
-
-    def state(self) -> dict[str, torch.Tensor]:
+    def state(self) -> State:
         """What a checkpoint must hold besides model and optimizer, by name; the live tensors."""
         return {}
 
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Put back what `state` gave; called where a checkpoint holds something.
+    def load(self, state: State, step: int) -> None:  # noqa: ARG002 - as above
+        """Put back what `state` gave, to go on with this step; all workers are there.
 
         Raises:
-            InputError: this runner keeps no state.
+            InputError: this runner does not keep that.
         """
-        raise InputError(
-            f"load_checkpoint: the file holds {', '.join(sorted(state))}, which this run does not keep; "
-            "was it saved with a codec?"
-        )
+        if state:
+            raise InputError(
+                f"load_checkpoint: the file holds {', '.join(sorted(state))}, which this run does not keep; "
+                "was it saved with a codec?"
+            )
 
-    def step_of(self, turn: int) -> int:
-        """The step after which a turn's operation is due, in a run that continues after failures."""
-        return (turn + 1) * self.run.steps_per_round - 1
-
-    def resume(self, step: int, round_: int) -> None:
-        """Called after a checkpoint was loaded, before the first step; all workers are there."""
-
-    def close(self) -> None:
-        """End threads and sockets of this runner, after success and after failure; may be called twice."""
+    def close(self, *, failed: bool = False) -> None:
+        """End threads and sockets of this runner; may be called twice. After a failure nothing is waited for."""
         for mailbox in self.mailboxes:
-            mailbox.close()
-
-    def abandon(self) -> None:
-        """The same after a failure: nothing that is still on its way is waited for."""
-        mailboxes, self.mailboxes = self.mailboxes, []
-        for mailbox in mailboxes:
-            mailbox.abandon()
-        self.close()
-
-
-class Arrived(NamedTuple):
-    """What came of averaging the gradients of a step."""
-
-    more: int = 0
-    """Steps that were taken besides the one whose gradients are in place now."""
-    scaled: bool = False
-    """Whether a GradScaler was at work on these gradients in an earlier step."""
-
-
-class GradientRunner(Runner):
-    """Averages gradients in each step: `average`, then the wrapped optimizer's step, then `end_step`."""
-
-    carries_state = True
-
-    keeps_equal: bool = True
-    """Whether all workers step with the same means, so that their models are equal wherever all meet."""
-
-    def __init__(self, run: Run) -> None:
-        super().__init__(run)
-        self.watch: GradientWatch | None = GradientWatch(run.flat)
-        """Warns of gradients that were changed too early; None where that is refused, or was watched long enough."""
-        self.after_averaging: Callable[[], object] | None = None
-        """What the script does to a mean gradient before the step, where it said so; for those that it does not see."""
-
-    @abstractmethod
-    def average(self, step: int) -> Arrived:
-        """Put mean gradients in the place of this worker's own."""
-
-    def end_step(self, step: int) -> None:
-        """Called after the wrapped optimizer's step."""
-
-    def check_unfit(self, *, skip: bool, scaled: bool) -> None:
-        """Called before a step that is to be skipped, or whose gradients a GradScaler has scaled.
-
-        Raises:
-            InputError: that does not go with how and when gradients travel.
-        """
-
-    def check_late(self) -> None:
-        """Called before a step whose gradients were averaged earlier: refuse what was added to them since."""
-
-    def check_changed_means(self) -> None:
-        """Called before a step whose mean gradients the script has changed after `average_gradients()`.
-
-        Raises:
-            InputError: workers would part.
-        """
-
-
-ADDS_PROGRESS = "would send the difference to the others as progress"
-
-
-class ParameterRunner(Runner):
-    """Averages models: `begin` is called before a step, `end_round` after the last one of a round.
-
-    A worker whose data ended calls `end_step` and `end_round` alone. As it stands it averages nothing, for a script
-    that runs alone.
-    """
-
-    needs_round_start: bool = False
-    """Whether what a round's end does depends on the parameters with which the round began."""
-
-    are_equal: bool = False
-    """Whether all workers are known to hold the same model now."""
-
-    def begin(self, step: int, round_: int, *, first: bool) -> None:
-        """Called before the wrapped optimizer's step; `first` of its round."""
-
-    def end_step(self, step: int) -> None:
-        """Called after each step, before the end of its round, also where a worker without data takes none."""
-
-    def end_round(self, step: int, round_: int) -> int:  # noqa: ARG002 - for runners that average
-        """Called after the last step of a round; how many of the next rounds a worker left behind skips."""
-        return 0
+            mailbox.abandon() if failed else mailbox.close()
+        if failed:
+            self.mailboxes = []

@@ -13,7 +13,7 @@ from partreduce.runtime.elastic.survivors import Survivors
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.keys import JobKeys
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, ParameterRunner, Run
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run, Runner
 from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
@@ -23,7 +23,7 @@ from partreduce.topo.strategies.dynamic_groups import DynamicGroups
 _running: WeakKeyDictionary[GroupTable, WeakSet[GeneratedMeans]] = WeakKeyDictionary()
 
 
-class GeneratedMeans(ParameterRunner):
+class GeneratedMeans(Runner):
     """x ← mean over the granted group, after the last step of each round; alone, x stays.
 
     The request of a round leaves as soon as the last group is over, so the answer arrives while the round computes.
@@ -46,7 +46,6 @@ class GeneratedMeans(ParameterRunner):
         assert isinstance(world, GroupTable), "no other world makes groups while it runs"
         self.world = world
         self.normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
-        self.needs_round_start = self.normalizes
         self._starts: list[torch.Tensor] = []
         address, keys = os.environ.get(GENERATOR), os.environ.get(GENERATOR_KEYS)
         if not address or not keys:
@@ -67,15 +66,18 @@ class GeneratedMeans(ParameterRunner):
         )
         others.add(self)
 
-    def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+    def begin(self, step: int) -> Arrived:
         """Ask for the round's group, and remember where the round began."""
-        if first:
+        if step % self.run.steps_per_round == 0:
             self.client.begin()
             if self.normalizes:
                 self._starts = [bucket.flat.clone() for bucket in self.run.flat.buckets]
+        return ON_TIME
 
-    def end_round(self, step: int, round_: int) -> int:  # noqa: ARG002 - as above
-        """Average with the round's group, if there is one, and ask for the next."""
+    def end(self, step: int) -> Ended:
+        """After the last step of a round: average with the round's group, if there is one, and ask for the next."""
+        if (step + 1) % self.run.steps_per_round:
+            return DIFFERENT
         self.client.begin()
         group = self._group()
         self.membership.forget(self.client.lost)
@@ -83,7 +85,7 @@ class GeneratedMeans(ParameterRunner):
             self._average(step, *group)
         self._starts = []  # a round without data has learned nothing
         self.client.begin()
-        return 0
+        return DIFFERENT
 
     def _group(self) -> tuple[int, tuple[int, ...]] | None:
         """The round's group; a generator that is silent may be so because the run ends, and then it is said why."""
@@ -93,25 +95,27 @@ class GeneratedMeans(ParameterRunner):
             why = self.run.reducer.heartbeat.cause(self.run.everyone) if type(error) is UnavailableError else None
             raise (error if why is None else UnavailableError(f"{error}; {why}")) from None
 
-    def settle(self) -> None:
-        """Take part in groups that wait for this worker, then in none until the next round."""
-        self.leave("settle")
-
-    def leave(self, place: str) -> None:  # noqa: ARG002 - the signature of all
+    def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
         """Be let go by the generator; groups that were granted with this worker in them run first."""
         while (group := self.client.leave()) is not None:
             self._average(0, *group)
+        return 0
+
+    def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - as above
+        """Take part in groups that wait for this worker, then in none until the next round."""
+        self.pause("settle")
 
     def drain(self) -> str:
-        self.leave("drain")
+        self.pause("drain")
         return ""
 
-    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
+    @property
+    def is_measured(self) -> bool:
         """Inside a round whose progress will be scaled."""
-        return ADDS_PROGRESS if self.normalizes and not first and self._starts else ""
+        return bool(self._starts)
 
-    def close(self) -> None:
-        super().close()
+    def close(self, *, failed: bool = False) -> None:
+        super().close(failed=failed)
         _running.get(self.world, WeakSet()).discard(self)
         self.client.close()
 

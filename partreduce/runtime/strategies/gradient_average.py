@@ -17,18 +17,16 @@ from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.liveness.settings import settings_of
-from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Asked, Ended, Run, Runner
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import WIDER, DrainPolicy, GradientBuckets, Pipeline
 
 KIND = "gradient average"
-ON_TIME = Arrived()
-TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other parameters"
 
 
-class GradientAverage(GradientRunner):
+class GradientAverage(Runner):
     """Every worker steps with the mean gradient, of this step or of K - 1 steps ago, so that all stay equal.
 
     Synchronously nothing is in flight between steps, except, where they are sent by layers, the gradients of a backward
@@ -52,7 +50,6 @@ class GradientAverage(GradientRunner):
         transport = run.schedule.strategy.transport
         self.layers: LayerSender | None = None
         if transport.gradient_buckets is GradientBuckets.PER_LAYER:
-            self.watch = None  # what is changed after it has left is refused and not warned of
             self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, group, divisor=divisor)
             self.layers.clock = lambda: run.progress.step
             self.layers.settings = lambda: settings_of(run.applier.optimizer)
@@ -60,12 +57,15 @@ class GradientAverage(GradientRunner):
                 self.layers.may_begin = self._has_room
         num_parts = len(run.flat.buckets) if self.layers is None else len(self.layers.segments)
         self._codings = Codings.of(transport, num_parts)
+        if self._codings is not None:
+            # What roundings left over is of shards that others have then, and a sum that is repeated rounds again.
+            self.membership.changed.append(self._codings.clear)
         if self.layers is not None:
             self.layers.codings = self._codings
         if pipeline is not None and pipeline.width > 2 and run.rank == 0:
             warn_user(f"partreduce: schedule {run.schedule.name!r} has a pipeline of {pipeline.width}: {WIDER}")
 
-    def average(self, step: int) -> Arrived:
+    def begin(self, step: int) -> Arrived:
         """Put mean gradients in place: those of this step, or of K - 1 steps ago, and let this step's go."""
         membership, applier = self.membership, self.run.applier
         newest = Flight(
@@ -153,7 +153,7 @@ class GradientAverage(GradientRunner):
             work.is_completed() for _, reduction in flights[0].sums or () for work in reduction.works
         )
 
-    def end_step(self, step: int) -> None:
+    def end(self, step: int) -> Ended:
         """Undo the step where the device found that the gradients are no means; on CPU nothing is left to undo."""
         if self._lag and (flights := self.membership.flights) and flights[-1].step == step:
             flights[-1].scaled = self.run.applier.scaled
@@ -161,55 +161,53 @@ class GradientAverage(GradientRunner):
             self.run.applier.undo()
         if self.layers is not None:
             self.layers.reopen()
+        return DIFFERENT
 
-    def check_unfit(self, *, skip: bool, scaled: bool) -> None:
+    def check_step(self, asked: Asked) -> None:
         """Where gradients leave during the backward pass, nothing changes them afterwards."""
-        if skip:
-            self.leave("skip")
-        if scaled and self.layers is not None:
+        if self.layers is None:
+            return
+        if asked.skip:
+            self.pause("skip")
+        if asked.scaled:
             raise InputError(
                 "GradScaler: divides gradients after backward(), when they have left already, since they are sent by "
                 "layers; let gradients travel whole, or use bfloat16, which needs no scaler"
             )
+        if asked.early:
+            self.layers.check_late()
 
-    def leave(self, place: str) -> None:
+    def pause(self, place: str, *, apply: bool = True) -> int:
         """The others could not tell whether the step of a backward pass still comes.
 
         Raises:
             InputError: its gradients have left, and it has not come.
         """
-        if self.layers is not None and self.layers.is_under_way:
+        if apply and self.layers is not None and self.layers.is_under_way:
             raise InputError(
                 f"{place}: this step's gradients have left during backward(), since they are sent by layers; "
                 "call step() first, or let gradients travel whole"
             )
+        return 0
 
-    def check_late(self) -> None:
-        """Refuse what a backward pass has added to gradients that are averaged already."""
-        if self.layers is not None:
-            self.layers.check_late()
-
-    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
-        """While gradients are in flight, which a model that was loaded by itself has not seen."""
-        return TAKEN_ELSEWHERE if self.membership.flights else ""
-
-    def conclude(self) -> None:
+    def settle(self, *, ends: bool = False) -> None:
         """Apply the gradients that are still late, one after the other, or drop them, as the schedule says.
 
         A worker that joins the others takes no part in this.
         """
-        while flights := self.membership.flights:
+        while ends and (flights := self.membership.flights):
             flight = self.membership.wait(flights[0], meets=True)
             self._correct_buffers(flight)
             if self._pipeline is not None and self._pipeline.drain is DrainPolicy.APPLY:
                 self.run.applier.apply(lambda one=flight: self._commit(one), check_finite=flight.scaled)  # type: ignore[misc]
             else:
                 flight.release()
+        super().settle()
 
-    def members_changed(self) -> None:
-        """What roundings left over is of shards that others have now, and a sum that is repeated rounds again."""
-        if self._codings is not None:
-            self._codings.clear()
+    @property
+    def is_measured(self) -> bool:
+        """While gradients are in flight, which a model that was loaded by itself has not seen."""
+        return bool(self.membership.flights)
 
     def drain(self) -> str:
         """Drop the gradients in flight: what is loaded next has not seen them. Nor are roundings made up for."""
@@ -230,10 +228,10 @@ class GradientAverage(GradientRunner):
         which = f"step {first}" if first == last else f"steps {first} to {last}"
         return f"partreduce: the gradients of {which}, which were in flight, are dropped: the load came after them"
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         if self.layers is not None:
             self.layers.close()
-        super().close()
+        super().close(failed=failed)
 
     def state(self) -> State:
         """What roundings left over, with error feedback, and the sums in flight, which are waited for."""
@@ -246,7 +244,7 @@ class GradientAverage(GradientRunner):
             named |= state_of(flight, f"{KEY}/{place}", self.run.flat.buckets, joins=joins)
         return named
 
-    def load_state(self, state: State) -> None:
+    def load(self, state: State, step: int) -> None:
         """Put back what `state` gave.
 
         Raises:
@@ -255,7 +253,7 @@ class GradientAverage(GradientRunner):
         late = {name for name in state if name.startswith(f"{KEY}/")}
         if rest := {name: tensor for name, tensor in state.items() if name not in late}:
             if self._codings is None or not self._codings.state():
-                super().load_state(rest)
+                super().load(rest, step)
             else:
                 self._codings.load_state(rest)
         try:

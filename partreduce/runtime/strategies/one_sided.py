@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import ParameterRunner, Run
+from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.transport.credit import Bound
 from partreduce.runtime.transport.mailbox import Mailbox, Message
 from partreduce.runtime.transport.waiting import PeerGoneError, PeerWatch
@@ -13,7 +13,7 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.base import Averaging, Strategy
 
 
-class OneSided(ParameterRunner):
+class OneSided(Runner):
     """A runner whose workers write to each other's mailboxes; `deliver` takes what comes, in the side thread.
 
     Args:
@@ -26,8 +26,6 @@ class OneSided(ParameterRunner):
     Raises:
         InputError: a policy that asks for optimizer state to travel.
     """
-
-    drains_together = True
 
     def __init__(
         self,
@@ -44,7 +42,6 @@ class OneSided(ParameterRunner):
         normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
         self._factor = float(run.schedule.worker_steps().mean()) / run.steps_per_round if normalizes else 1.0
         """By which a round's progress is multiplied."""
-        self.needs_round_start = self._factor != 1.0
         reducer = run.reducer
         self._peer_watch = PeerWatch(reducer.heartbeat, range(run.schedule.num_workers))
         self._mailbox = Mailbox(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run
 from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
@@ -51,12 +51,16 @@ class PairMeans(OneSided):
         self.pair.mailbox = self._mailbox
         self._mailbox.start()
 
-    def begin(self, step: int, round_: int, *, first: bool) -> None:  # noqa: ARG002 - the signature of all
+    def begin(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
         """Before the first step: the model starts from the live parameters."""
         self._open()
+        return ON_TIME
 
-    def end_round(self, step: int, round_: int) -> int:
-        """Add the round's progress to the model; an active worker also starts or awaits an exchange."""
+    def end(self, step: int) -> Ended:
+        """After a round: add its progress to the model; an active worker also starts or awaits an exchange."""
+        round_, taken = divmod(step, self.run.steps_per_round)
+        if taken + 1 < self.run.steps_per_round:
+            return DIFFERENT
         self.run.reducer.check_if_gone(self._peer_watch, step, round_)
         self._open()
         self._merge(self._factor)
@@ -68,9 +72,9 @@ class PairMeans(OneSided):
                 self._choose(step, round_)
                 self._wait()
         self._adopt(())
-        return 0
+        return DIFFERENT
 
-    def settle(self) -> None:
+    def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
         """Nobody of this worker's neighbors has an exchange under way afterwards; the newest model is live."""
         if not self._starts:
             return
@@ -91,9 +95,10 @@ class PairMeans(OneSided):
         self._pauses = 0
         return ""
 
-    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
+    @property
+    def is_measured(self) -> bool:
         """From the first step on: whatever changed since the last adoption is added to the model."""
-        return ADDS_PROGRESS if self._starts else ""
+        return bool(self._starts)
 
     def _open(self) -> None:
         if self._starts:

@@ -24,14 +24,14 @@ from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Kept, Reference
 from partreduce.runtime.codecs.coding import Codings
 from partreduce.runtime.elastic.membership import FixedMembership
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, ParameterRunner, Run
+from partreduce.runtime.strategies.base import ON_TIME, Arrived, Ended, Run, Runner
 from partreduce.topo.errors import InputError
 from partreduce.topo.metrics.outer_steps import check_unstable
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import CodecScope
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.fragments import Move, moves, round_ends
+from partreduce.topo.strategies.fragments import Move, moves
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.outer import OuterStep
 from partreduce.topo.strategies.static import StaticGroups
@@ -69,6 +69,9 @@ class Part:
         transport, outer = run.schedule.strategy.transport, outer or OuterStep()
         rounds = transport.codec.rounds
         self._codings = Codings.of(transport, len(reducer.buckets)) if rounds else None
+        if self._codings is not None:
+            # What roundings left over is of shards that others have then, and a sum that is repeated rounds again.
+            membership.changed.append(self._codings.clear)
         self._nodes = run.schedule.cluster.node_of().tolist() if transport.where is CodecScope.ACROSS_NODES else None
         self._is_own, self._is_outer = outer.has_own_outer_params, not outer.is_plain
         self._measures = rounds or self._is_outer
@@ -135,22 +138,18 @@ class Part:
         flight.release_kept()
         return equal
 
-    def members_changed(self) -> None:
-        """What roundings left over is of shards that others have now, and a sum that is repeated rounds again."""
-        if self._codings is not None:
-            self._codings.clear()
-
     def drop(self) -> None:
         """Go on from other parameters: from a new reference, without momentum, and with the first step's as a start."""
         self.flight, self._started, self._is_inside = None, -1, False
         self.reference, self._starts = None, []
         self.outer.clear()
-        self.members_changed()
+        if self._codings is not None:
+            self._codings.clear()
 
     # What is kept.
 
     @property
-    def measures_now(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether a difference to what is kept would be taken for progress."""
         begun = self.flight is not None or (self.normalizes and self._is_inside and self._started >= 0)
         return begun or self.reference is not None
@@ -172,7 +171,7 @@ class Part:
             named |= {} if self._codings is None else self._codings.state()
         return named
 
-    def load_state(self, state: State) -> None:
+    def load(self, state: State) -> None:
         """Put back what `state` gave.
 
         Raises:
@@ -325,7 +324,7 @@ class Part:
             rescale_progress(bucket, start, factor)
 
 
-class ParameterAverage(ParameterRunner):
+class ParameterAverage(Runner):
     """Every round ends with a mean of parameters over a group, of the whole model or of its fragments in turn.
 
     Fragments (streaming DiLoCo): in every round of `steps_per_round` steps each is sent once and merged
@@ -368,45 +367,30 @@ class ParameterAverage(ParameterRunner):
             )
             for number, own in enumerate(self.reducers or [reducer])
         ]
-        normalizes = any(part.normalizes for part in self.parts)
-        self.needs_round_start = not self._takes_turns and (normalizes or strategy.is_delayed)
-        # At unequal steps per round a worker may have had turns in a round that others still lack.
-        self.saves_inside_rounds = not self._takes_turns or len(set(run.schedule.worker_steps().tolist())) == 1
-        self.carries_state = self.measures_from_start = self._takes_turns or not outer.is_plain
         self._moves: dict[int, list[Move]] = {}
         if strategy.takes_turns:
             for move in moves(count, run.steps_per_round, self._late):
                 self._moves.setdefault(move.taken, []).append(move)
-        self._ends = round_ends(count, run.steps_per_round)
 
-    def begin(self, step: int, round_: int, *, first: bool) -> None:
-        self.are_equal = False
+    def begin(self, step: int) -> Arrived:
+        """Remember where the round begins."""
+        round_, taken = divmod(step, self.run.steps_per_round)
         for part in self.parts:  # all at once; a run may be loaded inside a round
-            part.open(step, round_, first=first or self._takes_turns)
+            part.open(step, round_, first=taken == 0 or self._takes_turns)
+        return ON_TIME
 
-    def end_step(self, step: int) -> None:
-        """Merge and send the fragments that are due."""
-        round_, before = divmod(step, self.run.steps_per_round)
-        for move in self._moves.get(before + 1, ()):
+    def end(self, step: int) -> Ended:
+        """Merge and send what is due."""
+        round_, taken = divmod(step, self.run.steps_per_round)
+        for move in self._moves.get(taken + 1, ()):
             part = self.parts[move.fragment]
             if move.merges:
                 part.merge()
             else:
-                self.begin(step, round_, first=True)  # as with the workers that take steps
+                self.begin(step)  # as with the workers that take steps
                 part.send(step, round_, early=self._late > 0)
-
-    def end_round(self, step: int, round_: int) -> int:
-        if not self._takes_turns:
-            self.are_equal = self.parts[0].end_round(step, round_)
-        return 0
-
-    def step_of(self, turn: int) -> int:
-        round_, fragment = divmod(turn, len(self.parts))
-        return round_ * self.run.steps_per_round + self._ends[fragment] - 1
-
-    def members_changed(self) -> None:
-        for part in self.parts:
-            part.members_changed()
+        is_over = taken + 1 == self.run.steps_per_round and not self._takes_turns
+        return Ended(are_equal=is_over and self.parts[0].end_round(step, round_))
 
     def drain(self) -> str:
         """Drop what is in flight. The next round begins with the parameters that its first step finds."""
@@ -416,9 +400,10 @@ class ParameterAverage(ParameterRunner):
             part.drop()
         return ""
 
-    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
+    @property
+    def is_measured(self) -> bool:
         """Where something is on its way, or is measured from where a round began or from a reference."""
-        return ADDS_PROGRESS if any(part.measures_now for part in self.parts) else ""
+        return any(part.is_measured for part in self.parts)
 
     def state(self) -> State:
         """What each part keeps; of several the names begin with their numbers."""
@@ -427,8 +412,8 @@ class ParameterAverage(ParameterRunner):
         named = ((number, part.state()) for number, part in enumerate(self.parts))
         return {f"{number}/{name}": tensor for number, state in named for name, tensor in state.items()}
 
-    def load_state(self, state: State) -> None:
-        """Put back what `state` gave.
+    def load(self, state: State, step: int) -> None:
+        """Put back what `state` gave, and begin what was in flight and is not in it.
 
         Raises:
             InputError: it is not what this run keeps.
@@ -437,11 +422,8 @@ class ParameterAverage(ParameterRunner):
             prefix = f"{number}/" if self._takes_turns else ""
             own = {name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)}
             if own:
-                part.load_state(own)
-
-    def resume(self, step: int, round_: int) -> None:
-        for part in self.parts:
-            part.resume(step, round_)
+                part.load(own)
+            part.resume(step, step // self.run.steps_per_round)
 
 
 def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -23,7 +23,6 @@ from partreduce.runtime.transport.rendezvous import forget, hosts_store
 from partreduce.runtime.transport.store_line import root_store
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.engine import Engine
-from partreduce.runtime.worker.gradient_engine import GradientEngine
 from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError
 from partreduce.topo.strategies.base import HasGroups
 
@@ -46,7 +45,7 @@ class Ending:
     With `own_process` the interpreter's exit without `finish` tells the others why.
     """
 
-    def __init__(self, run: Run, engine: Engine[Any], *, own_process: bool) -> None:
+    def __init__(self, run: Run, engine: Engine, *, own_process: bool) -> None:
         self.run, self.engine = run, engine
         self.state = RUNNING
         self._own_process = own_process
@@ -115,7 +114,7 @@ class Ending:
     @contextlib.contextmanager
     def looking_for_differences(self) -> Iterator[None]:
         """Around a mean over all: where models should be equal, say once that this worker's was not."""
-        flat, expected = self.run.flat, isinstance(self.engine, GradientEngine) and not self.engine.differs
+        flat, expected = self.run.flat, self.engine.traits.keeps_equal
         before = sample_of(flat) if expected and not self._has_warned else []
         yield
         if before and has_moved(flat, before):
@@ -134,15 +133,13 @@ class Ending:
             UnavailableError: a worker did not finish within the timeout.
         """
         self.check_unless_running("finish")
-        self.engine.gather()
+        # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
+        self.engine.pause("finish")
         run, runner, round_ = self.run, self.engine.runner, self.engine.round
         run.flat.check(run.rank)
         self.engine.model_use.warn_if_frozen_changed()
-        # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
-        runner.leave("finish")
         members = self.engine.uneven_inputs.meet(round_, runner.membership.lost_workers)
-        runner.conclude()
-        runner.settle()
+        runner.settle(ends=True)
         # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
         if isinstance(generations := run.membership, Generations):
             generations.average_model(run.mean_reducers, generations.members, self.engine.steps, round_ - 1)
@@ -187,7 +184,7 @@ class Ending:
         self.engine.other_steps.detach()
         world, heartbeat = self.run.reducer.world, self.run.reducer.heartbeat
         world.abandon()
-        self.engine.runner.abandon()
+        self.engine.runner.close(failed=True)
         heartbeat.note("failed", f"gave up in round {self.engine.round}")
         heartbeat.record_failure(str(error)[:300])
         heartbeat.note("explained", "")
@@ -222,13 +219,13 @@ class Ending:
             reason = f"stopped in round {self.engine.round}"
             reason += f" with {text}" if text else " without calling finish()"
             heartbeat.note("left", " ".join(reason.split())[:300])
-            if not text and self.engine.steps and not isinstance(self.engine, GradientEngine):
+            if not text and self.engine.steps and not self.engine.traits.averages_gradients:
                 sys.stderr.write(
                     f"partreduce: worker {self.run.rank} ended in round {self.engine.round} without "
                     "optimizer.finish(), so it kept its own model, not the mean of all; call finish() before saving\n"
                 )
             self.run.reducer.recorder.write_trace()
-        self.engine.runner.abandon()
+        self.engine.runner.close(failed=True)
         self.run.reducer.world.abandon()
         if self.state != FINISHED and hosts_store(self.run.rank, self.run.reducer.world.store):
             heartbeat.linger(len(self.run.everyone))

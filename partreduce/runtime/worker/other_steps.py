@@ -75,7 +75,7 @@ class ForeignStepCheck:
                 "schedule does not see; call step() of the DistributedOptimizer, with a closure if the plain one needs "
                 "one, or keep the plain one and call partreduce.attach"
             )
-        opens = self._runner.measures_from_start and not self._run.progress.step
+        opens = self._run.traits.measures_from_start and not self._run.progress.step
         if not (self._has_local_gradients() or opens):
             return
         if (share := self._shares.get(optimizer)) is None:

@@ -6,7 +6,7 @@ import csv
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.worker.engine import Engine
@@ -26,7 +26,7 @@ class ScalarWriter(Protocol):
 Writer = ScalarWriter | Callable[[Mapping[str, float]], object] | str | Path
 
 
-def stats_of(engine: Engine[Any], recorder: Recorder) -> Stats:
+def stats_of(engine: Engine, recorder: Recorder) -> Stats:
     """What the engine and the recorder have counted; `DistributedOptimizer.stats` says what each number is."""
     totals = recorder.totals
     return {

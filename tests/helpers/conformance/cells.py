@@ -40,18 +40,19 @@ class Cell:
     def _record(self, optimizer):
         """Note the groups that really averaged, as `Table` takes them."""
         runner, pausing = optimizer.runner, []
-        average, leave = runner._average, runner.leave
+        average, pause = runner._average, runner.pause
 
         def averaging(step, seq, members):
             self.groups.append((optimizer.steps, not pausing, seq, members))
             average(step, seq, members)
 
-        def leaving(place):
+        def paused(place, *, apply=True):
             pausing.append(1)
-            leave(place)
+            steps = pause(place, apply=apply)
             pausing.pop()
+            return steps
 
-        runner._average, runner.leave = averaging, leaving
+        runner._average, runner.pause = averaging, paused
 
     def scheduled(self, optimizer):
         """What a learning-rate scheduler is given."""

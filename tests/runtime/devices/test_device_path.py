@@ -31,6 +31,7 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import gradient_average, parameter_average
+from partreduce.runtime.strategies.base import DIFFERENT
 from partreduce.runtime.transport import nccl, rendezvous, staged, updates
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.forms import formed
@@ -147,7 +148,7 @@ def test_the_others_continue_when_a_member_of_a_dynamic_group_fails(monkeypatch,
         for number, (inputs, targets) in enumerate(batches[:6]):
             if number == 2 and world.rank == 3:
                 optimizer.run.reducer.heartbeat.note("left", "was lost")
-                optimizer.runner.abandon()
+                optimizer.runner.close(failed=True)
                 optimizer.runner.client.close()
                 return {"error": None, "values": None}
             step(model, optimizer, inputs, targets)
@@ -287,7 +288,7 @@ def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
 
 
 def test_without_undoing_the_step_momentum_moves_parameters_after_a_fault(monkeypatch):
-    monkeypatch.setattr(gradient_average.GradientAverage, "end_step", lambda *_: None)
+    monkeypatch.setattr(gradient_average.GradientAverage, "end", lambda *_: DIFFERENT)
     assert "without the failed average" in judge_fault(
         BY_NAME["allreduce of gradients"], "pretended", Fault("wrong tag", 2)
     )

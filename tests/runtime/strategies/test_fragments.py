@@ -339,7 +339,7 @@ def test_a_worker_lost_before_an_average_or_in_mid_flight_ends_the_run_by_name(r
         before = {name: tensor.clone() for name, tensor in training.optimizer.runner.state().items()}
         if world.rank == 2:
             training.steps(taken - 2)
-            training.optimizer.runner.abandon()
+            training.optimizer.runner.close(failed=True)
             training.optimizer.ending.after(PeerFailedError("worker 2 gives up"))
             return "gone"
         with pytest.raises(PeerFailedError) as caught:

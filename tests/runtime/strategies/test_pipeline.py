@@ -61,7 +61,7 @@ def test_a_seeded_fault_is_found_by_the_replay(ranks, tmp_path, monkeypatch, fau
     elif fault == "local gradients first":
         monkeypatch.setattr(gradient_average, "clear_gradients", lambda _: None)
     else:
-        monkeypatch.setattr(gradient_average.GradientAverage, "conclude", lambda _: None)
+        monkeypatch.setattr(gradient_average.GradientAverage, "settle", lambda _, ends=False: None)
         warnings.simplefilter("ignore")
     assert any(problem_of(ranks, seed, tmp_path / str(seed)) for seed in range(12))
 

@@ -8,7 +8,7 @@ import torch
 
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
+from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run
 from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.gap.deadline import wait_in_step
 from partreduce.runtime.strategies.gap.driver import Averaged, GapDriver, Letter, Outcome, Recipients
@@ -33,7 +33,7 @@ class GapMeans(OneSided):
     they ride on the update that leaves at the same moment; in the serial order they go by themselves, since to wait for
     the next update would hold up the neighbors for as long as the round computes.
 
-    A worker that skips is some rounds further after `end_round`. One whose data ended continues taking part
+    A worker that skips is some rounds further after `end`. One whose data ended continues taking part
     with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
     is on its way, one more array (two in the parallel order with skips), and the queues: `status` says how full they
     are.
@@ -68,7 +68,6 @@ class GapMeans(OneSided):
             streams=run.reducer.streams,
         )
         run.reducer.recorder.attach("gap", self.log.facts)
-        self.needs_round_start = self.is_parallel
         if self.gap.skip is not None:
             run.reducer.heartbeat.unequal = SKIPPED
         self._edge_weights = {s: w for s, t, w in strategy.rounds[0].edges() if t == run.rank}
@@ -77,15 +76,19 @@ class GapMeans(OneSided):
         self._scratch: list[torch.Tensor] = []
         """In the serial order, or after a skip: what an average adds to the parameters."""
         self._round = 0
-        self._restored: dict[str, torch.Tensor] = {}
         self._mailbox.start()
 
-    def begin(self, step: int, round_: int, *, first: bool) -> None:
-        if first:
+    def begin(self, step: int) -> Arrived:
+        round_, taken = divmod(step, self.run.steps_per_round)
+        if not taken:
             self._open(step, round_)
+        return ON_TIME
 
-    def end_round(self, step: int, round_: int) -> int:
-        """Send, reduce and enter the next round, or a later one, waiting where the protocol says so."""
+    def end(self, step: int) -> Ended:
+        """After a round: send, reduce and enter the next, or a later one, waiting where the protocol says so."""
+        round_, taken = divmod(step, self.run.steps_per_round)
+        if taken + 1 < self.run.steps_per_round:
+            return DIFFERENT
         self._open(step, round_)
         operation = self._begin("gap average", step, round_)
         if not self.is_parallel:
@@ -104,9 +107,9 @@ class GapMeans(OneSided):
             self._depart(operation, outcome.letters)
         self.run.reducer.recorder.end(operation)
         self.run.reducer.heartbeat.doing(f"computes step {self._round}")
-        return skipped
+        return Ended(skipped)
 
-    def settle(self) -> None:
+    def settle(self, *, ends: bool = False) -> None:  # noqa: ARG002 - the signature of all
         """Wait until everything has come that neighbors sent up to now, so that the queues are complete."""
         operation = self._begin("pause of updates", self._round, self._round)
         driver = self.driver
@@ -124,42 +127,34 @@ class GapMeans(OneSided):
     def drain(self) -> str:
         """Throw the queues away: all workers begin again from the parameters that their next step finds."""
         self.driver.drop()
-        self._start, self._restored = [], {}
+        self._start = []
         return ""
 
-    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
+    @property
+    def is_measured(self) -> bool:
         """In the parallel order: whatever changed since the round was entered is added to the average."""
-        return ADDS_PROGRESS if self.is_parallel and self.driver.state is not None else ""
+        return self.is_parallel and self.driver.state is not None
 
     def state(self) -> dict[str, torch.Tensor]:
         """The place in the protocol, the tokens, and the queues with their arrays."""
         state = self.driver.state
         return {} if state is None else packed(self.driver.machine, self.run.rank, state, self.rings)
 
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
-        """Keep what a checkpoint has until the run continues from it.
-
-        Raises:
-            InputError: it is not of a run that keeps a gap.
-        """
-        if PLACE not in state:
-            super().load_state(state)
-        self._restored = dict(state)
-
-    def resume(self, step: int, round_: int) -> None:  # noqa: ARG002 - the signature of all
+    def load(self, state: dict[str, torch.Tensor], step: int) -> None:
         """Be where the checkpoint was, with its queues; the update of this round, if sent by then, is not sent again.
 
         Raises:
-            InputError: the queues are of another round.
+            InputError: it is not of a run that keeps a gap, or of another round.
         """
-        if not self._restored:
+        if PLACE not in state:
+            super().load(state, step)
             return
-        state = unpacked(self.driver.machine, self.run.rank, round_, self._restored, self.rings)
-        self._restored = {}
+        round_ = step // self.run.steps_per_round
+        kept = unpacked(self.driver.machine, self.run.rank, round_, state, self.rings)
         if self.is_parallel:
             self._start = [live.clone() for live in self._live()]
         self._round = round_
-        self.driver.open(round_, state)
+        self.driver.open(round_, kept)
 
     def _open(self, step: int, round_: int) -> None:
         """Be in the first round; in the parallel order its update leaves."""

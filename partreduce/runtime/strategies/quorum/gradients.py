@@ -17,9 +17,8 @@ from partreduce.runtime.averaging.mean_model import average_model
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.liveness.settings import settings_of
-from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
+from partreduce.runtime.strategies.base import DIFFERENT, Arrived, Asked, Ended, Run, Runner
 from partreduce.runtime.strategies.event_log import QuorumLog
-from partreduce.runtime.strategies.gradient_average import TAKEN_ELSEWHERE
 from partreduce.runtime.strategies.missing import wait_for_missing
 from partreduce.runtime.strategies.quorum.driver import QuorumDriver, Taken
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
@@ -55,7 +54,7 @@ class Settings:
         self.number = zlib.crc32(repr(settings_of(self._optimizer)).encode(), self.number)
 
 
-class QuorumGradients(GradientRunner):
+class QuorumGradients(Runner):
     """A call adds a gradient to the send buffer and takes the results that are there, waiting for at least one.
 
     A round is a step of the optimizer, and a call may take several: `each` applies them one after the other, so that
@@ -67,8 +66,6 @@ class QuorumGradients(GradientRunner):
     these each worker keeps its own. A round with a gradient that is not finite is left out by all where a GradScaler
     was at work on any gradient in it. Gradients are summed in host memory, wherever the model lies.
     """
-
-    agrees_on_end = True
 
     def __init__(self, sync: PartialAllReduce, run: Run) -> None:
         super().__init__(run)
@@ -101,7 +98,6 @@ class QuorumGradients(GradientRunner):
         self._thread = RoundsThread(self.driver, self.communicator, self.on_host, lambda: self.base)
         self._base: int | None = None
         self._settings, self._has_warned = Settings(run.applier.optimizer), False
-        self.keeps_equal = sync.keeps_equal
         self._met = 0
         """The round of this segment in which models were averaged last."""
         reducer.recorder.attach("quorum", self.log.facts)
@@ -110,7 +106,7 @@ class QuorumGradients(GradientRunner):
         self._thread.start()
         self._open()
 
-    def average(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
+    def begin(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
         self.check_failure()
         self.count_from_here()
@@ -123,12 +119,13 @@ class QuorumGradients(GradientRunner):
         self.driver.say(self.run.reducer.heartbeat.doing)
         return Arrived(taken.by - 1, last is not None and last.scaled)
 
-    def end_step(self, step: int) -> None:  # noqa: ARG002 - the signature of all
+    def end(self, step: int) -> Ended:  # noqa: ARG002 - the signature of all
         """Where it is time for that: the mean of all models."""
         self._settings.applied()
         self._synchronize()
+        return DIFFERENT
 
-    def gather(self, *, apply: bool = True) -> int:
+    def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
         """Take part in the others' rounds until all have come here; the rounds by which that went further."""
         self.check_failure()
         self.count_from_here()
@@ -146,27 +143,24 @@ class QuorumGradients(GradientRunner):
         self._open()
         return further
 
-    def check_changed_means(self) -> None:
-        """Refuse means that the script changes where a call may deliver several."""
-        if self.after_averaging is None:
+    def check_step(self, asked: Asked) -> None:
+        """Refuse a GradScaler whose verdict comes too late, and means that change where a call may deliver several."""
+        if asked.early and self.run.applier.scaled:
+            raise InputError(
+                "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
+                "others may apply them by then; leave the averaging to step(), or use bfloat16, which needs no scaler"
+            )
+        if asked.changed and self.run.applier.after_averaging is None:
             raise InputError(
                 "average_gradients: this script changes the mean gradient (clips it, say), and a call may deliver "
                 "several, of which it sees the last; give the change as a function, too: "
                 "`with optimizer.join(after_averaging=...):` around the training loop"
             )
 
-    def check_late(self) -> None:
-        """Refuse a GradScaler whose verdict comes after the gradients have left."""
-        if self.run.applier.scaled:
-            raise InputError(
-                "average_gradients: sends gradients before a GradScaler's verdict on them is known, and with a quorum "
-                "others may apply them by then; leave the averaging to step(), or use bfloat16, which needs no scaler"
-            )
-
-    def harm_of_loading(self, round_: int, *, first: bool) -> str:  # noqa: ARG002 - the signature of all
+    @property
+    def is_measured(self) -> bool:
         """While gradients may be on their way, which a model that was loaded by itself has not seen."""
-        state = self.driver.state
-        return TAKEN_ELSEWHERE if state is not None and state.calls else ""
+        return self.driver.state is not None and bool(self.driver.state.calls)
 
     def _open(self) -> None:
         """Begin a segment: from now on the others' rounds run, whether this worker has called or not."""
@@ -186,8 +180,8 @@ class QuorumGradients(GradientRunner):
     def _put(self, one: GradientSum, *, changes: bool = False) -> None:
         """Make a result the parameters' gradients; with `changes` do to it what the script does to means."""
         self.sums.apply(one)
-        if changes and self.after_averaging is not None:
-            self.after_averaging()
+        if changes and (change := self.run.applier.after_averaging) is not None:
+            change()
 
     def _compare(self, *, warns: bool) -> None:
         """Warn where workers have applied their results with different settings; the collective thread rests here."""
@@ -231,13 +225,13 @@ class QuorumGradients(GradientRunner):
         """For reports: the steps before this segment; equal on all workers once they count."""
         return self.run.progress.step if (base := self._base) is None else base
 
-    def conclude(self) -> None:
-        """All have come to the end: no sum is under way on this runner's communicators any more."""
-        self._is_concluded = True
+    def settle(self, *, ends: bool = False) -> None:
+        """Where all have come to the end, no sum is under way on this runner's communicators any more."""
+        self._is_concluded = self._is_concluded or ends
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self.driver.close()
-        super().close()
+        super().close(failed=failed)
         self._thread.join(CLOSE_SECONDS)
         if self._is_concluded:  # else a sum that another worker never began would meet the next optimizer's
             _lines_in_use.get(self.run.reducer.world, set()).discard(self._line)
