@@ -91,27 +91,27 @@ def fail_after_confirm(round_):
 
 def ask_late(_round):
     """Let a worker that was started again come when the others have finished."""
-    original = Generations.begin
+    original = Generations.connect_all
 
-    def begin(self, reducers, state):
+    def connect_all(self, reducers, state):
         while not all(
             self.voting.notes.has(f"left/{rank}") for rank in range(self.world.size) if rank != self.world.rank
         ):
             time.sleep(0.01)
         original(self, reducers, state)
 
-    Generations.begin = begin
+    Generations.connect_all = connect_all
 
 
 def ask_when_awaited():
     """Let a worker that was started again come when another waits for it: after the loss, in a round that is known."""
-    original = Generations.begin
+    original = Generations.connect_all
 
-    def begin(self, reducers, state):
+    def connect_all(self, reducers, state):
         self.voting.notes.wait_for(AWAITED)
         original(self, reducers, state)
 
-    Generations.begin = begin
+    Generations.connect_all = connect_all
 
 
 def fail(_round):
@@ -152,7 +152,7 @@ INSTANTS = {
     "in the sum": lambda t: at(Reducer, "wait", lambda _, reduction: is_of(t, reduction)),
     "prepared": lambda t: at(Reducer, "agree", lambda _, kind, round_, _g, number, *a: is_confirm(t, round_, number)),
     "confirmed": lambda t: at(Reducer, "commit", lambda _, reduction, action: is_of(t, reduction)),
-    "in flight": lambda t: at(Generations, "carry_out", lambda _, turn, *a, **n: turn == t),
+    "in flight": lambda t: at(Generations, "wait", lambda _, flight, **n: not n and flight.turn == t),
     "applying": lambda t: at(GradientAverage, "_commit", lambda _, flight: flight.step == t),
     "at the end": lambda t: at(Generations, "wait", lambda _, flight, *, meets=False: meets and flight.step == t),
     "voting": lambda _: at(Voting, "await_view", lambda *_: True),
@@ -242,7 +242,11 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
                     means.append(weights())
         own = weights()
         said = {"in_stages": _sums_in_stages(optimizer)}
-        said |= {"reference": getattr(getattr(optimizer.runner, "reference", None), "round", None)}
+        said |= {
+            "reference": next(
+                (part.reference.round for part in getattr(optimizer.runner, "parts", []) if part.reference), None
+            )
+        }
         optimizer.finish()
         said |= {"rank": rank, "own": own, "end": weights(), "means": means, **optimizer.stats()}
         said |= {"seen": seen, "views": getattr(optimizer.run.membership, "views", [])}

@@ -128,11 +128,14 @@ class Part:
         Raises:
             PeerFailedError: a member is gone, or too late.
         """
-        flight, self.flight = self.flight, None
-        if flight is None:
+        if (flight := self.flight) is None:
             return False
         equal = False
-        for _, reduction in self.membership.wait(flight).sums or ():
+        try:
+            self.membership.wait(flight)
+        finally:  # until then it is what a worker that joins has to know
+            self.flight = None
+        for _, reduction in flight.sums or ():
             self._commit(flight, reduction)
             equal = self._makes_equal(reduction.group)
         flight.release_kept()
@@ -159,10 +162,11 @@ class Part:
         joins, named = self.membership.is_between, dict[str, torch.Tensor]()
         if self.run.host is not None:
             self.run.host.settle()
-        if self.flight is not None and not joins and (self._is_inside or self.reference is not None):
-            self.membership.arrive(self.flight)
-        if self.flight is not None and (self._is_inside or joins):
-            named |= state_of(self.flight, KEY, self.reducer.buckets, joins=joins)
+        flight = self.flight if self.flight in self.membership.flights else None
+        if flight is not None and not joins and (self._is_inside or self.reference is not None):
+            self.membership.arrive(flight)
+        if flight is not None and (self._is_inside or joins):
+            named |= state_of(flight, KEY, self.reducer.buckets, joins=joins)
         if self._is_inside and self.normalizes and not self.is_delayed:
             named |= {f"start/{index}": start for index, start in enumerate(self._starts)}
         if self.reference is not None:

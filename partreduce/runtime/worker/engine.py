@@ -54,7 +54,7 @@ class Engine:
         self._watch = GradientWatch(run.flat) if self.traits.averages_gradients and is_whole else None
         """Warns of gradients that were changed too early; None where that is refused, or was watched long enough."""
         self.model_use = ModelUseChecks(run, lambda: self.differs)
-        self.other_steps = ForeignStepCheck(run, runner, optimizer, lambda: self.has_local_gradients)
+        self.other_steps = ForeignStepCheck(run, optimizer, lambda: self.has_local_gradients)
         self.alike_data: DuplicateDataCheck | None = None
         """Where workers are processes: looks at the first gradients."""
         self.compare_starts: Callable[[], None] | None = None

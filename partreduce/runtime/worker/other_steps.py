@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from partreduce.runtime.averaging.bucket import Slot
 from partreduce.runtime.averaging.foreign import with_inner
-from partreduce.runtime.strategies.base import Run, Runner
+from partreduce.runtime.strategies.base import Run
 from partreduce.topo.errors import InputError
 
 
@@ -32,11 +32,9 @@ class _Share:
 class ForeignStepCheck:
     """Watches the model of one run from `attach` to `detach`."""
 
-    def __init__(
-        self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, has_local_gradients: Callable[[], bool]
-    ) -> None:
+    def __init__(self, run: Run, optimizer: torch.optim.Optimizer, has_local_gradients: Callable[[], bool]) -> None:
         """`has_local_gradients` says whether the gradients of the coming step are still to be averaged."""
-        self._run, self._runner, self._has_local_gradients = run, runner, has_local_gradients
+        self._run, self._has_local_gradients = run, has_local_gradients
         self._own = {id(one) for one in with_inner(optimizer)}
         self._shares: WeakKeyDictionary[torch.optim.Optimizer, _Share] = WeakKeyDictionary()
         self._has_stepped = False

@@ -29,8 +29,9 @@ def watching(own):
         applier=SimpleNamespace(is_stepping=False),
         flat=SimpleNamespace(slots=list),
         progress=SimpleNamespace(step=1),
+        traits=SimpleNamespace(measures_from_start=False),
     )
-    return ForeignStepCheck(run, SimpleNamespace(measures_from_start=False), own, lambda: True)
+    return ForeignStepCheck(run, own, lambda: True)
 
 
 @pytest.mark.usefixtures("_switching")
