@@ -18,7 +18,6 @@ import torch
 
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.flat_model import FlatModel
-from partreduce.runtime.averaging.gradient_watch import GradientWatch
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.elastic.generations import Generations
 from partreduce.runtime.liveness.survivors import Everyone
@@ -196,8 +195,6 @@ class GradientRunner(Runner):
 
     def __init__(self, run: Run) -> None:
         super().__init__(run)
-        self.watch: GradientWatch | None = GradientWatch(run.flat)
-        """Warns of gradients that were changed too early; None where that is refused, or was watched long enough."""
         self.after_averaging: Callable[[], object] | None = None
         """What the script does to a mean gradient before the step, where it said so; for those that it does not see."""
 

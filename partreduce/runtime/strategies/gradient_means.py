@@ -52,7 +52,6 @@ class GradientMeans(GradientRunner):
         transport = run.schedule.strategy.transport
         self.layers: LayerSender | None = None
         if transport.gradient_buckets is GradientBuckets.PER_LAYER:
-            self.watch = None  # what is changed after it has left is refused and not warned of
             self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, group, divisor=divisor)
             self.layers.clock = lambda: run.progress.step
             self.layers.settings = lambda: settings_of(run.applier.optimizer)

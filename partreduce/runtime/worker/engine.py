@@ -15,12 +15,9 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import torch
 
 from partreduce.runtime.averaging.gradients import own_gradients, unscale
+from partreduce.runtime.guard.guard import Guard
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
-from partreduce.runtime.sharding.modules import check_embeddings
 from partreduce.runtime.strategies.base import Run, Runner
-from partreduce.runtime.worker.alike_data import DuplicateDataCheck
-from partreduce.runtime.worker.model_use import ModelUseChecks
-from partreduce.runtime.worker.other_steps import ForeignStepCheck
 from partreduce.topo.errors import InputError
 
 AnyRunner = TypeVar("AnyRunner", bound=Runner)
@@ -43,12 +40,8 @@ class Engine(ABC, Generic[AnyRunner]):
         """Whether the worker has joined the run, and its script has still to come to the step that it goes on with."""
         self.data_epoch = (-1, 0)
         """The epoch of the data that is dealt by rounds, and the round with which it began."""
-        self._loads = run.flat.loads.count
         self._joining = False
-        self.model_use = ModelUseChecks(run, lambda: self.differs)
-        self.other_steps = ForeignStepCheck(run, runner, optimizer, lambda: self.has_local_gradients)
-        self.alike_data: DuplicateDataCheck | None = None
-        """Where workers are processes: looks at the first gradients."""
+        self.guard = Guard(self)
 
     @property
     def steps(self) -> int:
@@ -68,11 +61,7 @@ class Engine(ABC, Generic[AnyRunner]):
         """Go on from another step, with parameters that were loaded."""
         self._count(steps)
         self._batches_to_drop = 0
-        self._loads = self.run.flat.loads.count
-
-    def loads_were_undone(self, number: int) -> None:
-        """As many loads of the model have left it as it was."""
-        self._loads += number
+        self.guard.went_on()
 
     def catch_up(self) -> None:
         """The script begins anew and the run does not: the batches of the steps that others have taken are left out."""
@@ -161,7 +150,7 @@ class Engine(ABC, Generic[AnyRunner]):
         self.runner.leave("join")  # whoever waits here for the others' next round can answer nobody's group meanwhile
         self.uneven_inputs.ended()
         while self.uneven_inputs.another(self.round, self.runner.others.lost_workers):
-            self._check_changes(first=True)
+            self.guard.before_step(first=True)
             if (self.run.applier.changes_means or self.run.tables.clips) and after_averaging is None:
                 raise InputError(
                     "join: this worker's data ended, and it would go on with mean gradients as they are, while this "
@@ -187,49 +176,6 @@ class Engine(ABC, Generic[AnyRunner]):
     def _count(self, steps: int) -> None:
         self._progress.step = steps
         self.run.reducer.heartbeat.now = f"computes step {steps}", ()
-
-    def _look_at_data(self) -> None:
-        """Compare this worker's own gradients with the others'."""
-        if self.alike_data is not None and self.alike_data.look(slot.gradient for slot in self.run.flat.slots()):
-            self.alike_data = None
-
-    def _check_changes(self, *, first: bool) -> None:
-        """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
-        flat = self.run.flat
-        if self.model_use.is_due:
-            self.model_use.refuse()
-        flat.check(self.run.rank, self.optimizer)
-        if self._has_tables:
-            check_embeddings(self.run.tables)
-        if flat.loads.count != self._loads:
-            if harm := self.runner.harm_of_loading(self.round, first=first):
-                raise InputError(
-                    f"model: was loaded after a step, and strategy {self.run.schedule.strategy.kind!r} {harm}; "
-                    "call optimizer.load_state_dict(...) beside "
-                    "model.load_state_dict(...), on all workers (optimizer.state_dict() will do), to go on from there"
-                )
-            self._loads = flat.loads.count
-
-    def _check_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:  # noqa: ARG002 - of gradients
-        """Refuse what one process would decide by itself for others that do not."""
-        if self.run.flat.sharders.shards:
-            what = "skip: skips the step on this rank" if skip else "GradScaler: looks for infinities on this rank"
-            raise InputError(
-                f"{what} alone, which has a part of its replica's model; take bfloat16, which needs no scaler, "
-                "and to "
-                "drop a step call zero_grad() and step() on all ranks"
-            )
-        name = next((table.name for table in self.run.tables), "")
-        if name and skip:
-            raise InputError(
-                f"skip: the gradients of parameter {name!r} have reached the owners of its rows at the end of "
-                "backward(); call zero_grad() and step() on all workers to drop the step everywhere"
-            )
-        if name and found_inf is not None:
-            raise InputError(
-                f"GradScaler: finds infinities on one worker, and the rows of parameter {name!r} lie on all; use "
-                "bfloat16, which needs no scaler"
-            )
 
     def _prepare(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:
         """Make gradients what a step takes that is to be skipped, or that a GradScaler is at work on."""

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.gradient_watch import MeansWatch
 from partreduce.runtime.averaging.gradients import own_gradients
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
@@ -27,12 +26,9 @@ class GradientEngine(Engine[GradientRunner]):
         self, run: Run, runner: GradientRunner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs
     ) -> None:
         super().__init__(run, runner, optimizer, uneven_inputs)
-        self._means = MeansWatch(run.flat)
         self._in_place = False
         """Whether the gradients are means already."""
         self._arrived = Arrived()
-        self.compare_starts: Callable[[], None] | None = None
-        """Before the first step, where workers kept models of their own: refuses those that differ."""
 
     def go_on_from(self, steps: int) -> None:
         super().go_on_from(steps)
@@ -48,10 +44,11 @@ class GradientEngine(Engine[GradientRunner]):
     ) -> Any:  # noqa: ANN401 - what the closure returns
         """As in `Engine`. The closure is evaluated before the averaging; all workers take the step, or none does."""
         applier = self.run.applier
-        self._check_changes(first=True)
+        self.guard.before_step(first=True)
         is_plain = not skip and found_inf is None and scale is None
         if not is_plain:
-            self._check_unfit(skip=skip, found_inf=found_inf, scale=scale)
+            self.runner.check_unfit(skip=skip, scaled=found_inf is not None)
+            self.guard.special_step(skip=skip, found_inf=found_inf, scale=scale)
         if self._joining or self.is_behind:
             self.declare()
         applier.scaled = found_inf is not None
@@ -61,23 +58,15 @@ class GradientEngine(Engine[GradientRunner]):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-            self.model_use.refuse()
+            self.guard.after_closure()
             applier.evaluated = [loss]
         if self._in_place:
             self.runner.check_late()
-            self._means.refuse()
-            applier.changes_means = self._means.changed()
+            applier.changes_means = self.guard.means_changed()
             if applier.changes_means:
                 self.runner.check_changed_means()
         else:
-            if self.runner.watch is not None and not skip and not self.runner.watch.look(unscaled=applier.scaled):
-                self.runner.watch = None
-            if self.runner.after_averaging is not None:
-                raise InputError(
-                    "join: is given after_averaging, which workers do to means that they take without a step() of "
-                    "their own, and this step() would leave its means as they are; call optimizer.average_gradients() "
-                    "and the same function before step(), or leave after_averaging out"
-                )
+            self.guard.before_averaging(skip=skip)
             if skip:
                 self.optimizer.zero_grad(set_to_none=False)
             self._average()
@@ -94,7 +83,7 @@ class GradientEngine(Engine[GradientRunner]):
     def average_gradients(self) -> None:
         self.declare()
         self._average()
-        self._means.begin()
+        self.guard.after_averaging()
 
     def gather(self, *, apply: bool = True) -> None:
         """As in `Engine`.
@@ -121,12 +110,11 @@ class GradientEngine(Engine[GradientRunner]):
 
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
-        self._compare_starts()
+        self.guard.compare_starts()
         if self._has_tables:
             self.run.tables.close_step()
         own_gradients(self.run.flat.slots())
-        if self.alike_data is not None:
-            self._look_at_data()
+        self.guard.compare_data()
         self._in_place = True  # for functions that average unless that is done, such as clip_grad_norm_
         try:
             self._arrived = self.runner.average(self._progress.step)
@@ -135,11 +123,6 @@ class GradientEngine(Engine[GradientRunner]):
             raise
         if self._arrived.more:
             self._count(self._progress.step + self._arrived.more)
-
-    def _compare_starts(self) -> None:
-        compare, self.compare_starts = self.compare_starts, None
-        if compare is not None:
-            compare()
 
     def _take(self) -> None:
         """Step with the means that are in place."""
@@ -152,21 +135,21 @@ class GradientEngine(Engine[GradientRunner]):
         if self._has_tables:
             self.run.tables.stepped()
         self.runner.end_step(step)
-        self.other_steps.stepped()
+        self.guard.after_step()
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
         """A step with a gradient of zero."""
-        self._compare_starts()
+        self.guard.compare_starts()
         own_gradients(self.run.flat.slots())
         self.optimizer.zero_grad(set_to_none=False)
         if not self._serves_tables(after_averaging):
             return False
         self._arrived = self.runner.average(self._progress.step)
         if after_averaging is not None:
-            self._means.begin()
+            self.guard.after_averaging()
             with self._means_in_place():
                 after_averaging()
-            self.run.applier.changes_means = self._means.changed()
+            self.run.applier.changes_means = self.guard.means_changed()
         self._take()
         return True
 
@@ -177,22 +160,3 @@ class GradientEngine(Engine[GradientRunner]):
             yield
         finally:
             self._in_place = before
-
-    def _check_unfit(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        super()._check_unfit(skip=skip, found_inf=found_inf, scale=scale)
-        if skip and self._in_place:
-            raise InputError(
-                "skip: average_gradients() has put this step's gradients into those of all workers, who apply them; "
-                "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere"
-            )
-        self.runner.check_unfit(skip=skip, scaled=found_inf is not None)
-        if skip and self.run.applier.changes_means:
-            raise InputError(
-                "skip: would apply the mean gradient as it is, while this script changes it (clips it, say) after "
-                "average_gradients(); call zero_grad() and go on as in every other step instead"
-            )
-        if scale is not None and self._in_place and self.run.schedule.strategy.sync.delays_gradients:
-            raise InputError(
-                "average_gradients: the gradients that it sent still bore the GradScaler's scale, which is another one "
-                "when they come back; call scaler.unscale_(optimizer) before it"
-            )

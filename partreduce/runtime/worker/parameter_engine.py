@@ -20,7 +20,6 @@ class ParameterEngine(Engine[ParameterRunner]):
         self, run: Run, runner: ParameterRunner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs
     ) -> None:
         super().__init__(run, runner, optimizer, uneven_inputs)
-        self._is_torchs = type(optimizer).__module__.startswith("torch.optim.")
 
     @property
     def differs(self) -> bool:
@@ -36,13 +35,13 @@ class ParameterEngine(Engine[ParameterRunner]):
     ) -> Any:  # noqa: ANN401 - what the closure returns
         step, steps_per_round, loss = self._progress.step, self.run.steps_per_round, None
         round_, first = step // steps_per_round, step % steps_per_round == 0
-        self._check_changes(first=first)
+        self.guard.before_step(first=first)
         if skip or found_inf is not None or scale is not None:
-            self._check_unfit(skip=skip, found_inf=found_inf, scale=scale)
+            self.guard.special_step(skip=skip, found_inf=found_inf, scale=scale)
             self._prepare(skip=skip, found_inf=found_inf, scale=scale)
         self.declare()
-        if self.alike_data is not None and closure is None and not skip:
-            self._look_at_data()
+        if closure is None and not skip:
+            self.guard.compare_data()
         if self._has_tables:  # whose lookups, in the closure too, all workers do
             if closure is not None:
                 with torch.enable_grad():
@@ -55,14 +54,14 @@ class ParameterEngine(Engine[ParameterRunner]):
                 self.run.applier.plain_step()
             else:
                 loss = self.run.applier.plain_step(closure)
-                self.model_use.refuse()
+                self.guard.after_closure()
         self._count(step + 1)
         if self._has_tables:
             self.run.tables.stepped()
         self.runner.end_step(step)
-        if self._progress.step % steps_per_round == 0:
-            if not self._is_torchs:
-                self.run.flat.check(self.run.rank)  # again: the step may have given a parameter other memory
+        ends_round = self._progress.step % steps_per_round == 0
+        self.guard.after_step(ends_round=ends_round)
+        if ends_round:
             self._end_round(step, round_)
         return loss
 
