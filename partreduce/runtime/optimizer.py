@@ -221,7 +221,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not run.alone and not has_joined:  # who joins gets the rules of the others
             self._copy_masks(are_equal=broadcast)
         if not broadcast and not run.alone and isinstance(self.engine, GradientEngine):
-            self.engine.guard.start_of_others = self._starts
+            self.engine.guard.starts = self._starts
         if tables:
             with _connecting(run.reducer.world, run.reducer.heartbeat):
                 tables.connect(run.reducer, self.schedule.cluster, self.ending.guard, self.engine)

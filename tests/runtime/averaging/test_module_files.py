@@ -15,7 +15,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import partreduce
-from partreduce.runtime.averaging.module_hook import NOTHING
+from partreduce.runtime.guard.guard import NOTHING
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
