@@ -48,7 +48,8 @@ class Guard(Facts):
         before, averaging = checks_at(Moment.BEFORE_STEP), checks_at(Moment.BEFORE_AVERAGING)
         if not self._is_early and not self.always:
             before, averaging = (tuple(row for row in rows if row.when is When.ALWAYS) for rows in (before, averaging))
-        self._before_step, self._before_averaging = before, averaging
+        self._before_averaging = averaging
+        self._before_step = tuple((row.look, row) for row in before)
 
     # From wrapping to the end.
 
@@ -127,9 +128,13 @@ class Guard(Facts):
         if not self.steps:
             self.frozen = self.frozen_now()
         self.steps += 1
-        self.prepare()
-        for row in self._before_step:
-            row(self)
+        if self.is_sharded:
+            self.prepare()
+        if self.always:
+            self.groups = None
+        for look, row in self._before_step:
+            if (found := look(self)) is not None:
+                row.report(found)
 
     def after_closure(self) -> None:
         """The closure of a step was called, with a forward pass of its own."""

@@ -29,6 +29,7 @@ class Layout:
         self, flat: FlatModel, rank: int, optimizer: torch.optim.Optimizer, tables: Tables | None = None
     ) -> None:
         self.flat, self.rank, self.optimizer, self.tables = flat, rank, optimizer, tables
+        self.is_sharded = flat.sharders.shards
         places = [
             (module, name, slot) for bucket in flat.buckets for slot in bucket.slots for module, name in slot.owners
         ]
@@ -67,13 +68,13 @@ class Layout:
             InputError: naming the parameter, the module or the buffer.
         """
         self.prepare()
-        self.groups = None
+        self.groups = None  # so that every parameter of them is looked at
         for row in LAYOUT:
             row(self)
 
     def prepare(self) -> None:
         """Have shards of a replica in their own memory."""
-        if self.flat.sharders.shards:
+        if self.is_sharded:
             self.flat.sharders.reshard()
 
 

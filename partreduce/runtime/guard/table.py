@@ -27,31 +27,36 @@ Found: TypeAlias = "Mapping[str, object] | None"
 class Moment(StrEnum):
     """When something can be looked at, in the order of a run."""
 
-    WRAP_OPTIMIZER = "wrapping: the optimizer"
-    WRAP_MODEL = "wrapping: the model"
-    WRAP_RUN = "wrapping: the run"
-    ADD_GROUP = "add_param_group()"
-    FORWARD = "forward pass"
-    SAVE = "state_dict() or pickling of the model"
-    BEFORE_STEP = "before a step"
-    SPECIAL_STEP = "a step that is skipped or scaled"
-    FIRST_AVERAGE = "before the first average"
-    BEFORE_AVERAGING = "before step() averages gradients"
-    AFTER_AVERAGING = "a step after average_gradients()"
-    OPTIMIZER_STEP = "a step of any torch optimizer"
-    AFTER_STEP = "after a step"
-    MEETING = "mean_model(), finish(), save_checkpoint()"
+    WRAP_OPTIMIZER = "Wrapping: the optimizer"
+    WRAP_MODEL = "Wrapping: the model"
+    WRAP_RUN = "Wrapping: the run"
+    ADD_GROUP = "`add_param_group()`"
+    FORWARD = "Forward pass"
+    SAVE = "`state_dict()` or pickling of the model"
+    BEFORE_STEP = "Before a step"
+    SPECIAL_STEP = "Before a step that is skipped or scaled"
+    FIRST_AVERAGE = "Before the first average"
+    BEFORE_AVERAGING = "Before `step()` averages gradients"
+    AFTER_AVERAGING = "Before a step after `average_gradients()`"
+    OPTIMIZER_STEP = "Before a step of any torch optimizer"
+    AFTER_STEP = "After the last step of a round"
+    MEETING = "Where all meet"
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether it comes in each step, so that a check there costs time in each step."""
+        return self in (Moment.BEFORE_STEP, Moment.BEFORE_AVERAGING, Moment.AFTER_STEP)
 
 
 class When(StrEnum):
     """In which steps a check runs at its moment."""
 
-    ALWAYS = "always"
+    ALWAYS = "every step"
     FIRST_STEPS = "first 3 steps"
     FIRST_STEP = "first step"
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Check:
     """One row."""
 
@@ -73,10 +78,14 @@ class Check:
             InputError: there is something, and this check refuses it.
         """
         if (found := self.look(*facts)) is not None:
-            text = self.message.format_map(found)
-            if not self.warns:
-                raise InputError(text)
-            warn_user(f"partreduce{text}" if text.startswith((":", ".")) else f"partreduce: {text}")
+            self.report(found)
+
+    def report(self, found: Mapping[str, object]) -> None:
+        """Refuse or warn of what `look` found."""
+        text = self.message.format_map(found)
+        if not self.warns:
+            raise InputError(text)
+        warn_user(f"partreduce{text}")
 
 
 TABLE: list[Check] = []

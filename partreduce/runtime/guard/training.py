@@ -253,7 +253,7 @@ def loaded_in_mean_model(undone: int) -> Found:
 )
 def rank_of_a_sharded_model_alone(facts: Facts, step: Special) -> Found:
     """Whether the model is sharded over ranks."""
-    if not facts.flat.sharders.shards:
+    if not facts.is_sharded:
         return None
     return {
         "what": "skip: skips the step on this rank" if step.skip else "GradScaler: looks for infinities on this rank"

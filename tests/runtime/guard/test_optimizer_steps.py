@@ -26,6 +26,7 @@ def watching(own):
     """The guard of a run of which nothing is asked but whether it is at work."""
     model = torch.nn.Module()
     flat = SimpleNamespace(slots=list, buckets=[], apart={}, frozen_names={}, model=model, named_frozen=list)
+    flat.sharders = SimpleNamespace(shards=False)
     run = SimpleNamespace(
         alone=False,
         rank=0,
