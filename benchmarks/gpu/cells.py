@@ -250,7 +250,7 @@ def train(
             taken += 1
         waits = device.host_waits - waits
         if local:
-            optimizer.engine.other_steps.detach()  # which refuses steps of the plain optimizer
+            optimizer.engine.guard.detach()  # which refuses steps of the plain optimizer
         for inputs, targets in batches[steps : steps + local]:
             step(model, optimizer.optimizer, inputs, targets)
         if finish:

@@ -18,9 +18,10 @@ import torch
 from partreduce.planner.model_tables import tables_of
 from partreduce.planner.routes import check_unpriced, choose_routes
 from partreduce.planner.table_prices import APPLYING
-from partreduce.runtime.arguments import checked_model, checked_timeout
+from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.guard.wrapping import check_module, check_optimizer, schedule_for_other_workers
 from partreduce.runtime.liveness.awaited_texts import decided
-from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, check_other_num_workers, unwrapped
+from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.found import embeddings_of
 from partreduce.runtime.sharding.touched import Seen, gather_texts, shares, told, touched_here
@@ -88,7 +89,7 @@ def parallelize_embeddings(
             DistributedOptimizer refuses.
         PartreduceError: as DistributedOptimizer's.
     """
-    model, optimizer = checked_model(model), unwrapped(optimizer)
+    model, optimizer = check_module(model), check_optimizer(optimizer)
     schedule, links = _schedule(where)
     codecs = _codecs(table_codec, schedule)
     reasons: tuple[str, ...] = ()
@@ -98,7 +99,7 @@ def parallelize_embeddings(
         reached = world or default_world(
             _device_of(model), timedelta(seconds=checked_timeout(timeout)), lambda _s, _r, _n: None
         )
-        check_other_num_workers(schedule, reached)
+        schedule_for_other_workers(reached, schedule)
         decision = _decided(
             reached,
             timeout,

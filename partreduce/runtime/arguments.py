@@ -34,20 +34,6 @@ def checked_timeout(timeout: float) -> float:
     return float(timeout)
 
 
-def checked_model(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, if it is one.
-
-    Raises:
-        InputError: something else, such as its parameters, or one that averages already.
-    """
-    import torch
-
-    of_type(model, torch.nn.Module, "model", "pass the torch.nn.Module whose parameters the optimizer trains")
-    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
-        raise InputError("model: is wrapped in DistributedDataParallel, which averages by itself; pass the bare module")
-    return model
-
-
 def checked_number(place: str, value: float | torch.Tensor) -> float:
     """One number, of Python's or of torch's.
 

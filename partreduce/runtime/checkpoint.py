@@ -73,7 +73,7 @@ def save_checkpoint(
     if optimizer.engine.is_behind:
         return directory
     run = optimizer.run
-    run.flat.check(run.rank)
+    optimizer.engine.guard.meeting()
     ending.guard(lambda: optimizer.engine.pause("save_checkpoint()"))
     if optimizer.steps % run.steps_per_round and not run.traits.saves_inside_rounds:
         last = (optimizer.round + 1) * run.steps_per_round
@@ -206,7 +206,7 @@ def load_checkpoint(
     """
     directory = _checked_arguments("load_checkpoint", optimizer, directory)
     optimizer.ending.check_unless_running("save or load a checkpoint")
-    optimizer.engine.model_use.asks_for_checkpoint = True
+    optimizer.engine.guard.asks_for_checkpoint = True
     if optimizer.engine.is_behind:
         return None
     optimizer.ending.guard(lambda: optimizer.engine.pause("load_checkpoint()"))

@@ -22,6 +22,9 @@ GENERATOR_KEYS = "PARTREDUCE_GENERATOR_KEYS"
 OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"
 """Set to 1, CUDA tensors are averaged over gloo, through host memory: for tests of several processes on one GPU."""
 
+CHECK = "PARTREDUCE_CHECK"
+"""Set to `always`, every check for misuse runs in every step (see `guard.table`)."""
+
 # What torchrun sets, and `partreduce run` too.
 RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
 LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"

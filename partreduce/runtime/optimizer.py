@@ -16,7 +16,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from partreduce.runtime.arguments import (
     checked_directory,
     checked_mesh,
-    checked_model,
     checked_number,
     checked_steps,
     checked_timeout,
@@ -27,7 +26,6 @@ from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
-from partreduce.runtime.averaging.foreign import FOLLOWS, check_foreign_optimizer
 from partreduce.runtime.averaging.mean_model import restore_local_values, squared_distance
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
@@ -36,6 +34,7 @@ from partreduce.runtime.elastic.generations import Generations, generations_of
 from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes, warn_nodes_missing
 from partreduce.runtime.elastic.voting import joins
+from partreduce.runtime.guard.wrapping import check_model, check_module, check_optimizer, check_run
 from partreduce.runtime.launcher.last_line import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
@@ -56,13 +55,11 @@ from partreduce.runtime.transport.torch_api import torch_compile_disable
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
-from partreduce.runtime.worker.alike_data import DuplicateDataCheck
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
 from partreduce.runtime.worker.elastic_support import supports_elastic
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.meeting import Meeting
-from partreduce.runtime.worker.multi_optimizer_check import check_other_worker_steps
 from partreduce.runtime.worker.stats import Stats, Writer, stats_of, write_stats
 from partreduce.topo.errors import InputError, PartreduceError, of_type
 from partreduce.topo.schedule import Schedule
@@ -135,8 +132,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Why each table goes its way, where `partreduce.parallelize_embeddings` chose."""
         install_excepthook(own_process=world is None)
         # The base class is not initialized: everything it would hold is the wrapped optimizer's (see __getattr__).
-        self.optimizer = unwrapped(optimizer)
-        model, timeout = checked_model(model), checked_timeout(timeout)
+        self.optimizer = check_optimizer(optimizer)
+        model, timeout = check_module(model), checked_timeout(timeout)
         self.planned, world, trace = read_schedule(schedule), checked_world(world), checked_directory("trace", trace)
         self.schedule = schedule_for_present_nodes(self.planned) if world is None else self.planned
         policies = Policies.chosen(buffers, optimizer_state, initial, outer_state)
@@ -144,12 +141,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         replica = replica_of(model, checked_mesh(mesh, world), self.schedule)
         alone = is_alone(world, mesh)
         tables = Tables() if alone else find_tables(model, self.optimizer, self.schedule)
+        check_model(model, self.optimizer, apart := layout_of(tables))
         flat = FlatModel(
             model,
             self.optimizer,
             policies.buffers,
             policies.optimizer_state,
-            layout_of(tables),
+            apart,
             fragments=self.schedule.strategy.payload.fragments,
         )
         device = flat.buckets[0].device
@@ -165,9 +163,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             log_single_process(self.schedule)
             reached = agreed.world
         else:
-            check_other_num_workers(self.schedule, agreed.world)
+            check_run(agreed.world, self)
             check_other_shapes(tables, self.schedule)
-            check_other_worker_steps(agreed.world, self)
             reached = formed(agreed.world, group_algorithm, self.schedule.cluster)
         own_process = world is None and not alone
         lives_on = own_process and supports_elastic(plan, reached, agreed.key, tables, replica)
@@ -207,7 +204,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             warn_nodes_missing(self.planned, self.schedule)
         self.engine = Engine(self.run, self.runner, self.optimizer, uneven_inputs)
         if own_process and policies.broadcast:
-            self.engine.alike_data = DuplicateDataCheck(reached.store, agreed.key, reached.size)
+            self.engine.guard.compares_data(reached.store, agreed.key, reached.size)
         self.ending = Ending(self.run, self.engine, own_process=own_process)
         self._one_step = threading.Lock()
         self.meeting = Meeting(self.run, self.ending)
@@ -223,15 +220,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not run.alone and not has_joined:  # who joins gets the rules of the others
             self._copy_masks(are_equal=broadcast)
         if not broadcast and run.traits.averages_gradients:
-            self.engine.compare_starts = self._check_different_starts
+            self.engine.guard.starts = self._starts
         if tables:
             with _connecting(run.reducer.world, run.reducer.heartbeat):
                 tables.connect(run.reducer, self.schedule.cluster, self.ending.guard, self.engine)
             spread(tables, self.optimizer, broadcast=broadcast)
         for parameter in model.parameters():
             _optimizers[parameter] = ref(self)
-        self.engine.model_use.attach()
-        self.engine.other_steps.attach()
+        self.engine.guard.attach()
         if isinstance(generations := run.membership, Generations):
             reducers = (*run.mean_reducers, *self.runner.reducers)
             self.ending.guard(lambda: generations.connect_all(reducers, self._handover))
@@ -245,16 +241,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 seen = self.meeting.exchange("buffers", seen[0])
         flat.copy_masks(flat.masks_among(seen))
 
-    def _check_different_starts(self) -> None:
-        """Refuse models that begin apart and, with equal gradients, would stay so."""
+    def _starts(self) -> list[dict[str, str]]:
+        """Fingerprints of the models with which all workers begin."""
         with self.run.reducer.heartbeat.gathering("the first step", self.round):
-            said = self.meeting.exchange("start", {"model": digest_of(self.run.flat.arrays())})
-        apart = [rank for rank, one in enumerate(said) if one != said[0]]
-        if apart:
-            raise InputError(
-                f"initial='keep': worker {apart[0]} starts from another model than worker 0, and averaged gradients "
-                "would keep them apart; use 'broadcast', or load the same model on all workers"
-            )
+            return self.meeting.exchange("start", {"model": digest_of(self.run.flat.arrays())})
 
     @property
     def round(self) -> int:
@@ -336,6 +326,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         self._step(None, skip=True)
 
+    follows_a_schedule = True
+    """So that nobody wraps it again."""
     _step_supports_amp_scaling = True
     """Tells GradScaler to always call step() and to leave its verdict in `found_inf` and `grad_scale` here."""
 
@@ -413,7 +405,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.engine.is_behind:
             yield run.flat.model
             return
-        run.flat.check(run.rank)
+        self.engine.guard.meeting()
         with self.ending.guarded():
             with as_usual():
                 self.engine.pause("mean_model")
@@ -423,7 +415,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                     own = until_after.enter_context(restore_local_values(run.flat, run.rank))
                     membership = self.runner.membership
                     members = membership.gathered("mean_model()")
-                    with self.ending.looking_for_differences():
+                    with self.engine.guard.comparing_models():
                         if not membership.may_change:
                             self.meeting.exchange("mean_model()", {}, members)  # nobody is elsewhere any more
                         membership.average_model(run.mean_reducers, members, self.steps, self.round)
@@ -570,15 +562,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         parameters = param_group["params"]
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)  # a generator is read once
-        for entry in listed:
-            parameter = entry[1] if isinstance(entry, tuple) else entry  # torch takes (name, parameter) as well
-            if not self.run.flat.holds(parameter):
-                raise InputError(
-                    f"add_param_group: a parameter of shape {list(parameter.shape)} was not trainable, or not in the "
-                    "model, when DistributedOptimizer was made; unfreeze first, then wrap"
-                )
         group = {**param_group, "params": listed}
-        self.run.flat.check_unforeseen(self.optimizer, group)
+        self.engine.guard.check_group(group)
         self.optimizer.add_param_group(group)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - anything
@@ -670,27 +655,3 @@ def optimizer_of(parameter: torch.Tensor) -> DistributedOptimizer | None:
     """Who averages the gradient of a parameter; None where nobody does."""
     owner: DistributedOptimizer | None = _optimizers[parameter]() if parameter in _optimizers else None
     return owner
-
-
-def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, if it is one of torch's that follows no schedule yet.
-
-    Raises:
-        InputError: anything else.
-    """
-    if isinstance(optimizer, DistributedOptimizer):
-        raise InputError("optimizer: is a DistributedOptimizer already; wrap the plain optimizer once")
-    of_type(optimizer, torch.optim.Optimizer, "optimizer", "it must be one torch.optim.Optimizer")
-    if hasattr(optimizer.step, FOLLOWS):
-        raise InputError("optimizer: follows a schedule already, by partreduce.attach; use what that returned")
-    check_foreign_optimizer(optimizer)
-    return optimizer
-
-
-def check_other_num_workers(schedule: Schedule, world: World) -> None:
-    """Refuse a schedule for another number of workers than there are."""
-    if schedule.num_workers != world.size:
-        raise InputError(
-            f"schedule {schedule.name!r}: is for {schedule.num_workers} workers and this run has "
-            f"{world.size}; start {schedule.num_workers} or design a schedule for {world.size}"
-        )

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.foreign import FOLLOWS
+from partreduce.runtime.guard.wrapping import FOLLOWS
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.schedule import Schedule
 

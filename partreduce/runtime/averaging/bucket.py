@@ -224,3 +224,14 @@ def aligned(count: int, dtype: torch.dtype) -> int:
     """The next length at which an array of this dtype may end, so that the next one begins on a cache line."""
     unit = max(1, ALIGN_BYTES // dtype.itemsize)
     return -(-count // unit) * unit
+
+
+def stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The numbers of a tensor that are in memory: an expanded one (`mask.expand(8, n, n)`) repeats them.
+
+    What is written into it is written into all repetitions.
+    """
+    if tensor.layout is not torch.strided or 0 not in tensor.stride():
+        return tensor
+    once = (slice(0, 1) if stride == 0 else slice(None) for stride in tensor.stride())
+    return tensor.detach()[tuple(once)]

@@ -129,30 +129,33 @@ class BufferSpec(NamedTuple):
         return cls(tuple(buffer.shape), buffer.dtype, buffer.layout)
 
 
-def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> None:
-    """Check that a buffer has the form that it had `then`; a float may become a float of another width.
+def change_of(buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> str:
+    """How a buffer of worker `rank` differs from the form that it had `then`, and what to do; empty where it does not.
 
-    Raises:
-        InputError: worker `rank` has removed it, or has given it a shape, dtype or layout that others' do not have.
+    A float may become a float of another width.
     """
     if buffer is None:
-        raise InputError(
-            f"buffer {name!r}: was removed on worker {rank}, and was there {then}; keep it, or remove it on every "
-            f"worker {BEFORE}"
-        )
+        return f"was removed on worker {rank}, and was there {then}; keep it, or remove it on every worker {BEFORE}"
     if buffer.shape != spec.shape:
-        raise InputError(
-            f"buffer {name!r}: has the shape {list(buffer.shape)} on worker {rank} now, and had {list(spec.shape)} "
-            f"{then}; keep its size, or give it the new one on every worker {BEFORE}"
+        return (
+            f"has the shape {list(buffer.shape)} on worker {rank} now, and had {list(spec.shape)} {then}; keep its "
+            f"size, or give it the new one on every worker {BEFORE}"
         )
     if buffer.layout is not spec.layout:
         now, was = ("sparse", "dense") if spec.layout is torch.strided else ("dense", "sparse")
-        raise InputError(
-            f"buffer {name!r}: is {now} on worker {rank} now, and was {was} {then}; keep it {was}, or make it {now} "
-            f"on every worker {BEFORE}"
+        return (
+            f"is {now} on worker {rank} now, and was {was} {then}; keep it {was}, or make it {now} on every worker "
+            f"{BEFORE}"
         )
     if buffer.dtype is not spec.dtype and not (buffer.dtype in AVERAGED and spec.dtype in AVERAGED):
-        raise InputError(
-            f"buffer {name!r}: is {buffer.dtype} on worker {rank} now, and was {spec.dtype} {then}; keep its dtype, or "
-            f"convert it on every worker {BEFORE}"
+        return (
+            f"is {buffer.dtype} on worker {rank} now, and was {spec.dtype} {then}; keep its dtype, or convert it on "
+            f"every worker {BEFORE}"
         )
+    return ""
+
+
+def check_spec(name: str, buffer: torch.Tensor | None, spec: BufferSpec, rank: int, then: str = AT_WRAPPING) -> None:
+    """Raise InputError where a buffer has changed its form."""
+    if change := change_of(buffer, spec, rank, then):
+        raise InputError(f"buffer {name!r}: {change}")

@@ -241,24 +241,6 @@ def is_routed(module: Embeddings) -> bool:
     return forward in (TableEmbedding.forward, TableEmbeddingBag.forward) and "forward" not in module.__dict__
 
 
-def check_embeddings(tables: Tables) -> None:
-    """Check that all embeddings still look their rows up by their tables' routes. O(number of modules).
-
-    Raises:
-        InputError: naming this worker and the parameter.
-    """
-    if not tables.is_connected:
-        return
-    for table in tables:
-        for module in table.modules:
-            if module.weight is not table.parameter or not is_routed(module):
-                raise InputError(
-                    f"worker {tables.rank}: parameter {table.name!r}: its embedding was changed after "
-                    "DistributedOptimizer was made (another weight, class or forward), so its rows would neither "
-                    "be looked up nor trained; change the model first, then wrap"
-                )
-
-
 def handle_of(module: torch.nn.Module) -> Handle | None:
     """What ties a module to a table; None for a module like any other."""
     handle = module.__dict__.get(ATTRIBUTE)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch.distributed as dist
 
-from partreduce.runtime.averaging.mean_model import average_model, has_moved, sample_of
+from partreduce.runtime.averaging.mean_model import average_model
 from partreduce.runtime.elastic.generations import Generations
 from partreduce.runtime.launcher.last_line import explain_by
 from partreduce.runtime.strategies.base import Run
@@ -49,7 +49,6 @@ class Ending:
         self.run, self.engine = run, engine
         self.state = RUNNING
         self._own_process = own_process
-        self._has_warned = False
         self._refused = (-1, "")
         """The step in which a call was refused, and why: a script may catch it and end, and the others wait.
 
@@ -95,35 +94,12 @@ class Ending:
     def evaluating(self) -> Iterator[None]:
         """Inside, no step may be taken."""
         self.state = EVALUATING
-        self.engine.model_use.warn_if_frozen_changed()
-        self.engine.model_use.detach()
-        loads = self.run.flat.loads.count
         try:
-            yield
+            with self.engine.guard.paused():
+                yield
         finally:
-            self.engine.model_use.attach()
-            if undone := self.run.flat.loads.count - loads:
-                self.engine.loads_were_undone(undone)
-                warn_user(
-                    "partreduce: model.load_state_dict() inside mean_model() lasts until its end, where each worker "
-                    "gets its own model back; to go on from what is loaded, call it after that"
-                )
             if self.state == EVALUATING:
                 self.state = RUNNING
-
-    @contextlib.contextmanager
-    def looking_for_differences(self) -> Iterator[None]:
-        """Around a mean over all: where models should be equal, say once that this worker's was not."""
-        flat, expected = self.run.flat, self.engine.traits.keeps_equal
-        before = sample_of(flat) if expected and not self._has_warned else []
-        yield
-        if before and has_moved(flat, before):
-            self._has_warned = True
-            warn_user(
-                f"partreduce: step {self.engine.steps}: worker {self.run.rank}'s model is not the mean of all, though "
-                "this schedule averages gradients, which keeps models equal: something changed it, its gradients or "
-                "its optimizer on some workers only; do that alike on all, or average parameters (steps_per_round > 1)"
-            )
 
     def finish(self) -> None:
         """Meet all others after the same round, make the model their mean, and close everything.
@@ -136,8 +112,7 @@ class Ending:
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
         self.engine.pause("finish")
         run, runner, round_ = self.run, self.engine.runner, self.engine.round
-        run.flat.check(run.rank)
-        self.engine.model_use.warn_if_frozen_changed()
+        self.engine.guard.meeting()
         members = self.engine.uneven_inputs.meet(round_, runner.membership.lost_workers)
         runner.settle(ends=True)
         # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
@@ -148,11 +123,10 @@ class Ending:
         else:
             runner.drain()
             runner.membership.connect(members, "finish")
-            with self.looking_for_differences():
+            with self.engine.guard.comparing_models():
                 average_model(run.mean_reducers, members, self.engine.steps, round_ - 1)
         self.state = FINISHED
-        self.engine.model_use.detach()
-        self.engine.other_steps.detach()
+        self.engine.guard.detach()
         self._warn_if_apart(round_)
         runner.close()
         run.reducer.heartbeat.stop()
@@ -180,8 +154,7 @@ class Ending:
         if self.state in (FINISHED, BROKEN):
             return
         self.state = BROKEN
-        self.engine.model_use.detach()
-        self.engine.other_steps.detach()
+        self.engine.guard.detach()
         world, heartbeat = self.run.reducer.world, self.run.reducer.heartbeat
         world.abandon()
         self.engine.runner.close(failed=True)

@@ -13,20 +13,12 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.averaging.gradient_watch import GradientWatch, MeansWatch
 from partreduce.runtime.averaging.gradients import own_gradients, unscale
 from partreduce.runtime.averaging.in_flight import State
+from partreduce.runtime.guard.guard import Guard
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
-from partreduce.runtime.sharding.modules import check_embeddings
 from partreduce.runtime.strategies.base import ON_TIME, Arrived, Asked, Run, Runner
-from partreduce.runtime.worker.alike_data import DuplicateDataCheck
-from partreduce.runtime.worker.model_use import ModelUseChecks
-from partreduce.runtime.worker.other_steps import ForeignStepCheck
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.axes import GradientBuckets
-
-ADDS_PROGRESS = "would send the difference to the others as progress"
-TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other parameters"
 
 
 class Engine:
@@ -36,7 +28,6 @@ class Engine:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
         self.traits = run.traits
         self._has_tables, self._progress = bool(run.tables), run.progress
-        self._is_torchs = type(optimizer).__module__.startswith("torch.optim.")
         self.skipped = 0
         """Steps that were not taken because the worker skipped ahead to its neighbors."""
         self._batches_to_drop = 0
@@ -48,17 +39,7 @@ class Engine:
         self._arrived: Arrived | None = None
         """What `average_gradients()` has put in the place of this step's gradients, or is about to; else None."""
         self._are_equal = False
-        self._loads = run.flat.loads.count
-        self._means = MeansWatch(run.flat)
-        is_whole = run.schedule.strategy.transport.gradient_buckets is not GradientBuckets.PER_LAYER
-        self._watch = GradientWatch(run.flat) if self.traits.averages_gradients and is_whole else None
-        """Warns of gradients that were changed too early; None where that is refused, or was watched long enough."""
-        self.model_use = ModelUseChecks(run, lambda: self.differs)
-        self.other_steps = ForeignStepCheck(run, optimizer, lambda: self.has_local_gradients)
-        self.alike_data: DuplicateDataCheck | None = None
-        """Where workers are processes: looks at the first gradients."""
-        self.compare_starts: Callable[[], None] | None = None
-        """Before the first step, where workers kept models of their own: refuses those that differ."""
+        self.guard = Guard(self)
 
     @property
     def steps(self) -> int:
@@ -102,10 +83,11 @@ class Engine:
         Raises:
             InputError: a model or optimizer that was changed, or gradients that are to be skipped and are averaged.
         """
-        self._check_changes()
+        self.guard.before_step()
         scaled = found_inf is not None
         if skip or scaled or scale is not None:
-            self._check_unfit(skip=skip, scaled=scaled, scale=scale)
+            self.runner.check_step(Asked(skip=skip, scaled=scaled))
+            self.guard.special_step(skip=skip, found_inf=found_inf, scale=scale)
             own_gradients(self.run.flat.slots())
             if scaled and scale is not None:
                 unscale(self.optimizer, scale)
@@ -120,23 +102,15 @@ class Engine:
         applier.scaled = scaled
         if closure is not None:
             loss = self._evaluated(closure)
-            self.model_use.refuse()
+            self.guard.after_closure()
             applier.evaluated = [loss]
         if self._arrived is not None:
             self.runner.check_step(Asked(early=True))
-            self._means.refuse()
-            applier.changes_means = self._means.changed()
+            applier.changes_means = self.guard.means_changed()
             if applier.changes_means:
                 self.runner.check_step(Asked(changed=True))
         else:
-            if self._watch is not None and not skip and not self._watch.look(unscaled=scaled):
-                self._watch = None
-            if applier.after_averaging is not None:
-                raise InputError(
-                    "join: is given after_averaging, which workers do to means that they take without a step() of "
-                    "their own, and this step() would leave its means as they are; call optimizer.average_gradients() "
-                    "and the same function before step(), or leave after_averaging out"
-                )
+            self.guard.before_averaging(skip=skip)
             if skip:
                 self.optimizer.zero_grad(set_to_none=False)
             self._average()
@@ -147,8 +121,8 @@ class Engine:
 
     def _step_by_own_gradients(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401
         step, loss = self._progress.step, None
-        if self.alike_data is not None and closure is None and not skip:
-            self._look_at_data()
+        if closure is None and not skip:
+            self.guard.compare_data()
         if self._has_tables:  # whose lookups, in the closure too, all workers do
             if closure is not None:
                 loss, closure = self._evaluated(closure), None
@@ -159,12 +133,11 @@ class Engine:
                 self.run.applier.plain_step()
             else:
                 loss = self.run.applier.plain_step(closure)
-                self.model_use.refuse()
+                self.guard.after_closure()
         self._count(step + 1)
         if self._has_tables:
             self.run.tables.stepped()
-        if not self._is_torchs and self._progress.step % self.run.steps_per_round == 0:
-            self.run.flat.check(self.run.rank)  # again: the step may have given a parameter other memory
+        self.guard.after_step(ends_round=(step + 1) % self.run.steps_per_round == 0)
         self._end(step)
         return loss
 
@@ -173,16 +146,15 @@ class Engine:
         if self._joining or self.is_behind:
             self.declare()
         self._average()
-        self._means.begin()
+        self.guard.after_averaging()
 
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
-        self._compare_starts()
+        self.guard.compare_starts()
         if self._has_tables:
             self.run.tables.close_step()
         own_gradients(self.run.flat.slots())
-        if self.alike_data is not None:
-            self._look_at_data()
+        self.guard.compare_data()
         self._arrived = ON_TIME  # for functions that average unless that is done, such as clip_grad_norm_
         try:
             self._arrived = self.runner.begin(self._progress.step)
@@ -205,7 +177,7 @@ class Engine:
         if self._has_tables:
             self.run.tables.stepped()
         self._end(step)
-        self.other_steps.stepped()
+        self.guard.after_step()
 
     def _end(self, step: int) -> None:
         """What the schedule asks for after a step; steps of rounds that the runner skips count as taken."""
@@ -222,19 +194,9 @@ class Engine:
         with torch.enable_grad():
             return closure()
 
-    def _compare_starts(self) -> None:
-        compare, self.compare_starts = self.compare_starts, None
-        if compare is not None:
-            compare()
-
     def _count(self, steps: int) -> None:
         self._progress.step = steps
         self.run.reducer.heartbeat.now = f"computes step {steps}", ()
-
-    def _look_at_data(self) -> None:
-        """Compare this worker's own gradients with the others'."""
-        if self.alike_data is not None and self.alike_data.look(slot.gradient for slot in self.run.flat.slots()):
-            self.alike_data = None
 
     # Where workers meet.
 
@@ -258,12 +220,8 @@ class Engine:
         """Go on from another step, with parameters that were loaded."""
         self._count(steps)
         self._batches_to_drop = 0
-        self._loads = self.run.flat.loads.count
+        self.guard.went_on()
         self._arrived, self.run.applier.changes_means = None, False
-
-    def loads_were_undone(self, number: int) -> None:
-        """As many loads of the model have left it as it was."""
-        self._loads += number
 
     def catch_up(self) -> None:
         """The script begins anew and the run does not: the batches of the steps that others have taken are left out."""
@@ -322,7 +280,7 @@ class Engine:
             return
         self.uneven_inputs.ended()
         while self.uneven_inputs.another(self.round, self.runner.membership.lost_workers):
-            self._check_changes()
+            self.guard.before_step()
             if (self.run.applier.changes_means or self.run.tables.clips) and after_averaging is None:
                 raise InputError(
                     "join: this worker's data ended, and it would go on with mean gradients as they are, while this "
@@ -339,16 +297,16 @@ class Engine:
         """Do a round that others do, without data; False where nobody does it after all."""
         if not self.traits.averages_gradients:
             return self._take_part_in_round(after_averaging)
-        self._compare_starts()
+        self.guard.compare_starts()
         own_gradients(self.run.flat.slots())
         self.optimizer.zero_grad(set_to_none=False)
         if not self._serves_tables(after_averaging):
             return False
         self._arrived = self.runner.begin(self._progress.step)
         if after_averaging is not None:
-            self._means.begin()
+            self.guard.after_averaging()
             after_averaging()
-            self.run.applier.changes_means = self._means.changed()
+            self.run.applier.changes_means = self.guard.means_changed()
         self._take()
         return True
 
@@ -385,62 +343,3 @@ class Engine:
             yield
         finally:
             self._arrived = before
-
-    # Checks.
-
-    def _check_changes(self) -> None:
-        """Refuse a model or optimizer that was changed since the last step in a way that cannot be averaged."""
-        flat = self.run.flat
-        if self.model_use.is_due:
-            self.model_use.refuse()
-        flat.check(self.run.rank, self.optimizer)
-        if self._has_tables:
-            check_embeddings(self.run.tables)
-        if flat.loads.count != self._loads:
-            if self.runner.is_measured:
-                harm = TAKEN_ELSEWHERE if self.traits.averages_gradients else ADDS_PROGRESS
-                raise InputError(
-                    f"model: was loaded after a step, and strategy {self.run.schedule.strategy.kind!r} {harm}; "
-                    "call optimizer.load_state_dict(...) beside "
-                    "model.load_state_dict(...), on all workers (optimizer.state_dict() will do), to go on from there"
-                )
-            self._loads = flat.loads.count
-
-    def _check_unfit(self, *, skip: bool, scaled: bool, scale: torch.Tensor | None) -> None:
-        """Refuse what one process would decide by itself for others that do not."""
-        if self.run.flat.sharders.shards:
-            what = "skip: skips the step on this rank" if skip else "GradScaler: looks for infinities on this rank"
-            raise InputError(
-                f"{what} alone, which has a part of its replica's model; take bfloat16, which needs no scaler, "
-                "and to "
-                "drop a step call zero_grad() and step() on all ranks"
-            )
-        name = next((table.name for table in self.run.tables), "")
-        if name and skip:
-            raise InputError(
-                f"skip: the gradients of parameter {name!r} have reached the owners of its rows at the end of "
-                "backward(); call zero_grad() and step() on all workers to drop the step everywhere"
-            )
-        if name and scaled:
-            raise InputError(
-                f"GradScaler: finds infinities on one worker, and the rows of parameter {name!r} lie on all; use "
-                "bfloat16, which needs no scaler"
-            )
-        if not self.traits.averages_gradients:
-            return
-        if skip and self._arrived is not None:
-            raise InputError(
-                "skip: average_gradients() has put this step's gradients into those of all workers, who apply them; "
-                "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere"
-            )
-        self.runner.check_step(Asked(skip=skip, scaled=scaled))
-        if skip and self.run.applier.changes_means:
-            raise InputError(
-                "skip: would apply the mean gradient as it is, while this script changes it (clips it, say) after "
-                "average_gradients(); call zero_grad() and go on as in every other step instead"
-            )
-        if scale is not None and self._arrived is not None and self.run.schedule.strategy.sync.delays_gradients:
-            raise InputError(
-                "average_gradients: the gradients that it sent still bore the GradScaler's scale, which is another one "
-                "when they come back; call scaler.unscale_(optimizer) before it"
-            )

@@ -9,6 +9,8 @@ import torch.distributed as dist
 
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
 from partreduce.runtime.averaging.optimizer_state import state_keys
+from partreduce.runtime.guard.layout import Layout
+from partreduce.runtime.guard.wrapping import check_model
 from partreduce.runtime.liveness.handshake import compare
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.recorder import RING_LENGTH, Recorder, merge_traces
@@ -26,7 +28,14 @@ from partreduce.topo.strategies.static import StaticGroups
 
 def flat_of(model, optimizer=None, state="local"):
     optimizer = optimizer or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    check_model(model, optimizer, {})
     return FlatModel(model, optimizer, BufferPolicy.AVERAGE, StatePolicy(state))
+
+
+def layout_of(model, rank=0):
+    """What watches a model that is wrapped now."""
+    flat = flat_of(model)
+    return Layout(flat, rank, torch.optim.SGD([slot.parameter for slot in flat.slots()], lr=0.1))
 
 
 class Tied(torch.nn.Module):
@@ -65,59 +74,59 @@ def test_channels_last_strides_survive():
 
 def test_swap_exchanges_the_arrays_without_changing_shapes_or_ties():
     model = Tied()
-    flat = flat_of(model)
-    bucket = flat.buckets[0]
+    layout = layout_of(model)
+    bucket = layout.flat.buckets[0]
     for value in (3.0, 4.0, 5.0):
         array = bucket.lend()
         array[: bucket.size].fill_(value)
         bucket.swap(array)
         assert (model.embed.weight == value).all()
         assert model.head.weight is model.embed.weight
-        flat.check(0)
+        layout.check()
 
 
 def test_moved_and_replaced_parameters_are_named_with_the_worker():
     model = torch.nn.Linear(2, 2)
-    flat = flat_of(model)
-    flat.check(0)
+    layout = layout_of(model, 3)
+    layout.check()
     model.double()
     with pytest.raises(InputError, match=r"'weight' of worker 3 was replaced after .*\(model\.to\(\)"):
-        flat.check(3)
+        layout.check()
     model = torch.nn.Linear(2, 2)
-    flat = flat_of(model)
+    layout = layout_of(model, 3)
     model.weight.data = model.weight.data.clamp(-0.1, 0.1)
     with pytest.raises(
         InputError, match=r"p\.data = \.\.\. do that\); do it before, or write in place, p\.data\.copy_"
     ):
-        flat.check(3)
+        layout.check()
     model = torch.nn.Linear(2, 2)
-    flat = flat_of(model)
+    layout = layout_of(model, 2)
     model.bias = torch.nn.Parameter(torch.zeros(2))
     with pytest.raises(InputError, match="'bias' of worker 2 was replaced by another"):
-        flat.check(2)
+        layout.check()
 
 
 def test_a_whole_layer_that_was_replaced_is_named_with_the_worker():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    flat = flat_of(model)
+    layout = layout_of(model, 3)
     model[1][0] = torch.nn.Linear(2, 2)
     with pytest.raises(InputError, match=r"parameter '1\.0\.weight' is not in the model of worker 3 any more"):
-        flat.check(3)
+        layout.check()
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    flat = flat_of(model)
+    layout = layout_of(model, 2)
     del model[1]
     with pytest.raises(InputError, match=r"parameter '1\.0\.weight' is not in the model of worker 2 any more"):
-        flat.check(2)
+        layout.check()
 
 
 def test_a_layer_may_be_put_into_another_one_that_holds_it():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
-    flat = flat_of(model)
+    layout = layout_of(model)
     model[1] = torch.nn.Sequential(torch.nn.Identity(), model[1])
-    flat.check(0)
+    layout.check()
     model[1][1] = torch.nn.Linear(2, 2)
     with pytest.raises(InputError, match=r"parameter '1\.weight' is not in the model"):
-        flat.check(0)
+        layout.check()
 
 
 def test_a_foreign_optimizer_and_wrapped_models_are_refused():

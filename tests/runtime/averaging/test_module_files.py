@@ -15,7 +15,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 import partreduce
-from partreduce.runtime.averaging.module_hook import NOTHING
+from partreduce.runtime.guard.guard import NOTHING
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -139,13 +139,13 @@ def test_a_deep_copy_is_neither_averaged_nor_watched(ranks, name):
         step()
         copied = copy.deepcopy(model)
         own = [parameter.detach().clone() for parameter in copied.parameters()]
-        loads = optimizer.run.flat.loads.count
+        loads = optimizer.engine.guard.loads
         copied.eval()(inputs)
         with torch.no_grad():
             copied(inputs)
         copied.load_state_dict(copied.state_dict())
         torch.save(copied, io.BytesIO())
-        assert optimizer.run.flat.loads.count == loads
+        assert optimizer.engine.guard.loads == loads
         step()
         assert all(map(torch.equal, own, copied.parameters()))
         alone = torch.optim.SGD(copied.parameters(), lr=0.1)  # of which no step is refused, either

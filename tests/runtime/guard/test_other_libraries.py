@@ -14,8 +14,8 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from partreduce.runtime.averaging.foreign import WRITE_OTHERS
-from partreduce.runtime.averaging.gradient_watch import WATCHED_STEPS
+from partreduce.runtime.guard.table import FIRST_STEPS
+from partreduce.runtime.guard.wrapping import WRITE_OTHERS
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
@@ -258,7 +258,7 @@ def test_parts_are_watched_in_the_first_steps_only_and_left_as_they_were(ranks):
         model = network()
         optimizer = DistributedOptimizer(sgd(model), model, PAIRS, world=world)
         watched = [len(model[0]._forward_pre_hooks)]
-        for _ in range(WATCHED_STEPS):
+        for _ in range(FIRST_STEPS):
             model(torch.ones(4, 3)).sum().backward()
             optimizer.step()
         watched.append(len(model[0]._forward_pre_hooks))

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from partreduce.runtime.worker.other_steps import ForeignStepCheck
+from partreduce.runtime.guard.guard import Guard
+from partreduce.topo.strategies import AllReduce
 
 THREADS, ROUNDS = 8, 200
 
@@ -22,16 +23,26 @@ def _switching():
 
 
 def watching(own):
-    """The watch of a run of which nothing is asked but whether it is at work."""
+    """The guard of a run of which nothing is asked but whether it is at work."""
+    model = torch.nn.Module()
+    flat = SimpleNamespace(slots=list, buckets=[], apart={}, frozen_names={}, model=model, named_frozen=list)
+    flat.sharders = SimpleNamespace(shards=False)
     run = SimpleNamespace(
         alone=False,
         rank=0,
         applier=SimpleNamespace(is_stepping=False),
-        flat=SimpleNamespace(slots=list),
+        flat=flat,
         progress=SimpleNamespace(step=1),
+        tables=(),
+        schedule=SimpleNamespace(strategy=AllReduce()),
         traits=SimpleNamespace(measures_from_start=False),
     )
-    return ForeignStepCheck(run, own, lambda: True)
+    return Guard(
+        SimpleNamespace(
+            run=run, optimizer=own, differs=False, has_local_gradients=True,
+            runner=SimpleNamespace(),
+        )
+    )  # fmt: skip
 
 
 @pytest.mark.usefixtures("_switching")
@@ -47,7 +58,7 @@ def test_threads_begin_and_end_to_watch_while_others_step():
                 watch = watching(own)
                 watch.attach()
                 other.step()
-                watch.stepped()
+                watch.after_step()
                 watch.detach()
         except RuntimeError as error:
             failures.append(str(error))

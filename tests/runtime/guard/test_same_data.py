@@ -1,6 +1,7 @@
 """Workers that all train on the same batches are told so, and nobody else is."""
 
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from torch.utils.data import Subset, TensorDataset
 
 from helpers.warm import WARM
 from partreduce.runtime.data.sketches import note_dealt, take_dealt
-from partreduce.runtime.worker.alike_data import DuplicateDataCheck, fingerprint
+from partreduce.runtime.guard.training import data_in_different_orders, fingerprint, same_batches
+from partreduce.runtime.transport.notes import Notes
 
 TRAIN = """
 import os, sys, torch, partreduce
@@ -34,13 +36,23 @@ optimizer.finish()
 """
 
 
+def comparing(store, num_workers, gradients):
+    """What the two checks ask of one worker's guard."""
+    slots = [SimpleNamespace(gradient=gradient) for gradient in gradients]
+    return SimpleNamespace(
+        notes=Notes(store, "alike/1"), num_compared=num_workers, flat=SimpleNamespace(slots=lambda: slots)
+    )
+
+
 def looks(per_worker):
-    """What each worker's look at its gradients returns, and how many warnings there were."""
+    """Whether each worker's look at its gradients said enough, and the warnings."""
     store = dist.HashStore()
+    guards = [comparing(store, len(per_worker), gradients) for gradients in per_worker]
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        answers = [DuplicateDataCheck(store, "1", len(per_worker)).look(gradients) for gradients in per_worker]
-    return answers, [str(warning.message) for warning in seen]
+        for guard in guards:
+            same_batches(guard)
+    return [guard.notes is None for guard in guards], [str(warning.message) for warning in seen]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -72,14 +84,14 @@ def test_gradients_that_tell_nothing_are_not_compared(gradients):
 
 def dealt(per_worker):
     """What is said where workers give `shard_dataset` these data."""
-    store, gradients = dist.HashStore(), [None]
+    store = dist.HashStore()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for data in per_worker:
             take_dealt()
             for part in data:
                 note_dealt(part)
-            DuplicateDataCheck(store, "1", len(per_worker)).look(gradients)
+            data_in_different_orders(comparing(store, len(per_worker), [None]))
     return [str(warning.message) for warning in seen]
 
 

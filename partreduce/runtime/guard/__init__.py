@@ -1,0 +1,1 @@
+"""The guard: checks for misuse that would train wrongly in silence; each is one row of `table.TABLE`."""

@@ -1,0 +1,366 @@
+"""Guard: watches one worker's run for misuse, from wrapping to its end.
+
+The engine calls it at the moments of a step; hooks call it where the script uses the model, loads it, or steps an
+optimizer. The checks are rows of the table (see `table`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+from weakref import ReferenceType, WeakKeyDictionary, WeakSet, WeakValueDictionary, ref
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from partreduce.runtime.averaging.mean_model import sample_of
+from partreduce.runtime.guard import training
+from partreduce.runtime.guard.table import FIRST_STEPS, Moment, When, checks_always, checks_at
+from partreduce.runtime.guard.training import LOCK, Facts, Special, Version, Watched, version_of
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.torch_api import Store, torch_compile_disable
+from partreduce.topo.strategies.axes import GradientBuckets
+
+
+class Guard(Facts):
+    """What is watched of one run; a model is watched for the newest optimizer around it."""
+
+    def __init__(self, engine: Watched) -> None:
+        super().__init__(engine)
+        self.always = checks_always()
+        self._is_early = True
+        self._plan()
+        self._is_torchs = type(engine.optimizer).__module__.startswith("torch.optim.")
+        self._hooks: list[RemovableHandle] = []
+        self._part_hooks: list[RemovableHandle] = []
+        self._gradient_hooks: list[RemovableHandle] = []
+        for module in self.flat.model.modules():
+            module.register_load_state_dict_post_hook(_AfterLoad(ref(self)))  # type: ignore[no-untyped-call]
+        by_layers = self.run.schedule.strategy.transport.gradient_buckets is GradientBuckets.PER_LAYER
+        if self.averages_gradients and not by_layers:  # what is changed after it has left by layers is refused there
+            self._hook_gradients()
+
+    def _plan(self) -> None:
+        """Choose the checks of the coming steps."""
+        before, averaging = checks_at(Moment.BEFORE_STEP), checks_at(Moment.BEFORE_AVERAGING)
+        if not self._is_early and not self.always:
+            before, averaging = (tuple(row for row in rows if row.when is When.ALWAYS) for rows in (before, averaging))
+        self._before_averaging = averaging
+        self._before_step = tuple((row.look, row) for row in before)
+
+    # From wrapping to the end.
+
+    def attach(self) -> None:
+        """Begin to watch."""
+        if self.run.alone:
+            return
+        self.resume()
+        if not _hooked:
+            _hooked.append(register_optimizer_step_pre_hook(_before_optimizer_step))
+        with LOCK:
+            _watching.add(self)
+
+    def detach(self) -> None:
+        """The run has ended."""
+        self.pause()
+        with LOCK:
+            _watching.discard(self)
+
+    def resume(self) -> None:
+        """Watch what the script does with the model."""
+        if self.run.alone or self._hooks:
+            return
+        # Not where it is defined: it imports the compiler, as every optimizer that is made has done by now.
+        torch.compiler.assume_constant_result(_forward_begins)  # type: ignore[no-untyped-call]
+        model = self.flat.model
+        _watch(model, _wholes, self)
+        self._hooks = [
+            model.register_forward_pre_hook(_BeforeForward()),
+            *(
+                part.register_state_dict_pre_hook(_BeforeStateDict(ref(self), f"model.{name}".rstrip(".")))
+                for name, part in model.named_modules()
+                if next(part.parameters(), None) is not None
+            ),
+        ]
+        if self._is_early or self.always:  # a wrapper may hold a part alone, or call the parts and never the model
+            for part in model.modules():
+                if part is not model and next(part.parameters(recurse=False), None) is not None:
+                    _watch(part, _parts, self)
+                    self._part_hooks.append(part.register_forward_pre_hook(_BeforeForward()))
+
+    def pause(self) -> None:
+        """Where the model is the mean of all, a script may do with it what it likes."""
+        _remove(self._hooks)
+        _remove(self._part_hooks)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, the model is the mean of all; what is loaded there does not last."""
+        self.pause()
+        loads = self.loads
+        try:
+            yield
+        finally:
+            self.resume()
+            undone, self.known_loads = self.loads - loads, self.known_loads + self.loads - loads
+            training.loaded_in_mean_model(undone)
+
+    def check_group(self, group: Mapping[str, Any]) -> None:
+        """Before a group is added to the optimizer.
+
+        Raises:
+            InputError: a parameter or a setting with which it would not be averaged.
+        """
+        _run(Moment.ADD_GROUP, self, group)
+
+    # The moments of a step.
+
+    def before_step(self) -> None:
+        """Before a step.
+
+        Raises:
+            InputError: the model or the optimizer was changed in a way that cannot be averaged.
+        """
+        if not self.steps:
+            self.frozen = self.frozen_now()
+        self.steps += 1
+        if self.is_sharded:
+            self.prepare()
+        if self.always:
+            self.groups = None
+        for look, row in self._before_step:
+            if (found := look(self)) is not None:
+                row.report(found)
+
+    def after_closure(self) -> None:
+        """The closure of a step was called, with a forward pass of its own."""
+        training.model_inside_distributed_data_parallel(self)
+
+    def special_step(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:
+        """Before a step that is to be skipped, or that a GradScaler is at work on.
+
+        Raises:
+            InputError: this process would decide by itself for others that do not.
+        """
+        _run(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
+
+    def before_averaging(self, *, skip: bool) -> None:
+        """In step(), which is to average the gradients as they are now, or zeros where it is to `skip`."""
+        self.skips = skip
+        for row in self._before_averaging:
+            row(self)
+        self.made.clear()
+
+    def compare_starts(self) -> None:
+        """Before the first average.
+
+        Raises:
+            InputError: workers begin with different models, and averaged gradients would keep them apart.
+        """
+        if self.starts is not None:
+            training.models_begin_apart(self)
+
+    def compare_data(self) -> None:
+        """With this worker's own gradients in place, before they are averaged or applied."""
+        if self.notes is not None:
+            training.data_in_different_orders(self)
+            training.same_batches(self)
+
+    def compares_data(self, store: Store, key: str, num_workers: int) -> None:
+        """Compare the first gradients, and the data that were dealt, by notes in the run's store."""
+        self.notes, self.num_compared = Notes(store, f"alike/{key}"), num_workers
+
+    def after_averaging(self) -> None:
+        """average_gradients() has put means in place, and the script may look at them."""
+        self._hook_gradients()
+        self.added = ""
+        self.means = self._gradients()
+
+    def means_changed(self) -> bool:
+        """Before a step with means that are in place: whether the script has changed or replaced one. O(parameters).
+
+        Raises:
+            InputError: a backward pass has added to them.
+        """
+        _run(Moment.AFTER_AVERAGING, self)
+        return self.means is not None and self._gradients() != self.means
+
+    def after_step(self, *, ends_round: bool = False) -> None:
+        """After a step; gradients that were averaged are means until a backward pass adds to them."""
+        self.means = None
+        if self._is_early and self.steps >= FIRST_STEPS:
+            self._is_early = False
+            self._plan()
+            if not self.always:
+                _remove(self._part_hooks)
+                _remove(self._gradient_hooks)
+                self.made.clear()
+        if ends_round and not self._is_torchs:
+            self.prepare()
+            _run(Moment.AFTER_STEP, self)
+        if self.averages_gradients:
+            self.has_stepped = True
+            if self.shares:
+                with LOCK:
+                    shares = list(self.shares.values())
+                for share in shares:
+                    share.means = [version_of(slot.parameter) for slot in share.slots]
+
+    def went_on(self) -> None:
+        """The run goes on from another step, with what was loaded."""
+        self.known_loads, self.means = self.loads, None
+
+    def meeting(self) -> None:
+        """Where all meet.
+
+        Raises:
+            InputError: the model or the optimizer was changed in a way that cannot be averaged.
+        """
+        self.check()
+        training.frozen_changed(self)
+
+    @contextlib.contextmanager
+    def comparing_models(self) -> Iterator[None]:
+        """Around a mean over all: where models should be equal, say once that this worker's was not."""
+        expected = self.averages_gradients and not self.engine.differs and "models part" not in self.said
+        before = sample_of(self.flat) if expected else []
+        yield
+        if before:
+            training.models_that_part(self, before)
+
+    # What rows ask.
+
+    def _gradients(self) -> list[Version]:
+        return [version_of(slot.parameter) for slot in self.flat.slots()]
+
+    def _hook_gradients(self) -> None:
+        if not self._gradient_hooks:
+            self._gradient_hooks = [
+                slot.parameter.register_post_accumulate_grad_hook(self._gradient_made)  # type: ignore[no-untyped-call]
+                for slot in self.flat.slots()
+            ]
+
+    @torch_compile_disable
+    def _gradient_made(self, parameter: torch.Tensor) -> None:
+        """After a backward pass has made a gradient; may run in a thread of autograd's, so it raises nothing."""
+        if self.means is not None:
+            if not self.added:
+                self.added = next(slot.names[0] for slot in self.flat.slots() if slot.parameter is parameter)
+        elif parameter.grad is not None:
+            self.made[parameter] = version_of(parameter)
+
+
+def _run(moment: Moment, *facts: object) -> None:
+    for row in checks_at(moment):
+        row(*facts)
+
+
+def _remove(hooks: list[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()
+
+
+# Hooks on modules. Those of forward passes know their module by id(), which is a constant to every torch that compiles
+# a call; a module is one only from 2.7 on. What they call is called while torch compiles, once, and leaves nothing in
+# what it makes.
+
+_wholes: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()
+_parts: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()
+"""Apart, since a part of one optimizer's model may be the whole model of another."""
+_modules: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
+
+
+def _watch(
+    module: torch.nn.Module, watched: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]], guard: Guard
+) -> None:
+    watched[module], _modules[id(module)] = ref(guard), module
+
+
+NOTHING = contextlib.nullcontext.__exit__
+"""Takes any positional arguments, does nothing and returns None."""
+
+
+class ModuleHook:
+    """A hook that no copy and no file of a module has.
+
+    `torch.save(model)` and `copy.deepcopy(model)` take a module's hooks along. In place of this one stands a function
+    of Python's standard library, so a file can be loaded without this package, and a copy is watched by nobody.
+    """
+
+    def __deepcopy__(self, _memo: object) -> Callable[..., object]:
+        return NOTHING
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        return getattr, (contextlib.nullcontext, NOTHING.__name__)
+
+
+class _BeforeForward(ModuleHook):
+    def __call__(self, module: torch.nn.Module, _arguments: object) -> None:
+        _forward_begins(id(module))
+
+
+def _forward_begins(number: int) -> None:
+    if (module := _modules.get(number)) is None:
+        return
+    for watched in (_wholes, _parts):
+        found = watched.get(module)
+        if found is None or (guard := found()) is None:
+            continue
+        if torch.is_grad_enabled():
+            guard.averaged_elsewhere |= averaged_elsewhere(module)
+        elif watched is _wholes and not module.training:
+            training.live_model_evaluated(guard)
+
+
+def averaged_elsewhere(module: torch.nn.Module) -> bool:
+    """Inside a forward pass of `module`: whether a DistributedDataParallel around it averages what backward makes."""
+    wrapper: Any = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    return (
+        wrapper is not None and wrapper.require_backward_grad_sync and any(one is module for one in wrapper.modules())
+    )
+
+
+class _AfterLoad(ModuleHook):
+    def __init__(self, guard: ReferenceType[Guard]) -> None:
+        self._guard = guard
+
+    def __call__(self, _module: torch.nn.Module, _incompatible_keys: object) -> None:
+        if (guard := self._guard()) is not None:
+            guard.loads += 1
+
+
+class _BeforeStateDict(ModuleHook):
+    """The hook that is called before a module's state dict is made, and knows when the module itself is pickled."""
+
+    def __init__(self, guard: ReferenceType[Guard], name: str) -> None:
+        self._guard, self._name = guard, name
+
+    def __call__(self, _module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
+        if (guard := self._guard()) is not None:
+            training.live_model_saved(guard, f"{self._name}.state_dict() holds")
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        if (guard := self._guard()) is not None:
+            training.live_model_saved(guard, f"torch.save({self._name}), or pickling it, writes")
+        return super().__reduce__()
+
+
+# One hook before every optimizer's step.
+
+_watching: WeakSet[Guard] = WeakSet()
+_hooked: list[object] = []
+"""Torch's handle of the hook, which all runs of the process share."""
+_STEP_CHECKS = checks_at(Moment.OPTIMIZER_STEP)
+
+
+def _before_optimizer_step(optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
+    with LOCK:
+        watching = list(_watching)
+    for guard in watching:
+        if not guard.run.applier.is_stepping:
+            for row in _STEP_CHECKS:
+                row(guard, optimizer)

@@ -1,0 +1,127 @@
+"""The table of checks: what each looks at, at which moment, at what cost, and what it says.
+
+`@check(...)` registers a plain function. It gets what there is to look at and returns None where all is well, and
+otherwise the values that the message names. All checks run at wrapping and in the first steps. A later step runs only
+those that cost next to nothing, or that say why they must run (`why`); `PARTREDUCE_CHECK=always` runs all in each step.
+`docs/refusals.md` is printed from this table.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from partreduce.runtime.environment import CHECK
+from partreduce.runtime.user_warning import warn_user
+from partreduce.topo.errors import InputError
+
+FIRST_STEPS = 3
+"""Steps in which all checks run: a script that misuses a model in its loop does so from the start."""
+
+Found: TypeAlias = "Mapping[str, object] | None"
+
+
+class Moment(StrEnum):
+    """When something can be looked at, in the order of a run."""
+
+    WRAP_OPTIMIZER = "Wrapping: the optimizer"
+    WRAP_MODEL = "Wrapping: the model"
+    WRAP_RUN = "Wrapping: the run"
+    ADD_GROUP = "`add_param_group()`"
+    FORWARD = "Forward pass"
+    SAVE = "`state_dict()` or pickling of the model"
+    BEFORE_STEP = "Before a step"
+    SPECIAL_STEP = "Before a step that is skipped or scaled"
+    FIRST_AVERAGE = "Before the first average"
+    BEFORE_AVERAGING = "Before `step()` averages gradients"
+    AFTER_AVERAGING = "Before a step after `average_gradients()`"
+    OPTIMIZER_STEP = "Before a step of any torch optimizer"
+    AFTER_STEP = "After the last step of a round"
+    MEETING = "Where all meet"
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether it comes in each step, so that a check there costs time in each step."""
+        return self in (Moment.BEFORE_STEP, Moment.BEFORE_AVERAGING, Moment.AFTER_STEP)
+
+
+class When(StrEnum):
+    """In which steps a check runs at its moment."""
+
+    ALWAYS = "every step"
+    FIRST_STEPS = "first 3 steps"
+    FIRST_STEP = "first step"
+
+
+@dataclass(eq=False)
+class Check:
+    """One row."""
+
+    name: str
+    moments: tuple[Moment, ...]
+    when: When
+    looks_at: str
+    cost: str
+    message: str
+    """With the names of what `look` returns in braces."""
+    look: Callable[..., Found]
+    warns: bool
+    why: str
+
+    def __call__(self, *facts: Any) -> None:  # noqa: ANN401 - what the moment has to show
+        """Look.
+
+        Raises:
+            InputError: there is something, and this check refuses it.
+        """
+        if (found := self.look(*facts)) is not None:
+            self.report(found)
+
+    def report(self, found: Mapping[str, object]) -> None:
+        """Refuse or warn of what `look` found."""
+        text = self.message.format_map(found)
+        if not self.warns:
+            raise InputError(text)
+        warn_user(f"partreduce{text}")
+
+
+TABLE: list[Check] = []
+
+
+def check(
+    *moments: Moment,
+    refuses: str = "",
+    warns: str = "",
+    when: When = When.ALWAYS,
+    cost: str = "none",
+    why: str = "",
+) -> Callable[[Callable[..., Found]], Check]:
+    """Register a function as a row; its name is the row's, and its docstring says what it looks at."""
+
+    def registered(look: Callable[..., Found]) -> Check:
+        name, looks_at = look.__name__.replace("_", " "), " ".join((look.__doc__ or "").split())
+        row = Check(name, moments, when, looks_at, cost, refuses or warns, look, bool(warns), why)
+        TABLE.append(row)
+        return row
+
+    return registered
+
+
+def checks_at(moment: Moment) -> tuple[Check, ...]:
+    """The checks of a moment, in the order of the table."""
+    return tuple(row for row in TABLE if moment in row.moments)
+
+
+def checks_always() -> bool:
+    """Whether all checks run in every step.
+
+    Raises:
+        InputError: the variable holds another word.
+    """
+    asked = os.environ.get(CHECK, "")
+    if asked not in ("", "always"):
+        raise InputError(f"{CHECK}: expected 'always', got {asked!r}; set it to that, or unset it")
+    return asked == "always"

@@ -1,0 +1,499 @@
+"""Checks of what a script does while it trains, and what they need to remember of one run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
+
+import torch
+
+from partreduce.runtime.averaging.bucket import Slot
+from partreduce.runtime.averaging.digest import digest_of
+from partreduce.runtime.averaging.mean_model import has_moved
+from partreduce.runtime.averaging.optimizer_state import state_keys
+from partreduce.runtime.data.sketches import take_dealt
+from partreduce.runtime.environment import RESTART_COUNT
+from partreduce.runtime.guard.layout import Layout
+from partreduce.runtime.guard.table import Found, Moment, When, check
+from partreduce.runtime.guard.wrapping import way_out, with_inner
+from partreduce.runtime.strategies.base import Run
+from partreduce.runtime.transport.notes import Notes
+
+ADDS_PROGRESS = "would send the difference to the others as progress"
+TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other parameters"
+
+
+class Watched(Protocol):
+    """The engine of a run."""
+
+    run: Run
+    runner: Any
+    optimizer: torch.optim.Optimizer
+
+    @property
+    def differs(self) -> bool:
+        """Whether this worker's model may be another one than the mean of all."""
+
+    @property
+    def has_local_gradients(self) -> bool:
+        """Whether the gradients of the coming step are still to be averaged."""
+
+    @property
+    def round(self) -> int:
+        """The round that this worker is in."""
+
+
+class Special(NamedTuple):
+    """A step that is to be skipped, or that a GradScaler is at work on, with its verdict and its scale."""
+
+    skip: bool
+    found_inf: torch.Tensor | None
+    scale: torch.Tensor | None
+
+
+Version = tuple[int, int]
+
+
+def version_of(parameter: torch.Tensor) -> Version:
+    """Which tensor a parameter's gradient is, and how often it was changed."""
+    gradient = parameter.grad
+    return (0, 0) if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001 - torch has no public way
+
+
+@dataclass(slots=True)
+class Share:
+    """What another optimizer holds of a model, and, once it was seen, the mean gradients that step() left there."""
+
+    slots: list[Slot]
+    means: list[Version] | None = None
+
+
+LOCK = threading.Lock()
+"""Optimizers of several threads step, and each step looks at all runs: none may come while another one lists."""
+
+
+class Facts(Layout):
+    """What is known of one run."""
+
+    def __init__(self, engine: Watched) -> None:
+        run = engine.run
+        super().__init__(run.flat, run.rank, engine.optimizer, run.tables)
+        self.engine, self.run = engine, run
+        self.averages_gradients = run.schedule.strategy.averages_gradients and not run.alone
+        self.steps = 0
+        """Steps that began since wrapping."""
+        self.skips = False
+        """Of the step that has begun."""
+        self.said: set[str] = set()
+        """What was warned of already."""
+        self.averaged_elsewhere = False
+        """Whether a forward pass ran inside a DistributedDataParallel."""
+        self.asks_for_checkpoint = False
+        """Whether the script has asked for one to go on from."""
+        self.loads = self.known_loads = 0
+        """How often the model, or a part of it, was loaded; and how many of these are as they should be."""
+        self.made: dict[torch.Tensor, Version] = {}
+        """Gradients as the last backward pass made them."""
+        self.means: list[Version] | None = None
+        """The gradients as average_gradients() left them, until the step that takes them."""
+        self.added = ""
+        """The name of a parameter to whose mean a backward pass has added."""
+        self.frozen: dict[str, str] = {}
+        """Fingerprints of the frozen parameters as the first step found them."""
+        self.starts: Callable[[], list[dict[str, str]]] | None = None
+        """Fingerprints of the models with which workers begin, where each kept its own; for the first average."""
+        self.notes: Notes | None = None
+        """Where workers are processes: what they compare their first gradients by, until these said enough."""
+        self.num_compared = 0
+        self.own = {id(one) for one in with_inner(engine.optimizer)}
+        """The wrapped optimizer, and those inside it."""
+        self.shares: WeakKeyDictionary[torch.optim.Optimizer, Share] = WeakKeyDictionary()
+        self.has_stepped = False
+
+    def once(self, what: str) -> bool:
+        """Whether it is said for the first time."""
+        is_new = what not in self.said
+        self.said.add(what)
+        return is_new
+
+    def frozen_now(self) -> dict[str, str]:
+        """Fingerprints, where workers' models may differ."""
+        if self.run.alone or (self.averages_gradients and not self.engine.differs):
+            return {}
+        return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
+
+    def of_own_model(self, what: str) -> Found:
+        """Once: what is done with this worker's own model, where it may differ from the mean."""
+        if not self.run.progress.step or "own model" in self.said or not self.engine.differs:
+            return None
+        self.once("own model")
+        return {"step": self.run.progress.step, "what": what, "rank": self.rank}
+
+    def first_local(self, optimizer: torch.optim.Optimizer) -> Found:
+        """The first parameter that another optimizer steps by a gradient that is no mean."""
+        if (share := self.shares.get(optimizer)) is None:
+            held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+            share = Share([slot for slot in self.flat.slots() if slot.parameter in held])
+            with LOCK:
+                self.shares[optimizer] = share
+        for index, slot in enumerate(share.slots):
+            is_mean = self.has_stepped if share.means is None else share.means[index] == version_of(slot.parameter)
+            if slot.parameter.grad is not None and not is_mean:
+                return {"kind": type(optimizer).__name__, "name": slot.names[0], "rank": self.rank}
+        return None
+
+
+@check(
+    Moment.ADD_GROUP,
+    cost="O(group)",
+    refuses="add_param_group: a parameter of shape {shape} was not trainable, or not in the model, when "
+    "DistributedOptimizer was made; unfreeze first, then wrap",
+)
+def added_parameter_not_wrapped(facts: Facts, group: Mapping[str, Any]) -> Found:
+    """The parameters of the new group."""
+    for entry in group["params"]:
+        parameter = entry[1] if isinstance(entry, tuple) else entry  # torch takes (name, parameter) as well
+        if not facts.flat.holds(parameter):
+            return {"shape": list(parameter.shape)}
+    return None
+
+
+@check(
+    Moment.ADD_GROUP,
+    cost="O(group)",
+    refuses="add_param_group: optimizer_state='average': {missed} of the new group was not foreseen when "
+    "DistributedOptimizer was made, so it would not be averaged; give the optimizer these settings when it is made",
+)
+def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
+    """With `optimizer_state='average'`: what the optimizer keeps under the new group's settings."""
+    riding = facts.flat.riding
+    keys = set(state_keys(facts.optimizer, group)) if riding else set()
+    for entry in group["params"]:
+        if missed := keys - set(riding.get(entry[1] if isinstance(entry, tuple) else entry, ())):
+            return {"missed": ", ".join(sorted(missed))}
+    return None
+
+
+OWN_MODEL = (
+    ": step {step}: {what} worker {rank}'s own model, not the mean of all; do it inside `with "
+    "optimizer.mean_model():`, which all workers enter, or after optimizer.finish()"
+)
+
+
+@check(Moment.FORWARD, cost="one hook", warns=OWN_MODEL)
+def live_model_evaluated(facts: Facts) -> Found:
+    """Whether the model evaluates, and may differ from the mean of all."""
+    return facts.of_own_model("model.eval() and a forward pass evaluate")
+
+
+@check(Moment.SAVE, cost="none between saves", warns=OWN_MODEL)
+def live_model_saved(facts: Facts, what: str) -> Found:
+    """Whether the model, or the part that is saved, may differ from the mean of all."""
+    return facts.of_own_model(what)
+
+
+@check(
+    Moment.BEFORE_STEP,
+    cost="one hook",
+    why="the wrapper may be made, or called, at any time",
+    refuses="model: its forward pass, or a part's, runs inside a DistributedDataParallel, which has averaged the "
+    "gradients before step(), so the schedule would do nothing; {instead}",
+)
+def model_inside_distributed_data_parallel(facts: Facts) -> Found:
+    """A flag that forward passes set: those of the model, and of its parts in the first 3 steps."""
+    return {"instead": way_out() or "train the bare model"} if facts.averaged_elsewhere else None
+
+
+@check(
+    Moment.BEFORE_STEP,
+    when=When.FIRST_STEP,
+    warns=": the workers were started again, and begin at step 0: this script loads nothing; call "
+    "partreduce.load_checkpoint(optimizer, FOLDER) before the first step, and save_checkpoint now and then",
+)
+def started_again_without_loading(facts: Facts) -> Found:
+    """The launcher's count of restarts, and whether anything was loaded."""
+    has_loaded = facts.asks_for_checkpoint or facts.run.progress.step or facts.loads
+    is_again = facts.steps == 1 and not facts.rank and not facts.run.alone
+    return {} if is_again and not has_loaded and os.environ.get(RESTART_COUNT, "0") != "0" else None
+
+
+@check(
+    Moment.BEFORE_STEP,
+    cost="one comparison",
+    why="scripts roll back at any step",
+    refuses="model: was loaded after a step, and strategy {kind!r} {harm}; call optimizer.load_state_dict(...) beside "
+    "model.load_state_dict(...), on all workers (optimizer.state_dict() will do), to go on from there",
+)
+def model_loaded_alone(facts: Facts) -> Found:
+    """A count of `load_state_dict()` of the model and its modules."""
+    if facts.loads == facts.known_loads:
+        return None
+    if facts.engine.runner.is_measured:
+        harm = TAKEN_ELSEWHERE if facts.averages_gradients else ADDS_PROGRESS
+        return {"kind": facts.run.schedule.strategy.kind, "harm": harm}
+    facts.known_loads = facts.loads
+    return None
+
+
+@check(
+    Moment.MEETING,
+    warns=": model.load_state_dict() inside mean_model() lasts until its end, where each worker gets its own model "
+    "back; to go on from what is loaded, call it after that",
+)
+def loaded_in_mean_model(undone: int) -> Found:
+    """The same count, inside `mean_model()`."""
+    return {} if undone else None
+
+
+@check(
+    Moment.SPECIAL_STEP,
+    refuses="{what} alone, which has a part of its replica's model; take bfloat16, which needs no scaler, and to drop "
+    "a step call zero_grad() and step() on all ranks",
+)
+def rank_of_a_sharded_model_alone(facts: Facts, step: Special) -> Found:
+    """Whether the model is sharded over ranks."""
+    if not facts.is_sharded:
+        return None
+    return {
+        "what": "skip: skips the step on this rank" if step.skip else "GradScaler: looks for infinities on this rank"
+    }
+
+
+@check(
+    Moment.SPECIAL_STEP,
+    refuses="skip: the gradients of parameter {name!r} have reached the owners of its rows at the end of backward(); "
+    "call zero_grad() and step() on all workers to drop the step everywhere",
+)
+def skip_with_tables(facts: Facts, step: Special) -> Found:
+    """Whether there are tables of their own route."""
+    return next(({"name": table.name} for table in facts.run.tables), None) if step.skip else None
+
+
+@check(
+    Moment.SPECIAL_STEP,
+    refuses="GradScaler: finds infinities on one worker, and the rows of parameter {name!r} lie on all; use bfloat16, "
+    "which needs no scaler",
+)
+def scaler_with_tables(facts: Facts, step: Special) -> Found:
+    """Whether there are tables of their own route."""
+    return next(({"name": table.name} for table in facts.run.tables), None) if step.found_inf is not None else None
+
+
+@check(
+    Moment.SPECIAL_STEP,
+    refuses="skip: average_gradients() has put this step's gradients into those of all workers, who apply them; "
+    "skip() before it, or call zero_grad() and step() on all workers to drop the step everywhere",
+)
+def skip_after_average_gradients(facts: Facts, step: Special) -> Found:
+    """Whether the step's gradients are means already."""
+    return {} if step.skip and facts.means is not None else None
+
+
+@check(
+    Moment.SPECIAL_STEP,
+    refuses="skip: would apply the mean gradient as it is, while this script changes it (clips it, say) after "
+    "average_gradients(); call zero_grad() and go on as in every other step instead",
+)
+def skip_where_means_are_changed(facts: Facts, step: Special) -> Found:
+    """Whether the script changed the means of its last step."""
+    return {} if step.skip and facts.averages_gradients and facts.run.applier.changes_means else None
+
+
+@check(
+    Moment.SPECIAL_STEP,
+    refuses="average_gradients: the gradients that it sent still bore the GradScaler's scale, which is another one "
+    "when they come back; call scaler.unscale_(optimizer) before it",
+)
+def gradients_sent_with_a_scale(facts: Facts, step: Special) -> Found:
+    """In a pipeline: whether average_gradients() came before `scaler.unscale_()`."""
+    delays = facts.run.schedule.strategy.sync.delays_gradients
+    return {} if step.scale is not None and facts.means is not None and delays else None
+
+
+@check(
+    Moment.BEFORE_AVERAGING,
+    when=When.FIRST_STEPS,
+    cost="one hook a parameter",
+    warns=": gradients were changed between backward() and step(), where this schedule averages them: clipping there "
+    "acts on this worker's own gradient and differs from DDP; call optimizer.average_gradients() before it",
+)
+def gradients_clipped_before_averaging(facts: Facts) -> Found:
+    """Each gradient's version at the end of backward() and in step(), where this averages them."""
+    allowed = 1 if facts.run.applier.scaled else 0  # a GradScaler may have changed each of them once
+    for parameter, (tensor, version) in () if facts.skips else facts.made.items():
+        now, changes = version_of(parameter)
+        if now == tensor and changes > version + allowed:
+            return {} if facts.once("clipping") else None
+    return None
+
+
+@check(
+    Moment.BEFORE_AVERAGING,
+    refuses="join: is given after_averaging, which workers do to means that they take without a step() of their own, "
+    "and this step() would leave its means as they are; call optimizer.average_gradients() and the same function "
+    "before step(), or leave after_averaging out",
+)
+def means_changed_by_join_alone(facts: Facts) -> Found:
+    """Whether join() was given `after_averaging`, and this step() averages by itself."""
+    return {} if facts.run.applier.after_averaging is not None else None
+
+
+@check(
+    Moment.FIRST_AVERAGE,
+    when=When.FIRST_STEP,
+    cost="one exchange",
+    refuses="initial='keep': worker {rank} starts from another model than worker 0, and averaged gradients would keep "
+    "them apart; use 'broadcast', or load the same model on all workers",
+)
+def models_begin_apart(facts: Facts) -> Found:
+    """With `initial='keep'` and averaged gradients: fingerprints of all models."""
+    compare, facts.starts = facts.starts, None
+    said = compare() if compare is not None else []
+    return next(({"rank": rank} for rank, one in enumerate(said) if one != said[0]), None)
+
+
+@check(
+    Moment.FIRST_AVERAGE,
+    when=When.FIRST_STEP,
+    cost="one note a data set",
+    warns=".shard_dataset: was given a {what} that differ, or lie in another order, from worker to worker, so some "
+    "come to several workers and some to none; give it the same on all: shuffle and split with one seed, sort names of "
+    "files, or shuffle what it returns",
+)
+def data_in_different_orders(facts: Facts) -> Found:
+    """Sketches of what `shard_dataset()` was given, noted in the store."""
+    if facts.notes is None:
+        return None
+    apart = ""
+    for place, mine in take_dealt().items():
+        differs = facts.notes.propose(f"dealt {place}", mine) != mine
+        if differs and facts.notes.count("dealt apart", 1) == 1:
+            apart = place
+    return {"what": apart.rpartition(",")[0]} if apart else None
+
+
+FEWEST_NUMBERS = 16
+"""Different batches may agree in fewer gradients by chance, where data are signs or small counts."""
+BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@check(
+    Moment.FIRST_AVERAGE,
+    when=When.FIRST_STEP,
+    cost="one pass over the gradients, in the first step whose gradients say enough",
+    warns=": all {count} workers have the same gradients in their first step, so they train on the same batches, and "
+    "do no more than one worker; give each a part of its own, as partreduce.shard_dataset(data) does, or, if the "
+    "script averages gradients itself, leave that to the schedule",
+)
+def same_batches(facts: Facts) -> Found:
+    """A fingerprint of each worker's own gradients, noted in the store.
+
+    Models begin equal, so equal batches give equal gradients, bit for bit. Nobody waits: the last of those whose
+    gradients are the first ones that were proposed says so.
+    """
+    if facts.notes is None or not (mine := fingerprint(slot.gradient for slot in facts.flat.slots())):
+        return None
+    notes, facts.notes = facts.notes, None
+    is_last = notes.propose("first", mine) == mine and notes.count("alike", 1) == facts.num_compared
+    return {"count": facts.num_compared} if is_last else None
+
+
+def fingerprint(gradients: Iterable[torch.Tensor | None]) -> str:
+    """A hash of dense gradients' bits; empty where they are too few, or tell nothing because one is not finite."""
+    sums, sizes = [], []
+    for gradient in gradients:
+        if gradient is None or gradient.layout is not torch.strided or not gradient.is_floating_point():
+            continue
+        numbers = gradient.detach().contiguous() + 0.0  # one zero only
+        sums.append(numbers.view(BITS[numbers.element_size()]).sum(dtype=torch.int64))
+        sizes.append(numbers.isfinite().all() * numbers.count_nonzero() - (~numbers.isfinite()).any().long())
+    if not sums:
+        return ""
+    known: list[list[int]] = torch.stack([torch.stack(sums), torch.stack(sizes)]).tolist()
+    if min(known[1]) < 0 or sum(known[1]) < FEWEST_NUMBERS:
+        return ""
+    return hashlib.sha256(repr(known).encode()).hexdigest()
+
+
+@check(
+    Moment.AFTER_AVERAGING,
+    cost="one hook a parameter, in scripts that call average_gradients()",
+    why="it would add this worker's own gradient to the mean of all",
+    refuses="step: parameter {name!r} got a gradient between average_gradients() and step(), which would add this "
+    "worker's own to the mean of all; call backward() first, then average_gradients()",
+)
+def backward_after_average_gradients(facts: Facts) -> Found:
+    """A flag that backward passes set."""
+    return {"name": facts.added} if facts.added else None
+
+
+@check(
+    Moment.OPTIMIZER_STEP,
+    cost="one hook",
+    why="SAM and GradScaler step it at any time",
+    refuses="optimizer: the plain {kind} of worker {rank} was stepped by itself, which the schedule does not see; call "
+    "step() of the DistributedOptimizer, with a closure if the plain one needs one, or keep the plain one and call "
+    "partreduce.attach",
+)
+def plain_optimizer_stepped(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
+    """Whether it is the wrapped optimizer, or one inside it, and step() of the DistributedOptimizer is not at work."""
+    return {"kind": type(optimizer).__name__, "rank": facts.rank} if id(optimizer) in facts.own else None
+
+
+@check(
+    Moment.OPTIMIZER_STEP,
+    cost="one hook",
+    refuses="optimizer: {kind} steps parameter {name!r} of worker {rank} before the first step() of the "
+    "DistributedOptimizer, which measures from the model with which all begin; step it after that one",
+)
+def another_optimizer_first(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
+    """Before the first step of outer steps and servers: whether it trains a part of the model."""
+    opens = facts.run.traits.measures_from_start and not facts.run.progress.step
+    return facts.first_local(optimizer) if opens else None
+
+
+@check(
+    Moment.OPTIMIZER_STEP,
+    cost="O(its part), in scripts with several optimizers",
+    why="hooks in backward() step optimizers at any time",
+    refuses="optimizer: {kind} steps parameter {name!r} of worker {rank} with this worker's own gradient, which is "
+    "still to be averaged; call average_gradients() of the DistributedOptimizer before it",
+)
+def another_optimizer_with_own_gradients(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
+    """Whether it trains a part of the model by gradients that are still to be averaged."""
+    return facts.first_local(optimizer) if facts.engine.has_local_gradients else None
+
+
+@check(
+    Moment.MEETING,
+    cost="one pass over 4,096 numbers of each",
+    warns=": step {step}: parameter {name!r} of worker {rank}, frozen when DistributedOptimizer was made, has changed "
+    "and is not averaged, so it is this worker's own, not the mean of all; wrap the model first and then freeze it, "
+    "and it is averaged like the others",
+)
+def frozen_changed(facts: Facts) -> Found:
+    """Some numbers of the parameters that were frozen at wrapping, where workers' models may differ."""
+    now = facts.frozen_now() if facts.frozen else {}
+    changed = next((name for name, values in now.items() if values != facts.frozen[name]), None)
+    if changed is None:
+        return None
+    facts.frozen = {}
+    return {"step": facts.run.progress.step, "name": changed, "rank": facts.rank}
+
+
+@check(
+    Moment.MEETING,
+    cost="one pass over them",
+    warns=": step {step}: worker {rank}'s model is not the mean of all, though this schedule averages gradients, which "
+    "keeps models equal: something changed it, its gradients or its optimizer on some workers only; do that alike on "
+    "all, or average parameters (steps_per_round > 1)",
+)
+def models_that_part(facts: Facts, before: list[torch.Tensor]) -> Found:
+    """With averaged gradients: 65,536 numbers of each bucket before and after the mean over all."""
+    is_apart = has_moved(facts.flat, before) and facts.once("models part")
+    return {"step": facts.run.progress.step, "rank": facts.rank} if is_apart else None

@@ -1,0 +1,400 @@
+"""Checks at wrapping: optimizers, models and runs that cannot be averaged, or that something else averages already."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from partreduce.runtime.averaging.bucket import stored
+from partreduce.runtime.averaging.buffer_rules import AVERAGED
+from partreduce.runtime.averaging.shards import Sharders, is_sharded, local
+from partreduce.runtime.guard.table import Found, Moment, check, checks_at
+from partreduce.runtime.transport.worlds import World
+from partreduce.topo.errors import of_type
+from partreduce.topo.schedule import Schedule
+
+WRITE_OTHERS: dict[str, str] = {
+    "ZeroRedundancyOptimizer": "steps its share of the parameters and broadcasts them to all workers",
+    "OSS": "steps its share of the parameters and broadcasts them to all workers",
+    "PostLocalSGDOptimizer": "averages parameters by itself",
+    "DistributedOptimizer": "communicates by itself",
+    "DistributedFusedAdam": "shards its step over the workers",
+    "DistributedFusedLAMB": "shards its step over the workers",
+    "DeepSpeedOptimizer": "communicates by itself",
+    "DeepSpeedZeroOptimizer": "shards its step over the workers",
+    "DeepSpeedZeroOptimizer_Stage3": "shards its step over the workers",
+    "OnebitAdam": "averages momentum by itself",
+    "OnebitLamb": "averages momentum by itself",
+    "ZeroOneAdam": "averages momentum by itself",
+}
+"""Optimizers whose step writes other workers' parameters or gradients, by the name of a class in their ancestry.
+
+Of torch, fairscale, apex, Megatron and DeepSpeed; by name, since copies of these classes lie in many repositories.
+"""
+
+WAYS_OUT: dict[str, str] = {
+    "transformers": "the Transformers Trainer wraps and moves models by itself wherever there are several workers; "
+    "give it partreduce.transformers.ScheduleCallback in place of an optimizer of your own",
+    "accelerate": "Accelerate's prepare() wraps and moves models; prepare the loaders only, and leave model and "
+    "optimizer to partreduce",
+    "lightning": "Lightning's strategies wrap and move models; give its Trainer "
+    "strategy=partreduce.lightning.ScheduleStrategy(...) in place of an optimizer of your own",
+    "deepspeed": "DeepSpeed's engine averages by itself; train the bare model",
+}
+WAYS_OUT["pytorch_lightning"] = WAYS_OUT["lightning"]
+
+FOLLOWS = "follows_a_schedule"
+"""Marks DistributedOptimizer, and the step of an optimizer to which a schedule is attached."""
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer, if it is one of torch's that follows no schedule yet and communicates with nobody.
+
+    Raises:
+        InputError: anything else.
+    """
+    for row in checks_at(Moment.WRAP_OPTIMIZER):
+        row(optimizer)
+    return optimizer
+
+
+def check_module(model: torch.nn.Module) -> torch.nn.Module:
+    """The model, if it is one.
+
+    Raises:
+        InputError: something else, such as its parameters, or one that averages already.
+    """
+    of_type(model, torch.nn.Module, "model", "pass the torch.nn.Module whose parameters the optimizer trains")
+    model_in_distributed_data_parallel(Wrapped(model, {}))
+    return model
+
+
+class Wrapped(NamedTuple):
+    """A model that is about to be laid out flat; `apart` are parameters that are exchanged another way."""
+
+    model: torch.nn.Module
+    apart: Mapping[torch.nn.Parameter, str]
+    optimizer: torch.optim.Optimizer | None = None
+
+    def parameters(self) -> Iterator[tuple[str, Any]]:
+        return self.model.named_parameters()
+
+
+def check_model(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, apart: Mapping[torch.nn.Parameter, str]
+) -> None:
+    """Check a model and its optimizer before `FlatModel` moves anything.
+
+    Raises:
+        InputError: a model that cannot be laid out flat or averaged, or an optimizer of another model.
+    """
+    Sharders(model)  # a forward pass may have left whole parameters in the places of shards
+    for row in checks_at(Moment.WRAP_MODEL):
+        row(Wrapped(model, apart, optimizer))
+
+
+class Scheduled(Protocol):
+    """An optimizer that follows a schedule."""
+
+    schedule: Schedule
+
+
+def check_run(world: World, optimizer: Scheduled) -> None:
+    """Check a schedule against the workers that are there, and the other schedules of this process.
+
+    Raises:
+        InputError: the same on all workers.
+    """
+    for row in checks_at(Moment.WRAP_RUN):
+        row(world, optimizer.schedule, optimizer)
+
+
+# The optimizer.
+
+
+@check(Moment.WRAP_OPTIMIZER, refuses="optimizer: {found}")
+def wrapped_twice(optimizer: torch.optim.Optimizer) -> Found:
+    """The optimizer's class and its `step`."""
+    if hasattr(type(optimizer), FOLLOWS):
+        return {"found": "is a DistributedOptimizer already; wrap the plain optimizer once"}
+    of_type(optimizer, torch.optim.Optimizer, "optimizer", "it must be one torch.optim.Optimizer")
+    if hasattr(optimizer.step, FOLLOWS):
+        return {"found": "follows a schedule already, by partreduce.attach; use what that returned"}
+    return None
+
+
+@check(
+    Moment.WRAP_OPTIMIZER,
+    refuses="optimizer: {name} {does}, so what the schedule averages would be no worker's own step; pass the plain "
+    "optimizer, such as torch.optim.AdamW(model.parameters())",
+)
+def optimizer_that_communicates(optimizer: torch.optim.Optimizer) -> Found:
+    """The names of its classes, and of those of optimizers inside it, under whatever name."""
+    for one in with_inner(optimizer):
+        if hasattr(one, "skip_synchronize"):  # a class made for each optimizer, with the name of the inner one
+            return {"name": "Horovod's DistributedOptimizer", "does": "averages gradients by itself"}
+        for base in type(one).__mro__:
+            if base.__name__ in WRITE_OTHERS:
+                return {"name": base.__name__, "does": WRITE_OTHERS[base.__name__]}
+    return None
+
+
+def with_inner(optimizer: object) -> Iterator[object]:
+    """An optimizer and those that it keeps, under whatever name, by itself or among others; each once."""
+    waiting, seen = [optimizer], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        for held in getattr(one, "__dict__", {}).values():
+            several = held.values() if isinstance(held, dict) else held if isinstance(held, list | tuple) else (held,)
+            waiting += [inner for inner in several if hasattr(inner, "param_groups")]
+
+
+# The model.
+
+
+@check(
+    Moment.WRAP_MODEL,
+    refuses="model: is wrapped in DistributedDataParallel, which averages by itself; pass the bare module",
+)
+def model_in_distributed_data_parallel(wrapped: Wrapped) -> Found:
+    """The model's class."""
+    return {} if isinstance(wrapped.model, DistributedDataParallel) else None
+
+
+@check(
+    Moment.WRAP_MODEL,
+    cost="O(parameters)",
+    refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap",
+)
+def uninitialized_parameter(wrapped: Wrapped) -> Found:
+    """Lazy parameters."""
+    lazy = torch.nn.parameter.UninitializedParameter
+    return next(({"name": name} for name, one in wrapped.parameters() if isinstance(one, lazy)), None)
+
+
+@check(
+    Moment.WRAP_MODEL,
+    cost="O(parameters)",
+    refuses="model: parameter {name!r} is on the meta device and has no numbers; call model.to_empty(device=...), "
+    "initialize it and make the optimizer, then wrap",
+)
+def parameter_on_the_meta_device(wrapped: Wrapped) -> Found:  # rows of tables are drawn where they will lie
+    """Each parameter's device."""
+    return next(
+        ({"name": name} for name, one in wrapped.parameters() if one.is_meta and one not in wrapped.apart), None
+    )
+
+
+@check(
+    Moment.WRAP_MODEL,
+    cost="O(parameters)",
+    refuses="model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant",
+)
+def sparse_parameter(wrapped: Wrapped) -> Found:
+    """Each parameter's layout."""
+    return next(({"name": name} for name, one in wrapped.parameters() if one.layout is not torch.strided), None)
+
+
+@check(
+    Moment.WRAP_MODEL,
+    cost="O(parameters)",
+    refuses="model: parameter {name!r} is {dtype}; only {averaged} are averaged, so convert it, or freeze it before "
+    "wrapping",
+)
+def parameter_of_another_dtype(wrapped: Wrapped) -> Found:
+    """The dtype of each trainable parameter."""
+    for name, one in wrapped.parameters():
+        if one.requires_grad and one.dtype not in AVERAGED:
+            return {"name": name, "dtype": one.dtype, "averaged": ", ".join(map(str, AVERAGED))}
+    return None
+
+
+@check(
+    Moment.WRAP_MODEL,
+    cost="O(modules)",
+    refuses="model: is sharded by FullyShardedDataParallel; pass the bare module, whose parameters are whole",
+)
+def model_in_fully_sharded_data_parallel(wrapped: Wrapped) -> Found:
+    """FSDP's mark on the modules."""
+    managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in wrapped.model.modules())
+    by_fully_shard = any(is_sharded(parameter) for _, parameter in wrapped.parameters())
+    return {} if managed and not by_fully_shard else None
+
+
+@check(
+    Moment.WRAP_MODEL,
+    cost="O(parameters)",
+    refuses="model: lies on several devices ({first}); move all of it to one before wrapping, model.to(device)",
+)
+def model_on_several_devices(wrapped: Wrapped) -> Found:
+    """The devices of parameters and buffers, which are sent by the same groups."""
+    first: dict[torch.device, str] = {}
+    others = [(name, one) for name, one in wrapped.parameters() if one not in wrapped.apart]
+    for kind, tensors in (("parameter", others), ("buffer", wrapped.model.named_buffers())):
+        for name, tensor in tensors:
+            first.setdefault(tensor.device, f"{kind} {name!r} on {tensor.device}")
+    return {"first": ", ".join(first.values())} if len(first) > 1 else None
+
+
+class _Place(NamedTuple):
+    """Where a tensor lies, in bytes; `last` is where its last number ends."""
+
+    first: int
+    last: int
+    name: str
+    tensor: torch.Tensor
+    trains: bool
+
+
+@check(
+    Moment.WRAP_MODEL,
+    cost="O(n log n) for n tensors",
+    refuses="model: {one} and {other} are two tensors in one memory, and wrapping would give each its own, so that "
+    "they part; let both modules hold one and the same parameter (b.weight = a.weight), use the parameter itself in "
+    "forward() (a.weight.t()), or make the other a copy",
+)
+def two_tensors_in_one_memory(wrapped: Wrapped) -> Found:
+    """Where parameters and buffers lie: wrapping gives each parameter memory of its own."""
+    open_: list[_Place] = []
+    for place in sorted(_places(wrapped.model), key=lambda place: place[:2]):
+        open_ = [one for one in open_ if one.last > place.first]
+        for one in open_:
+            if (one.trains or place.trains) and one.tensor is not place.tensor and _overlap(one, place):
+                return {"one": one.name, "other": place.name}
+        open_.append(place)
+    return None
+
+
+def _places(model: torch.nn.Module) -> Iterator[_Place]:
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for name, whole in tensors:
+            tensor = local(whole)
+            if tensor.layout is torch.strided and tensor.numel() and not tensor.is_meta:
+                reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+                first = tensor.data_ptr()
+                last = first + (reach + 1) * tensor.element_size()
+                yield _Place(first, last, f"{kind} {name!r}", tensor, kind == "parameter" and whole.requires_grad)
+
+
+def _overlap(one: _Place, other: _Place) -> bool:
+    """Whether two tensors whose places overlap have a number in common; columns of one array have none."""
+    size = one.tensor.element_size()
+    if other.tensor.element_size() != size:
+        return True
+    begin = min(one.first, other.first)
+    marks = torch.zeros((max(one.last, other.last) - begin) // size, dtype=torch.bool, device="cpu")
+    views = [
+        marks.as_strided(place.tensor.shape, place.tensor.stride(), (place.first - begin) // size)
+        for place in (one, other)
+    ]
+    stored(views[0]).fill_(True)
+    return bool(stored(views[1]).any())
+
+
+@check(
+    Moment.WRAP_MODEL,
+    cost="O(parameters)",
+    refuses="optimizer: parameter {place} of group {index}, shape {shape}, is not a parameter of the model; pass the "
+    "model that the optimizer trains",
+)
+def optimizer_of_another_model(wrapped: Wrapped) -> Found:
+    """The optimizer's groups."""
+    known = set(wrapped.model.parameters())
+    for index, group in enumerate(wrapped.optimizer.param_groups if wrapped.optimizer is not None else ()):
+        for place, parameter in enumerate(group["params"]):
+            if parameter not in known:
+                return {"place": place, "index": index, "shape": list(parameter.shape)}
+    return None
+
+
+@check(
+    Moment.WRAP_MODEL,
+    cost="O(parameters)",
+    refuses="model: has no trainable parameter{besides}; nothing could be averaged",
+)
+def nothing_to_train(wrapped: Wrapped) -> Found:
+    """`requires_grad` of each parameter."""
+    if any(one.requires_grad and one not in wrapped.apart for _, one in wrapped.parameters()):
+        return None
+    return {"besides": " besides its tables" if wrapped.apart else ""}
+
+
+# The run.
+
+
+@check(
+    Moment.WRAP_RUN,
+    refuses="schedule {name!r}: is for {planned} workers and this run has {size}; start {planned} or design a schedule "
+    "for {size}",
+)
+def schedule_for_other_workers(world: World, schedule: Schedule, _optimizer: Scheduled | None = None) -> Found:
+    """The schedule's number of workers."""
+    if schedule.num_workers == world.size:
+        return None
+    return {"name": schedule.name, "planned": schedule.num_workers, "size": world.size}
+
+
+_running: WeakKeyDictionary[World, WeakSet[Scheduled]] = WeakKeyDictionary()
+
+
+@check(
+    Moment.WRAP_RUN,
+    cost="O(optimizers)",
+    refuses="schedule {mine!r}: its steps per round {own} and those of {other!r}, {theirs}, which runs in the same "
+    "process, are not in one proportion, so workers would wait for each other in a circle; give both the same steps "
+    "per round",
+)
+def rounds_of_several_optimizers(world: World, mine: Schedule, optimizer: Scheduled) -> Found:
+    """The steps per round of all running schedules of the process: operations must come in one order on all workers."""
+    others = _running.setdefault(world, WeakSet())
+    own = mine.worker_steps().tolist()
+    for other in list(others):
+        ending = other.__dict__.get("ending")
+        if ending is None or not ending.is_running:
+            others.discard(other)
+            continue
+        theirs = other.schedule.worker_steps().tolist()
+        if len({Fraction(int(one), int(their)) for one, their in zip(own, theirs, strict=True)}) > 1:
+            return {"mine": mine.name, "own": own, "other": other.schedule.name, "theirs": theirs}
+    others.add(optimizer)
+    return None
+
+
+# Who else is at work.
+
+
+def way_out() -> str:
+    """What to do instead, where a framework that is known to wrap models calls us; empty otherwise."""
+    callers = set(_callers())
+    state = sys.modules.get("accelerate.state")
+    if state is not None and state.PartialState._shared_state:  # noqa: SLF001 - set while an Accelerator lives
+        callers.add("accelerate")
+    return next((WAYS_OUT[name] for name in WAYS_OUT if name in callers), "")
+
+
+def wrapped_by(module: torch.nn.Module) -> str:
+    """Who replaced a module's parameters, and what to do instead, if it is known; empty otherwise."""
+    if getattr(module, "_is_fsdp_managed_module", False):
+        return (
+            "FullyShardedDataParallel has sharded the model after DistributedOptimizer was made; "
+            "shard it by fully_shard, and before that"
+        )
+    return way_out()
+
+
+def _callers() -> Iterator[str]:
+    """The packages whose functions are being called, from here to the script."""
+    frame = sys._getframe(1)  # noqa: SLF001 - inspect.stack() reads source files, too
+    while frame is not None:
+        yield str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        frame = frame.f_back  # type: ignore[assignment]

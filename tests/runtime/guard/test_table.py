@@ -1,0 +1,532 @@
+"""Every check of the table is met by a script that misuses the run-time, in the first step and in the eleventh."""
+
+import re
+import threading
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.nn.parallel import DistributedDataParallel
+
+from docs.make_refusals import TARGET, page
+from partreduce.runtime.data.sketches import note_dealt, take_dealt
+from partreduce.runtime.environment import CHECK, RESTART_COUNT
+from partreduce.runtime.guard.layout import Layout
+from partreduce.runtime.guard.table import FIRST_STEPS, TABLE, When
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, Pipeline, Server, StaticGroups
+from partreduce.topo.strategies.payload import Payload, Placement, TablePlacement
+
+N = 2
+EVERY_2, LATE = AllReduce(steps_per_round=2), AllReduce(steps_per_round=2, sync=DelayedAveraging())
+PAIR_OR_NOBODY = StaticGroups(phases=GroupPhases((Phase.from_groups(N, [range(N)]), Phase.from_groups(N, []))))
+TABLE_OF_ROWS = TablePlacement(parameter="0.weight", rows=20, columns=3, way=Placement.GATHER)
+TABLES = AllReduce(payload=Payload(tables=(TABLE_OF_ROWS,)))
+ROWS = {row.name: row for row in TABLE}
+IN_STEPS = [name for name, row in ROWS.items() if any(moment.is_in_step for moment in row.moments)]
+LATER = [name for name in IN_STEPS if ROWS[name].when is When.ALWAYS]
+ELSEWHERE = {"rank of a sharded model alone": "processes/test_sharded_models.py"}
+"""What needs several processes for each worker, and the file that has it."""
+CASES = {}
+one_at_a_time = threading.Lock()
+"""Torch notes for the whole process which wrapper's forward pass is running; here workers are threads."""
+
+
+def case(script):
+    CASES[script.__name__.replace("_", " ")] = script
+    return script
+
+
+class Script:
+    """One worker's script: `begin` wraps a model and takes so many ordinary steps, after which it is misused."""
+
+    def __init__(self, world, ordinary):
+        self.world, self.ordinary = world, ordinary
+
+    def wrap(self, model, strategy=None, inner=None, n=N, **options):
+        inner = inner or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        schedule = Schedule("misuse", Cluster.regular(1, n), strategy or EVERY_2)
+        return DistributedOptimizer(inner, model, schedule, timeout=60, world=self.world, **options)
+
+    def begin(self, strategy=None, model=None, **options):
+        self.model = network() if model is None else model
+        self.optimizer = self.wrap(self.model, strategy, **options)
+        for _ in range(self.ordinary):
+            self.step()
+        return self.model, self.optimizer
+
+    def step(self, before=None, *, early=False):
+        self.optimizer.zero_grad()
+        indices = isinstance(self.model[0], torch.nn.EmbeddingBag)
+        inputs = torch.arange(12).view(4, 3) if indices else torch.full((4, 3), 1.0 + self.world.rank)
+        self.model(inputs).square().mean().backward()
+        if early:
+            self.optimizer.average_gradients()
+        if before is not None:
+            before()
+        self.optimizer.step()
+
+
+def network(first=None):
+    return torch.nn.Sequential(first or torch.nn.Linear(3, 3), torch.nn.Linear(3, 1))
+
+
+def with_table():
+    return network(torch.nn.EmbeddingBag(20, 3))
+
+
+@pytest.fixture(scope="module")
+def group():
+    """A default process group of this process alone, which torch's wrappers want."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+# At wrapping.
+
+
+@case
+def wrapped_twice(s):
+    s.wrap(network(), inner=s.begin()[1])
+
+
+@case
+def optimizer_that_communicates(s):
+    model = network()
+    s.wrap(model, inner=type("OnebitAdam", (torch.optim.SGD,), {})(model.parameters(), lr=0.1))
+
+
+@case
+def model_in_distributed_data_parallel(s):
+    s.wrap(DistributedDataParallel(network()))
+
+
+@case
+def uninitialized_parameter(s):
+    s.wrap(network(torch.nn.LazyLinear(3)))
+
+
+@case
+def parameter_on_the_meta_device(s):
+    s.wrap(network(torch.nn.Linear(3, 3, device="meta")))
+
+
+@case
+def sparse_parameter(s):
+    model = network()
+    model.extra = torch.nn.Parameter(torch.eye(3).to_sparse())
+    s.wrap(model)
+
+
+@case
+def parameter_of_another_dtype(s):
+    s.wrap(network(torch.nn.Linear(3, 3, dtype=torch.complex64)))
+
+
+@case
+def model_in_fully_sharded_data_parallel(s):
+    s.wrap(
+        FullyShardedDataParallel(
+            network(), device_id=torch.device("cpu"), sharding_strategy=ShardingStrategy.NO_SHARD, use_orig_params=True
+        )
+    )
+
+
+@case
+def model_on_several_devices(s):
+    model = network()
+    model.register_buffer("elsewhere", torch.zeros(1, device="meta"))
+    s.wrap(model)
+
+
+@case
+def two_tensors_in_one_memory(s):
+    model = network()
+    model.again = torch.nn.Parameter(model[0].weight.t())
+    s.wrap(model)
+
+
+@case
+def optimizer_of_another_model(s):
+    s.wrap(network(), inner=torch.optim.SGD(network().parameters(), lr=0.1))
+
+
+@case
+def nothing_to_train(s):
+    model = network().requires_grad_(requires_grad=False)
+    s.wrap(model, inner=torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@case
+def schedule_for_other_workers(s):
+    s.wrap(network(), n=3)
+
+
+@case
+def rounds_of_several_optimizers(s):
+    first = s.wrap(network(), AllReduce(steps_per_round=(1, 2)))
+    s.wrap(network(), AllReduce(steps_per_round=(2, 1)))
+    assert first
+
+
+# Groups that are added, and the live model.
+
+
+@case
+def added_parameter_not_wrapped(s):
+    s.begin()[1].add_param_group({"params": [torch.nn.Parameter(torch.zeros(2))]})
+
+
+@case
+def state_of_a_new_group(s):
+    model = network()
+    inner = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    optimizer = s.begin(model=model, inner=inner, optimizer_state="average")[1]
+    optimizer.add_param_group({"params": list(model[1].parameters()), "momentum": 0.9})
+
+
+@case
+def live_model_evaluated(s):
+    model, _ = s.begin(PAIR_OR_NOBODY)
+    for _ in range(2):  # in the second round nobody averages
+        s.step()
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(2, 3))
+
+
+@case
+def live_model_saved(s):
+    model, _ = s.begin(PAIR_OR_NOBODY)
+    for _ in range(2):
+        s.step()
+    model.state_dict()
+
+
+# In a step.
+
+
+@case
+def parameter_replaced(s):
+    s.begin()[0][1].bias = torch.nn.Parameter(torch.zeros(1))
+    s.step()
+
+
+@case
+def storage_moved(s):
+    model, _ = s.begin()
+    model[1].bias.data = torch.zeros(1)
+    s.step()
+
+
+@case
+def buffer_changed(s):
+    model = network()
+    model.register_buffer("seen", torch.zeros(2, dtype=torch.int32))
+    s.begin(model=model)
+    model.seen = torch.zeros(3, dtype=torch.int32)
+    s.step()
+
+
+@case
+def layer_replaced(s):
+    s.begin()[0][1] = torch.nn.Linear(3, 1)
+    s.step()
+
+
+@case
+def parameter_unfrozen(s):
+    model = network()
+    model[0].bias.requires_grad_(requires_grad=False)
+    s.begin(model=model)
+    model[0].bias.requires_grad_(requires_grad=True)
+    s.step()
+
+
+@case
+def parameter_given_to_the_optimizer(s):
+    _, optimizer = s.begin()
+    stranger = torch.nn.Parameter(torch.zeros(2))
+    optimizer.param_groups = [*optimizer.param_groups, {**optimizer.param_groups[0], "params": [stranger]}]
+    s.step()
+
+
+@case
+def embedding_changed(s):
+    model, _ = s.begin(TABLES, with_table())
+    model[0].forward = lambda inputs: torch.nn.functional.embedding_bag(inputs, model[0].weight)
+    s.optimizer.step()
+
+
+@case
+def model_inside_distributed_data_parallel(s):
+    model, optimizer = s.begin()
+    with one_at_a_time:
+        DistributedDataParallel(model)(torch.ones(4, 3)).sum().backward()
+    optimizer.step()
+
+
+@case
+def started_again_without_loading(s):
+    s.begin()
+    s.step()
+
+
+@case
+def model_loaded_alone(s):
+    model, _ = s.begin(LATE)
+    for _ in range(3):
+        s.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.load_state_dict(model.state_dict())
+    s.step()
+
+
+@case
+def gradients_clipped_before_averaging(s):
+    model, _ = s.begin(AllReduce())
+    s.step(before=lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3))
+
+
+@case
+def means_changed_by_join_alone(s):
+    _, optimizer = s.begin(AllReduce())
+    with optimizer.join(after_averaging=lambda: None):
+        s.step()
+
+
+# A step that is skipped or scaled.
+
+
+@case
+def skip_with_tables(s):
+    s.begin(TABLES, with_table())[1].skip()
+
+
+@case
+def scaler_with_tables(s):
+    model, optimizer = s.begin(TABLES, with_table())
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.arange(12).view(4, 3)).sum()).backward()
+    scaler.step(optimizer)
+
+
+@case
+def skip_after_average_gradients(s):
+    s.begin(AllReduce())
+    s.step(before=s.optimizer.skip, early=True)
+
+
+@case
+def skip_where_means_are_changed(s):
+    model, optimizer = s.begin(AllReduce())
+    s.step(before=lambda: model[0].weight.grad.mul_(0.5), early=True)
+    optimizer.skip()
+
+
+@case
+def gradients_sent_with_a_scale(s):
+    model, optimizer = s.begin(AllReduce(sync=Pipeline()))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.ones(4, 3)).sum()).backward()
+    optimizer.average_gradients()
+    scaler.step(optimizer)
+
+
+# Around an average.
+
+
+@case
+def models_begin_apart(s):
+    model = network()
+    torch.nn.init.constant_(model[0].weight, float(s.world.rank))
+    s.begin(AllReduce(), model, initial="keep")
+    s.step()
+
+
+def compared(s):
+    """As where workers are processes."""
+    s.optimizer.engine.guard.compares_data(s.world.store, f"{id(s.world.store)} {s.ordinary}", N)
+
+
+@case
+def data_in_different_orders(s):
+    s.begin()
+    compared(s)
+    with one_at_a_time:  # what a process was given is noted in one place, and here workers are threads
+        take_dealt()
+        note_dealt([s.world.rank, 2, 3])
+        s.optimizer.engine.guard.compare_data()
+
+
+@case
+def same_batches(s):
+    model, optimizer = s.begin(model=torch.nn.Sequential(torch.nn.Linear(3, 8)))
+    compared(s)
+    optimizer.zero_grad()
+    model(torch.ones(4, 3)).square().mean().backward()
+    optimizer.step()
+
+
+@case
+def backward_after_average_gradients(s):
+    model, _ = s.begin(AllReduce())
+    s.step(before=lambda: model(torch.ones(4, 3)).sum().backward(), early=True)
+
+
+# Other optimizers.
+
+
+@case
+def plain_optimizer_stepped(s):
+    s.begin()
+    s.step(before=s.optimizer.optimizer.step)
+
+
+@case
+def another_optimizer_first(s):
+    model = network()
+    other = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    inner = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    s.ordinary = 0
+    s.begin(Server(hosts=(0,), synchronous=False), model, inner=inner)
+    s.step(before=other.step)
+
+
+@case
+def another_optimizer_with_own_gradients(s):
+    model = network()
+    other = torch.optim.SGD(model[1].parameters(), lr=0.1)
+    s.begin(AllReduce(), model, inner=torch.optim.SGD(model[0].parameters(), lr=0.1))
+    s.step(before=other.step)
+
+
+# Where all meet.
+
+
+@case
+def loaded_in_mean_model(s):
+    model, optimizer = s.begin()
+    with optimizer.mean_model():
+        model.load_state_dict(model.state_dict())
+
+
+@case
+def frozen_changed(s):
+    model = network()
+    model[0].bias.requires_grad_(requires_grad=False)
+    _, optimizer = s.begin(model=model)
+    s.step()
+    with torch.no_grad():
+        model[0].bias += 1
+    with optimizer.mean_model():
+        pass
+
+
+@case
+def models_that_part(s):
+    model, optimizer = s.begin(AllReduce())
+    with torch.no_grad():
+        model[0].weight += s.world.rank
+    with optimizer.mean_model():
+        pass
+
+
+def said_by(ranks, name, ordinary):
+    """What workers are told by their guards, refusals and warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        results = ranks.run(N, lambda world: CASES[name](Script(world, ordinary)), catch=PartreduceError)
+    ranks.fresh()
+    assert all(result is None or isinstance(result, InputError) for result in results), results
+    return [str(one) for one in results if one is not None] + [str(one.message) for one in caught]
+
+
+def pattern_of(row):
+    """The row's message, with anything in the places of what was found."""
+    return re.compile(".*".join(map(re.escape, re.split(r"\{[^}]*\}", row.message))))
+
+
+def is_said(name, said):
+    return any(pattern_of(ROWS[name]).search(text) for text in said)
+
+
+def test_every_row_has_a_case():
+    assert set(CASES) | set(ELSEWHERE) == set(ROWS)
+    for name, file in ELSEWHERE.items():
+        text = (Path(__file__).parents[1] / file).read_text()
+        assert pattern_of(ROWS[name]).pattern.split(".*")[1].split(",")[0].replace("\\", "") in text
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("name", CASES)
+def test_a_check_says_what_the_table_says_from_the_first_step_on(ranks, monkeypatch, name):
+    if name == "started again without loading":
+        monkeypatch.setenv(RESTART_COUNT, "1")
+    assert is_said(name, said_by(ranks, name, 0))
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("name", sorted(set(IN_STEPS) - {"started again without loading"}))
+def test_what_begins_in_the_eleventh_step_is_noticed_as_the_table_says(ranks, monkeypatch, name, always):
+    if always:
+        monkeypatch.setenv(CHECK, "always")
+    assert is_said(name, said_by(ranks, name, 10)) == (always or name in LATER)
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_later_steps_run_what_is_marked_and_all_checks_where_the_user_asks(ranks, monkeypatch, always):
+    """Of eleven steps each notes which checks look, on worker 0."""
+    counted, looked = set(), {}
+    if always:
+        monkeypatch.setenv(CHECK, "always")
+    for row in TABLE:
+
+        def look(facts, *more, name=row.name, original=row.look):
+            if isinstance(facts, Layout) and facts.rank == 0:
+                counted.add(name)
+            return original(facts, *more)
+
+        monkeypatch.setattr(row, "look", look)
+
+    def act(world):
+        s = Script(world, 0)
+        s.begin(AllReduce())
+        for step in range(1, 12):
+            s.step()
+            if world.rank == 0:
+                looked[step] = counted & set(IN_STEPS)
+                counted.clear()
+        s.optimizer.finish()
+
+    ranks.run(N, act)
+    assert all(looked[step] == set(IN_STEPS) for step in range(1, FIRST_STEPS + 1))
+    assert all(looked[step] == set(IN_STEPS if always else LATER) for step in range(FIRST_STEPS + 1, 12))
+
+
+def test_a_row_that_costs_time_in_each_step_says_why():
+    for name in LATER:
+        assert ROWS[name].why or ROWS[name].cost == "none", name
+
+
+def test_another_word_than_always_is_refused(ranks, monkeypatch):
+    monkeypatch.setenv(CHECK, "sometimes")
+    errors = ranks.run(N, lambda world: Script(world, 0).begin(), catch=InputError)
+    assert {str(error) for error in errors} == {
+        "PARTREDUCE_CHECK: expected 'always', got 'sometimes'; set it to that, or unset it"
+    }
+
+
+def test_the_page_is_that_of_the_table():
+    """Written by `python docs/make_refusals.py`."""
+    assert TARGET.read_text(encoding="utf-8") == page()
