@@ -21,8 +21,7 @@ from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.sharding.staging import Staging
-from partreduce.runtime.sharding.table import Table
+from partreduce.runtime.sharding.table import Staging, Table
 from partreduce.runtime.strategies import gradient_means, pipeline
 from partreduce.runtime.transport import coded_sums, hierarchical, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting

@@ -22,9 +22,8 @@ from partreduce.runtime.arguments import checked_model, checked_timeout
 from partreduce.runtime.liveness.awaited_texts import decided
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer, check_other_num_workers, unwrapped
 from partreduce.runtime.schedule_file import read_schedule
-from partreduce.runtime.sharding.found import embeddings_of
-from partreduce.runtime.sharding.touched import Seen, gather_texts, shares, told, touched_here
-from partreduce.runtime.sharding.uses import OtherUses
+from partreduce.runtime.sharding.placement import embeddings_of
+from partreduce.runtime.sharding.touched import OtherUses, Seen, gather_texts, shares, told, touched_here
 from partreduce.runtime.transport.alone import is_alone
 from partreduce.runtime.transport.rendezvous import default_world
 from partreduce.runtime.transport.worlds import World

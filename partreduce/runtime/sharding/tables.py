@@ -8,13 +8,9 @@ import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import TOGETHER
-from partreduce.runtime.sharding.blocks import blocks
-from partreduce.runtime.sharding.calls import Call, Kind
-from partreduce.runtime.sharding.columns import Part
-from partreduce.runtime.sharding.exchange import Exchange, Shape
-from partreduce.runtime.sharding.row_code import RowCode
-from partreduce.runtime.sharding.staging import Staging
-from partreduce.runtime.sharding.wire import Wire
+from partreduce.runtime.sharding.exchange import Exchange
+from partreduce.runtime.sharding.table import Part, Staging
+from partreduce.runtime.sharding.wire import Call, Kind, Wire
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.payload import Gradient
 
@@ -23,8 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from partreduce.runtime.sharding.exchange import Answer, Outcome, Source
-    from partreduce.runtime.sharding.layout import Layout
-    from partreduce.runtime.sharding.table import Table
+    from partreduce.runtime.sharding.table import Layout, Parts, Table
     from partreduce.topo.cluster import Cluster
 
 
@@ -45,6 +40,9 @@ class Steps(Protocol):
 
 class Tables:
     """One worker's tables. They are found before the workers meet, and connected once they have.
+
+    What exchanges rows raises InputError where a worker's user made a mistake or workers do different things, with the
+    same line on all of them, and PeerFailedError where a worker is gone.
 
     Args:
         tables: in the order in which they are exchanged.
@@ -103,8 +101,10 @@ class Tables:
         """
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine
-        if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
-            _choose_sparse_checks()
+        checks = torch.sparse.check_sparse_tensor_invariants
+        if any(table.route.gradient is Gradient.SPARSE for table in self.tables) and not checks.is_enabled():  # type: ignore[no-untyped-call]
+            # Say explicitly that torch does not check sparse tensors, as now; else it warns in the middle of a step.
+            checks.disable()  # type: ignore[no-untyped-call]
         reducer.heartbeat.unequal = TOGETHER
         if reducer.buckets:
             self.device = reducer.buckets[0].device
@@ -113,16 +113,7 @@ class Tables:
             table.staging = staging
         gathers = any(not table.is_sharded for table in self.tables)
         wire = Wire(_on_host(reducer), cluster, coalesces=self._coalesces, gathers=gathers)
-        shapes = [
-            Shape(
-                table.name,
-                torch.empty(0, table.route.columns, dtype=table.parameter.dtype),
-                table.layout,
-                RowCode.of(table.route, table.parameter.dtype),
-            )
-            for table in self.tables
-        ]
-        self._exchange = Exchange(wire, shapes, lambda: engine.round)
+        self._exchange = Exchange(wire, self.tables, lambda: engine.round)
 
     @property
     def is_connected(self) -> bool:
@@ -146,15 +137,11 @@ class Tables:
         return look
 
     def broadcast(self) -> None:
-        """Copy worker 0's tables to all workers, of those that every worker has.
-
-        Raises:
-            PeerFailedError: a worker is gone.
-        """
+        """Copy worker 0's tables to all workers, of those that every worker has."""
         for table in self.tables:
             if self._exchange is not None and not table.is_sharded:
                 whole = table.parameter.detach()
-                for first, last in blocks(table):
+                for first, last in table.blocks():
                     block = whole[first:last]
                     rows = table.staging.to_host(block)
                     self._exchange.wire.broadcast(rows)
@@ -172,17 +159,13 @@ class Tables:
             layout: who has which.
             array: what this worker has.
             number: which array of the table it is.
-
-        Raises:
-            PeerFailedError: a worker is gone.
         """
         self._step = self._begun()  # workers whose data ended come, and are named, rather than wait for a step
-        call = Call(Kind.WHOLE, self._step, table.index, number)
-        outcome = self._perform(
-            call, {table.index: Part(ids)}, source=lambda _call: (layout, lambda places: table.rows_at(array, places))
+        return self._looked_up(
+            Call(Kind.WHOLE, self._step, table.index, number),
+            ids,
+            source=lambda _call: (layout, lambda places: table.rows_at(array, places)),
         )
-        assert outcome.rows is not None, "a lookup gives rows"
-        return outcome.rows
 
     def together(self, advice: str) -> AbstractContextManager[None]:
         """Around blocks that are no part of a step; see `Heartbeat.together`."""
@@ -190,26 +173,14 @@ class Tables:
         return self._exchange.wire.reducer.heartbeat.together(advice)
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
-        """Rows of a sharded table, on the host, each asked for once; all workers look up some, or none.
-
-        Raises:
-            InputError: a worker's user made a mistake, or workers do different things.
-            PeerFailedError: a worker is gone.
-        """
-        self._step = self._begun()
-        self._closed = False
-        call = Call(Kind.LOOKUP, self._step, table.index, copy, trains)
-        outcome = self._perform(call, {table.index: Part(ids)}, problem=problem)
-        assert outcome.rows is not None, "a lookup gives rows"
-        return outcome.rows
+        """Rows of a sharded table, on the host, each asked for once; all workers look up some, or none."""
+        self._step, self._closed = self._begun(), False
+        return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
     def refuse(self, problem: str, *, trains: bool) -> None:
         """Stop all workers, where they next exchange gradients, for a mistake of this worker's user.
 
         Without gradients nothing is exchanged, so there only this worker stops.
-
-        Raises:
-            InputError: naming this worker and the mistake, on all of them.
         """
         if not trains:
             raise InputError(f"worker {self.rank}: {problem}")
@@ -245,10 +216,6 @@ class Tables:
         Returns:
             What each worker says; None where that takes another message, since the step was closed before, or a
             worker without data does not know yet what to say.
-
-        Raises:
-            InputError: workers do different things.
-            PeerFailedError: a worker is gone.
         """
         if not self.tables or self._closed:
             return None
@@ -256,8 +223,8 @@ class Tables:
             self._reduce()
         self._step = self._begun()
         self.clips = self.clips or value is not None
-        told = 0.0 if value is None else value()
-        met = self._perform(Call(Kind.STEP, self._step, trains=value is not None, value=told)).met
+        mine = 0.0 if value is None else value()
+        met = self._perform(Call(Kind.STEP, self._step, trains=value is not None, value=mine)).met
         ended = met.without_data
         self._without_clipping = [rank for rank, call in ended.items() if not call.value]
         self._reduced, self._closed = False, True
@@ -271,10 +238,6 @@ class Tables:
         """Take part in the lookups and exchanges of one step, without data of its own; whether anybody took the step.
 
         `changes_means` says whether this worker then does to the mean gradients what the others do.
-
-        Raises:
-            InputError: workers do different things.
-            PeerFailedError: a worker is gone.
         """
         self._step = self._begun()
         while True:
@@ -288,8 +251,7 @@ class Tables:
     def all_gather_json(self, value: float) -> list[float]:
         """What each worker says in one message, such as its part of a norm.
 
-        Raises:
-            InputError: a worker without data would not say anything, since it is not told what is done to means.
+        A worker without data would not say anything, since it is not told what is done to means.
         """
         self.clips = True
         if self._without_clipping:
@@ -309,18 +271,20 @@ class Tables:
         self._engine.declare()
         return self._engine.steps
 
+    def _looked_up(
+        self, call: Call, ids: torch.Tensor, *, source: Source | None = None, problem: str = ""
+    ) -> torch.Tensor:
+        rows = self._perform(call, {call.table: Part(ids)}, source=source, problem=problem).rows
+        assert rows is not None, "a lookup gives rows"
+        return rows
+
     def _perform(
-        self,
-        call: Call,
-        parts: dict[int, Part] | None = None,
-        *,
-        source: Source | None = None,
-        problem: str = "",
+        self, call: Call, parts: Parts | None = None, *, source: Source | None = None, problem: str = ""
     ) -> Outcome:
         exchange = self._exchange
         if exchange is None:
             raise InputError("tables: were not connected")
-        return self._guard(lambda: exchange.perform(call, parts, source=source or self._source, problem=problem))
+        return self._guard(lambda: exchange.perform(call, parts or {}, source or self._source, problem))
 
     def _source(self, call: Call) -> tuple[Layout, Answer]:
         """How this worker answers a lookup: rows longer than the module's largest norm are shortened first."""
@@ -347,10 +311,3 @@ def _on_host(reducer: Reducer) -> Reducer:
     other = Reducer(world, (), reducer.recorder, reducer.heartbeat, key=reducer.key, timeout=reducer.timeout)
     other.checks = reducer.checks  # the watch over the device knows why a host waited for rows in vain
     return other
-
-
-def _choose_sparse_checks() -> None:
-    """Say explicitly whether torch checks sparse tensors, as it does now; else it warns in the middle of a step."""
-    checks = torch.sparse.check_sparse_tensor_invariants
-    if not checks.is_enabled():  # type: ignore[no-untyped-call]
-        checks.disable()  # type: ignore[no-untyped-call]

@@ -1,4 +1,7 @@
-"""Touched rows: which share of a table a step looks up, on a worker, on a node and on all, by sample batches."""
+"""Touched rows: which share of a table a step looks up, on a worker, on a node and on all, by sample batches.
+
+And what a forward pass does with a table's weight besides looking rows up, which needs all rows in one place.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch.overrides import TorchFunctionMode
 
 from partreduce.runtime.liveness.awaited_texts import gather_from_store
-from partreduce.runtime.sharding.found import embeddings_of
+from partreduce.runtime.sharding.placement import embeddings_of
 from partreduce.runtime.sharding.table import Embeddings
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.worlds import World
@@ -25,6 +30,9 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.timing.tables import RowAccess
 
 INDICES = (torch.int32, torch.int64)
+LOOKUPS = (F.embedding, F.embedding_bag, torch.embedding, torch.embedding_bag)
+SHAPES_ONLY = ("new_", "_like")
+"""In the names of functions that take a tensor's type and size, not its numbers."""
 
 Rows = dict[str, npt.NDArray[np.int64]]
 """By parameter: the rows that a batch looks up, ascending."""
@@ -168,7 +176,10 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
     sizes = texts[0]["rows"]
     for rank, text in enumerate(texts):
         for name in [*sizes, *text["rows"]]:
-            own, first = (_in_words(one.get(name)) for one in (text["rows"], sizes))
+            own, first = (
+                f"a table of {one[name]} rows" if name in one else "no embedding that is trained"
+                for one in (text["rows"], sizes)
+            )
             if own != first:
                 raise InputError(
                     f"parallelize: parameter {name!r} is {own} on worker {rank} and {first} on worker 0; give all "
@@ -196,10 +207,6 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
     return found
 
 
-def _in_words(rows: int | None) -> str:
-    return "no embedding that is trained" if rows is None else f"a table of {rows} rows"
-
-
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
     """On worker 0 what all workers say; on the others only their own.
 
@@ -225,3 +232,36 @@ def _packed(rows: npt.NDArray[np.int64], size: int) -> str:
 def _unpacked(text: str, size: int) -> npt.NDArray[np.int64]:
     packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
     return np.flatnonzero(np.unpackbits(packed, count=size))
+
+
+class OtherUses(TorchFunctionMode):
+    """Inside, `found` gets for each table's name the first function that took its weight and gave a tensor.
+
+    So a weight that is the output layer's, too (`F.linear(hidden, embedding.weight)`), is seen, of which the modules
+    know nothing. O(arguments) for each call of torch.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._names = {id(parameter): name for name, (parameter, _) in embeddings_of(model).items()}
+        self.found: dict[str, str] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:  # noqa: ANN401 - whatever the function returns
+        result = func(*args, **(kwargs or {}))
+        if func not in LOOKUPS and _has_tensor([result]):
+            word = getattr(func, "__name__", "a function")
+            if not any(part in word for part in SHAPES_ONLY):
+                for name in self._tables_in([*args, *(kwargs or {}).values()]):
+                    self.found.setdefault(name, "an attribute of it" if word == "__get__" else word)
+        return result
+
+    def _tables_in(self, values: Iterable[Any]) -> list[str]:
+        flat = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
+        return [self._names[id(one)] for one in flat if id(one) in self._names]
+
+
+def _has_tensor(values: Iterable[Any]) -> bool:
+    """Whether any of these is a tensor, or a list with one."""
+    return any(isinstance(one, torch.Tensor) or (isinstance(one, (list, tuple)) and _has_tensor(one)) for one in values)
