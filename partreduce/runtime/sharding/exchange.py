@@ -49,8 +49,8 @@ class Outcome:
 class Exchange:
     """One worker's part in the operations of all tables of a run, in the order in which they are exchanged."""
 
-    def __init__(self, wire: Wire, tables: Sequence[Table], round_: Callable[[], int]) -> None:
-        self.wire, self.tables, self.round = wire, tables, round_
+    def __init__(self, wire: Wire, tables: Sequence[Table]) -> None:
+        self.wire, self.tables = wire, tables
         self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
         self._num_problems = 0
         self._problem = ""
@@ -162,8 +162,9 @@ class Exchange:
     def _summed(self, leg: Leg, did: Call) -> dict[int, Part]:
         """Bring gradients where they belong and add up what came; for tables that some worker brought."""
         sums: dict[int, Part] = {}
+        brought = leg.tables_brought()
         for of_owners in (True, False):
-            tables = [t for t in leg.tables_brought() if self.tables[t].is_sharded is of_owners]
+            tables = [table for table in brought if self.tables[table].is_sharded is of_owners]
             came = leg.brought(did, tables, lambda t: self._coded(t, self.tables[t].nothing()), to_all=not of_owners)
             for table, part in came.items():
                 code, rows = self.tables[table].code, part.rows
@@ -205,7 +206,7 @@ class Leg:
                 if (rows := self._parts[table].rows) is not None:
                     brings += self._sends[:, table] * (ID.itemsize + width_of(rows))
         asked = next((part.ids for part in self._parts.values() if part.rows is None), None)
-        self.met = self._wire.meet(group, call, counts, exchange.round(), asked, brings=int(brings.max()), mates=mates)
+        self.met = self._wire.meet(group, call, counts, asked, brings=int(brings.max()), mates=mates)
         self._receives = (self.met.counts - 1).clamp(min=0)
 
     def tables_brought(self) -> list[int]:
@@ -219,11 +220,9 @@ class Leg:
             return self.met.ids
         ids = self._parts[did.table].ids if did.table in self._parts else torch.empty(0)
         what = f"rows asked for {'in a node' if self._is_node else f'of {self._exchange.tables[did.table].name}'}"
-        one = [did.table]
-        sends, receives, longest = self._sends[:, one], self._receives[:, one], self.met.longest * ID.itemsize
-        (ids,) = self._wire.swap(
-            what, self._group, [ids.to(ID)], sends, receives, moment=self._moment(did), longest=longest
-        )
+        one, columns, longest = [did.table], [ids.to(ID)], self.met.longest * ID.itemsize
+        sends, receives = self._sends[:, one], self._receives[:, one]
+        (ids,) = self._wire.swap(what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest)
         return ids.long()
 
     def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
@@ -242,7 +241,7 @@ class Leg:
             columns, sends, receives = [word, rows], torch.cat([ones, sends], 1), torch.cat([ones, receives], 1)
             longest = longest and ID.itemsize + longest
         *words, rows = self._wire.swap(
-            what, self._group, columns, sends, receives, moment=self._moment(did), longest=longest
+            what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest
         )
         order = self._orders.get(did.table)
         if order is not None:
@@ -260,14 +259,12 @@ class Leg:
         # Each table is two columns, its row numbers and its rows.
         columns = [part.ids.to(ID) for part in parts] + [part.rows for part in parts if part.rows is not None]
         sends, receives = self._sends[:, tables].repeat(1, 2), self._receives[:, tables].repeat(1, 2)
-        moment, longest = self._moment(did), self.met.longest
         if to_all:
-            came = self._wire.gather("gathered gradients", columns, receives, moment=moment)
+            came = self._wire.gather("gathered gradients", did.step, columns, receives)
         else:
-            what = "gradients of tables"
-            came = self._wire.swap(what, self._group, columns, sends, receives, moment=moment, longest=longest)
+            what, longest = "gradients of tables", self.met.longest
+            came = self._wire.swap(
+                what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest
+            )
         ids, rows = came[: len(tables)], came[len(tables) :]
         return {table: Part(ids[place].long(), rows[place]) for place, table in enumerate(tables)}
-
-    def _moment(self, did: Call) -> tuple[int, int]:
-        return did.step, self._exchange.round()

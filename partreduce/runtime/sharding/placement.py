@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 import zlib
 from difflib import get_close_matches
+from functools import partial
 
 import torch
 
@@ -188,8 +189,7 @@ def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool)
         for module in table.modules:
             route_module(module, Handle(tables, table, module, 0))
         if table.parameter.requires_grad:
-            refusal = tables.refusal_of_other_uses(table)
-            table.parameter.register_hook(refusal)  # type: ignore[no-untyped-call]
+            table.parameter.register_hook(partial(tables.refuse_other_use, table))  # type: ignore[no-untyped-call]
     if broadcast:
         tables.broadcast()
 

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import TOGETHER
-from partreduce.runtime.sharding.exchange import Exchange
-from partreduce.runtime.sharding.table import Part, Staging
+from partreduce.runtime.sharding.exchange import Answer, Exchange, Outcome, Source
+from partreduce.runtime.sharding.table import Layout, Part, Parts, Staging, Table
 from partreduce.runtime.sharding.wire import Call, Kind, Wire
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.payload import Gradient
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from partreduce.runtime.sharding.exchange import Answer, Outcome, Source
-    from partreduce.runtime.sharding.table import Layout, Parts, Table
-    from partreduce.topo.cluster import Cluster
 
 
 class Steps(Protocol):
@@ -112,29 +107,31 @@ class Tables:
         for table in self.tables:
             table.staging = staging
         gathers = any(not table.is_sharded for table in self.tables)
-        wire = Wire(_on_host(reducer), cluster, coalesces=self._coalesces, gathers=gathers)
-        self._exchange = Exchange(wire, self.tables, lambda: engine.round)
+        host = _on_host(reducer)
+        wire = Wire(host, cluster, lambda: engine.round, coalesces=self._coalesces, gathers=gathers)
+        self._exchange = Exchange(wire, self.tables)
 
     @property
     def is_connected(self) -> bool:
         """Whether this worker has met the others."""
         return self._exchange is not None
 
-    def refusal_of_other_uses(self, table: Table) -> Callable[[torch.Tensor | None], None]:
-        """A hook on the parameter: lookups hand it no gradient, so one that comes is of another use, of one worker."""
-
-        def refuse() -> Outcome:
-            raise InputError(
+    def refuse_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
+        """For a hook on the parameter: lookups hand it no gradient, so one is of another use, of one worker."""
+        if gradient is not None:
+            self._end(
                 f"parameter {table.name!r}: the script trains it by more than lookups of its embedding (such as "
                 "F.linear with its weight, or a penalty on it), and all rows are not here, or not in step; give it "
                 "way 'dense'"
             )
 
-        def look(gradient: torch.Tensor | None) -> None:
-            if gradient is not None:
-                self._guard(refuse)
+    def _end(self, problem: str) -> None:
+        """End the run for a mistake of this worker's user."""
 
-        return look
+        def end() -> Outcome:
+            raise InputError(problem)
+
+        self._guard(end)
 
     def broadcast(self) -> None:
         """Copy worker 0's tables to all workers, of those that every worker has."""
@@ -255,15 +252,13 @@ class Tables:
         """
         self.clips = True
         if self._without_clipping:
-            self._guard(self._check_clipping)
+            self._end(
+                f"clip_grad_norm_: the data of worker {self._without_clipping[0]} ended, and it would continue with "
+                "mean gradients as they are; give what this script does to them as a function, "
+                "join(after_averaging=...)"
+            )
         outcome = self._perform(Call(Kind.NORM, self._step, value=value))
         return [call.value for call in outcome.met.calls.values()]
-
-    def _check_clipping(self) -> Outcome:
-        raise InputError(
-            f"clip_grad_norm_: the data of worker {self._without_clipping[0]} ended, and it would continue with mean "
-            "gradients as they are; give what this script does to them as a function, join(after_averaging=...)"
-        )
 
     def _begun(self) -> int:
         """The step that this worker is in; those without data of their own are told that it has begun."""

@@ -51,11 +51,7 @@ def touched_here(
     forward: Callable[[torch.nn.Module, Any], object] | None,
     num_batches: int,
 ) -> Seen:
-    """The rows that this worker's first batches look up; model and random states stay as they are.
-
-    Raises:
-        InputError: no batch, or an index out of range.
-    """
+    """The rows that this worker's first batches look up; model and random states stay as they are."""
     with looking(model, forward or call) as look:
         seen = [look(batch) for batch in itertools.islice(batches, num_batches)]
     if not seen:
@@ -74,10 +70,14 @@ def looking(
 ) -> Iterator[Callable[[Any], Rows]]:
     """Inside, what is given calls the model with a batch and says which rows that looks up.
 
+    Nothing is changed: no dropout, no statistics, no row that is shortened.
+
     Raises:
         InputError: an index is out of range.
     """
-    names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in embeddings_of(model).items()}
+    known = embeddings_of(model)
+    names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in known.items()}
+    lookups = [module for _, modules in known.values() for module in modules]
     found: dict[str, list[npt.NDArray[np.int64]]] = {}
 
     def note(module: Embeddings, given: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -92,12 +92,26 @@ def looking(
         found[name].append(indices.detach().unique().cpu().numpy().astype(np.int64))
 
     def look(batch: object) -> Rows:
-        found.update({name: [] for name in names.values()})
+        found.update({name: [] for name in known})
         forward(model, batch)
         return {name: union(rows) for name, rows in found.items()}
 
-    with _as_it_is(model, note):
-        yield look
+    training = {module: module.training for module in model.modules()}
+    norms = {module: module.max_norm for module in lookups}
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in lookups]
+    try:
+        model.eval()
+        for module in lookups:
+            module.max_norm = None
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield look
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, norm in norms.items():
+            module.max_norm = norm
+        for one, was_training in training.items():
+            one.training = was_training
 
 
 def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
@@ -106,11 +120,7 @@ def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
 
 
 def call(model: torch.nn.Module, batch: object) -> object:
-    """The model's outputs, of a batch whose first entries are its inputs, or of a dict with its inputs by name.
-
-    Raises:
-        InputError: forward() does not take such a batch.
-    """
+    """The model's outputs, of a batch whose first entries are its inputs, or of a dict with its inputs by name."""
     parts, keywords = inputs_of(model, batch)
     try:
         inspect.signature(model.forward).bind(*parts, **keywords)
@@ -133,28 +143,6 @@ def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dic
     return parts, {}
 
 
-@contextmanager
-def _as_it_is(model: torch.nn.Module, note: Callable[..., None]) -> Iterator[None]:
-    """Inside, lookups are noted and nothing is changed: no dropout, no statistics, no row that is shortened."""
-    training = {module: module.training for module in model.modules()}
-    lookups = [module for _, modules in embeddings_of(model).values() for module in modules]
-    norms = [module.max_norm for module in lookups]
-    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in lookups]
-    try:
-        model.eval()
-        for module in lookups:
-            module.max_norm = None
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, norm in zip(lookups, norms, strict=True):
-            module.max_norm = norm
-        for one, was_training in training.items():
-            one.training = was_training
-
-
 def told(rank: int, seen: Seen | str) -> str:
     """What a worker tells worker 0: its rows, or why it has none."""
     if isinstance(seen, str):
@@ -164,11 +152,7 @@ def told(rank: int, seen: Seen | str) -> str:
 
 
 def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """The touched shares by what all workers told, as means over batches and workers.
-
-    Raises:
-        InputError: a worker has no batches, or another model.
-    """
+    """The touched shares by what all workers told, as means over batches and workers."""
     texts = [json.loads(text) for text in said]
     for text in texts:
         if "problem" in text:
@@ -208,12 +192,7 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
 
 
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
-    """On worker 0 what all workers say; on the others only their own.
-
-    Raises:
-        PeerFailedError: a worker is gone.
-        UnavailableError: workers, which are named, said nothing within the timeout, which is one for all of them.
-    """
+    """On worker 0 what all workers say, within one timeout for all of them; on the others only their own."""
     place = f"parallelize/{key}"
     Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:

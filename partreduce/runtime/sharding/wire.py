@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import torch
 
@@ -28,9 +29,6 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.timing.tables import ROOM
-
-Moment = tuple[int, int]
-"""The step and the round that something is part of, for reports."""
 
 NAME = "tables"
 """The name of the communicators that only tables use, so that nothing else comes between two of their messages."""
@@ -101,7 +99,7 @@ class Call:
         }[self.kind] + f" in step {self.step}"
 
 
-@dataclass(slots=True)
+@dataclass
 class Met:
     """What all members of a group said."""
 
@@ -112,18 +110,14 @@ class Met:
     """Their counts for this worker, int64 [members, tables]."""
     ids: torch.Tensor | None = None
     """The rows that they ask this worker for, member by member; None where these travel by themselves."""
-    agreed: Call | None = field(init=False)
-    """What all do, `ANY` where nobody has data left; None if they differ."""
-
-    def __post_init__(self) -> None:
-        """See what they agree on, once."""
-        self.agreed = self._agreed()
 
     @property
     def calls(self) -> Mapping[int, Call]:
         return {rank: Call.read(row) for rank, row in zip(self.members, self.said, strict=True)}
 
-    def _agreed(self) -> Call | None:
+    @cached_property
+    def agreed(self) -> Call | None:
+        """What all do, `ANY` where nobody has data left; None if they differ."""
         first = self.said[0]
         if bool((self.said[:, :SAME] == first[:SAME]).all()):
             return Call.read(first)
@@ -199,12 +193,15 @@ class Wire:
     Args:
         reducer: knows the others' signs of life, and ends the run where one of them is gone.
         cluster: which worker is on which node.
+        round_: the round that this worker is in, for reports.
         coalesces: whether a node's workers first agree on the rows that several of them touch.
         gathers: whether a table is gathered, from all workers by all.
     """
 
-    def __init__(self, reducer: Reducer, cluster: Cluster, *, coalesces: bool, gathers: bool = False) -> None:
-        self.reducer = reducer
+    def __init__(
+        self, reducer: Reducer, cluster: Cluster, round_: Callable[[], int], *, coalesces: bool, gathers: bool
+    ) -> None:
+        self.reducer, self._round = reducer, round_
         world, rank = reducer.world, reducer.world.rank
         self.rank = rank
         self.nodes = cluster.node_of().tolist()
@@ -243,7 +240,6 @@ class Wire:
         group: Communicator,
         call: Call,
         counts: torch.Tensor,
-        round_: int,
         asked: torch.Tensor | None = None,
         *,
         brings: int = 0,
@@ -255,7 +251,6 @@ class Wire:
             group: who tells.
             call: what this worker does.
             counts: for each member and table 0, or 1 more than its rows, int64 [members, tables].
-            round_: for reports.
             asked: the rows that this worker asks for in a lookup, of one table, in order of members.
             brings: the most bytes that it brings to one member afterwards.
             mates: what the workers of this node said before, who do not all talk to this group themselves.
@@ -279,7 +274,7 @@ class Wire:
         self._run(
             f"tables: {call.kind.name.lower()}",
             group,
-            (call.step, round_),
+            call.step,
             lambda: group.all_to_all(theirs.view(-1), mine.view(-1), sizes, sizes),
             num_bytes=mine.nbytes,
         )
@@ -304,22 +299,22 @@ class Wire:
         self,
         what: str,
         group: Communicator,
+        step: int,
         columns: Sequence[torch.Tensor],
+        *,
         sends: torch.Tensor,
         receives: torch.Tensor,
-        *,
-        moment: Moment,
-        longest: int = 0,
+        longest: int,
     ) -> list[torch.Tensor]:
         """Hand rows to the members of a group, of all columns as one message; returns theirs, in order of members.
 
         Args:
             what: for reports.
             group: who swaps.
+            step: for reports.
             columns: arrays of rows, each in order of members.
             sends: rows of each column for each member, int64 [members, columns].
             receives: likewise, of theirs.
-            moment: for reports.
             longest: what all know to be the most bytes that any of them sends to another; if these are many, they go in
                 rounds of pairs, except inside a node.
         """
@@ -333,13 +328,11 @@ class Wire:
                 return InThread(rounds(group, target, source, came, sent))
             return group.all_to_all(target, source, came, sent)
 
-        self._run(what, group, moment, start, num_bytes=source.nbytes)
+        self._run(what, group, step, start, num_bytes=source.nbytes)
         self._count(group, sent)
         return put_together(target, back, columns)
 
-    def gather(
-        self, what: str, columns: Sequence[torch.Tensor], counts: torch.Tensor, *, moment: Moment
-    ) -> list[torch.Tensor]:
+    def gather(self, what: str, step: int, columns: Sequence[torch.Tensor], counts: torch.Tensor) -> list[torch.Tensor]:
         """The rows of all workers, of all columns; they travel around a ring. `counts` as `receives` of `swap`."""
         group, sizes = self.everyone, bytes_of(columns, counts)
         lengths = sizes.sum(1).tolist()
@@ -350,7 +343,7 @@ class Wire:
         rows = dealt(columns, torch.tensor([[column.nbytes for column in columns]]))
         padded[: len(rows)] = rows
         gathered = torch.empty(group.size * longest, dtype=torch.uint8)
-        self._run(what, group, moment, lambda: group.all_gather(gathered, padded), num_bytes=padded.nbytes)
+        self._run(what, group, step, lambda: group.all_gather(gathered, padded), num_bytes=padded.nbytes)
         sent = [0] * group.size
         sent[(group.place + 1) % group.size] = (group.size - 1) * longest
         self._count(group, sent)
@@ -359,10 +352,9 @@ class Wire:
 
     def broadcast(self, array: torch.Tensor) -> None:
         """Copy worker 0's array into everybody's."""
+        group = self.everyone
         with self.reducer.heartbeat.exchange():
-            self._run(
-                "initial table", self.everyone, (0, 0), lambda: self.everyone.broadcast(array), num_bytes=array.nbytes
-            )
+            self._run("initial table", group, None, lambda: group.broadcast(array), num_bytes=array.nbytes)
 
     def _count(self, group: Communicator, sent: Sequence[int]) -> None:
         here = self.nodes[self.rank]
@@ -374,12 +366,14 @@ class Wire:
         self,
         what: str,
         group: Communicator,
-        moment: Moment,
+        step: int | None,
         start: Callable[[], RunningWork],
         *,
         num_bytes: int,
     ) -> None:
+        """Carry out one collective, of a step or before all."""
         reducer = self.reducer
+        moment = (0, 0) if step is None else (step, self._round())
         operation = reducer.recorder.begin(what, *moment, group.members, num_bytes)
         try:
             reducer.wait_for(start(), operation)
