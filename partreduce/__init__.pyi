@@ -10,11 +10,11 @@ from .planner.job import Data as Data
 from .planner.job import PlanRequest as PlanRequest
 from .planner.parallelize import parallelize_embeddings as parallelize_embeddings
 from .planner.predict import predict as predict
-from .runtime.adapters.attached import attach as attach
 from .runtime.adapters.averager import ScheduleAverager as ScheduleAverager
-from .runtime.adapters.ddp_hook import ScheduleHookState as ScheduleHookState
-from .runtime.adapters.ddp_hook import schedule_hook as schedule_hook
-from .runtime.adapters.local_sgd import ScheduleLocalSGD as ScheduleLocalSGD
+from .runtime.adapters.averager import ScheduleHookState as ScheduleHookState
+from .runtime.adapters.averager import ScheduleLocalSGD as ScheduleLocalSGD
+from .runtime.adapters.averager import schedule_hook as schedule_hook
+from .runtime.adapters.framework import attach as attach
 from .runtime.adapters.managed_schedule import TorchftSchedule as TorchftSchedule
 from .runtime.averaging.p_reduce import p_reduce as p_reduce
 from .runtime.checkpoint import load_checkpoint as load_checkpoint

@@ -21,9 +21,14 @@ from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.optimizer import DistributedOptimizer
+<<<<<<< HEAD
 from partreduce.runtime.sharding.staging import Staging
 from partreduce.runtime.sharding.table import Table
 from partreduce.runtime.strategies import gradient_average
+=======
+from partreduce.runtime.sharding.table import Staging, Table
+from partreduce.runtime.strategies import gradient_means, pipeline
+>>>>>>> tables
 from partreduce.runtime.transport import coded_sums, hierarchical, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster

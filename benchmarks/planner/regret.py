@@ -50,8 +50,7 @@ from partreduce.planner.plan import plan
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.run_off import RunOff
 from partreduce.planner.steps_model import TASKS, Optimizer
-from partreduce.runtime.pilot.job import Curve
-from partreduce.runtime.pilot.probes import probes, reference
+from partreduce.runtime.pilot.job import Curve, probes, reference
 from partreduce.runtime.pilot.run import is_harder
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster

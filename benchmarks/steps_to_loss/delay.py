@@ -29,7 +29,7 @@ from benchmarks.lab.outer_steps import by_turns
 from benchmarks.lab.rehearse import by_schedule, steps_to
 from benchmarks.steps_to_loss.networks import KINDS, OPTIMIZERS, Network
 from partreduce.planner.steps_model import Prices, StepsModel
-from partreduce.runtime.pilot.probes import ring_pairs
+from partreduce.runtime.pilot.job import ring_pairs
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.metrics import consensus_distance, late_distance

@@ -69,8 +69,7 @@ def _measure(size: int, step: Callable[[], object] | None, *, repetitions: int, 
     """Runs on every worker; the profile on rank 0, None elsewhere."""
     import torch
 
-    from partreduce.runtime.profile import profile
-    from partreduce.runtime.profile.surroundings import cluster_of, gpu_topology, num_rails, slurm_switches
+    from partreduce.runtime.profile import cluster_of, gpu_topology, num_rails, profile, slurm_switches
     from partreduce.runtime.transport.rendezvous import default_world
 
     device = torch.device("cuda", int(os.environ.get(LOCAL_RANK, "0")) if torch.cuda.is_available() else 0)
@@ -95,7 +94,7 @@ def _measure(size: int, step: Callable[[], object] | None, *, repetitions: int, 
 
 
 def _report(profile: "Profile", output: Path, *, as_json: bool) -> None:
-    from partreduce.runtime.profile.surroundings import slurm_words
+    from partreduce.runtime.profile import slurm_words
 
     write_cluster(output, profile.cluster)
     notes = _notes(profile)

@@ -54,7 +54,7 @@ def read_model(text: str, cluster: Cluster, *, touched: Mapping[str, RowAccess] 
     """
     import torch
 
-    from partreduce.runtime.sharding.uses import OtherUses
+    from partreduce.runtime.sharding.touched import OtherUses
 
     built = _call(text)
     model, batches = built if isinstance(built, tuple) and len(built) == 2 else (built, None)
@@ -93,7 +93,7 @@ def tables_of(
     Raises:
         InputError: a table with a sparse gradient that may go no way but dense.
     """
-    from partreduce.runtime.sharding.found import embeddings_of
+    from partreduce.runtime.sharding.placement import embeddings_of
 
     found = {name: parts for name, parts in embeddings_of(model).items() if parts[0].requires_grad}
     tables = []
@@ -130,7 +130,7 @@ def possible_ways(
     A table with `max_norm` goes densely only if it cannot be sharded: each worker would shorten the rows that it looks
     up, and the copies would part.
     """
-    from partreduce.runtime.sharding.found import check_route, embeddings_of, looks_at_whole_tensors
+    from partreduce.runtime.sharding.placement import check_route, embeddings_of, looks_at_whole_tensors
 
     parameter, modules = embeddings_of(model)[name]
     gradient = Gradient.SPARSE if modules[0].sparse else Gradient.DENSE

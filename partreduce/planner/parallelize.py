@@ -23,9 +23,8 @@ from partreduce.runtime.guard.wrapping import check_module, check_optimizer, sch
 from partreduce.runtime.liveness.awaited_texts import decided
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
 from partreduce.runtime.schedule_file import read_schedule
-from partreduce.runtime.sharding.found import embeddings_of
-from partreduce.runtime.sharding.touched import Seen, gather_texts, shares, told, touched_here
-from partreduce.runtime.sharding.uses import OtherUses
+from partreduce.runtime.sharding.placement import embeddings_of
+from partreduce.runtime.sharding.touched import OtherUses, Seen, gather_texts, shares, told, touched_here
 from partreduce.runtime.transport.alone import is_alone
 from partreduce.runtime.transport.rendezvous import default_world
 from partreduce.runtime.transport.worlds import World

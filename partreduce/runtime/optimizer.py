@@ -40,10 +40,9 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
 from partreduce.runtime.schedule_file import read_schedule, warn_of_workers_apart
-from partreduce.runtime.sharding.found import check_other_shapes, find_tables, layout_of
-from partreduce.runtime.sharding.spreading import spread
+from partreduce.runtime.sharding.placement import check_other_shapes, find_tables, layout_of, spread
+from partreduce.runtime.sharding.saved import own_states, whole_states
 from partreduce.runtime.sharding.tables import Tables
-from partreduce.runtime.sharding.whole import own_states, whole_states
 from partreduce.runtime.state.handover import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import Run, Runner

@@ -9,8 +9,7 @@ from accelerate import Accelerator, DistributedType
 from accelerate.local_sgd import LocalSGD
 
 from helpers.scenarios import everyone, main, network, pairs, rank, report, weights
-from partreduce.runtime.adapters.averager import ScheduleAverager
-from partreduce.runtime.adapters.local_sgd import ScheduleLocalSGD
+from partreduce.runtime.adapters.averager import ScheduleAverager, ScheduleLocalSGD
 from partreduce.topo.errors import InputError
 
 PARTS = 2

@@ -15,8 +15,7 @@ from fractions import Fraction
 import numpy as np
 import torch
 
-from partreduce.runtime.adapters.averager import ScheduleAverager
-from partreduce.runtime.adapters.ddp_hook import ScheduleHookState, schedule_hook
+from partreduce.runtime.adapters.averager import ScheduleAverager, ScheduleHookState, schedule_hook
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer

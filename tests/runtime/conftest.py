@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.thread_ranks import ThreadRanks
-from partreduce.runtime.sharding import blocks
+from partreduce.runtime.sharding import table
 
 
 @pytest.fixture(scope="module")
@@ -25,4 +25,4 @@ def one_thread():
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Tables of `hybrid_runs` move in several blocks, of which the last is shorter, as large ones do."""
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 448)
+    monkeypatch.setattr(table, "BLOCK_BYTES", 448)

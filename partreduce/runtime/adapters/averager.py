@@ -1,22 +1,34 @@
-"""ScheduleAverager: a drop-in for `torch.distributed.algorithms.model_averaging` averagers that follows a schedule."""
+"""Schedules in loops that keep the optimizer: torch's model averagers, DDP's hook, accelerate's LocalSGD.
+
+DDP takes the hook by `register_comm_hook(ScheduleHookState(...), schedule_hook)`.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.averaging.p_reduce import p_reduce
+from partreduce.runtime.averaging.p_reduce import p_reduce, queue_p_reduce
+from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.alone import is_alone, log_single_process
 from partreduce.runtime.transport.rendezvous import place
+from partreduce.runtime.transport.torch_api import GradBucket
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
+
+WHOLE = ("NO", "MULTI_CPU", "MULTI_GPU")
+"""Where accelerate leaves every process a whole model and the averaging to DDP, which can be silenced."""
 
 
 class ScheduleAverager:
@@ -99,3 +111,163 @@ def check_strategy(schedule: Schedule, who: str) -> None:
         late = schedule.strategy.sync.in_words if takes_turns else ""
         kind += tables + "".join(f", with {w}" for w in (payload.outer.in_words, payload.turns_in_words, late) if w)
         raise InputError(f"{who}: schedule {schedule.name!r} ({kind}) needs DistributedOptimizer")
+
+
+class HookGradients(StrEnum):
+    """What DDP's hook does with gradients."""
+
+    LOCAL = "local"
+    """Nothing is sent: a ScheduleAverager averages parameters instead, as in post-local SGD."""
+
+    GROUP = "group"
+    """The mean over the group of the round; workers without a group keep their own."""
+
+
+class ScheduleHookState:
+    """The state of `schedule_hook`; counts backward passes.
+
+    Args:
+        schedule: whom to average with. A schedule that averages gradients (all-reduce in each step) does so always.
+        gradients: `local` (default) or `group`.
+        all_reduce_steps: first steps in which gradients are averaged over all workers, whatever the schedule.
+        timeout: seconds that an average may wait.
+        world: how to reach the others; from the process group by default.
+
+    Raises:
+        InputError: a schedule that cannot be followed this way.
+    """
+
+    @check_arguments
+    def __init__(
+        self,
+        schedule: Schedule | str | Path,
+        *,
+        gradients: HookGradients | str = HookGradients.LOCAL,
+        all_reduce_steps: int = 0,
+        timeout: float = 300.0,
+        world: World | None = None,
+    ) -> None:
+        self.schedule = read_schedule(schedule)
+        check_strategy(self.schedule, "schedule_hook")
+        try:
+            self.gradients = HookGradients(gradients)
+        except ValueError:
+            raise InputError(f"gradients: {gradients!r} is not one of local, group") from None
+        self.all_reduce_steps, self.timeout, self.world = all_reduce_steps, checked_timeout(timeout), world
+        self.rank = world.rank if world is not None else place()[0]
+        self.step = 0
+        self.queued: Reducer | None = None
+
+    def finish(self) -> None:
+        """Wait for the device after the last step: there a failed average is reported by one of the next two.
+
+        Raises:
+            PeerFailedError: an average failed.
+        """
+        if self.queued is not None:
+            self.queued.flush()
+
+    def group(self) -> Group | None:
+        """Whose gradients are averaged in this backward pass."""
+        everyone = Group(tuple(range(self.schedule.num_workers)))
+        if self.step < self.all_reduce_steps or self.schedule.strategy.averages_gradients:
+            return everyone
+        if self.gradients is HookGradients.LOCAL:
+            return None
+        return self.schedule.group_of(self.rank, self.step // self.schedule.steps_per_round_of(self.rank))
+
+
+@check_arguments
+def schedule_hook(state: ScheduleHookState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """Average one bucket of gradients over the group that the schedule names, or leave it as it is.
+
+    Raises:
+        PeerFailedError: a member of the group is gone or late.
+    """
+    group = state.group()
+    buffer = bucket.buffer()
+    if group is not None:
+        state.queued = queue_p_reduce(buffer, group, timeout=state.timeout, world=state.world)
+    if bucket.is_last():
+        state.step += 1
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(buffer)
+    return future
+
+
+# DDP compares a hook's annotations with the classes themselves, which deferred annotations are not.
+schedule_hook.__annotations__.update({"bucket": GradBucket, "return": torch.futures.Future[torch.Tensor]})
+
+
+class ScheduleLocalSGD:
+    """Inside, workers train by themselves and average parameters as a schedule says; at the end all take the mean.
+
+        with ScheduleLocalSGD(accelerator, model, "schedule.json") as local_sgd:
+            for batch in loader:
+                with accelerator.accumulate(model):
+                    ...
+                    optimizer.step()
+                    local_sgd.step()
+
+    Steps count where accelerate's optimizer takes them, so not while gradients are accumulated.
+
+    Args:
+        accelerator: an `accelerate.Accelerator` of processes that each have a whole model.
+        model: as `accelerator.prepare` gave it.
+        schedule: as `ScheduleAverager` takes it.
+        enabled: without it nothing is changed.
+        timeout: seconds that an average may wait for its members.
+
+    Raises:
+        InputError: a model that is spread over processes, or a schedule that averages otherwise.
+    """
+
+    @check_arguments
+    def __init__(
+        self,
+        accelerator: Any,  # noqa: ANN401 - of a library that need not be installed
+        model: torch.nn.Module,
+        schedule: Schedule | str | Path,
+        enabled: bool = True,
+        *,
+        timeout: float = 300.0,
+    ) -> None:
+        check_spread_models(accelerator, "ScheduleLocalSGD")
+        self.enabled = enabled and accelerator.num_processes > 1
+        self.accelerator, self.model = accelerator, model
+        self._averager = ScheduleAverager(schedule, timeout=timeout) if self.enabled else None
+        self._silence = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        if self.enabled:
+            self._silence.enter_context(self.accelerator.no_sync(self.model))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._silence.close()
+        if self._averager is not None and kind is None:
+            everyone = range(self._averager.schedule.num_workers)
+            p_reduce(tensors_of(self.model.parameters()), everyone, timeout=self._averager.timeout)
+
+    def step(self) -> None:
+        """Count a step that the optimizer has taken, and average where a round of the schedule ends.
+
+        Raises:
+            PeerFailedError: a member of the group is gone or late.
+        """
+        if self._averager is not None and self.accelerator.sync_gradients:
+            self._averager.average_parameters(self.model.parameters())
+
+
+def check_spread_models(accelerator: Any, who: str) -> None:  # noqa: ANN401 - of a library that need not be installed
+    """Refuse an Accelerator whose processes do not have a whole model each."""
+    if not hasattr(accelerator, "distributed_type"):
+        raise InputError(f"{who}: accelerator: expected accelerate.Accelerator, got {type(accelerator).__name__}")
+    kind = accelerator.distributed_type.value
+    if kind not in WHOLE:
+        raise InputError(
+            f"{who}: accelerate runs as {kind}, where models are not whole or averaged elsewhere; it runs as one of "
+            f"{', '.join(WHOLE)}, and sharded models need DistributedOptimizer(..., mesh=...)"
+        )

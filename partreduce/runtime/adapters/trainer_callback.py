@@ -9,8 +9,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback
 
+from partreduce.runtime.adapters.averager import check_spread_models
 from partreduce.runtime.adapters.framework import FrameworkRun
-from partreduce.runtime.adapters.local_sgd import check_spread_models
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
 

@@ -1,4 +1,4 @@
-"""PilotJob: what the user's function hands to a pilot, and what its runs bring back. Imports no torch."""
+"""What the user's function hands to a pilot, the schedules that it compares, and what its runs bring back. No torch."""
 
 from __future__ import annotations
 
@@ -6,13 +6,26 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, StaticGroups, Synchronous
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import torch
 
     from partreduce.runtime.optimizer import DistributedOptimizer
-    from partreduce.topo.schedule import Schedule
+
+MIN_STEPS = 24
+ROUNDS = 3
+"""A run has room for at least so many rounds of every probe."""
+
+WORKER_STEPS = (2, 4, 8, 16)
+LARGEST_ON_SORTED_DATA = 8
+"""There more steps per round cost several times the steps, which a short run does not see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,3 +69,74 @@ class Curve:
     def is_stable(self) -> bool:
         """Whether every loss is a number."""
         return all(map(isfinite, self.losses))
+
+
+def reference(cluster: Cluster) -> Schedule:
+    """All-Reduce in each step, which all are compared with."""
+    return Schedule("allreduce", cluster.shape(), AllReduce())
+
+
+def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
+    """What is compared with it: All-Reduce every k steps, pairs along a ring, node-then-all, and some late by a round.
+
+    Their consensus distance spreads over a factor of ten, so that its price shows; half of them are late, so that what
+    delay costs can be told from the consensus distance that it brings.
+
+    Raises:
+        InputError: too few steps, or data said to differ between nodes where there is one.
+    """
+    if data == "per-node" and cluster.num_nodes == 1:
+        raise InputError(
+            "data: differ per node, and there is one node; start the workers on several, or with --nodes M"
+        )
+    if steps < MIN_STEPS:
+        raise InputError(f"steps: are {steps}; a pilot has at least {MIN_STEPS}")
+    least, most = (4, 16) if data == "shuffled" else (2, LARGEST_ON_SORTED_DATA)
+    worker_steps = [
+        steps_per_round
+        for steps_per_round in WORKER_STEPS
+        if least <= steps_per_round <= most and steps_per_round * ROUNDS <= steps
+    ]
+    shape = cluster.shape()
+    found = [
+        Schedule(f"allreduce-every-{steps_per_round}", shape, AllReduce(steps_per_round=steps_per_round))
+        for steps_per_round in worker_steps
+    ]
+    if cluster.num_workers > 2:  # two workers have no other pair
+        found.append(ring_pairs(cluster, worker_steps[0]))
+    if cluster.num_nodes > 1 and cluster.num_workers > cluster.num_nodes:
+        found.append(node_then_all(cluster))
+    found.append(Schedule("allreduce-late", shape, AllReduce(sync=DelayedAveraging())))
+    found += [
+        Schedule(
+            f"allreduce-every-{steps_per_round}-late",
+            shape,
+            AllReduce(steps_per_round=steps_per_round, sync=DelayedAveraging()),
+        )
+        for steps_per_round in worker_steps[:2]
+    ]
+    return found
+
+
+def node_then_all(cluster: Cluster) -> Schedule:
+    """Three rounds inside nodes, then one of all."""
+    n = cluster.num_workers
+    nodes = Phase.from_groups(n, [own for node in range(cluster.num_nodes) if len(own := cluster.workers_of(node)) > 1])
+    phases = GroupPhases((nodes, nodes, nodes, Phase.from_groups(n, [range(n)])))
+    return Schedule("node-then-all", cluster.shape(), StaticGroups(phases=phases))
+
+
+def ring_pairs(cluster: Cluster, steps_per_round: int, *, late: bool = False) -> Schedule:
+    """Each worker averages with its two neighbors on the ring of ranks in turn, every `steps_per_round` steps."""
+    n = cluster.num_workers
+    first = [[i, i + 1] for i in range(0, n - 1, 2)]
+    second = [[i, (i + 1) % n] for i in range(1, n - n % 2, 2)]
+    phases = GroupPhases((Phase.from_groups(n, first), Phase.from_groups(n, second)))
+    name = f"ring-pairs-every-{steps_per_round}" + ("-late" if late else "")
+    return Schedule(
+        name,
+        cluster.shape(),
+        StaticGroups(
+            phases=phases, steps_per_round=steps_per_round, sync=DelayedAveraging() if late else Synchronous()
+        ),
+    )

@@ -15,9 +15,8 @@ import torch
 from partreduce.runtime.arguments import checked_timeout
 from partreduce.runtime.liveness.awaited_texts import decided
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.pilot.job import Curve, PilotJob
-from partreduce.runtime.pilot.probes import probes, reference
-from partreduce.runtime.profile.surroundings import cluster_of
+from partreduce.runtime.pilot.job import Curve, PilotJob, probes, reference
+from partreduce.runtime.profile import cluster_of
 from partreduce.runtime.transport.rendezvous import default_world, place
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster

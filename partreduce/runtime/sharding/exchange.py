@@ -1,13 +1,13 @@
 """Exchange: what all workers do with their tables together: look rows up, bring gradients to owners, meet.
 
-Each operation is one message from all to all (see `calls`) and then the rows; where rows are coalesced per node, the
-same is done inside the node first: there the collector of a row asks, or sums, for all of its node. Nothing is changed
-before everything has arrived.
+Each operation is one message from all to all (see `Wire.meet`) and then the rows; where rows are coalesced per node,
+the same is done inside the node first: there the collector of a row asks, or sums, for all of its node. Nothing is
+changed before everything has arrived.
 
-Where a table has a codec (`row_code`), an owner codes the rows that it hands out, and a collector hands their codes on
-as they came; who brings gradients across codes them, which is after they were summed in the node. Everybody decodes,
-the owner its own, too. Who has numbers that do not fit says so to all: next to the rows that it hands out, in four
-bytes that collectors pass on; of gradients before the next operation, which comes before a row changes.
+Where a table has a codec, an owner codes the rows that it hands out, and a collector hands their codes on as they came;
+who brings gradients across codes them, which is after they were summed in the node. Everybody decodes, the owner its
+own, too. Who has numbers that do not fit says so to all: next to the rows that it hands out, in four bytes that
+collectors pass on; of gradients before the next operation, which comes before a row changes.
 """
 
 from __future__ import annotations
@@ -18,20 +18,8 @@ from typing import NoReturn
 
 import torch
 
-from partreduce.runtime.sharding.calls import Call, Kind, Met
-from partreduce.runtime.sharding.columns import (
-    Part,
-    Parts,
-    asked_in,
-    by_member,
-    dealt,
-    put_together,
-    restored,
-    width_of,
-)
-from partreduce.runtime.sharding.layout import Layout
-from partreduce.runtime.sharding.row_code import RowCode
-from partreduce.runtime.sharding.wire import Wire
+from partreduce.runtime.sharding.table import Layout, Part, Parts, RowCode, Table
+from partreduce.runtime.sharding.wire import Call, Kind, Met, Wire, width_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.notes import Notes
 from partreduce.topo.errors import InputError
@@ -43,20 +31,7 @@ Source = Callable[[Call], tuple[Layout, Answer]]
 
 ID = torch.int32
 """How row numbers travel, and ranks."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What an exchange has to know of a table: its name and an empty array like its rows.
-
-    And its layout where it is sharded, and the code in which its rows cross, if they have one.
-    """
-
-    name: str
-    like: torch.Tensor
-    """[0, columns]"""
-    layout: Layout | None
-    code: RowCode | None = None
+LOOKUPS = (Kind.LOOKUP, Kind.WHOLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,31 +47,16 @@ class Outcome:
 
 
 class Exchange:
-    """One worker's part in the operations of all tables of a run.
+    """One worker's part in the operations of all tables of a run, in the order in which they are exchanged."""
 
-    Args:
-        wire: its collectives.
-        shapes: the tables, in the order in which they are exchanged.
-        round_: the round that this worker is in, for reports.
-    """
-
-    def __init__(self, wire: Wire, shapes: Sequence[Shape], round_: Callable[[], int]) -> None:
-        self.wire, self.shapes, self.round = wire, shapes, round_
-        self._names = [shape.name for shape in shapes]
-        self.collectors, self._places = wire.collectors(), wire.places_among_owners()
+    def __init__(self, wire: Wire, tables: Sequence[Table]) -> None:
+        self.wire, self.tables = wire, tables
         self._notes = Notes(wire.reducer.world.store, f"tables/{wire.reducer.key}")
         self._num_problems = 0
         self._problem = ""
         """What was wrong with gradients that this worker brought, until all have heard of it."""
 
-    def perform(
-        self,
-        call: Call,
-        parts: Parts | None = None,
-        *,
-        source: Source,
-        problem: str = "",
-    ) -> Outcome:
+    def perform(self, call: Call, parts: Parts, source: Source, problem: str = "") -> Outcome:
         """Do one operation together with all workers.
 
         Args:
@@ -112,29 +72,45 @@ class Exchange:
         with self.wire.reducer.heartbeat.exchange():
             return self._perform(self._with_problem(call, problem or self._problem), parts, source)
 
-    def _perform(self, call: Call, parts: Parts | None, source: Source) -> Outcome:
-        inside = Inside(self, call, parts or {}, source) if self.wire.node is not None else None
-        bring, doing, mates = (parts or {}, call, None) if inside is None else (inside.bring, inside.doing, inside.met)
+    def _perform(self, call: Call, parts: Parts, source: Source) -> Outcome:
+        node, bring, doing, inside, mates = self.wire.node, parts, call, None, None
+        if node is not None:
+            unowned = {table: part.ids % node.size for table, part in parts.items()}
+            targets = unowned | self._targets(parts, source, call, self.wire.collectors)
+            inside = Leg(self, node, call, parts, targets=targets)
+            mates = inside.met
+            bring, doing, inverse = self._collected(inside, call)
         if doing.kind is Kind.REDUCE:
-            bring = self._coded(bring)
-        owners = self.wire.owners
-        counts, ordered, orders = self.addressed(owners, bring, self._owners(bring, source, doing))
-        brings = self._brings(ordered, counts) if doing.kind is Kind.REDUCE else 0
-        met = self.wire.meet(owners, call, counts, self.round(), asked_in(ordered), brings=brings, mates=mates)
-        did = self._agreed(met)
-        if did.kind in (Kind.LOOKUP, Kind.WHOLE):
-            rows, odd = self._answered(did, ordered, counts, met, source)
-            if did.table in orders:
-                rows = restored(rows, orders[did.table])
+            bring = {table: self._coded(table, part) for table, part in bring.items()}
+        targets = self._targets(bring, source, doing, self.wire.places)
+        leg = Leg(self, self.wire.owners, call, bring, targets=targets, mates=mates)
+        did = self._agreed(leg.met)
+        if did.kind in LOOKUPS:
+            rows, odd = self._answered(leg, did, source)
             if inside is not None:
-                rows, odd = inside.handed_out(did, rows, odd)
+                rows, odd = inside.hand(did, rows[inverse], odd)
             if odd is not None:
                 self._stop(odd)
             code = self.code_of_rows(did)
-            return Outcome(did, met, rows=rows if code is None else code.decode(rows))
-        if did.kind is Kind.REDUCE:
-            return Outcome(did, met, parts=self._brought(did, bring, ordered, counts, met))
-        return Outcome(did, met)
+            return Outcome(did, leg.met, rows=rows if code is None else code.decode(rows))
+        return Outcome(did, leg.met, parts=self._summed(leg, did) if did.kind is Kind.REDUCE else None)
+
+    def _targets(self, parts: Parts, source: Source, call: Call, places: torch.Tensor) -> dict[int, torch.Tensor]:
+        """The place of the member that each row goes to, by its owner; none for tables that have no owners."""
+        lookup = source(call)[0] if call.kind in LOOKUPS else None
+        layouts = {table: lookup or self.tables[table].layout for table in parts}
+        return {t: places[layout.owner_of(parts[t].ids)] for t, layout in layouts.items() if layout is not None}
+
+    def _collected(self, inside: Leg, call: Call) -> tuple[Parts, Call, torch.Tensor]:
+        """What this worker asks for or brings for its node, what they do, and where a member's rows are among these."""
+        did, nobody = inside.met.agreed, torch.empty(0, dtype=torch.int64)
+        if did is None or inside.met.with_problem is not None:
+            return {}, call, nobody  # everybody hears of it when all workers meet
+        if did.kind in LOOKUPS:
+            ids, inverse = torch.unique(inside.asked(did), return_inverse=True)
+            return {did.table: Part(ids)}, did, inverse
+        came = inside.brought(did, inside.tables_brought(), lambda table: self.tables[table].nothing())
+        return {table: part.coalesced() for table, part in came.items()}, did, nobody
 
     def _with_problem(self, call: Call, problem: str) -> Call:
         """The call of a worker that has found a mistake of its user, or none."""
@@ -148,256 +124,147 @@ class Exchange:
         self._num_problems, self._problem = self._num_problems + 1, ""
         raise InputError(f"worker {rank}: {text}")
 
-    def _coded(self, bring: Parts) -> Parts:
+    def _agreed(self, met: Met) -> Call:
+        if (rank := met.with_problem) is not None:
+            self._stop(rank)
+        if met.agreed is None:
+            raise InputError(f"tables: {met.difference([table.name for table in self.tables])}")
+        return met.agreed
+
+    def _coded(self, table: int, part: Part) -> Part:
         """Gradients as they cross; what is wrong with numbers that do not fit is kept for the next operation."""
-        coded = dict(bring)
-        for table, part in bring.items():
-            shape = self.shapes[table]
-            if shape.code is not None and part.rows is not None:
-                rows = shape.code.encode(part.rows)
-                coded[table] = Part(part.ids, rows)
-                problem = shape.code.problem(shape.name, "a gradient that it brings", part.rows, rows)
-                self._problem = self._problem or problem
-        return coded
+        code = self.tables[table].code
+        if code is None or part.rows is None:
+            return part
+        rows = code.encode(part.rows)
+        problem = code.problem(self.tables[table].name, "a gradient that it brings", part.rows, rows)
+        self._problem = self._problem or problem
+        return Part(part.ids, rows)
 
     def code_of_rows(self, did: Call) -> RowCode | None:
         """How rows that are handed out travel: those of a lookup coded, whole tables as they are."""
-        return self.shapes[did.table].code if did.kind is Kind.LOOKUP else None
+        return self.tables[did.table].code if did.kind is Kind.LOOKUP else None
 
-    def _owners(self, bring: Parts, source: Source, doing: Call) -> dict[int, torch.Tensor | None]:
-        """The place of the owner that each row goes to; None for rows that go to all."""
-        if doing.kind in (Kind.LOOKUP, Kind.WHOLE):
-            layout = source(doing)[0]
-            return {table: self._places[layout.owner_of(part.ids)] for table, part in bring.items()}
-        layouts = {table: self.shapes[table].layout for table in bring}
-        return {
-            table: None if (one := layouts[table]) is None else self._places[one.owner_of(part.ids)]
-            for table, part in bring.items()
-        }
-
-    def addressed(
-        self, group: Communicator, parts: Parts, targets: Mapping[int, torch.Tensor | None]
-    ) -> tuple[torch.Tensor, Parts, dict[int, torch.Tensor]]:
-        """What to tell each member, int64 [members, tables]: 0 for a table not brought, else 1 more than its rows.
-
-        And the parts in order of the members that they go to, with these orders.
-        """
-        counts = torch.zeros(group.size, len(self.shapes), dtype=torch.int64)
-        ordered: Parts = {}
-        orders: dict[int, torch.Tensor] = {}
-        for table, part in parts.items():
-            target = targets[table]
-            if target is None:
-                counts[:, table], ordered[table] = len(part.ids) + 1, part
-            else:
-                ordered[table], orders[table], count = by_member(part, target, group.size)
-                counts[:, table] = count + 1
-        return counts, ordered, orders
-
-    def _agreed(self, met: Met) -> Call:
-        rank, did = met.with_problem, met.agreed
-        if rank is not None:
-            self._stop(rank)
-        if did is None:
-            raise InputError(f"tables: {met.difference(self._names)}")
-        return did
-
-    def _answered(
-        self,
-        did: Call,
-        asked: Parts,
-        counts: torch.Tensor,
-        met: Met,
-        source: Source,
-    ) -> tuple[torch.Tensor, int | None]:
-        """Ask the owners unless they know, answer who asks, and return the rows, or their codes, in order of owners.
+    def _answered(self, leg: Leg, did: Call, source: Source) -> tuple[torch.Tensor, int | None]:
+        """Ask the owners unless they know, answer who asks, and return the rows, or their codes, in the order asked.
 
         And the first worker that said that its rows do not fit their codec.
         """
         layout, answer = source(did)
-        sends = (counts[:, did.table] - 1).clamp(min=0).tolist()
-        receives = (met.counts[:, did.table] - 1).clamp(min=0).tolist()
-        wanted = met.ids
-        wire, owners = self.wire, self.wire.owners
-        name, moment = self.shapes[did.table].name, (did.step, self.round())
-        if wanted is None:
-            ids = asked[did.table].ids if did.table in asked else torch.empty(0, dtype=torch.int64)
-            what = f"rows asked for of {name}"
-            wanted = wire.swap(what, owners, ids.to(ID), sends, receives, moment=moment, longest=met.longest).long()
-        rows = answer(layout.place_of(wanted))
+        rows = answer(layout.place_of(leg.asked(did)))
         code, odd = self.code_of_rows(did), None
         if code is not None:
             plain, rows = rows, code.encode(rows)
-            problem = code.problem(name, "a row that it hands out", plain, rows)
-            odd = wire.rank if self._with_problem(did, problem).has_problem else None
-        return self.handed(did, owners, rows, (receives, sends), odd, longest=met.longest)
+            problem = code.problem(self.tables[did.table].name, "a row that it hands out", plain, rows)
+            odd = self.wire.rank if self._with_problem(did, problem).has_problem else None
+        return leg.hand(did, rows, odd)
 
-    def handed(
-        self,
-        did: Call,
-        group: Communicator,
-        rows: torch.Tensor,
-        counts: tuple[list[int], list[int]],
-        odd: int | None,
-        *,
-        longest: int = 0,
-    ) -> tuple[torch.Tensor, int | None]:
-        """Hand a lookup's rows to a group, so many to each member and from each; with codes goes who has odd rows.
-
-        Returns:
-            Theirs, and the lowest rank that was heard of.
-        """
-        what = f"rows of {self.shapes[did.table].name}{' in a node' if group is self.wire.node else ''}"
-        moment = did.step, self.round()
-        if self.code_of_rows(did) is None:
-            return self.wire.swap(what, group, rows, *counts, moment=moment, longest=longest), None
-        # Everybody has to know, also who asks for nothing here.
-        rows, said = self.wire.swap_with_word(
-            what, group, rows, *counts, word=-1 if odd is None else odd, moment=moment, longest=longest
-        )
-        return rows, min((rank for rank in said if rank >= 0), default=None)
-
-    def _brings(self, ordered: Parts, counts: torch.Tensor) -> int:
-        """The most bytes that this worker brings to one owner."""
-        total = torch.zeros(len(counts), dtype=torch.int64)
-        for table, part in ordered.items():
-            if part.rows is not None and self.shapes[table].layout is not None:
-                total += (counts[:, table] - 1) * (ID.itemsize + width_of(part.rows))
-        return int(total.max())
-
-    def _brought(self, did: Call, bring: Parts, ordered: Parts, counts: torch.Tensor, met: Met) -> dict[int, Part]:
+    def _summed(self, leg: Leg, did: Call) -> dict[int, Part]:
         """Bring gradients where they belong and add up what came; for tables that some worker brought."""
         sums: dict[int, Part] = {}
-        said = met.counts
-        some = (said > 0).any(0).tolist()
-        theirs = (said - 1).clamp(min=0)
-        to_owners = [t for t, shape in enumerate(self.shapes) if some[t] and shape.layout is not None]
-        to_all = [t for t, shape in enumerate(self.shapes) if some[t] and shape.layout is None]
-        mine = (counts - 1).clamp(min=0)
-        if to_owners:
-            parts = [ordered.get(t) or self._nothing_coded(t) for t in to_owners]
-            came = self.swapped(
-                self.wire.owners, did, parts, mine[:, to_owners], theirs[:, to_owners], longest=met.longest
-            )
-            sums |= {t: self._decoded(t, part).coalesced() for t, part in zip(to_owners, came, strict=True)}
-        if to_all:
-            parts = [bring.get(t) or self._nothing_coded(t) for t in to_all]
-            came = self._gathered(did, parts, theirs[:, to_all])
-            sums |= {t: self._decoded(t, part).coalesced() for t, part in zip(to_all, came, strict=True)}
+        brought = leg.tables_brought()
+        for of_owners in (True, False):
+            tables = [table for table in brought if self.tables[table].is_sharded is of_owners]
+            came = leg.brought(did, tables, lambda t: self._coded(t, self.tables[t].nothing()), to_all=not of_owners)
+            for table, part in came.items():
+                code, rows = self.tables[table].code, part.rows
+                plain = part if code is None or rows is None else Part(part.ids, code.decode(rows))
+                sums[table] = plain.coalesced()
         return sums
 
-    def swapped(
-        self,
-        group: Communicator,
-        did: Call,
-        parts: Sequence[Part],
-        mine: torch.Tensor,
-        theirs: torch.Tensor,
-        *,
-        longest: int = 0,
-    ) -> list[Part]:
-        """Exchange parts of several tables with a group; what came of each, from all members in turn."""
-        columns = columns_of(parts)
-        # As one array of bytes for each member; each table is two columns, its row numbers and its rows.
-        message, sends = dealt(columns, mine.repeat(1, len(columns) // len(parts)))
-        counts = theirs.repeat(1, len(columns) // len(parts))
-        sizes = counts * torch.tensor([width_of(column) for column in columns])
-        came = self.wire.swap(
-            "gradients of tables" if len(columns) > len(parts) else "rows asked for in a node",
-            group,
-            message,
-            sends,
-            sizes.sum(1).tolist(),
-            moment=(did.step, self.round()),
-            longest=longest,
-        )
-        return parts_of(put_together(came, counts, columns), len(parts))
 
-    def _gathered(self, did: Call, parts: Sequence[Part], theirs: torch.Tensor) -> list[Part]:
-        """Everybody's parts of several tables, in order of workers."""
-        columns = columns_of(parts)
-        counts = theirs.repeat(1, 2)
-        widths = torch.tensor([width_of(column) for column in columns])
-        message, _ = dealt(columns, torch.tensor([[len(column) for column in columns]]))
-        lengths = (counts * widths).sum(1).tolist()
-        came = self.wire.gather("gathered gradients", message, lengths, moment=(did.step, self.round()))
-        return parts_of(put_together(torch.cat(came), counts, columns), len(parts))
-
-    def nothing(self, table: int) -> Part:
-        return Part(torch.empty(0, dtype=torch.int64), self.shapes[table].like)
-
-    def _nothing_coded(self, table: int) -> Part:
-        return self._coded({table: self.nothing(table)})[table]
-
-    def _decoded(self, table: int, part: Part) -> Part:
-        code = self.shapes[table].code
-        return part if code is None or part.rows is None else Part(part.ids, code.decode(part.rows))
-
-
-class Inside:
-    """The first half of an operation, inside a node: its collectors learn what all of the node ask for or bring."""
+class Leg:
+    """An operation inside one group: its members tell each other what they ask for or bring, and then hand it over."""
 
     def __init__(
         self,
         exchange: Exchange,
+        group: Communicator,
         call: Call,
         parts: Parts,
-        source: Source,
+        *,
+        targets: Mapping[int, torch.Tensor],
+        mates: Met | None = None,
     ) -> None:
-        node = exchange.wire.node
-        assert node is not None, "made only where there is one"
-        self._exchange, self._node = exchange, node
-        self.doing = call
-        self.bring: Parts = {}
-        self._inverse = torch.empty(0, dtype=torch.int64)
-        lookup = call.kind in (Kind.LOOKUP, Kind.WHOLE)
-        targets: dict[int, torch.Tensor | None] = {}
+        """Meet; rows go to the members that `targets` says, those of other tables to all."""
+        self._exchange, self._wire, self._group = exchange, exchange.wire, group
+        self._is_node = group is exchange.wire.node
+        counts = torch.zeros(group.size, len(exchange.tables), dtype=torch.int64)
+        """For each member and table 0 if it is not brought, else 1 more than its rows."""
+        self._parts = dict(parts)
+        self._orders: dict[int, torch.Tensor] = {}
         for table, part in parts.items():
-            layout = source(call)[0] if lookup else exchange.shapes[table].layout
-            collector = part.ids % node.size if layout is None else exchange.collectors[layout.owner_of(part.ids)]
-            targets[table] = collector
-        counts, ordered, self._orders = exchange.addressed(node, parts, targets)
-        self.met = met = exchange.wire.meet(node, call, counts, exchange.round(), asked_in(ordered))
-        self._counts, self._theirs = (counts - 1).clamp(min=0), (met.counts - 1).clamp(min=0)
-        if met.agreed is None or met.with_problem is not None:
-            return  # everybody hears of it when all workers meet
-        self.doing = met.agreed
-        tables = (met.counts > 0).any(0).nonzero().view(-1).tolist()
-        if not tables:
-            return
-        if met.ids is not None:
-            ids, self._inverse = torch.unique(met.ids, return_inverse=True)
-            self.bring = {tables[0]: Part(ids)}
-            return
-        nothing = [exchange.nothing(t) for t in tables]
-        if self.doing.kind is not Kind.REDUCE:
-            nothing = [Part(part.ids) for part in nothing]
-        sent = [ordered.get(t) or none for t, none in zip(tables, nothing, strict=True)]
-        came = exchange.swapped(node, self.doing, sent, self._counts[:, tables], self._theirs[:, tables])
-        if self.doing.kind is Kind.REDUCE:
-            self.bring = {t: part.coalesced() for t, part in zip(tables, came, strict=True)}
-        else:
-            ids, self._inverse = torch.unique(came[0].ids, return_inverse=True)
-            self.bring = {tables[0]: Part(ids)}
+            counts[:, table] = len(part.ids) + 1
+            if (target := targets.get(table)) is not None:
+                self._orders[table] = order = torch.argsort(target, stable=True)
+                self._parts[table] = part.taken(order)
+                counts[:, table] = torch.bincount(target, minlength=group.size) + 1
+        self._sends = (counts - 1).clamp(min=0)
+        brings = torch.zeros(group.size, dtype=torch.int64)
+        if not self._is_node:
+            for table in self._orders:
+                if (rows := self._parts[table].rows) is not None:
+                    brings += self._sends[:, table] * (ID.itemsize + width_of(rows))
+        asked = next((part.ids for part in self._parts.values() if part.rows is None), None)
+        self.met = self._wire.meet(group, call, counts, asked, brings=int(brings.max()), mates=mates)
+        self._receives = (self.met.counts - 1).clamp(min=0)
 
-    def handed_out(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
-        """The rows that this worker asked for, from the collectors of its node; it hands out what it collected.
+    def tables_brought(self) -> list[int]:
+        """The tables of which some member brings gradients."""
+        found: list[int] = (self.met.counts > 0).any(0).nonzero().view(-1).tolist()
+        return found
 
-        And the first worker whose rows do not fit, of which this one or another of the node has heard.
+    def asked(self, did: Call) -> torch.Tensor:
+        """The rows that the members ask this worker for, member by member."""
+        if self.met.ids is not None:
+            return self.met.ids
+        ids = self._parts[did.table].ids if did.table in self._parts else torch.empty(0)
+        what = f"rows asked for {'in a node' if self._is_node else f'of {self._exchange.tables[did.table].name}'}"
+        one, columns, longest = [did.table], [ids.to(ID)], self.met.longest * ID.itemsize
+        sends, receives = self._sends[:, one], self._receives[:, one]
+        (ids,) = self._wire.swap(what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest)
+        return ids.long()
+
+    def hand(self, did: Call, rows: torch.Tensor, odd: int | None) -> tuple[torch.Tensor, int | None]:
+        """Hand out the rows that were asked for; with codes goes who has odd rows.
+
+        Returns:
+            Those that this worker asked for, in its order, and the lowest rank with odd rows that was heard of.
         """
-        exchange = self._exchange
-        mine, theirs = self._counts[:, did.table].tolist(), self._theirs[:, did.table].tolist()
-        rows, odd = exchange.handed(did, self._node, rows[self._inverse], (theirs, mine), odd)
-        return restored(rows, self._orders[did.table]) if did.table in self._orders else rows, odd
+        what = f"rows of {self._exchange.tables[did.table].name}{' in a node' if self._is_node else ''}"
+        one, columns, longest = [did.table], [rows], self.met.longest * width_of(rows)
+        sends, receives = self._receives[:, one], self._sends[:, one]
+        if self._exchange.code_of_rows(did) is not None:
+            # Everybody has to know, also who asks for nothing here.
+            word = torch.full((self._group.size, 1), -1 if odd is None else odd, dtype=ID)
+            ones = torch.ones_like(sends)
+            columns, sends, receives = [word, rows], torch.cat([ones, sends], 1), torch.cat([ones, receives], 1)
+            longest = longest and ID.itemsize + longest
+        *words, rows = self._wire.swap(
+            what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest
+        )
+        order = self._orders.get(did.table)
+        if order is not None:
+            came, rows = rows, torch.empty_like(rows)
+            rows[order] = came
+        return rows, min((rank for word in words for rank in word.view(-1).tolist() if rank >= 0), default=None)
 
-
-def columns_of(parts: Sequence[Part]) -> list[torch.Tensor]:
-    """Row numbers of all parts, then their rows where they have any."""
-    ids = [part.ids.to(ID) for part in parts]
-    return ids + [part.rows for part in parts if part.rows is not None]
-
-
-def parts_of(columns: Sequence[torch.Tensor], num_parts: int) -> list[Part]:
-    """The inverse of `columns_of`."""
-    ids, rows = columns[:num_parts], columns[num_parts:]
-    return [Part(one.long(), rows[place] if rows else None) for place, one in enumerate(ids)]
+    def brought(
+        self, did: Call, tables: list[int], nothing: Callable[[int], Part], *, to_all: bool = False
+    ) -> dict[int, Part]:
+        """Bring gradients of these tables, `nothing` where this worker has none; what came, from all in turn."""
+        if not tables:
+            return {}
+        parts = [self._parts.get(table) or nothing(table) for table in tables]
+        # Each table is two columns, its row numbers and its rows.
+        columns = [part.ids.to(ID) for part in parts] + [part.rows for part in parts if part.rows is not None]
+        sends, receives = self._sends[:, tables].repeat(1, 2), self._receives[:, tables].repeat(1, 2)
+        if to_all:
+            came = self._wire.gather("gathered gradients", did.step, columns, receives)
+        else:
+            what, longest = "gradients of tables", self.met.longest
+            came = self._wire.swap(
+                what, self._group, did.step, columns, sends=sends, receives=receives, longest=longest
+            )
+        ids, rows = came[: len(tables)], came[len(tables) :]
+        return {table: Part(ids[place].long(), rows[place]) for place, table in enumerate(tables)}

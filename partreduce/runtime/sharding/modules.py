@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.autograd.function import once_differentiable
 
-from partreduce.runtime.sharding.whole import own_rows, whole
+from partreduce.runtime.sharding.saved import own_rows, whole
 from partreduce.topo.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,31 +39,15 @@ class Handle:
         self.table.copies.append(weakref.ref(module))
         return Handle(self.tables, self.table, module, len(self.table.copies) - 1)
 
-    def check_can_be_pickled(self) -> None:
-        """Check that this worker has the whole table, which a pickled module holds.
-
-        Raises:
-            InputError: it has some rows only.
-        """
-        if self.table.is_sharded:
-            raise InputError(
-                f"parameter {self.table.name!r}: its rows are spread over the workers, so the model cannot be pickled; "
-                "save model.state_dict(), which all workers call"
-            )
-
     def rows(self, weight: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
         """The rows that a call needs, [rows, columns], the indices into them, and the place of the padding row.
 
         On a device the host waits for the numbers of the rows, and for its own rows that others asked for.
-
-        Raises:
-            InputError: an index out of range, on any worker.
         """
         module = self.module()
         assert module is not None, "a module calls its own handle"
-        problem = _problem(self.table, weight, indices)
         ids, inverse, padding = torch.empty(0, dtype=torch.int64), indices, None
-        if not problem:
+        if not (problem := _problem(self.table, weight, indices)):
             unique, inverse = torch.unique(indices.long(), return_inverse=True)  # ascending
             ids = self.table.staging.to_host(unique)
             problem = _out_of_range(self.table, ids)
@@ -76,11 +60,7 @@ class Handle:
         return rows, inverse, padding
 
     def found(self, ids: torch.Tensor, problem: str) -> torch.Tensor:
-        """Rows, where the module's weight lies, by their numbers on the host, which are each there once.
-
-        Raises:
-            InputError: an index out of range, on any worker.
-        """
+        """Rows, where the module's weight lies, by their numbers on the host, which are each there once."""
         module, staging = self.module(), self.table.staging
         assert module is not None, "a module calls its own handle"
         weight = module.weight.detach()
@@ -138,22 +118,15 @@ class _Lookup(torch.autograd.Function):
         """Keep the gradients of the rows, without those of the padding row, which has none.
 
         From a device they set out for the host here, during the rest of the backward pass.
-
-        Raises:
-            InputError: the rows are those of a copy of the model, which is not trained.
         """
         handle, ids = ctx.handle, ctx.ids
         if handle.copy:
             raise InputError(f"parameter {handle.table.name!r}: a copy of the model was trained; wrap it by itself")
-        if ctx.padding is not None:
-            ids, gradient = _without(ids, ctx.padding), _without(gradient, ctx.padding)
+        if (place := ctx.padding) is not None:
+            ids, gradient = (torch.cat([one[:place], one[place + 1 :]]) for one in (ids, gradient))
         handle.table.pending.append((ids, handle.table.staging.begin(gradient.contiguous())))
         handle.tables.exchange_after_backward()
         return None, None, None, None, None
-
-
-def _without(array: torch.Tensor, place: int) -> torch.Tensor:
-    return torch.cat([array[:place], array[place + 1 :]])
 
 
 class _SavedWhole(torch.nn.Module):
@@ -162,9 +135,12 @@ class _SavedWhole(torch.nn.Module):
     weight: torch.Tensor
 
     def __reduce_ex__(self, _protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Pickle the module that the user made, which needs no workers; see `Handle.check_can_be_pickled`."""
-        if (handle := handle_of(self)) is not None:
-            handle.check_can_be_pickled()
+        """Pickle the module that the user made, which needs no workers, where this one has the whole table."""
+        if (handle := handle_of(self)) is not None and handle.table.is_sharded:
+            raise InputError(
+                f"parameter {handle.table.name!r}: its rows are spread over the workers, so the model cannot be "
+                "pickled; save model.state_dict(), which all workers call"
+            )
         own = next(kind for kind in type(self).__mro__ if not issubclass(kind, _SavedWhole))
         plain = own.__new__(own)
         plain.__dict__.update({name: value for name, value in self.__dict__.items() if name != ATTRIBUTE})

@@ -1,21 +1,212 @@
-"""Table: one embedding's parameter on its own route, with the gradients that wait for the end of a backward pass."""
+"""Table: one embedding's parameter on its own route: who has which row, and how rows reach the host and the wire.
+
+Wherever a table lies, its rows and their numbers are exchanged in host memory (over gloo), since only the host knows
+who asked for which. From a CUDA device a copy into pinned memory is queued in the current stream, and the host waits
+for a mark behind it before it looks at the numbers; back, a copy from pinned memory is queued in the current stream, so
+that what this one does next has them. Nothing else in tables orders streams.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from partreduce.runtime.sharding.columns import Part
-from partreduce.runtime.sharding.layout import RowLayout
-from partreduce.runtime.sharding.staging import Landing, Staging
+from partreduce.runtime.codecs.blocks import quantize
+from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.transport.streams import Marker, Streams, await_mark, streams_of
+from partreduce.topo.codec_numbers import LARGEST
 from partreduce.topo.errors import InputError
-from partreduce.topo.strategies.payload import Gradient, TablePlacement
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.payload import Gradient, Payload, TablePlacement
 
 Embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
+
+DEVICES = ("cpu", "cuda")
+"""Where tables may lie."""
+BLOCK_BYTES = 4 * 2**20
+"""Whole tables move in pieces of about so many bytes, so that nobody holds one."""
+COARSER = {Codec.FLOAT16: "bfloat16 or int8"}
+"""Codecs that have a wider range than one."""
+
+
+class Layout(Protocol):
+    """Who has a row, and where in its array."""
+
+    def owner_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """The worker that has each of these rows, int64."""
+
+    def place_of(self, rows: torch.Tensor) -> torch.Tensor:
+        """Each row's place in the array of the worker that has it, int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Row r lies in part r mod P, and part p on host p mod H; a host's rows stand in ascending order.
+
+    A host h has K = ⌈(P − h)/H⌉ of the P parts, so the row of part p = h + jH in turn q = r div P is its (qK + j)-th.
+    """
+
+    num_rows: int
+    hosts: tuple[int, ...]
+    partitions: int
+
+    @classmethod
+    def of(cls, routes: Payload, route: TablePlacement, num_workers: int) -> RowLayout:
+        return cls(route.rows, routes.hosts(route, num_workers), routes.partitions(route, num_workers))
+
+    def owner_of(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.tensor(self.hosts)[rows % self.partitions % len(self.hosts)]
+
+    def place_of(self, rows: torch.Tensor) -> torch.Tensor:
+        num_hosts = len(self.hosts)
+        part = rows % self.partitions
+        host = part % num_hosts
+        parts_of_host = (self.partitions - host + num_hosts - 1) // num_hosts
+        return rows // self.partitions * parts_of_host + part // num_hosts
+
+    def rows_of(self, worker: int) -> torch.Tensor:
+        """The rows that lie on a worker, ascending. O(rows of it)."""
+        if worker not in self.hosts:
+            return torch.empty(0, dtype=torch.int64)
+        parts = torch.arange(self.hosts.index(worker), self.partitions, len(self.hosts))
+        turns = torch.arange(0, self.num_rows, self.partitions)
+        rows = (turns[:, None] + parts[None, :]).view(-1)  # [turns · parts], ascending
+        return rows[rows < self.num_rows]
+
+
+@dataclass(frozen=True, slots=True)
+class OnFirst:
+    """Rows that worker 0 has read, and their places in what it has read."""
+
+    place_of: Callable[[torch.Tensor], torch.Tensor]
+
+    def owner_of(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one table: their numbers, each once, and what is said of them, [rows, columns]; None in a request."""
+
+    ids: torch.Tensor
+    rows: torch.Tensor | None = None
+
+    def taken(self, order: torch.Tensor) -> Part:
+        """The same rows in another order, or some of them."""
+        return Part(self.ids[order], None if self.rows is None else self.rows[order])
+
+    def coalesced(self) -> Part:
+        """Each row once, ascending, with the sum of all that is said of it, added in order."""
+        ids, inverse = torch.unique(self.ids, return_inverse=True)
+        if self.rows is None:
+            return Part(ids)
+        sums = self.rows.new_zeros((len(ids), *self.rows.shape[1:]))
+        return Part(ids, sums.index_add_(0, inverse, self.rows))
+
+
+Parts = dict[int, Part]
+"""Rows by the index of their table."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowCode:
+    """How rows of one table, or gradients of them, are written on the wire; decoded to the table's own `dtype`.
+
+    Each row by itself, so it has the same code for all that ask for it, whatever else is in the message, and everybody
+    who decodes it has the same bits. Rounding is to nearest. int8 has one scale for each row, behind its whole numbers.
+    """
+
+    codec: Codec
+    columns: int
+    dtype: torch.dtype
+
+    def encode(self, rows: torch.Tensor) -> torch.Tensor:
+        """The code of rows [rows, columns], uint8 [rows, bytes of a row's code]. O(numbers)."""
+        if self.codec is not Codec.INT8:
+            return rows.to(DTYPES[self.codec]).contiguous().view(torch.uint8)
+        values = rows.to(torch.float32).contiguous()
+        levels, scales = torch.empty(values.shape, dtype=torch.int8), torch.empty(len(values))
+        quantize(values, levels, scales, torch.empty_like(values))
+        return torch.cat([levels.view(torch.uint8), scales[:, None].view(torch.uint8)], dim=1)
+
+    def decode(self, code: torch.Tensor) -> torch.Tensor:
+        """The rows of a code, [rows, columns]. O(numbers)."""
+        if self.codec is not Codec.INT8:
+            return code.contiguous().view(DTYPES[self.codec]).to(self.dtype)
+        levels, scales = code[:, : self.columns].view(torch.int8), code[:, self.columns :]
+        # A copy, since a float32 has to begin at a multiple of four bytes.
+        scales = scales.clone(memory_format=torch.contiguous_format).view(torch.float32)  # [rows, 1]
+        return (levels.to(torch.float32) * scales).to(self.dtype)
+
+    def lost(self, rows: torch.Tensor, code: torch.Tensor) -> float | None:
+        """The largest finite number that the code has made infinite; None where there is none.
+
+        What is infinite, or none, travels as such; with int8 all of its row is NaN then. O(numbers).
+        """
+        if not rows.numel():
+            return None
+        least, most = (float(end) for end in torch.aminmax(rows))
+        if -least <= LARGEST[self.codec.value] >= most:  # not so of NaN
+            return None
+        finite = torch.isfinite(rows)
+        if self.codec is Codec.INT8:
+            finite &= finite.all(1, keepdim=True)
+        beyond = rows[finite & ~torch.isfinite(self.decode(code))]
+        return float(beyond.abs().max()) if len(beyond) else None
+
+    def problem(self, name: str, what: str, rows: torch.Tensor, code: torch.Tensor) -> str:
+        """What is wrong with a parameter's rows that do not fit, as the end of "worker 2: "; empty where they fit.
+
+        `what` says what the rows are, as in "a row that it hands out".
+        """
+        if (number := self.lost(rows, code)) is None:
+            return ""
+        others = COARSER.get(self.codec, "none")
+        return (
+            f"parameter {name!r}: {what} has {number:g}, beyond the largest number {LARGEST[self.codec.value]:g} of "
+            f"its route's codec {self.codec}; use the codec {others}, or keep its numbers smaller"
+        )
+
+
+class Landing(NamedTuple):
+    """A copy on its way to the host; without a mark it is there."""
+
+    values: torch.Tensor
+    mark: Marker | None = None
+
+    def wait(self) -> torch.Tensor:
+        """The copy, once it is there. The host waits for this copy and what its stream did before, for nothing else."""
+        if self.mark is not None:
+            await_mark(self.mark)
+        return self.values
+
+
+class Staging:
+    """Copies between the host and wherever an array lies, in the streams of its device, as a world gives them."""
+
+    def __init__(self, streams: Callable[[torch.device], Streams] = streams_of) -> None:
+        self._streams = streams
+
+    def begin(self, values: torch.Tensor) -> Landing:
+        """Let an array set out for the host, after what the current stream has queued."""
+        streams = self._streams(values.device)
+        if not streams.runs_ahead:
+            return Landing(values)
+        return Landing(streams.download(values.detach()), streams.mark())
+
+    def to_host(self, values: torch.Tensor) -> torch.Tensor:
+        """An array on the host; itself where it lies there."""
+        return self.begin(values).wait()
+
+    def to_device(self, values: torch.Tensor, device: torch.device) -> torch.Tensor:
+        """An array of the host where the current stream of a device can use it next; itself on the CPU."""
+        streams = self._streams(device)
+        return streams.stage(values, device) if streams.runs_ahead else values
 
 
 @dataclass(eq=False)
@@ -50,6 +241,22 @@ class Table:
     def is_sharded(self) -> bool:
         """Whether this worker has only its own rows."""
         return self.layout is not None
+
+    @cached_property
+    def code(self) -> RowCode | None:
+        """The code in which its rows cross; None where they travel as they are."""
+        codec = self.route.codec
+        return RowCode(codec, self.route.columns, self.parameter.dtype) if codec.rounds else None
+
+    def blocks(self) -> list[tuple[int, int]]:
+        """First row and the row after the last of each piece in which it moves, equal on all workers."""
+        width = max(1, self.route.columns * self.parameter.element_size())
+        size = max(1, BLOCK_BYTES // width)
+        return [(first, min(first + size, self.route.rows)) for first in range(0, self.route.rows, size)]
+
+    def nothing(self) -> Part:
+        """None of its rows."""
+        return Part(torch.empty(0, dtype=torch.int64), torch.empty(0, self.route.columns, dtype=self.parameter.dtype))
 
     def placed(self, rows: torch.Tensor) -> torch.Tensor:
         """Where rows stand in this worker's array."""
@@ -93,20 +300,20 @@ class Table:
         elif old is None:
             dense = torch.zeros_like(parameter, requires_grad=False)
             dense.index_add_(0, places, rows)
-            parameter.grad = guarded_gradient(dense, self.name) if self.is_sharded else dense
+            if self.is_sharded:
+                dense = dense.as_subclass(ShardGradient)
+                dense.table = self.name
+            parameter.grad = dense
         else:
             old.index_add_(0, places, rows)
 
     def shard_of(self, whole: torch.Tensor) -> torch.Tensor:
-        if self.layout is None:
-            return whole
-        assert self.own is not None, "the table is sharded"
-        return whole[self.own]
+        """This worker's rows of an array that has all."""
+        return whole if self.own is None else whole[self.own]
 
     def is_whole(self, value: Any) -> bool:  # noqa: ANN401 - whatever a state holds
         """Whether a value has a number for each number of the whole table."""
-        whole = (self.route.rows, self.route.columns)
-        return isinstance(value, torch.Tensor) and tuple(value.shape) == whole
+        return isinstance(value, torch.Tensor) and tuple(value.shape) == (self.route.rows, self.route.columns)
 
 
 _NORMS = (torch._foreach_norm, torch.linalg.vector_norm)  # noqa: SLF001 - what torch.nn.utils.clip_grad_norm_ calls
@@ -118,6 +325,9 @@ class ShardGradient(torch.Tensor):
     (Torch's clipping fails by itself for sparse gradients.)
     """
 
+    table: str
+    """The parameter's name."""
+
     @classmethod
     def __torch_function__(
         cls,
@@ -126,11 +336,7 @@ class ShardGradient(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever the function returns
-        """Refuse norms of parts.
-
-        Raises:
-            InputError: torch's `clip_grad_norm_` or `get_total_norm` was called.
-        """
+        """Refuse norms of parts, which torch's `clip_grad_norm_` and `get_total_norm` take."""
         if func in _NORMS:
             first = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
             name = next((one.table for one in first if isinstance(one, ShardGradient)), "?")
@@ -140,13 +346,3 @@ class ShardGradient(torch.Tensor):
             )
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - torch's documented way
             return func(*args, **(kwargs or {}))
-
-    table: str
-    """The parameter's name."""
-
-
-def guarded_gradient(gradient: torch.Tensor, table: str) -> torch.Tensor:
-    """The same numbers, of which torch's clipping refuses to take the norm."""
-    guarded = gradient.as_subclass(ShardGradient)
-    guarded.table = table
-    return guarded

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import TOGETHER
-from partreduce.runtime.sharding.blocks import blocks
-from partreduce.runtime.sharding.calls import Call, Kind
-from partreduce.runtime.sharding.columns import Part
-from partreduce.runtime.sharding.exchange import Exchange, Shape
-from partreduce.runtime.sharding.row_code import RowCode
-from partreduce.runtime.sharding.staging import Staging
-from partreduce.runtime.sharding.wire import Wire
+from partreduce.runtime.sharding.exchange import Answer, Exchange, Outcome, Source
+from partreduce.runtime.sharding.table import Layout, Part, Parts, Staging, Table
+from partreduce.runtime.sharding.wire import Call, Kind, Wire
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.payload import Gradient
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
-
-    from partreduce.runtime.sharding.exchange import Answer, Outcome, Source
-    from partreduce.runtime.sharding.layout import Layout
-    from partreduce.runtime.sharding.table import Table
-    from partreduce.topo.cluster import Cluster
 
 
 class Steps(Protocol):
@@ -45,6 +35,9 @@ class Steps(Protocol):
 
 class Tables:
     """One worker's tables. They are found before the workers meet, and connected once they have.
+
+    What exchanges rows raises InputError where a worker's user made a mistake or workers do different things, with the
+    same line on all of them, and PeerFailedError where a worker is gone.
 
     Args:
         tables: in the order in which they are exchanged.
@@ -103,8 +96,10 @@ class Tables:
         """
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine
-        if any(table.route.gradient is Gradient.SPARSE for table in self.tables):
-            _choose_sparse_checks()
+        checks = torch.sparse.check_sparse_tensor_invariants
+        if any(table.route.gradient is Gradient.SPARSE for table in self.tables) and not checks.is_enabled():  # type: ignore[no-untyped-call]
+            # Say explicitly that torch does not check sparse tensors, as now; else it warns in the middle of a step.
+            checks.disable()  # type: ignore[no-untyped-call]
         reducer.heartbeat.unequal = TOGETHER
         if reducer.buckets:
             self.device = reducer.buckets[0].device
@@ -112,49 +107,38 @@ class Tables:
         for table in self.tables:
             table.staging = staging
         gathers = any(not table.is_sharded for table in self.tables)
-        wire = Wire(_on_host(reducer), cluster, coalesces=self._coalesces, gathers=gathers)
-        shapes = [
-            Shape(
-                table.name,
-                torch.empty(0, table.route.columns, dtype=table.parameter.dtype),
-                table.layout,
-                RowCode.of(table.route, table.parameter.dtype),
-            )
-            for table in self.tables
-        ]
-        self._exchange = Exchange(wire, shapes, lambda: engine.round)
+        host = _on_host(reducer)
+        wire = Wire(host, cluster, lambda: engine.round, coalesces=self._coalesces, gathers=gathers)
+        self._exchange = Exchange(wire, self.tables)
 
     @property
     def is_connected(self) -> bool:
         """Whether this worker has met the others."""
         return self._exchange is not None
 
-    def refusal_of_other_uses(self, table: Table) -> Callable[[torch.Tensor | None], None]:
-        """A hook on the parameter: lookups hand it no gradient, so one that comes is of another use, of one worker."""
-
-        def refuse() -> Outcome:
-            raise InputError(
+    def refuse_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
+        """For a hook on the parameter: lookups hand it no gradient, so one is of another use, of one worker."""
+        if gradient is not None:
+            self._end(
                 f"parameter {table.name!r}: the script trains it by more than lookups of its embedding (such as "
                 "F.linear with its weight, or a penalty on it), and all rows are not here, or not in step; give it "
                 "way 'dense'"
             )
 
-        def look(gradient: torch.Tensor | None) -> None:
-            if gradient is not None:
-                self._guard(refuse)
+    def _end(self, problem: str) -> None:
+        """End the run for a mistake of this worker's user."""
 
-        return look
+        def end() -> Outcome:
+            raise InputError(problem)
+
+        self._guard(end)
 
     def broadcast(self) -> None:
-        """Copy worker 0's tables to all workers, of those that every worker has.
-
-        Raises:
-            PeerFailedError: a worker is gone.
-        """
+        """Copy worker 0's tables to all workers, of those that every worker has."""
         for table in self.tables:
             if self._exchange is not None and not table.is_sharded:
                 whole = table.parameter.detach()
-                for first, last in blocks(table):
+                for first, last in table.blocks():
                     block = whole[first:last]
                     rows = table.staging.to_host(block)
                     self._exchange.wire.broadcast(rows)
@@ -172,17 +156,13 @@ class Tables:
             layout: who has which.
             array: what this worker has.
             number: which array of the table it is.
-
-        Raises:
-            PeerFailedError: a worker is gone.
         """
         self._step = self._begun()  # workers whose data ended come, and are named, rather than wait for a step
-        call = Call(Kind.WHOLE, self._step, table.index, number)
-        outcome = self._perform(
-            call, {table.index: Part(ids)}, source=lambda _call: (layout, lambda places: table.rows_at(array, places))
+        return self._looked_up(
+            Call(Kind.WHOLE, self._step, table.index, number),
+            ids,
+            source=lambda _call: (layout, lambda places: table.rows_at(array, places)),
         )
-        assert outcome.rows is not None, "a lookup gives rows"
-        return outcome.rows
 
     def together(self, advice: str) -> AbstractContextManager[None]:
         """Around blocks that are no part of a step; see `Heartbeat.together`."""
@@ -190,26 +170,14 @@ class Tables:
         return self._exchange.wire.reducer.heartbeat.together(advice)
 
     def fetch(self, table: Table, copy: int, ids: torch.Tensor, *, trains: bool, problem: str = "") -> torch.Tensor:
-        """Rows of a sharded table, on the host, each asked for once; all workers look up some, or none.
-
-        Raises:
-            InputError: a worker's user made a mistake, or workers do different things.
-            PeerFailedError: a worker is gone.
-        """
-        self._step = self._begun()
-        self._closed = False
-        call = Call(Kind.LOOKUP, self._step, table.index, copy, trains)
-        outcome = self._perform(call, {table.index: Part(ids)}, problem=problem)
-        assert outcome.rows is not None, "a lookup gives rows"
-        return outcome.rows
+        """Rows of a sharded table, on the host, each asked for once; all workers look up some, or none."""
+        self._step, self._closed = self._begun(), False
+        return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
     def refuse(self, problem: str, *, trains: bool) -> None:
         """Stop all workers, where they next exchange gradients, for a mistake of this worker's user.
 
         Without gradients nothing is exchanged, so there only this worker stops.
-
-        Raises:
-            InputError: naming this worker and the mistake, on all of them.
         """
         if not trains:
             raise InputError(f"worker {self.rank}: {problem}")
@@ -245,10 +213,6 @@ class Tables:
         Returns:
             What each worker says; None where that takes another message, since the step was closed before, or a
             worker without data does not know yet what to say.
-
-        Raises:
-            InputError: workers do different things.
-            PeerFailedError: a worker is gone.
         """
         if not self.tables or self._closed:
             return None
@@ -256,8 +220,8 @@ class Tables:
             self._reduce()
         self._step = self._begun()
         self.clips = self.clips or value is not None
-        told = 0.0 if value is None else value()
-        met = self._perform(Call(Kind.STEP, self._step, trains=value is not None, value=told)).met
+        mine = 0.0 if value is None else value()
+        met = self._perform(Call(Kind.STEP, self._step, trains=value is not None, value=mine)).met
         ended = met.without_data
         self._without_clipping = [rank for rank, call in ended.items() if not call.value]
         self._reduced, self._closed = False, True
@@ -271,10 +235,6 @@ class Tables:
         """Take part in the lookups and exchanges of one step, without data of its own; whether anybody took the step.
 
         `changes_means` says whether this worker then does to the mean gradients what the others do.
-
-        Raises:
-            InputError: workers do different things.
-            PeerFailedError: a worker is gone.
         """
         self._step = self._begun()
         while True:
@@ -288,20 +248,17 @@ class Tables:
     def all_gather_json(self, value: float) -> list[float]:
         """What each worker says in one message, such as its part of a norm.
 
-        Raises:
-            InputError: a worker without data would not say anything, since it is not told what is done to means.
+        A worker without data would not say anything, since it is not told what is done to means.
         """
         self.clips = True
         if self._without_clipping:
-            self._guard(self._check_clipping)
+            self._end(
+                f"clip_grad_norm_: the data of worker {self._without_clipping[0]} ended, and it would continue with "
+                "mean gradients as they are; give what this script does to them as a function, "
+                "join(after_averaging=...)"
+            )
         outcome = self._perform(Call(Kind.NORM, self._step, value=value))
         return [call.value for call in outcome.met.calls.values()]
-
-    def _check_clipping(self) -> Outcome:
-        raise InputError(
-            f"clip_grad_norm_: the data of worker {self._without_clipping[0]} ended, and it would continue with mean "
-            "gradients as they are; give what this script does to them as a function, join(after_averaging=...)"
-        )
 
     def _begun(self) -> int:
         """The step that this worker is in; those without data of their own are told that it has begun."""
@@ -309,18 +266,20 @@ class Tables:
         self._engine.declare()
         return self._engine.steps
 
+    def _looked_up(
+        self, call: Call, ids: torch.Tensor, *, source: Source | None = None, problem: str = ""
+    ) -> torch.Tensor:
+        rows = self._perform(call, {call.table: Part(ids)}, source=source, problem=problem).rows
+        assert rows is not None, "a lookup gives rows"
+        return rows
+
     def _perform(
-        self,
-        call: Call,
-        parts: dict[int, Part] | None = None,
-        *,
-        source: Source | None = None,
-        problem: str = "",
+        self, call: Call, parts: Parts | None = None, *, source: Source | None = None, problem: str = ""
     ) -> Outcome:
         exchange = self._exchange
         if exchange is None:
             raise InputError("tables: were not connected")
-        return self._guard(lambda: exchange.perform(call, parts, source=source or self._source, problem=problem))
+        return self._guard(lambda: exchange.perform(call, parts or {}, source or self._source, problem))
 
     def _source(self, call: Call) -> tuple[Layout, Answer]:
         """How this worker answers a lookup: rows longer than the module's largest norm are shortened first."""
@@ -347,10 +306,3 @@ def _on_host(reducer: Reducer) -> Reducer:
     other = Reducer(world, (), reducer.recorder, reducer.heartbeat, key=reducer.key, timeout=reducer.timeout)
     other.checks = reducer.checks  # the watch over the device knows why a host waited for rows in vain
     return other
-
-
-def _choose_sparse_checks() -> None:
-    """Say explicitly whether torch checks sparse tensors, as it does now; else it warns in the middle of a step."""
-    checks = torch.sparse.check_sparse_tensor_invariants
-    if not checks.is_enabled():  # type: ignore[no-untyped-call]
-        checks.disable()  # type: ignore[no-untyped-call]

@@ -1,4 +1,7 @@
-"""Touched rows: which share of a table a step looks up, on a worker, on a node and on all, by sample batches."""
+"""Touched rows: which share of a table a step looks up, on a worker, on a node and on all, by sample batches.
+
+And what a forward pass does with a table's weight besides looking rows up, which needs all rows in one place.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from torch.overrides import TorchFunctionMode
 
 from partreduce.runtime.liveness.awaited_texts import gather_from_store
-from partreduce.runtime.sharding.found import embeddings_of
+from partreduce.runtime.sharding.placement import embeddings_of
 from partreduce.runtime.sharding.table import Embeddings
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.worlds import World
@@ -25,6 +30,9 @@ from partreduce.topo.errors import InputError
 from partreduce.topo.timing.tables import RowAccess
 
 INDICES = (torch.int32, torch.int64)
+LOOKUPS = (F.embedding, F.embedding_bag, torch.embedding, torch.embedding_bag)
+SHAPES_ONLY = ("new_", "_like")
+"""In the names of functions that take a tensor's type and size, not its numbers."""
 
 Rows = dict[str, npt.NDArray[np.int64]]
 """By parameter: the rows that a batch looks up, ascending."""
@@ -43,11 +51,7 @@ def touched_here(
     forward: Callable[[torch.nn.Module, Any], object] | None,
     num_batches: int,
 ) -> Seen:
-    """The rows that this worker's first batches look up; model and random states stay as they are.
-
-    Raises:
-        InputError: no batch, or an index out of range.
-    """
+    """The rows that this worker's first batches look up; model and random states stay as they are."""
     with looking(model, forward or call) as look:
         seen = [look(batch) for batch in itertools.islice(batches, num_batches)]
     if not seen:
@@ -66,10 +70,14 @@ def looking(
 ) -> Iterator[Callable[[Any], Rows]]:
     """Inside, what is given calls the model with a batch and says which rows that looks up.
 
+    Nothing is changed: no dropout, no statistics, no row that is shortened.
+
     Raises:
         InputError: an index is out of range.
     """
-    names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in embeddings_of(model).items()}
+    known = embeddings_of(model)
+    names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in known.items()}
+    lookups = [module for _, modules in known.values() for module in modules]
     found: dict[str, list[npt.NDArray[np.int64]]] = {}
 
     def note(module: Embeddings, given: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -84,12 +92,26 @@ def looking(
         found[name].append(indices.detach().unique().cpu().numpy().astype(np.int64))
 
     def look(batch: object) -> Rows:
-        found.update({name: [] for name in names.values()})
+        found.update({name: [] for name in known})
         forward(model, batch)
         return {name: union(rows) for name, rows in found.items()}
 
-    with _as_it_is(model, note):
-        yield look
+    training = {module: module.training for module in model.modules()}
+    norms = {module: module.max_norm for module in lookups}
+    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in lookups]
+    try:
+        model.eval()
+        for module in lookups:
+            module.max_norm = None
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            yield look
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, norm in norms.items():
+            module.max_norm = norm
+        for one, was_training in training.items():
+            one.training = was_training
 
 
 def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
@@ -98,11 +120,7 @@ def union(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
 
 
 def call(model: torch.nn.Module, batch: object) -> object:
-    """The model's outputs, of a batch whose first entries are its inputs, or of a dict with its inputs by name.
-
-    Raises:
-        InputError: forward() does not take such a batch.
-    """
+    """The model's outputs, of a batch whose first entries are its inputs, or of a dict with its inputs by name."""
     parts, keywords = inputs_of(model, batch)
     try:
         inspect.signature(model.forward).bind(*parts, **keywords)
@@ -125,28 +143,6 @@ def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dic
     return parts, {}
 
 
-@contextmanager
-def _as_it_is(model: torch.nn.Module, note: Callable[..., None]) -> Iterator[None]:
-    """Inside, lookups are noted and nothing is changed: no dropout, no statistics, no row that is shortened."""
-    training = {module: module.training for module in model.modules()}
-    lookups = [module for _, modules in embeddings_of(model).values() for module in modules]
-    norms = [module.max_norm for module in lookups]
-    hooks = [module.register_forward_pre_hook(note, with_kwargs=True) for module in lookups]
-    try:
-        model.eval()
-        for module in lookups:
-            module.max_norm = None
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, norm in zip(lookups, norms, strict=True):
-            module.max_norm = norm
-        for one, was_training in training.items():
-            one.training = was_training
-
-
 def told(rank: int, seen: Seen | str) -> str:
     """What a worker tells worker 0: its rows, or why it has none."""
     if isinstance(seen, str):
@@ -156,11 +152,7 @@ def told(rank: int, seen: Seen | str) -> str:
 
 
 def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
-    """The touched shares by what all workers told, as means over batches and workers.
-
-    Raises:
-        InputError: a worker has no batches, or another model.
-    """
+    """The touched shares by what all workers told, as means over batches and workers."""
     texts = [json.loads(text) for text in said]
     for text in texts:
         if "problem" in text:
@@ -168,7 +160,10 @@ def shares(said: list[str], cluster: Cluster) -> dict[str, RowAccess]:
     sizes = texts[0]["rows"]
     for rank, text in enumerate(texts):
         for name in [*sizes, *text["rows"]]:
-            own, first = (_in_words(one.get(name)) for one in (text["rows"], sizes))
+            own, first = (
+                f"a table of {one[name]} rows" if name in one else "no embedding that is trained"
+                for one in (text["rows"], sizes)
+            )
             if own != first:
                 raise InputError(
                     f"parallelize: parameter {name!r} is {own} on worker {rank} and {first} on worker 0; give all "
@@ -196,17 +191,8 @@ def shares_of(steps: Sequence[Sequence[Rows]], sizes: Mapping[str, int], cluster
     return found
 
 
-def _in_words(rows: int | None) -> str:
-    return "no embedding that is trained" if rows is None else f"a table of {rows} rows"
-
-
 def gather_texts(world: World, key: str, text: str, timeout: float) -> list[str]:
-    """On worker 0 what all workers say; on the others only their own.
-
-    Raises:
-        PeerFailedError: a worker is gone.
-        UnavailableError: workers, which are named, said nothing within the timeout, which is one for all of them.
-    """
+    """On worker 0 what all workers say, within one timeout for all of them; on the others only their own."""
     place = f"parallelize/{key}"
     Notes(world.store, place).write(f"says/{world.rank}", text)
     if world.rank:
@@ -225,3 +211,36 @@ def _packed(rows: npt.NDArray[np.int64], size: int) -> str:
 def _unpacked(text: str, size: int) -> npt.NDArray[np.int64]:
     packed = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
     return np.flatnonzero(np.unpackbits(packed, count=size))
+
+
+class OtherUses(TorchFunctionMode):
+    """Inside, `found` gets for each table's name the first function that took its weight and gave a tensor.
+
+    So a weight that is the output layer's, too (`F.linear(hidden, embedding.weight)`), is seen, of which the modules
+    know nothing. O(arguments) for each call of torch.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self._names = {id(parameter): name for name, (parameter, _) in embeddings_of(model).items()}
+        self.found: dict[str, str] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:  # noqa: ANN401 - whatever the function returns
+        result = func(*args, **(kwargs or {}))
+        if func not in LOOKUPS and _has_tensor([result]):
+            word = getattr(func, "__name__", "a function")
+            if not any(part in word for part in SHAPES_ONLY):
+                for name in self._tables_in([*args, *(kwargs or {}).values()]):
+                    self.found.setdefault(name, "an attribute of it" if word == "__get__" else word)
+        return result
+
+    def _tables_in(self, values: Iterable[Any]) -> list[str]:
+        flat = [one for value in values for one in (value if isinstance(value, (list, tuple)) else [value])]
+        return [self._names[id(one)] for one in flat if id(one) in self._names]
+
+
+def _has_tensor(values: Iterable[Any]) -> bool:
+    """Whether any of these is a tensor, or a list with one."""
+    return any(isinstance(one, torch.Tensor) or (isinstance(one, (list, tuple)) and _has_tensor(one)) for one in values)

@@ -1,20 +1,26 @@
 """Wire: the collectives of tables, on communicators of their own, with deadlines, and the bytes that they send.
 
-The message in which workers tell each other what they do has room for the numbers of the rows that they ask for, so
-that a lookup usually needs no exchange for these. All members of a group know how much room there is: it follows from
-the most rows that any of them asked of another in the steps before, which each of them tells all. Where somebody asks
-for more, which all hear as well, the numbers travel by themselves afterwards.
+Collectives of which two workers mean different ones would exchange wrong rows, or wait for ever. So each operation on
+tables begins with one small message from every worker to every other one, of a length that all know: what it does, for
+which table, how many rows follow, and room for their numbers. A worker that found a mistake of its user (an index out
+of range) says so there, and all raise the same line. A worker whose data ended takes part in whatever the others do.
+
+With that room a lookup usually needs no exchange for the numbers of its rows. All members of a group know how much
+there is: it follows from the most rows that any of them asked of another in the steps before, which each of them tells
+all. Where somebody asks for more, which all hear as well, the numbers travel by themselves afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
-from partreduce.runtime.sharding.columns import dealt, put_together, width_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.in_rounds import goes_in_rounds, rounds
 from partreduce.runtime.transport.in_thread import InThread
@@ -24,25 +30,178 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.timing.tables import ROOM
 
-Moment = tuple[int, int]
-"""The step and the round that something is part of, for reports."""
-
 NAME = "tables"
 """The name of the communicators that only tables use, so that nothing else comes between two of their messages."""
+
+
+class Kind(IntEnum):
+    """What a worker is about to do with its tables."""
+
+    ANY = 0
+    """Whatever the others do: its own data ended."""
+    LOOKUP = 1
+    REDUCE = 2
+    STEP = 3
+    NORM = 4
+    WHOLE = 5
+
+
+LENGTH = 8
+"""Numbers of a call, before its counts."""
+SAME = 5
+"""The first of them, in which workers that do the same agree."""
+PROBLEM, LONGEST = 5, 6
+"""Places of whether there is a problem, and of the most that goes to one member: rows asked of it, or bytes brought."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What one worker does next; `value` is its part of a norm."""
+
+    kind: Kind
+    step: int = 0
+    table: int = 0
+    copy: int = 0
+    """Which copy of the model, such as that of moving averages: 0 is the one that is trained."""
+    trains: bool = False
+    """Whether a lookup is to train, or the end of a step begins with clipping."""
+    has_problem: bool = False
+    value: float = 0.0
+
+    def numbers(self) -> torch.Tensor:
+        (value,) = struct.unpack("q", struct.pack("d", self.value))
+        return torch.tensor([self.kind, self.step, self.table, self.copy, self.trains, self.has_problem, 0, value])
+
+    @classmethod
+    def read(cls, message: torch.Tensor) -> Call:
+        """The call that was sent as these numbers."""
+        kind, step, table, copy, trains, problem, _, number = message.tolist()
+        (value,) = struct.unpack("d", struct.pack("q", number))
+        return cls(Kind(kind), step, table, copy, bool(trains), bool(problem), value)
+
+    def means_as(self, other: Call) -> bool:
+        """Whether two workers do the same."""
+        mine = (self.kind, self.step, self.table, self.copy, self.trains)
+        return mine == (other.kind, other.step, other.table, other.copy, other.trains)
+
+    def words(self, tables: Sequence[str]) -> str:
+        """What the worker does, as the end of "worker 2 …"."""
+        name = tables[self.table]
+        if self.kind is Kind.LOOKUP:
+            copy = f" in copy {self.copy} of the model" if self.copy else ""
+            return f"looks up rows of {name!r}{copy} {'to train' if self.trains else 'without gradients'}"
+        return {
+            Kind.ANY: "has no data left",
+            Kind.REDUCE: "exchanges the gradients of a backward pass",
+            Kind.STEP: "clips gradients" if self.trains else "has finished its backward passes",
+            Kind.NORM: "clips gradients",
+            Kind.WHOLE: f"saves or spreads the rows of {name!r}",
+        }[self.kind] + f" in step {self.step}"
+
+
+@dataclass
+class Met:
+    """What all members of a group said."""
+
+    members: tuple[int, ...]
+    said: torch.Tensor
+    """Their calls as numbers, int64 [members, LENGTH]."""
+    counts: torch.Tensor
+    """Their counts for this worker, int64 [members, tables]."""
+    ids: torch.Tensor | None = None
+    """The rows that they ask this worker for, member by member; None where these travel by themselves."""
+
+    @property
+    def calls(self) -> Mapping[int, Call]:
+        return {rank: Call.read(row) for rank, row in zip(self.members, self.said, strict=True)}
+
+    @cached_property
+    def agreed(self) -> Call | None:
+        """What all do, `ANY` where nobody has data left; None if they differ."""
+        first = self.said[0]
+        if bool((self.said[:, :SAME] == first[:SAME]).all()):
+            return Call.read(first)
+        said = [call for call in self.calls.values() if call.kind is not Kind.ANY]
+        if not all(call.means_as(said[0]) for call in said):
+            return None
+        return None if said[0].kind is Kind.WHOLE and len(said) < len(self.calls) else said[0]
+
+    @property
+    def without_data(self) -> Mapping[int, Call]:
+        """The calls of those whose data ended, by rank."""
+        kinds = zip(self.members, self.said[:, 0].tolist(), self.said, strict=True)
+        return {rank: Call.read(row) for rank, kind, row in kinds if kind == Kind.ANY}
+
+    @property
+    def longest(self) -> int:
+        """The most rows that a member asks of another one, or the most bytes that it brings to one."""
+        return int(self.said[:, LONGEST].max())
+
+    @property
+    def with_problem(self) -> int | None:
+        """The first worker that found a mistake of its user."""
+        return next((rank for rank, one in zip(self.members, self.said[:, PROBLEM].tolist(), strict=True) if one), None)
+
+    def difference(self, tables: Sequence[str]) -> str:
+        """Who does something else than the others, in one line that is the same on all workers."""
+        said = {rank: call for rank, call in self.calls.items() if call.kind is not Kind.ANY}
+        usual = max(said.values(), key=lambda call: sum(call.means_as(other) for other in said.values()))
+        rule = (
+            "tables are exchanged synchronously: all workers do the same lookups and backward passes in the same order"
+        )
+        if all(call.means_as(usual) for call in said.values()):
+            said = dict(self.calls)  # the one thing that a worker without data takes no part in
+            rule = "all workers put whole tables together, so call state_dict() behind `with optimizer.join():`"
+        odd, theirs = next((rank, call) for rank, call in said.items() if not call.means_as(usual))
+        rank = next(rank for rank, call in said.items() if call.means_as(usual))
+        return f"worker {odd} {theirs.words(tables)} while worker {rank} {usual.words(tables)}; {rule}"
+
+
+def width_of(column: torch.Tensor) -> int:
+    """Bytes of a row."""
+    return column.element_size() * column.shape[1:].numel()
+
+
+def bytes_of(columns: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Tensor:
+    """Bytes of so many rows of each column for each member, int64 [members, columns]."""
+    return counts * torch.tensor([width_of(column) for column in columns])
+
+
+def dealt(columns: Sequence[torch.Tensor], sizes: torch.Tensor) -> torch.Tensor:
+    """All columns, each in order of members, as bytes: first those for the first member."""
+    raw = [column.contiguous().view(-1).view(torch.uint8) for column in columns]
+    if len(columns) == 1:
+        return raw[0]
+    pieces = [torch.split(column, size) for column, size in zip(raw, sizes.T.tolist(), strict=True)]
+    return torch.cat([column[member] for member in range(len(sizes)) for column in pieces])
+
+
+def put_together(message: torch.Tensor, sizes: torch.Tensor, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The columns of the bytes that came from all members in turn, of these dtypes and widths; inverse of `dealt`."""
+    raw = [message]
+    if len(like) > 1:
+        pieces = torch.split(message, sizes.view(-1).tolist())
+        raw = [torch.cat(pieces[column :: len(like)]) for column in range(len(like))]
+    return [one.view(column.dtype).view(-1, *column.shape[1:]) for one, column in zip(raw, like, strict=True)]
 
 
 class Wire:
     """One worker's collectives with all workers, and with those of its node where rows are coalesced there first.
 
+    All raise PeerFailedError where a member is gone.
+
     Args:
         reducer: knows the others' signs of life, and ends the run where one of them is gone.
         cluster: which worker is on which node.
+        round_: the round that this worker is in, for reports.
         coalesces: whether a node's workers first agree on the rows that several of them touch.
         gathers: whether a table is gathered, from all workers by all.
     """
 
-    def __init__(self, reducer: Reducer, cluster: Cluster, *, coalesces: bool, gathers: bool = False) -> None:
-        self.reducer = reducer
+    def __init__(
+        self, reducer: Reducer, cluster: Cluster, round_: Callable[[], int], *, coalesces: bool, gathers: bool
+    ) -> None:
+        self.reducer, self._round = reducer, round_
         world, rank = reducer.world, reducer.world.rank
         self.rank = rank
         self.nodes = cluster.node_of().tolist()
@@ -53,42 +212,34 @@ class Wire:
         self.node = _made(world, mates) if self.coalesces and len(mates) > 1 else None
         """The workers of this node; None where rows are not coalesced, or it is alone on its node."""
         self._node_size = max(sizes)
-        self._places = _places_on_nodes(self.nodes)
+        places = torch.tensor([self.nodes[:rank].count(node) for rank, node in enumerate(self.nodes)])
+        """Of each worker how many of its node come before it."""
         self.owners = self.everyone
         """Those from whom this worker asks rows, and to whom it brings gradients: all workers. Where the nodes are
         equally large and coalesce, a collector and the owners for whom it collects have the same place on their nodes,
         and only they talk: 3 messages instead of 15 for 4 nodes of 4."""
         if self.coalesces and len(sizes) == 1 and not gathers:
-            self.owners = _made(world, tuple(r for r in range(world.size) if self._places[r] == self._places[rank]))
+            self.owners = _made(world, tuple((places == places[rank]).nonzero().view(-1).tolist()))
         of_nodes = [[r for r, node in enumerate(self.nodes) if node == self.nodes[m]] for m in self.owners.members]
         self._spoken_for = torch.tensor([r for mates in of_nodes for r in mates]).argsort()
         """Where each worker's call stands among those that `owners` pass on, int64 [workers]; one of each node does."""
+        self.collectors = places % (1 if self.node is None else self.node.size)
+        """The place on this node of the worker that collects the rows of each worker, int64 [workers]: the one with the
+        owner's place, so that a row crosses once for each node; where this node has fewer workers they are dealt again.
+        """
+        on_node = {self.nodes[member]: place for place, member in enumerate(self.owners.members)}
+        is_all = self.owners is self.everyone
+        self.places = torch.tensor([rank if is_all else on_node[node] for rank, node in enumerate(self.nodes)])
+        """The place in `owners` of each worker, as far as rows of it go through this worker, int64 [workers]."""
         self._rooms: dict[tuple[int, ...], _Room] = {}
         self.bytes_inside = self.bytes_across = 0
         """What this worker sent so far, to others on its node and on other nodes."""
-
-    def collectors(self) -> torch.Tensor:
-        """The place on this node of the worker that collects the rows of each worker, int64 [workers].
-
-        It is the worker with the owner's place on its node, so that a row crosses once for each node; where this node
-        has fewer workers they are dealt again.
-        """
-        size = 1 if self.node is None else self.node.size
-        return torch.tensor(self._places) % size
-
-    def places_among_owners(self) -> torch.Tensor:
-        """The place in `owners` of each worker, as far as rows of it go through this worker, int64 [workers]."""
-        if self.owners is self.everyone:
-            return torch.arange(len(self.nodes))
-        on_node = {self.nodes[member]: place for place, member in enumerate(self.owners.members)}
-        return torch.tensor([on_node[node] for node in self.nodes])
 
     def meet(
         self,
         group: Communicator,
         call: Call,
         counts: torch.Tensor,
-        round_: int,
         asked: torch.Tensor | None = None,
         *,
         brings: int = 0,
@@ -100,13 +251,9 @@ class Wire:
             group: who tells.
             call: what this worker does.
             counts: for each member and table 0, or 1 more than its rows, int64 [members, tables].
-            round_: for reports.
             asked: the rows that this worker asks for in a lookup, of one table, in order of members.
             brings: the most bytes that it brings to one member afterwards.
             mates: what the workers of this node said before, who do not all talk to this group themselves.
-
-        Raises:
-            PeerFailedError: a member is gone.
         """
         room = self._rooms.setdefault(group.members, _Room())
         said = call.numbers()[None] if mates is None or group is self.everyone else mates.said.clone()
@@ -127,124 +274,87 @@ class Wire:
         self._run(
             f"tables: {call.kind.name.lower()}",
             group,
-            (call.step, round_),
+            call.step,
             lambda: group.all_to_all(theirs.view(-1), mine.view(-1), sizes, sizes),
             num_bytes=mine.nbytes,
         )
-        self._count(group, [8 * mine.shape[1]] * group.size)
-        met = self._heard(group, theirs[:, :calls].reshape(-1, LENGTH), theirs[:, calls:told])
-        did, ids = met.agreed, None
+        self._count(group, [8 * size for size in sizes])
+        heard = theirs[:, :calls].reshape(-1, LENGTH)
+        if len(heard) == group.size:
+            met = Met(group.members, heard, theirs[:, calls:told])
+        else:
+            met = Met(self.everyone.members, heard[self._spoken_for], theirs[:, calls:told])
+        did = met.agreed
         if did is not None and did.kind is Kind.LOOKUP:
             most = met.longest
             if most <= room.size:
                 used = room.used_by((met.counts[:, did.table] - 1).clamp(min=0))
-                ids = theirs.view(torch.int32)[:, 2 * told :][used].long()
+                met.ids = theirs.view(torch.int32)[:, 2 * told :][used].long()
             room.longest[did.table] = most
         elif did is not None and did.kind is Kind.STEP:
             room.fit()
-        met.ids = ids
         return met
-
-    def _heard(self, group: Communicator, said: torch.Tensor, counts: torch.Tensor) -> Met:
-        """The calls of all for whom the members of a group spoke, by rank, and the members' counts."""
-        if len(said) == group.size:
-            return Met(group.members, said, counts)
-        return Met(self.everyone.members, said[self._spoken_for], counts)
 
     def swap(
         self,
         what: str,
         group: Communicator,
-        rows: torch.Tensor,
-        sends: Sequence[int],
-        receives: Sequence[int],
+        step: int,
+        columns: Sequence[torch.Tensor],
         *,
-        moment: Moment,
-        longest: int = 0,
-    ) -> torch.Tensor:
-        """Hand rows to the members of a group, `sends` to each in order of places; returns theirs, in the same order.
+        sends: torch.Tensor,
+        receives: torch.Tensor,
+        longest: int,
+    ) -> list[torch.Tensor]:
+        """Hand rows to the members of a group, of all columns as one message; returns theirs, in order of members.
 
-        `longest` is what all know to be the most rows that any of them sends to another; if these are long, they go in
-        rounds of pairs, except inside a node.
-
-        Raises:
-            PeerFailedError: a member is gone.
+        Args:
+            what: for reports.
+            group: who swaps.
+            step: for reports.
+            columns: arrays of rows, each in order of members.
+            sends: rows of each column for each member, int64 [members, columns].
+            receives: likewise, of theirs.
+            longest: what all know to be the most bytes that any of them sends to another; if these are many, they go in
+                rounds of pairs, except inside a node.
         """
-        theirs = rows.new_empty((sum(receives), *rows.shape[1:]))
-        width = width_of(rows)
-        source, target = rows.contiguous().view(-1).view(torch.uint8), theirs.view(-1).view(torch.uint8)
-        out, back = [width * count for count in sends], [width * count for count in receives]
+        out, back = bytes_of(columns, sends), bytes_of(columns, receives)
+        source, sent, came = dealt(columns, out), out.sum(1).tolist(), back.sum(1).tolist()
+        target = torch.empty(sum(came), dtype=torch.uint8)
 
         def start() -> RunningWork:
-            if self._crosses(group) and goes_in_rounds(longest * width, group.size, self._node_size):
-                return InThread(rounds(group, target, source, back, out))
-            return group.all_to_all(target, source, back, out)
+            crosses = group is not self.node and len(set(self.nodes)) > 1
+            if crosses and goes_in_rounds(longest, group.size, self._node_size):
+                return InThread(rounds(group, target, source, came, sent))
+            return group.all_to_all(target, source, came, sent)
 
-        self._run(what, group, moment, start, num_bytes=rows.nbytes)
-        self._count(group, out)
-        return theirs
+        self._run(what, group, step, start, num_bytes=source.nbytes)
+        self._count(group, sent)
+        return put_together(target, back, columns)
 
-    def swap_with_word(
-        self,
-        what: str,
-        group: Communicator,
-        rows: torch.Tensor,
-        sends: Sequence[int],
-        receives: Sequence[int],
-        *,
-        word: int,
-        moment: Moment,
-        longest: int = 0,
-    ) -> tuple[torch.Tensor, list[int]]:
-        """The same, with a number of four bytes before the rows for each member; returns theirs, and their numbers.
-
-        Raises:
-            PeerFailedError: a member is gone.
-        """
-        columns = [torch.full((group.size, 1), word, dtype=torch.int32), rows]
-        message, out = dealt(columns, torch.tensor([[1, count] for count in sends]))
-        counts = torch.tensor([[1, count] for count in receives])
-        back = (counts * torch.tensor([width_of(column) for column in columns])).sum(1).tolist()
-        most = longest and 4 + longest * width_of(rows)
-        came = self.swap(what, group, message, out, back, moment=moment, longest=most)
-        words, theirs = put_together(came, counts, columns)
-        return theirs, words.view(-1).tolist()
-
-    def broadcast(self, array: torch.Tensor) -> None:
-        """Copy worker 0's array into everybody's.
-
-        Raises:
-            PeerFailedError: a worker is gone.
-        """
-        with self.reducer.heartbeat.exchange():
-            self._run(
-                "initial table", self.everyone, (0, 0), lambda: self.everyone.broadcast(array), num_bytes=array.nbytes
-            )
-
-    def gather(self, what: str, rows: torch.Tensor, lengths: Sequence[int], *, moment: Moment) -> list[torch.Tensor]:
-        """The bytes of all workers, whose lengths are known; they travel around a ring.
-
-        Raises:
-            PeerFailedError: a member is gone.
-        """
-        group, longest = self.everyone, max(lengths)
+    def gather(self, what: str, step: int, columns: Sequence[torch.Tensor], counts: torch.Tensor) -> list[torch.Tensor]:
+        """The rows of all workers, of all columns; they travel around a ring. `counts` as `receives` of `swap`."""
+        group, sizes = self.everyone, bytes_of(columns, counts)
+        lengths = sizes.sum(1).tolist()
+        longest = max(lengths)
         if longest == 0:
-            return [rows] * group.size
+            return list(columns)
         padded = torch.zeros(longest, dtype=torch.uint8)
+        rows = dealt(columns, torch.tensor([[column.nbytes for column in columns]]))
         padded[: len(rows)] = rows
         gathered = torch.empty(group.size * longest, dtype=torch.uint8)
-        self._run(what, group, moment, lambda: group.all_gather(gathered, padded), num_bytes=padded.nbytes)
-        next_one = group.members[(group.place + 1) % group.size]
-        sent = (group.size - 1) * longest
-        if self.nodes[next_one] == self.nodes[group.members[group.place]]:
-            self.bytes_inside += sent
-        else:
-            self.bytes_across += sent
-        return [part[:length] for part, length in zip(gathered.view(group.size, longest), lengths, strict=True)]
+        self._run(what, group, step, lambda: group.all_gather(gathered, padded), num_bytes=padded.nbytes)
+        sent = [0] * group.size
+        sent[(group.place + 1) % group.size] = (group.size - 1) * longest
+        self._count(group, sent)
+        each = zip(gathered.view(group.size, longest), lengths, strict=True)
+        return put_together(torch.cat([part[:length] for part, length in each]), sizes, columns)
 
-    def _crosses(self, group: Communicator) -> bool:
-        """Whether anything of this group crosses from one node to another."""
-        return group is not self.node and len(set(self.nodes)) > 1
+    def broadcast(self, array: torch.Tensor) -> None:
+        """Copy worker 0's array into everybody's."""
+        group = self.everyone
+        with self.reducer.heartbeat.exchange():
+            self._run("initial table", group, None, lambda: group.broadcast(array), num_bytes=array.nbytes)
 
     def _count(self, group: Communicator, sent: Sequence[int]) -> None:
         here = self.nodes[self.rank]
@@ -256,12 +366,14 @@ class Wire:
         self,
         what: str,
         group: Communicator,
-        moment: Moment,
+        step: int | None,
         start: Callable[[], RunningWork],
         *,
         num_bytes: int,
     ) -> None:
+        """Carry out one collective, of a step or before all."""
         reducer = self.reducer
+        moment = (0, 0) if step is None else (step, self._round())
         operation = reducer.recorder.begin(what, *moment, group.members, num_bytes)
         try:
             reducer.wait_for(start(), operation)
@@ -288,16 +400,6 @@ class _Room:
         needed = max((one for one in self.longest.values() if one <= ROOM), default=0)
         if not needed <= self.size <= 4 * needed:
             self.size = min(ROOM, (needed + needed // 4 + 15) // 16 * 16)
-
-
-def _places_on_nodes(nodes: Sequence[int]) -> list[int]:
-    """Of each worker how many of its node come before it."""
-    seen: dict[int, int] = {}
-    places = []
-    for node in nodes:
-        places.append(seen.get(node, 0))
-        seen[node] = places[-1] + 1
-    return places
 
 
 def _made(world: World, members: tuple[int, ...]) -> Communicator:

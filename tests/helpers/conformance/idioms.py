@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from helpers.conformance.cells import ASIDE, TOGETHER
 from helpers.conformance.kinds import KINDS
-from partreduce.runtime.adapters.attached import attach
+from partreduce.runtime.adapters.framework import attach
 
 if TYPE_CHECKING:
     from collections.abc import Callable

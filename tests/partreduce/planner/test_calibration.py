@@ -24,8 +24,7 @@ from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.plan import plan
 from partreduce.planner.recommend import reasons, recommend
 from partreduce.planner.steps_model import FITTED
-from partreduce.runtime.pilot.job import Curve
-from partreduce.runtime.pilot.probes import probes, reference, ring_pairs
+from partreduce.runtime.pilot.job import Curve, probes, reference, ring_pairs
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.hardware import Hardware, Link

@@ -12,7 +12,7 @@ from partreduce.planner.hybrid import plan_hybrid
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.model_tables import ModelFacts, measure_touched, read_model, tables_of
 from partreduce.planner.table_prices import Table
-from partreduce.runtime.sharding.uses import OtherUses
+from partreduce.runtime.sharding.touched import OtherUses
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.document.writer import write_schedule

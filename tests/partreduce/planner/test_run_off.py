@@ -14,8 +14,7 @@ from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import as_ran
 from partreduce.planner.plan import plan
 from partreduce.planner.run_off import RunOff, finalists
-from partreduce.runtime.pilot.job import Curve
-from partreduce.runtime.pilot.probes import probes, reference
+from partreduce.runtime.pilot.job import Curve, probes, reference
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.metrics import consensus_distance, late_distance

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from partreduce.runtime.adapters.attached import attach
+from partreduce.runtime.adapters.framework import attach
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError

@@ -9,8 +9,7 @@ import torch
 
 from helpers.thread_ranks import ThreadRanks
 from helpers.warm import WARM
-from partreduce.runtime.adapters.averager import ScheduleAverager
-from partreduce.runtime.adapters.ddp_hook import HookGradients, ScheduleHookState
+from partreduce.runtime.adapters.averager import HookGradients, ScheduleAverager, ScheduleHookState
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group, Phase

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from partreduce.runtime.data.dealing import dealt
+from partreduce.runtime.data.sampler import dealt
 
 ALL = (0, 1, 2, 3)
 

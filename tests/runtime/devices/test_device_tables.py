@@ -12,10 +12,8 @@ from benchmarks.gpu.cells import RANKS, run_cell
 from benchmarks.gpu.simulated import Fault, Shared, run_ranks
 from benchmarks.gpu.table_cells import TABLE_CELLS, compare, prepare
 from helpers.delays import shows_by_delay
-from partreduce.runtime.sharding import found, staging, tables
-from partreduce.runtime.sharding.columns import Part
-from partreduce.runtime.sharding.staging import Staging
-from partreduce.runtime.sharding.table import Table
+from partreduce.runtime.sharding import placement, table, tables
+from partreduce.runtime.sharding.table import Part, Staging, Table
 from partreduce.runtime.transport.streams import streams_of
 from partreduce.topo.errors import InputError, PeerFailedError
 
@@ -34,7 +32,7 @@ def test_a_device_that_is_late_changes_no_bit_of_rows_and_states(cell):
 
 
 def test_without_waiting_for_copies_other_rows_are_asked_for_and_sent(monkeypatch):
-    monkeypatch.setattr(staging, "await_mark", lambda _: None)
+    monkeypatch.setattr(table, "await_mark", lambda _: None)
     assert shows_by_delay(compare, AGGREGATED, place="fill")
 
 
@@ -151,7 +149,7 @@ def test_a_table_on_the_host_beside_dense_parameters_on_a_device_trains_as_witho
 
 
 def test_a_table_on_a_device_of_another_kind_is_refused(monkeypatch):
-    monkeypatch.setattr(found, "DEVICES", ("cuda",))
+    monkeypatch.setattr(placement, "DEVICES", ("cuda",))
     model = prepare(SPARSE, 0)[0]
     with pytest.raises(
         InputError, match=r"parameter 'words.weight': lies on cpu; rows of tables travel from the CPU and"

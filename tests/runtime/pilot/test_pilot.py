@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from helpers.warm import WARM
-from partreduce.runtime.pilot.job import Curve
-from partreduce.runtime.pilot.probes import probes, reference
+from partreduce.runtime.pilot.job import Curve, probes, reference
 from partreduce.runtime.pilot.run import check_other_start, is_harder, run_pilot
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.pilot import dump_pilot, load_pilot

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from helpers.goes_on_runs import own, replayed_in_turns, run, views_of
-from partreduce.runtime.data.dealing import dealt
+from partreduce.runtime.data.sampler import dealt
 from partreduce.topo.phase import Phase
 from partreduce.topo.strategies import AllReduce, GroupPhases, OuterStep, Payload, StaticGroups
 

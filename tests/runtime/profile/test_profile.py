@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 
 from helpers.warm import WARM
-from partreduce.runtime.profile import Measurement, fit_hardware, profile
-from partreduce.runtime.profile.fit import predicted_seconds
-from partreduce.runtime.profile.profile import calibration_phases, random_phases
-from partreduce.runtime.profile.surroundings import num_rails, slurm_words
+from partreduce.runtime.profile import (
+    Measurement,
+    calibration_phases,
+    fit_hardware,
+    num_rails,
+    predicted_seconds,
+    profile,
+    random_phases,
+    slurm_words,
+)
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.hardware import Hardware, Link, Switch

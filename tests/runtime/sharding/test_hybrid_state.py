@@ -9,7 +9,7 @@ import torch
 import partreduce
 from helpers.hybrid_runs import OPTIMIZERS, Case, Model, data_of, part_of, start, train
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.sharding import whole
+from partreduce.runtime.sharding import saved as saved_tables
 from partreduce.runtime.transport import waiting
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.payload import Placement
@@ -29,7 +29,7 @@ def train_more(case, model, optimizer, data):
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_one_device_and_other_workers_go_on_from_a_state_dict(ranks, tmp_path, monkeypatch, case):
-    monkeypatch.setattr(whole, "SMALL_BYTES", 64)  # so that tables come in files
+    monkeypatch.setattr(saved_tables, "SMALL_BYTES", 64)  # so that tables come in files
     path = tmp_path / "state.pt"
 
     def first_half(world):

@@ -10,7 +10,7 @@ from torch import nn
 import partreduce
 from helpers.coded_sums import UNDERFLOW, rounding_error
 from helpers.hybrid_runs import all_gather_json
-from partreduce.runtime.sharding.row_code import RowCode
+from partreduce.runtime.sharding.table import RowCode
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import row_bytes
 from partreduce.topo.errors import HandshakeError, InputError

@@ -1,15 +1,16 @@
-"""Find the tables that a schedule names in a model, and refuse what a table's route cannot do as one device does it."""
+"""Placement: find the tables that a schedule names, check that they can go their route, and spread their rows."""
 
 from __future__ import annotations
 
+import weakref
+import zlib
 from difflib import get_close_matches
+from functools import partial
 
 import torch
 
-from partreduce.runtime.sharding.layout import RowLayout
-from partreduce.runtime.sharding.modules import handle_of
-from partreduce.runtime.sharding.staging import DEVICES
-from partreduce.runtime.sharding.table import Embeddings, Table
+from partreduce.runtime.sharding.modules import Handle, handle_of, route_module
+from partreduce.runtime.sharding.table import DEVICES, Embeddings, OnFirst, RowLayout, Table
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
@@ -42,17 +43,18 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
     found = []
     for index, route in enumerate(routes.apart):
         if route.parameter not in known:
+            close = get_close_matches(route.parameter, list(known), n=1) or list(known)[:4]
+            near = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
             raise InputError(
                 f"schedule {schedule.name!r}: payload.tables names parameter {route.parameter!r}, which no "
-                f"nn.Embedding or nn.EmbeddingBag of the model has{_near(route.parameter, list(known))}"
+                f"nn.Embedding or nn.EmbeddingBag of the model has{near}"
             )
         parameter, modules = known[route.parameter]
         check_route(model, route, parameter, modules)
         n = schedule.num_workers
         rows = RowLayout.of(routes, route, n) if route.way is Placement.SHARDED else None
         found.append(Table(index, route, parameter, modules, n, average=routes.average, layout=rows))
-    tables = Tables(found, coalesces=routes.local_aggregation)
-    if tables and isinstance(optimizer, torch.optim.LBFGS):
+    if found and isinstance(optimizer, torch.optim.LBFGS):
         raise InputError("optimizer: LBFGS sees all parameters as one vector; tables of their own route need another")
     for table in found:
         if table.is_sharded and (kind := looks_at_whole_tensors(optimizer, table.parameter)):
@@ -60,26 +62,23 @@ def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedu
                 f"parameter {table.name!r}: is sharded, and {kind} looks at whole tensors, of which a worker would "
                 "have some rows; give it way 'gather' or 'dense', or take another optimizer"
             )
-    return tables
+    return Tables(found, coalesces=routes.local_aggregation)
 
 
 def looks_at_whole_tensors(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> str:
     """The name of a parameter's optimizer if it is one of torch's that takes another step of rows than of their table.
 
-    Empty if it is none. Of several optimizers as one (docs/hybrid.md) each counts for what it trains.
+    Empty if it is none. Of several optimizers as one (docs/hybrid.md), which it holds in attributes or in lists of
+    them, each counts for what it trains.
     """
-    for one in _with_parts(optimizer):
+    held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(optimizer).values()]
+    parts = [optimizer, *(one for values in held for one in values if isinstance(one, torch.optim.Optimizer))]
+    for one in parts:
         if any(each is parameter for group in one.param_groups for each in group["params"]):
             kinds = [kind for kind in type(one).__mro__ if kind.__module__.split(".")[:2] == ["torch", "optim"]]
             if (name := next((kind.__name__ for kind in kinds if kind.__name__ in WHOLE_TENSOR), "")) != "":
                 return name
     return ""
-
-
-def _with_parts(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """An optimizer, and those that it holds in attributes or in lists of them."""
-    held = [value if isinstance(value, (list, tuple)) else [value] for value in vars(optimizer).values()]
-    return [optimizer, *(one for values in held for one in values if isinstance(one, torch.optim.Optimizer))]
 
 
 def layout_of(tables: Tables) -> dict[torch.nn.Parameter, str]:
@@ -108,11 +107,7 @@ def check_other_shapes(tables: Tables, schedule: Schedule) -> None:
 def check_route(
     model: torch.nn.Module, route: TablePlacement, parameter: torch.nn.Parameter, modules: tuple[Embeddings, ...]
 ) -> None:
-    """Refuse a route by which a parameter's embeddings would not give what they give on one device.
-
-    Raises:
-        InputError: why not.
-    """
+    """Raise InputError where a parameter's embeddings would not give on this route what they give on one device."""
     if any(handle_of(module) is not None for module in modules):
         raise InputError(
             f"parameter {route.parameter!r}: its rows are spread by a DistributedOptimizer already; build the model "
@@ -180,7 +175,63 @@ def _check_module(route: TablePlacement, module: Embeddings) -> None:
         )
 
 
-def _near(name: str, known: list[str]) -> str:
-    """What the user may have meant, as the end of a sentence."""
-    close = get_close_matches(name, known, n=1) or known[:4]
-    return f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool) -> None:
+    """Keep this worker's rows only, of each sharded table and of its optimizer's state so far; all workers call it.
+
+    With `broadcast` the values are those of worker 0's table, block by block, rather than this worker's own.
+    """
+    assert tables.is_connected, "tables are connected before they are spread"
+    for table in tables:
+        if table.layout is not None:
+            _spread_rows(tables, table, broadcast=broadcast)
+            _keep_own_state(table, optimizer)
+        table.copies = [weakref.ref(table.modules[0])]
+        for module in table.modules:
+            route_module(module, Handle(tables, table, module, 0))
+        if table.parameter.requires_grad:
+            table.parameter.register_hook(partial(tables.refuse_other_use, table))  # type: ignore[no-untyped-call]
+    if broadcast:
+        tables.broadcast()
+
+
+def _spread_rows(tables: Tables, table: Table, *, broadcast: bool) -> None:
+    """Keep this worker's rows of a sharded table; all workers call it."""
+    assert table.layout is not None, "only sharded tables lie apart"
+    whole, table.own = table.parameter.detach(), table.layout.rows_of(tables.rank)
+    if whole.is_meta:
+        shard = torch.empty(len(table.own), table.route.columns, dtype=whole.dtype, device=tables.device)
+        shard.copy_(_drawn(table, table.own, tables.rank))
+        drawn = torch.nn.Parameter(shard, table.parameter.requires_grad)
+        torch.utils.swap_tensors(table.parameter, drawn)  # type: ignore[no-untyped-call]
+        return
+    shard = whole[table.staging.to_device(table.own, whole.device)]
+    for first, last in table.blocks() if broadcast else ():
+        mine = table.own[(table.own >= first) & (table.own < last)]
+        of_block = OnFirst(lambda rows, first=first: rows - first)  # type: ignore[misc]
+        table.put(shard, mine, tables.block(table, mine, of_block, whole[first:last]))
+    table.parameter.data = shard
+
+
+def _keep_own_state(table: Table, optimizer: torch.optim.Optimizer) -> None:
+    """Of what the optimizer keeps of a whole table, this worker's rows."""
+    state = optimizer.state.get(table.parameter, {})
+    for key, value in state.items():
+        if table.is_whole(value):
+            state[key] = table.shard_of(value)
+            if value.is_meta:
+                # Only Adagrad has a state before its first step: one number in all places.
+                state[key] = torch.full_like(table.parameter, optimizer.defaults.get("initial_accumulator_value", 0.0))
+
+
+def _drawn(table: Table, own: torch.Tensor, rank: int) -> torch.Tensor:
+    """Rows of a table that was made without numbers (on the device `meta`), as `nn.Embedding` draws its own.
+
+    They are drawn on the host, so that they are the same wherever they will lie.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{table.name} of worker {rank}".encode()))
+    shard = torch.empty(len(own), table.route.columns, dtype=table.parameter.dtype)
+    shard.normal_(generator=generator)
+    padding = table.modules[0].padding_idx
+    if padding is not None:
+        shard[own == padding] = 0
+    return shard

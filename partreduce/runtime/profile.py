@@ -1,0 +1,429 @@
+"""Measures a cluster from inside a job: links, what nodes share, and the time of a step.
+
+A profile measures the calibration phases, fits link metrics to them under the very cost model that predicts schedules,
+then checks the fit on random phases that it has not seen.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from itertools import chain
+from time import perf_counter
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.optimize import least_squares
+
+from partreduce.runtime.arguments import checked_timeout
+from partreduce.runtime.codecs.blocks import BlockCodec
+from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.environment import GROUP_RANK, SLURM_JOB, SLURM_NODEID, SLURM_TOPOLOGY
+from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.runtime.transport.worlds import World
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.codec_numbers import block_bytes
+from partreduce.topo.hardware import CodecSeconds, Hardware, Link, Switch
+from partreduce.topo.phase import Phase
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.slurm import switches_of
+from partreduce.topo.strategies import GroupPhases, StaticGroups
+from partreduce.topo.strategies.axes import RING, Codec
+from partreduce.topo.timing.cost import group_seconds
+
+WARM_UP = 1
+STEP_REPETITIONS = 10
+MAX_NUMBERS = 2**24
+"""Of a larger model a part is coded, which takes as long for each byte."""
+LATENCY_SCALE, INVERSE_SCALE = 1e-4, 1e-9
+NEGLIGIBLE = 1e-3
+"""A fitted metric this much below its scale is no part of the explanation and is written as 0."""
+NEAR = {"PIX", "PXB"}
+"""Paths that cross PCIe bridges only: such a NIC belongs to its GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """Seconds of one phase with `size` bytes per worker: the slowest worker's time, once per repetition."""
+
+    phase: Phase
+    size: int
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        ordered = sorted(self.seconds)
+        return ordered[len(ordered) // 2]
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The fitted hardware and its relative errors on the measurements that it was fitted to."""
+
+    hardware: Hardware
+    errors: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The cluster with its measured hardware; `checks` are (measured, predicted) seconds of phases not fitted to.
+
+    `fit_errors` are the relative errors on the phases that were fitted.
+    """
+
+    cluster: Cluster
+    checks: tuple[tuple[Measurement, float], ...]
+    fit_errors: tuple[float, ...]
+
+    @property
+    def check_errors(self) -> tuple[float, ...]:
+        """Predicted over measured, minus 1, of every checked phase."""
+        return tuple(predicted / measurement.median - 1 for measurement, predicted in self.checks)
+
+
+def profile(
+    cluster: Cluster,
+    *,
+    model_bytes: int,
+    step: Callable[[], object] | None = None,
+    repetitions: int = 7,
+    num_checks: int = 10,
+    seed: int = 0,
+    timeout: float = 120.0,
+    device: torch.device | None = None,
+    world: World | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Profile:
+    """Measure links, contention, codecs and, given `step`, the compute time of every worker. All workers call this.
+
+    Args:
+        cluster: its shape; number of workers as in this run.
+        model_bytes: the size that the schedule will move; also half and an eighth of it are measured.
+        step: runs one training step of this worker; its median over 10 calls becomes `compute`, its spread `jitter`.
+        repetitions: of every phase; medians count.
+        num_checks: random phases on which the fit is checked afterwards.
+        seed: of those phases.
+        timeout: seconds for any single operation.
+        device: cpu by default.
+        world: how to reach the others; found from the launcher's environment by default.
+        progress: told what is being measured.
+
+    Raises:
+        InputError: the run has another number of workers, or a group budget is exceeded.
+        UnavailableError: a worker is gone.
+    """
+    where = device or torch.device("cpu")
+    reached = world or default_world(
+        where, timedelta(seconds=checked_timeout(timeout)), lambda _store, _rank, _size: None
+    )
+    say = progress or (lambda _: None)
+    sizes = [max(4, model_bytes // part) for part in (1, 2, 8)]
+    known = calibration_phases(cluster)
+    unseen = random_phases(cluster, num_checks, np.random.default_rng(seed))
+    all_phases = StaticGroups(phases=GroupPhases((*known, *unseen)))  # so that all groups are made at once
+    reached.prepare(Schedule("profile", cluster.shape(), all_phases))
+
+    def timed(wanted: list[tuple[Phase, int]], what: str) -> list[Measurement]:
+        say(f"{what} {len(wanted)} phases, {repetitions} times each")
+        return measure_phases(reached, wanted, repetitions=repetitions, device=where)
+
+    measured = timed([(phase, size) for size in sizes for phase in known], "measuring")
+    base = Hardware(model_bytes=model_bytes) if step is None else _with_compute(reached, step, model_bytes, where)
+    say("measuring the codecs")
+    coded = measure_codecs(reached, model_bytes=model_bytes, repetitions=repetitions, device=where)
+    base = replace(base, codec=coded)
+    fit = _fitted(reached, measured, cluster, base, where)
+    checked = timed([(phase, model_bytes) for phase in unseen], "checking the fit on")
+    predictions = [predicted_seconds(measured, cluster, fit.hardware) for measured in checked]
+    return Profile(replace(cluster, hardware=fit.hardware), tuple(zip(checked, predictions, strict=True)), fit.errors)
+
+
+def _fitted(
+    world: World, measured: Sequence[Measurement], cluster: Cluster, base: Hardware, device: torch.device
+) -> Fit:
+    """Rank 0's fit, told to all: a fit takes seconds of one core, which workers of one node would take in turn."""
+    known = torch.zeros(6 + len(measured), dtype=torch.float64, device=device)
+    if world.rank == 0:
+        fit = fit_hardware(measured, cluster, base)
+        links = [
+            (link.latency, link.seconds_per_byte) for link in (fit.hardware.inside, fit.hardware.bus, fit.hardware.nic)
+        ]
+        known += torch.tensor([*chain(*links), *fit.errors], dtype=torch.float64, device=device)
+    world.everyone().all_reduce(known).wait()  # the others add zeros
+    metrics = known.tolist()
+    inside, bus, nic = (Link(*metrics[i : i + 2]) for i in (0, 2, 4))
+    return Fit(replace(base, inside=inside, bus=bus, nic=nic), tuple(metrics[6:]))
+
+
+def _with_compute(world: World, step: Callable[[], object], model_bytes: int, device: torch.device) -> Hardware:
+    """Everybody computes at the same time, as in training; workers slower than 1.1 times the fastest are noted."""
+    times = torch.zeros(world.size, STEP_REPETITIONS, device=device)
+    step()
+    for index in range(STEP_REPETITIONS):
+        settle(device)  # a step that was only queued has taken no time yet
+        started = perf_counter()
+        step()
+        settle(device)
+        times[world.rank, index] = perf_counter() - started
+    world.everyone().all_reduce(times).wait()
+    medians = times.median(dim=1).values
+    fastest = float(medians.min())
+    slow = [(rank, float(value) / fastest) for rank, value in enumerate(medians.tolist()) if value > 1.1 * fastest]
+    jitter = float((times.std(dim=1) / times.mean(dim=1)).mean())
+    slowdown = tuple((rank, round(factor, 3)) for rank, factor in slow)
+    return Hardware(model_bytes=model_bytes, compute=fastest, slowdown=slowdown, jitter=round(jitter, 4))
+
+
+def measure_phases(
+    world: World, wanted: Sequence[tuple[Phase, int]], *, repetitions: int, device: torch.device
+) -> list[Measurement]:
+    """Time (phase, bytes) pairs; all workers call this with the same list, and the groups have been prepared.
+
+    The slowest worker's time counts.
+    """
+    buffer = torch.zeros(max(max(1, size // 4) for _, size in wanted), dtype=torch.float32, device=device)
+
+    def run(members: tuple[int, ...] | None, part: torch.Tensor) -> None:
+        if members is not None:
+            world.communicator(members).all_reduce(part).wait()
+
+    runs = []
+    for phase, size in wanted:
+        mine = next((group.members for group in phase if world.rank in group.members), None)
+        runs.append(partial(run, mine, buffer[: max(1, size // 4)]))
+    times = torch.zeros(len(wanted), repetitions, world.size, dtype=torch.float32, device=device)
+    times[:, :, world.rank] = _timed(world, runs, repetitions=repetitions, device=device)
+    world.everyone().all_reduce(times).wait()
+    slowest = times.max(dim=2).values
+    return [Measurement(phase, size, tuple(row.tolist())) for (phase, size), row in zip(wanted, slowest, strict=True)]
+
+
+def _timed(
+    world: World, runs: Sequence[Callable[[], object]], *, repetitions: int, device: torch.device
+) -> torch.Tensor:
+    """Seconds of this worker, [runs, repetitions].
+
+    Every repetition goes through all runs, so that a disturbance of the machine spreads over them instead of spoiling
+    one. A run begins when a one-element sum of all workers has returned, so they start within its latency of one
+    another.
+    """
+    gate = torch.zeros(1, dtype=torch.float32, device=device)
+    times = torch.zeros(len(runs), repetitions, dtype=torch.float32, device=device)
+    for repetition in range(-WARM_UP, repetitions):
+        for index, run in enumerate(runs):
+            world.everyone().all_reduce(gate).wait()
+            settle(device)
+            started = perf_counter()
+            run()
+            settle(device)
+            if repetition >= 0:
+                times[index, repetition] = perf_counter() - started
+    return times
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device has done what was asked: here the time itself is the result."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def measure_codecs(
+    world: World, *, model_bytes: int, repetitions: int, device: torch.device
+) -> tuple[tuple[str, CodecSeconds], ...]:
+    """Seconds per byte of float32 of every codec, by name; the slowest worker's median. All workers call this."""
+    count = min(max(1, model_bytes // 4), MAX_NUMBERS)
+    values = torch.randn(count, generator=torch.Generator().manual_seed(world.rank)).to(device)
+    passes = _passes(values)
+    times = _timed(world, list(passes.values()), repetitions=repetitions, device=device)
+    medians = torch.zeros(world.size, len(passes), dtype=torch.float32, device=device)
+    medians[world.rank] = times.median(dim=1).values
+    world.everyone().all_reduce(medians).wait()
+    slowest = dict(zip(passes, (medians.max(dim=0).values.double() / (4 * count)).tolist(), strict=True))
+    names = sorted({codec for codec, _ in passes})
+    return tuple(
+        (codec, CodecSeconds(*(float(f"{slowest[codec, way]:.3g}") for way in ("encode", "decode")))) for codec in names
+    )
+
+
+def _passes(values: torch.Tensor) -> dict[tuple[str, str], Callable[[], object]]:
+    """(codec, encode or decode) → what does it, in the order in which they can run."""
+    passes: dict[tuple[str, str], Callable[[], object]] = {}
+    for codec, dtype in DTYPES.items():
+        short, back = values.to(dtype), torch.empty_like(values)
+        passes[codec.value, "encode"] = partial(values.to, dtype)
+        passes[codec.value, "decode"] = partial(back.copy_, short)
+    if values.device.type == "cuda":
+        return passes  # the run-time has no codecs of blocks there
+    decoded = torch.empty_like(values)
+    for codec in (one for one in Codec if one.has_blocks):
+        ours = BlockCodec(codec, RING.block)
+        code = torch.zeros(block_bytes(codec, len(values), RING.block), dtype=torch.uint8)
+        passes[codec.value, "encode"] = partial(ours.encode, values, code)
+        passes[codec.value, "decode"] = partial(ours.decode, code, decoded)
+    return passes
+
+
+def calibration_phases(cluster: Cluster) -> list[Phase]:
+    """One group and several at once, inside nodes and across them, from pairs to everybody; duplicates are left out."""
+    n = cluster.num_workers
+    nodes = [list(cluster.workers_of(node)) for node in range(cluster.num_nodes)]
+    candidates: list[list[list[int]]] = [[list(range(n))]]
+    for size in (2, 3, 4):
+        chunks = [[node[i : i + size] for i in range(0, len(node) - size + 1, size)] for node in nodes]
+        flat = [chunk for node in chunks for chunk in node]
+        if flat:
+            candidates += [[flat[0]], flat, flat[: max(1, len(flat) // 2)]]
+    candidates += [[node] for node in nodes[:1] if len(node) > 1] + [[node for node in nodes if len(node) > 1]]
+    if len(nodes) > 1:
+        columns = [list(column) for column in zip(*nodes, strict=False)]
+        pairs = [[a, b] for a, b in zip(nodes[0], nodes[1], strict=False)]
+        candidates += [[columns[0]], columns, [pairs[0]], pairs]
+    return list(dict.fromkeys(Phase.from_groups(n, groups) for groups in candidates if groups))
+
+
+def random_phases(cluster: Cluster, count: int, rng: np.random.Generator) -> list[Phase]:
+    """Random partitions into groups of 2 to n workers, some workers skipping; at least one group each."""
+    n = cluster.num_workers
+    phases: list[Phase] = []
+    while len(phases) < count:
+        order = rng.permutation(n).tolist()
+        groups, start = [], 0
+        while n - start >= 2:
+            size = int(rng.integers(2, min(n - start, max(2, n // 2)) + 1))
+            if rng.random() < 0.85:
+                groups.append(order[start : start + size])
+            start += size
+        if groups:
+            phases.append(Phase.from_groups(n, groups))
+    return phases
+
+
+def predicted_seconds(measurement: Measurement, cluster: Cluster, hardware: Hardware) -> float:
+    """What the cost model says about a measured phase."""
+    seconds = group_seconds(measurement.phase, cluster, hardware, model_bytes=measurement.size)
+    return float(seconds.max(initial=0.0))
+
+
+def fit_hardware(measurements: Sequence[Measurement], cluster: Cluster, base: Hardware) -> Fit:
+    """Fit latency and inverse bandwidth of links inside nodes, of NICs and of the bus, by least squares on logarithms.
+
+    Which of a link and the bus explains a metric is only decided by phases with several groups at once, so the
+    measurements should hold such phases. Four starting points; the best result counts.
+
+    Args:
+        measurements: of phases whose groups lie inside nodes and, for several nodes, across them.
+        cluster: the shape.
+        base: other properties (number of NICs, speeds) that are kept as they are.
+    """
+    across = cluster.num_nodes > 1
+    measured = np.log([measurement.median for measurement in measurements])
+
+    def usual(*, crossing: bool) -> float:
+        """The logarithm of the usual seconds per byte of the phases in which groups cross nodes, or do not."""
+        rates = [m.median / m.size for m in measurements if _crosses(m.phase, cluster) == crossing]
+        return float(np.log(np.median(rates) / INVERSE_SCALE)) if rates else 0.0
+
+    inside, nic = usual(crossing=False), usual(crossing=True)
+
+    def hardware_of(logs: npt.NDArray[np.float64]) -> Hardware:
+        values = np.exp(logs)
+        links = [
+            Link(float(values[i]) * LATENCY_SCALE, float(values[i + 1]) * INVERSE_SCALE) for i in range(0, len(logs), 2)
+        ]
+        return replace(base, inside=links[0], bus=links[1], nic=links[2] if across else base.nic)
+
+    def residuals(logs: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        hardware = hardware_of(logs)
+        predictions = [predicted_seconds(measurement, cluster, hardware) for measurement in measurements]
+        return np.asarray(np.log(np.maximum(predictions, 1e-9)) - measured)
+
+    count = 6 if across else 4
+    starts = [np.zeros(count), np.resize([0.0, -2.0], count), np.resize([-2.0, 0.0, 0.0, -1.0], count)]
+    # A link that nothing waits for has no gradient, so one that is far slower than these would stay where it began.
+    starts.append(np.array([0.0, inside, -2.0, inside - 2.0, 0.0, nic][:count]))
+    closest = min(
+        (least_squares(residuals, start, loss="soft_l1", bounds=(-12.0, 12.0)) for start in starts),
+        key=lambda result: float(result.cost),
+    )
+    hardware = _without_negligible(hardware_of(closest.x))
+    errors = [predicted_seconds(m, cluster, hardware) / m.median - 1 for m in measurements]
+    return Fit(hardware, tuple(errors))
+
+
+def _crosses(phase: Phase, cluster: Cluster) -> bool:
+    """Whether any group has members on several nodes."""
+    node_of = cluster.node_of()
+    return any(len(np.unique(node_of[list(group.members)])) > 1 for group in phase)
+
+
+def _without_negligible(hardware: Hardware) -> Hardware:
+    def clean(link: Link) -> Link:
+        return Link(
+            link.latency if link.latency > NEGLIGIBLE * LATENCY_SCALE else 0.0,
+            link.seconds_per_byte if link.seconds_per_byte > NEGLIGIBLE * INVERSE_SCALE else 0.0,
+        )
+
+    return replace(hardware, inside=clean(hardware.inside), nic=clean(hardware.nic), bus=clean(hardware.bus))
+
+
+def cluster_of(world: World) -> Cluster:
+    """The shape of the running job: ranks with the same node number share a node, nodes ordered by their first rank.
+
+    torchrun and `partreduce run` set GROUP_RANK; under srun SLURM_NODEID says the same.
+    """
+    nodes: dict[str, list[int]] = {}
+    own = os.environ.get(GROUP_RANK) or os.environ.get(SLURM_NODEID) or "0"
+    for rank, node in enumerate(_said(world, "profile/node", own, range(world.size))):
+        nodes.setdefault(node, []).append(rank)
+    return Cluster.irregular(list(nodes.values()))
+
+
+def _said(world: World, place: str, text: str, ranks: Iterable[int]) -> list[str]:
+    """What these ranks say of themselves in the store; this one says `text`."""
+    notes = Notes(world.store, place)
+    notes.write(str(world.rank), text)
+    return [notes.wait_for(str(rank)) for rank in ranks]
+
+
+def slurm_words(environment: Mapping[str, str]) -> dict[str, str]:
+    """What SLURM says about the job; empty outside of SLURM."""
+    return {name: environment[name] for name in SLURM_JOB if environment.get(name)}
+
+
+def slurm_switches(world: World, cluster: Cluster) -> tuple[Switch, ...]:
+    """The switches that SLURM names above the nodes of the job, without bandwidths; none where it names none."""
+    words = "\n".join(os.environ.get(name, "") for name in SLURM_TOPOLOGY)
+    first = [cluster.workers_of(node)[0] for node in range(cluster.num_nodes)]
+    return switches_of(_said(world, "profile/address", words, first))
+
+
+def gpu_topology() -> str | None:
+    """The table that `nvidia-smi topo -m` prints, or None where it does not exist or fails."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    done = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, timeout=20, check=False)
+    return done.stdout if done.returncode == 0 else None
+
+
+def num_rails(table: str) -> int:
+    """NICs of the node that sit next to a GPU (path PIX or PXB): its rails; at least 1."""
+    rows = [line.split("\t") for line in table.splitlines() if "\t" in line]
+    if not rows:
+        return 1
+    header = [cell.strip() for cell in rows[0]]
+    rails = set()
+    for row in rows[1:]:
+        cells = [cell.strip() for cell in row]
+        if not cells[0].startswith("GPU"):
+            continue
+        for name, path in zip(header[1:], cells[1:], strict=False):
+            if name.startswith(("NIC", "mlx", "IB")) and path in NEAR:
+                rails.add(name)
+    return max(1, len(rails))

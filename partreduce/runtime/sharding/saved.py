@@ -1,0 +1,266 @@
+"""Saved tables: whole ones in state dicts, and each worker's own rows in checkpoints.
+
+In a state dict worker 0 gets all rows, block by block, in memory that a file backs, so that
+`torch.save(model.state_dict(), path)` writes what a script on one device reads, and no worker ever holds more of a
+table in memory than its own rows and a block: the kernel writes the mapped pages out and drops them. The file lies in
+the folder for temporary files (TMPDIR), has no name, and is gone with the tensor. The other workers' state dicts hold a
+tensor without numbers (on the device `meta`), which cannot be loaded by mistake.
+
+In a checkpoint each worker saves its own rows; another number of workers deals them out again. What the optimizer keeps
+of each row (Adagrad's sums, Adam's moments) has one owner, as the row itself, and goes along. Worker 0 then reads one
+old worker's file after the other, and every worker takes its rows out of it block by block, so that nobody holds more
+than two shards at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from partreduce.runtime.sharding.table import OnFirst, RowLayout, Table
+from partreduce.topo.errors import FileError, InputError
+
+if TYPE_CHECKING:
+    from partreduce.runtime.sharding.tables import Tables
+
+SMALL_BYTES = 2**20
+"""A smaller table is not worth a file."""
+
+
+def whole(tables: Tables, table: Table, array: torch.Tensor, number: int) -> torch.Tensor:
+    """All rows of a sharded array; all workers call it. O(table) on the wire, into worker 0.
+
+    Args:
+        tables: of this worker.
+        table: which one's rows they are.
+        array: this worker's rows of it.
+        number: which array of the table it is, equal on all workers.
+
+    Raises:
+        FileError: worker 0 cannot make its file.
+        InputError: workers do different things.
+        PeerFailedError: a worker is gone.
+    """
+    assert table.layout is not None, "only sharded tables are put together"
+    shape = (table.route.rows, *array.shape[1:])
+    is_first = tables.rank == 0
+    array = array.to_dense() if array.layout is not torch.strided else array
+    target = backed_by_file(shape, array.dtype) if is_first else torch.empty(shape, dtype=array.dtype, device="meta")
+    advice = (
+        f"worker {tables.rank} is in state_dict(), which puts the rows of {table.name!r} together from all workers: "
+        "let all of them call it at the same place; worker 0's then holds the whole table"
+    )
+    with tables.together(advice):
+        for first, last in table.blocks():
+            ids = torch.arange(first, last if is_first else first)
+            rows = tables.block(table, ids, table.layout, array, number)
+            if is_first:
+                target[first:last] = rows
+    return target
+
+
+def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """An array whose pages the kernel may write to the disk and drop; a small one lies in memory."""
+    size = torch.Size(shape).numel()
+    if size * dtype.itemsize <= SMALL_BYTES:
+        return torch.empty(shape, dtype=dtype)
+    try:
+        handle, path = tempfile.mkstemp(prefix="partreduce-table-")
+        try:
+            os.posix_fallocate(handle, 0, size * dtype.itemsize)
+            return torch.from_file(path, shared=True, size=size, dtype=dtype).view(shape)
+        finally:
+            os.close(handle)
+            Path(path).unlink()
+    except OSError as error:
+        raise FileError(
+            f"state_dict: no file of {size * dtype.itemsize} bytes for a whole table in {tempfile.gettempdir()}: "
+            f"{error.strerror}; set TMPDIR"
+        ) from None
+
+
+def own_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
+    """This worker's rows of a whole table.
+
+    Raises:
+        InputError: a tensor that has no numbers, since it is not worker 0's, or not all rows.
+    """
+    if value.is_meta:
+        raise InputError(
+            f"load_state_dict: parameter {table.name!r} has no numbers, since only worker 0's state_dict() holds whole "
+            "tables; load the file that worker 0 saved, on all workers (torch.load(path, mmap=True))"
+        )
+    if not table.is_whole(value):
+        # A shard of the model and a smaller whole table may have one shape, so torch's own check would not do.
+        raise InputError(
+            f"load_state_dict: parameter {table.name!r} is {'×'.join(map(str, value.shape))}, and the table is "
+            f"{table.route.rows}×{table.route.columns}; load a state dict of this model, with whole tables"
+        )
+    return table.shard_of(value)
+
+
+def whole_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """A torch optimizer's state dict with the whole tables' states; all workers call it."""
+    state = dict(saved["state"])
+    for index, table in places_of(tables, optimizer):
+        if index in state:
+            entries = state[index] = dict(state[index])
+            arrays = [key for key in sorted(entries) if is_like(entries[key], table.parameter)]
+            for number, key in enumerate(arrays):
+                entries[key] = whole(tables, table, entries[key], 1 + number)
+    return saved | {"state": state}
+
+
+def own_states(tables: Tables, optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """A torch optimizer's state dict with this worker's rows of what has all of them."""
+    state = dict(saved["state"])
+    for index, table in places_of(tables, optimizer):
+        if index in state:
+            entries = state[index].items()
+            state[index] = {key: own_rows(table, one) if table.is_whole(one) else one for key, one in entries}
+    return {**saved, "state": state}
+
+
+def places_of(tables: Tables, optimizer: torch.optim.Optimizer) -> list[tuple[int, Table]]:
+    """Sharded tables, by their parameters' numbers in the optimizer's state dict."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    found = ((index, tables.of(parameter)) for index, parameter in enumerate(parameters))
+    return [(index, table) for index, table in found if table is not None and table.is_sharded]
+
+
+def is_like(value: Any, parameter: torch.Tensor) -> bool:  # noqa: ANN401 - whatever a state holds
+    """Whether a state has a number for each of this worker's."""
+    return isinstance(value, torch.Tensor) and value.shape == parameter.shape
+
+
+def shards_of(tables: Tables) -> dict[str, torch.Tensor]:
+    """This worker's rows of all sharded tables, by their names in a file."""
+    return {f"model/{table.name}": table.parameter for table in tables if table.is_sharded}
+
+
+def gathered_of(tables: Tables) -> dict[str, torch.Tensor]:
+    """The tables that every worker has, by their names in a file."""
+    return {f"model/{table.name}": table.parameter for table in tables if not table.is_sharded}
+
+
+def layouts_of(tables: Tables, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """How each sharded table is dealt out, and what the optimizer keeps of it, as JSON."""
+    found: dict[str, Any] = {
+        table.name: [layout.num_rows, list(layout.hosts), layout.partitions, None]
+        for table in tables
+        if (layout := table.layout) is not None
+    }
+    states = optimizer.state_dict()["state"]
+    for index, table in places_of(tables, optimizer):
+        if index in states:
+            found[table.name][-1] = _described(states[index], table, index, _kind(optimizer, table))
+    return found
+
+
+def _described(state: Mapping[str, Any], table: Table, index: int, kind: list[str]) -> dict[str, Any] | None:
+    """A table's state without its arrays; None where it has others than one number for each of the table's."""
+    arrays, scalars, plain = {}, {}, {}
+    for key, value in state.items():
+        if not isinstance(value, torch.Tensor):
+            plain[key] = value
+        elif is_like(value, table.parameter):
+            arrays[key] = _name_of(value.dtype)
+        elif value.dim() == 0:
+            scalars[key] = [_name_of(value.dtype), value.item()]
+        else:
+            return None
+    return {"kind": kind, "index": index, "arrays": arrays, "scalars": scalars, "plain": plain}
+
+
+def _kind(optimizer: torch.optim.Optimizer, table: Table) -> list[str]:
+    """The optimizer's class and its switches for a table: another one keeps other arrays."""
+    group = next(group for group in optimizer.param_groups if any(one is table.parameter for one in group["params"]))
+    return [type(optimizer).__name__, *sorted(key for key, value in group.items() if value is True)]
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def redistribute(
+    tables: Tables,
+    optimizer: torch.optim.Optimizer,
+    saved: Mapping[str, Any],
+    old_ranks: Sequence[int],
+    read: Callable[[int], Mapping[str, torch.Tensor]],
+) -> None:
+    """Fill all sharded tables from files that another number of workers saved; all workers call it.
+
+    The optimizer continues with its states of the rows, where it is of the class and the switches that it was of.
+
+    Args:
+        tables: of this worker.
+        optimizer: the one that trains them.
+        saved: what `layouts_of` gave when they were saved.
+        old_ranks: whose files there are.
+        read: the tensors of such a file; called on worker 0 only.
+
+    Raises:
+        InputError: the files lack a table, or rows of it.
+        PeerFailedError: a worker is gone.
+    """
+    state = optimizer.state_dict()
+    indices = {table.name: index for index, table in places_of(tables, optimizer)}
+    for table in tables:
+        if table.is_sharded:
+            if table.name not in saved or saved[table.name][0] != table.route.rows:
+                raise InputError(f"load_checkpoint: table {table.name!r} was not saved as a sharded one of this size")
+            rows, hosts, partitions, kept = saved[table.name]
+            if missing := set(hosts) - set(old_ranks):
+                raise InputError(f"load_checkpoint: the rows of {table.name!r} on worker {min(missing)} were not saved")
+            targets = {f"model/{table.name}": table.parameter.detach()}
+            if kept is not None and table.name in indices and kept["kind"] == _kind(optimizer, table):
+                entries = _prepared(kept, table.parameter.detach())
+                state["state"][indices[table.name]] = entries
+                targets |= {f"optimizer/{kept['index']}/{key}": entries[key] for key in kept["arrays"]}
+            _deal(tables, table, RowLayout(rows, tuple(hosts), partitions), targets, read)
+    optimizer.load_state_dict(state)
+
+
+def _prepared(kept: Mapping[str, Any], weight: torch.Tensor) -> dict[str, Any]:
+    """A table's state with arrays that are still to be filled."""
+    arrays = {key: torch.zeros_like(weight, dtype=getattr(torch, name)) for key, name in kept["arrays"].items()}
+    scalars = {key: torch.tensor(value, dtype=getattr(torch, name)) for key, (name, value) in kept["scalars"].items()}
+    return {**arrays, **scalars, **kept["plain"]}
+
+
+def _deal(
+    tables: Tables,
+    table: Table,
+    old: RowLayout,
+    targets: Mapping[str, torch.Tensor],
+    read: Callable[[int], Mapping[str, torch.Tensor]],
+) -> None:
+    """Fill arrays of this worker's rows from those that the old workers' files have under the same names."""
+    assert table.own is not None, "the table is sharded"
+    for rank in old.hosts:
+        shards = read(rank) if tables.rank == 0 else targets
+        mine = table.own[old.owner_of(table.own) == rank]
+        for number, (name, target) in enumerate(targets.items()):
+            for first, last in table.blocks():
+                ids = mine[(mine >= first) & (mine < last)]
+                table.put(target, ids, tables.block(table, ids, OnFirst(old.place_of), shards[name], number))
+
+
+def reader(folder: Path, file_of: Callable[[int], str], unpack: Callable[..., Any]) -> Callable[[int], Any]:
+    """Reads a worker's file, the last one only kept."""
+    kept: dict[int, Any] = {}
+
+    def read(rank: int) -> Any:  # noqa: ANN401 - tensors by name
+        if rank not in kept:
+            kept.clear()
+            path = folder / file_of(rank)
+            kept[rank], _ = unpack(path.read_bytes(), path)
+        return kept[rank]
+
+    return read
