@@ -19,7 +19,7 @@ from benchmarks.gpu.devices import PretendedDevice
 from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
-from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.messages import new_key
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.staging import Staging
 from partreduce.runtime.sharding.table import Table
@@ -332,11 +332,11 @@ def generator_for(schedule: Schedule) -> Iterator[None]:
         return
     from partreduce.runtime.generator.service import GeneratorService  # which needs pyzmq
 
-    keys = JobKeys.make()
-    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), keys)
+    key = new_key()
+    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), key)
     thread = threading.Thread(target=service.run, args=(60,))
     thread.start()
-    os.environ |= {GENERATOR: service.address, GENERATOR_KEYS: keys.for_workers().text()}
+    os.environ |= {GENERATOR: service.address, GENERATOR_KEYS: key}
     try:
         yield
     finally:

@@ -20,8 +20,7 @@ from helpers.signs import Signs
 from helpers.warm import WARM
 from partreduce.runtime.transport import arrays
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
-from partreduce.runtime.transport.credit import Account, Bound, Tally
-from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.mailbox import Account, Bound, Mailbox, Tally
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.errors import UnavailableError
 

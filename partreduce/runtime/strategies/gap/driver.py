@@ -16,7 +16,7 @@ from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.missing import Missing
 from partreduce.runtime.strategies.protocol_driver import GenerationDriver
 from partreduce.runtime.transport.mailbox import Message
-from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings
+from partreduce.runtime.transport.updates import Arrival, PayloadRings
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,

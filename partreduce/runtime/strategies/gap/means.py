@@ -15,9 +15,8 @@ from partreduce.runtime.strategies.gap.driver import Averaged, GapDriver, Letter
 from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
 from partreduce.runtime.strategies.missing import Missing, PeerWaitError
 from partreduce.runtime.strategies.one_sided import OneSided
-from partreduce.runtime.transport.credit import MESSAGES, Bound
-from partreduce.runtime.transport.payload_rings import PayloadRings
-from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
+from partreduce.runtime.transport.mailbox import MESSAGES, Bound
+from partreduce.runtime.transport.updates import Layout, PayloadRings, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of

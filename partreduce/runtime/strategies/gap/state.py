@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from partreduce.runtime.transport.payload_rings import PayloadRings
+from partreduce.runtime.transport.updates import PayloadRings
 from partreduce.schedulers.protocols.hop import Hop, HopState
 from partreduce.topo.errors import InputError
 
