@@ -138,10 +138,10 @@ class Account(Generic[Item]):
     def hold(self, item: Item, num_bytes: int) -> bool:
         """Let a message wait; False if as much waits as may."""
         waiting = self.waiting
-        full = waiting.messages >= self.bound.messages or waiting.num_bytes + num_bytes > self.bound.num_bytes
-        if not full:
-            self._waiting.append((item, num_bytes))
-        return not full
+        if waiting.messages >= self.bound.messages or waiting.num_bytes + num_bytes > self.bound.num_bytes:
+            return False
+        self._waiting.append((item, num_bytes))
+        return True
 
     def hold_newest(self, item: Item, replaces: Callable[[Item], bool]) -> None:
         """Let an item without payload wait in the place of one that it replaces, or else after what waits."""
@@ -212,10 +212,6 @@ class Mailbox:
         timeout: seconds that anybody waits for a message, or for room to send one.
         bound: what may be on the way to each peer; by default 64 messages and twice `max_bytes`.
         heartbeat: where who waits for room learns that the receiver is gone; without it, only the timeout ends that.
-
-    Raises:
-        MissingDependencyError: pyzmq is not installed.
-        UnavailableError: this machine's address is not known, or has no free port.
     """
 
     def __init__(
@@ -277,11 +273,35 @@ class Mailbox:
             PeerGoneError: the receiver can no longer make room, or did not within the timeout.
         """
         message = self._addressed(to, kind, numbers, payload, urgent=urgent)
-        assert self.bound.holds(message.num_bytes), "max_bytes is that of the largest message"
-        if threading.current_thread() is self._thread:
-            self._send_or_hold(to, message)
-        else:
-            self._send_when_room(to, message)
+        size = message.num_bytes
+        assert self.bound.holds(size), "max_bytes is that of the largest message"
+        with self._changed:
+            if self._went(to, message, size):
+                return
+            if is_side := threading.current_thread() is self._thread:
+                if self._closing:  # the last messages go out whatever was granted
+                    self._go(to, message)
+                elif not self._account(to).hold(message, size):
+                    waiting = self._account(to).waiting
+                    raise UnavailableError(
+                        f"worker {to} takes nothing: {waiting.messages} messages with {size_text(waiting.num_bytes)} "
+                        f"wait for it already, and at most {self.bound.messages} with "
+                        f"{size_text(self.bound.num_bytes)} may"
+                    )
+        if not is_side:
+            purpose = f"for room to send worker {to} {size_text(size)}"
+            self.until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
+
+    def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
+        """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
+
+        It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
+        a sender that continues without a receiver that takes nothing can do so for ever.
+        """
+        message = self._addressed(to, kind, numbers, urgent=urgent)
+        with self._changed:
+            if not self._went(to, message, 0):
+                self._account(to).hold_newest(message, lambda other: other.kind == kind)
 
     def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
         """A frame that messages to several workers carry."""
@@ -294,27 +314,16 @@ class Mailbox:
         assert kind != GRANT, "grants are sent by the side thread"
         if self._failure is not None:
             raise UnavailableError(f"a message could not be delivered ({self._cause})")
-        if to != self.rank and to not in self._addresses:
-            self._addresses[to] = self._address(to)
+        self._find(to)
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
-    def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
-        """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
-
-        It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
-        a sender that continues without a receiver that takes nothing can do so for ever.
-
-        Raises:
-            UnavailableError: the receiver never left its address, or the side thread has ended.
-        """
-        message = self._addressed(to, kind, numbers, urgent=urgent)
-        with self._changed:
-            account = self._account(to)
-            if account.has_room(0):
-                account.take(0)
-                self._go(to, message)
-            else:
-                account.hold_newest(message, lambda other: other.kind == kind)
+    def _went(self, to: int, message: Message, size: int) -> bool:
+        """Let a message go if there is room for it; under the lock."""
+        account = self._account(to)
+        if room := account.has_room(size):
+            account.take(size)
+            self._go(to, message)
+        return room
 
     @property
     def _cause(self) -> str:
@@ -327,11 +336,7 @@ class Mailbox:
         return self._failure is not None
 
     def check_failure(self) -> None:
-        """Say so.
-
-        Raises:
-            PeerGoneError: no message comes any more.
-        """
+        """Raise a PeerGoneError if no message comes any more."""
         if self._failure is not None:
             raise PeerGoneError(f"a message could not be delivered ({self._cause})")
 
@@ -349,16 +354,6 @@ class Mailbox:
         return {str(peer): asdict(traffic) for peer, traffic in self.traffic().items()}
 
     def until(
-        self, done: Callable[[], bool], heartbeat: SignsOfLife, members: Sequence[int], round_: int | None
-    ) -> None:
-        """Wait until messages made `done` true.
-
-        Raises:
-            PeerGoneError: a member can no longer answer, the timeout passed, or delivery failed.
-        """
-        self._wait(done, heartbeat, members, round_)
-
-    def _wait(
         self,
         done: Callable[[], bool],
         heartbeat: SignsOfLife,
@@ -366,7 +361,12 @@ class Mailbox:
         round_: int | None,
         purpose: str = "",
     ) -> None:
-        """Wait for what the side thread brings about; `done` is asked under the lock."""
+        """Wait until messages made `done` true, which is asked under the lock.
+
+        Raises:
+            PeerGoneError: a member can no longer answer, the timeout passed, or delivery failed; where the wait has a
+                `purpose`, which then stands in the error, also if the run ended.
+        """
         has_come = False
 
         def is_over() -> bool:
@@ -388,42 +388,7 @@ class Mailbox:
     def _account(self, peer: int) -> Account[Message]:
         """What is owed to and by a peer; under the lock."""
         account = self._accounts.get(peer)
-        if account is None:
-            account = self._accounts[peer] = Account(self.bound)
-        return account
-
-    def _send_when_room(self, to: int, message: Message) -> None:
-        """For all threads but the side thread: wait until the receiver has room."""
-        num_bytes = message.num_bytes
-
-        def taken() -> bool:
-            account = self._account(to)
-            if room := account.has_room(num_bytes):
-                account.take(num_bytes)
-                self._go(to, message)
-            return room
-
-        with self._changed:
-            if taken():
-                return
-        self._wait(taken, self._heartbeat, (to,), None, f"for room to send worker {to} {size_text(message.num_bytes)}")
-
-    def _send_or_hold(self, to: int, message: Message) -> None:
-        """For the side thread: let a message wait for which there is no room."""
-        num_bytes = message.num_bytes
-        with self._changed:
-            account = self._account(to)
-            if self._closing:  # the last messages go out whatever was granted
-                self._go(to, message)
-            elif account.has_room(num_bytes):
-                account.take(num_bytes)
-                self._go(to, message)
-            elif not account.hold(message, num_bytes):
-                waiting = account.waiting
-                raise UnavailableError(
-                    f"worker {to} takes nothing: {waiting.messages} messages with {size_text(waiting.num_bytes)} wait "
-                    f"for it already, and at most {self.bound.messages} with {size_text(self.bound.num_bytes)} may"
-                )
+        return account if account is not None else self._accounts.setdefault(peer, Account(self.bound))
 
     def poke(self) -> None:
         """Let those who wait look again, after a change that no message brought."""
@@ -449,13 +414,16 @@ class Mailbox:
             if not self._thread.is_alive():
                 self._endpoint.close_bell()
 
-    def _address(self, to: int) -> str:
+    def _find(self, to: int) -> None:
+        """Know where another worker listens, once it has left its address."""
+        if to == self.rank or to in self._addresses:
+            return
         deadline = Deadline(self.timeout)
         while (address := self._notes.read(f"address/{to}")) is None:
             if deadline.is_over:
                 raise UnavailableError(f"worker {to}: left no address for messages within {self.timeout:g} s")
             time.sleep(POLL_SECONDS)
-        return address
+        self._addresses[to] = address
 
     def _run(self) -> None:
         try:
@@ -528,8 +496,7 @@ class Mailbox:
             is_due = account.owes()
             self._changed.notify_all()
         if is_due:
-            if source not in self._addresses:
-                self._addresses[source] = self._address(source)
+            self._find(source)
             with self._changed:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 

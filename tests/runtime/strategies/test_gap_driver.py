@@ -2,8 +2,8 @@
 
 import torch
 
-from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.gap.driver import GapDriver
+from partreduce.runtime.strategies.protocol_driver import GapLog
 from partreduce.runtime.transport.arrays import frame_of
 from partreduce.runtime.transport.mailbox import Message
 from partreduce.runtime.transport.updates import Layout, PayloadRings

@@ -9,12 +9,17 @@ import torch
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
-from partreduce.runtime.strategies.event_log import GapLog
-from partreduce.runtime.strategies.gap.deadline import wait_in_step
-from partreduce.runtime.strategies.gap.driver import Averaged, GapDriver, Letter, Outcome, Recipients
-from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
-from partreduce.runtime.strategies.missing import Missing, PeerWaitError
+from partreduce.runtime.strategies.gap.driver import (
+    PLACE,
+    Averaged,
+    GapDriver,
+    Letter,
+    Outcome,
+    Recipients,
+    wait_in_step,
+)
 from partreduce.runtime.strategies.one_sided import OneSided
+from partreduce.runtime.strategies.protocol_driver import GapLog, Missing, PeerWaitError
 from partreduce.runtime.transport.mailbox import MESSAGES, Bound
 from partreduce.runtime.transport.updates import Layout, PayloadRings, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import PeerGoneError
@@ -132,8 +137,7 @@ class GapMeans(OneSided):
 
     def state(self) -> dict[str, torch.Tensor]:
         """The place in the protocol, the tokens, and the queues with their arrays."""
-        state = self.driver.state
-        return {} if state is None else packed(self.driver.machine, self.run.rank, state, self.rings)
+        return self.driver.packed()
 
     def load_state(self, state: dict[str, torch.Tensor]) -> None:
         """Keep what a checkpoint has until the run continues from it.
@@ -153,12 +157,11 @@ class GapMeans(OneSided):
         """
         if not self._restored:
             return
-        state = unpacked(self.driver.machine, self.run.rank, round_, self._restored, self.rings)
+        self.driver.unpack(round_, self._restored)
         self._restored = {}
         if self.is_parallel:
             self._start = [live.clone() for live in self._live()]
         self._round = round_
-        self.driver.open(round_, state)
 
     def _open(self, step: int, round_: int) -> None:
         """Be in the first round; in the parallel order its update leaves."""
