@@ -26,7 +26,6 @@ from partreduce.runtime.generator.messages import (
     Refused,
     unpack_reply,
 )
-from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import Deadline, own_time
 from partreduce.runtime.transport.endpoint import Endpoint, Received
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS
@@ -49,14 +48,17 @@ from partreduce.topo.errors import EvictedError, InputError, UnavailableError
 
 RETRY_SECONDS = 0.5
 COST_ROUNDS = 4
-POLL_SECONDS, LINGER_MILLISECONDS = 0.05, 500
+POLL_SECONDS = 0.05
 MAX_QUEUED = 1000
 
 SendMessage = Callable[[FromWorker], None]
 
 
 class GeneratorClient:
-    """One worker's connection; every method but `close` raises what went wrong.
+    """One worker's connection.
+
+    Every method but `close` raises what went wrong: no answer within the timeout (UnavailableError), this worker was
+    given up (EvictedError), or is refused (InputError).
 
     Use: `begin()` at the start of a round, `group()` at its end, run the group's operation if there is one, then
     `begin` again, which also reports the group, or `failed` if the operation failed. `leave()` at the end of the run,
@@ -71,11 +73,6 @@ class GeneratorClient:
         lease: seconds that the service waits for a sign of life at most; it says itself if it is less. Signs of life
             come four times as often, and until it has said so with every `retry`.
         transport: for tests: stands between this and the endpoint.
-
-    Raises:
-        UnavailableError: no answer within the timeout; the message names the address.
-        EvictedError: the service gave this worker up.
-        InputError: the service refuses this worker.
     """
 
     def __init__(
@@ -107,7 +104,7 @@ class GeneratorClient:
         self._outbox: list[FromWorker] = []
         self._heard = own_time()
         self._endpoint = Endpoint("group generator", key, rank, max_header=MAX_REPLY_BYTES, queue=MAX_QUEUED)
-        self._thread = Background(self._run, name=f"partreduce-generator-{rank}")
+        self._thread = self._endpoint.thread(self._run, name=f"partreduce-generator-{rank}")
         self._thread.start()
 
     def begin(self) -> None:
@@ -192,10 +189,7 @@ class GeneratorClient:
         """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""
         if not self._closing:
             self._closing = True
-            self._endpoint.wake()
-            self._thread.join(3.0)
-            if not self._thread.is_alive():
-                self._endpoint.close_bell()
+            self._endpoint.end()
 
     def _send(self, actions: tuple[Any, ...]) -> None:
         asks = [action.message for action in actions if isinstance(action, Send)]
@@ -230,8 +224,6 @@ class GeneratorClient:
             with self._changed:
                 self._error = self._error or UnavailableError(f"group generator at {self.address}: {error}")
                 self._changed.notify_all()
-        finally:
-            self._endpoint.close(LINGER_MILLISECONDS)
 
     def _loop(self, send: SendMessage) -> None:
         asked = beaten = time.monotonic()

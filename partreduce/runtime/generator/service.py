@@ -43,7 +43,7 @@ PATIENCE_SECONDS = 300.0
 COMPACT_BYTES = 8 * 2**20
 MAX_BATCH = 256
 MAX_QUEUED = 1000
-POLL_SECONDS, LINGER_MILLISECONDS = 0.05, 1000
+POLL_SECONDS = 0.05
 STOOD_SECONDS = 0.5
 """A turn of the loop that took longer was held up: the process was stopped, or its machine or disk stood."""
 APPLICATION = 0x50524747
@@ -224,7 +224,7 @@ class GeneratorService:
         self._endpoint = Endpoint("group generator", key, SERVICE, max_header=MAX_REQUEST_BYTES, queue=MAX_QUEUED)
         try:
             self._log = None if log is None else Log(log)
-            self.address = self._endpoint.listen(address)
+            self.address = self._endpoint.listen(address, answers=True)
             self._recover()
         except BaseException:
             self.close()
@@ -298,8 +298,7 @@ class GeneratorService:
 
     def close(self) -> None:
         """Give the port and the log back."""
-        self._endpoint.close(LINGER_MILLISECONDS)
-        self._endpoint.close_bell()
+        self._endpoint.end()
         if self._log is not None:
             self._log.close()
 

@@ -6,8 +6,8 @@ the header of each message, so that reading the password off the wire is not eno
 receiver and counts, so that a message that somebody repeats or redirects is dropped. Payloads travel as gloo's do:
 neither encrypted nor authenticated. CURVE would do both, at a sixth of the speed.
 
-A message is a header, the JSON list [source, kind, numbers], and arrays. An inbox is a ROUTER, a connection to one a
-DEALER. Whoever owns an endpoint polls and reads it in one thread; a connection is written to by one thread at a time.
+A message is a header, the JSON list [source, kind, numbers], and arrays. An inbox that answers is a ROUTER; one that
+does not, and every connection, is a DEALER. One thread polls and reads; a connection is written to by one at a time.
 
 Sources: ZeroMQ's RFC 24 (PLAIN), RFC 27 (ZAP), RFC 28 (ROUTER and DEALER).
 """
@@ -20,10 +20,11 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from partreduce.runtime.transport.background import Background
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.extras import load
 
@@ -32,6 +33,8 @@ USER = b"worker"
 TAG_BYTES = NONCE_BYTES = 16
 COUNT_BYTES = 8
 MAX_HEADER_BYTES = 4096
+LINGER_MILLISECONDS, END_SECONDS = 1000, 2.0
+"""What was sent has so long to leave, and the thread to end."""
 PURPOSES = {
     "mailbox": "messages between workers (strategies server and pairwise)",
     "group generator": "the group generator",
@@ -108,7 +111,7 @@ class Connection:
         self, source: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, route: bytes = b""
     ) -> None:
         """Give libzmq a message; never blocks. The payload must not change until it has left."""
-        header = self.seal(json.dumps((source, kind, numbers), separators=(",", ":")).encode())
+        header = self.seal(json.dumps((source, kind, numbers)).encode())
         frames = (route, header, *payload) if route else (header, *payload)
         self.socket.send_multipart(frames, 1, copy=not payload)  # 1 is NOBLOCK
 
@@ -151,11 +154,15 @@ class Endpoint:
         self._inbox: Any = None
         self._has_routes = False
         self._access: Any = None
+        self.linger_milliseconds = LINGER_MILLISECONDS
+        self._thread: Background | None = None
         self._bell = Wakeup()
         self._poller.register(self._bell.fileno(), self._zmq.POLLIN)
 
-    def listen(self, address: str) -> str:
+    def listen(self, address: str, *, answers: bool = False) -> str:
         """Open the inbox, to which only those connect who know the password; returns the address with its port.
+
+        With `answers`, what it reads has a route for `reply`.
 
         Raises:
             UnavailableError: nobody can listen there.
@@ -163,14 +170,14 @@ class Endpoint:
         zmq = self._zmq
         self._access = self._context.socket(zmq.REP)
         self._access.bind(ACCESS)  # before the inbox, or libzmq would admit everybody
-        inbox = self._socket(zmq.ROUTER, address)
+        inbox = self._socket(zmq.ROUTER if answers else zmq.DEALER, address)
         inbox.plain_server, inbox.zap_domain = True, b"partreduce"
         inbox.setsockopt(zmq.HANDSHAKE_IVL, 5000)
         try:
             inbox.bind(address)
         except zmq.ZMQError as error:
             raise UnavailableError(f"{self._owner}: cannot listen at {address}: {error}") from None
-        self._inbox, self._has_routes = inbox, True
+        self._inbox, self._has_routes = inbox, answers
         for source in (self._access, inbox):
             self._poller.register(source, zmq.POLLIN)
         return f"{address.rpartition(':')[0]}:{inbox.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(':')[2]}"
@@ -227,12 +234,12 @@ class Endpoint:
         if header is None or header.count(b"[") > MAX_LISTS or b"{" in header:
             return None
         try:
-            source, kind, numbers = json.loads(header)
+            source, kind, numbers = json.loads(header.decode())
         except (ValueError, TypeError):
             return None
         if type(source) is not int or type(kind) is not str or type(numbers) is not list:
             return None
-        if not all(type(number) is int for number in numbers):
+        if not set(map(type, numbers)) <= {int}:
             return None
         return Received(route, source, kind, numbers, tuple(frame.buffer for frame in frames[1:]))
 
@@ -259,13 +266,29 @@ class Endpoint:
         """End a wait in `is_readable`; from any thread."""
         self._bell.ring()
 
-    def close(self, linger_milliseconds: int) -> None:
-        """Close the sockets, in the thread that reads; what was sent has so long to leave."""
-        self._context.destroy(linger=linger_milliseconds)
+    def thread(self, read: Callable[[], None], *, name: str, stop: Callable[[], None] | None = None) -> Background:
+        """A thread of this endpoint, not started yet, in which `read` polls and reads until `end`, or as it likes."""
 
-    def close_bell(self) -> None:
-        """Give the last descriptors back; the thread that reads must have ended."""
-        self._bell.close()
+        def run() -> None:
+            try:
+                read()
+            finally:
+                self._context.destroy(linger=self.linger_milliseconds)
+
+        self._thread = Background(run, name=name, stop=stop)
+        return self._thread
+
+    def end(self) -> None:
+        """Wait for the thread, if there is one, and close everything; what was sent has a moment to leave."""
+        self.wake()
+        thread = self._thread
+        if thread is None or thread.ident is None:
+            self._context.destroy(linger=0 if thread else self.linger_milliseconds)
+            self._bell.close()
+        elif threading.current_thread() is not thread:
+            thread.join(END_SECONDS)
+            if not thread.is_alive():
+                self._bell.close()
 
 
 class Wakeup:

@@ -34,7 +34,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from partreduce.runtime.environment import RUN_SECRET
-from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.endpoint import Connection, Endpoint, Received
 from partreduce.runtime.transport.notes import Notes
@@ -44,7 +43,6 @@ from partreduce.runtime.transport.waiting import NoSigns, PeerGoneError, PeerTim
 from partreduce.topo.errors import UnavailableError
 
 POLL_SECONDS = 0.005
-LINGER_MILLISECONDS = 1000
 GRANT = ""
 """The kind of a message that only says what was dealt with."""
 MESSAGES = 64
@@ -240,7 +238,6 @@ class Mailbox:
         """Its lock is that of the accounts and of the sockets in `_peers`."""
         self._failure: BaseException | None = None
         self._closing = self._has_ended = False
-        self._linger_milliseconds = LINGER_MILLISECONDS
         secret = self._notes.propose("secret", secrets.token_hex(32)) + os.environ.get(RUN_SECRET, "")
         # Half from the store and half from the launcher, so that who can read the store alone does not have it.
         self._endpoint = Endpoint("mailbox", secret, rank, max_bytes=max_bytes)
@@ -248,10 +245,9 @@ class Mailbox:
             host, is_v6 = own_host(store)
             self.address = self._endpoint.listen(f"tcp://[{host}]:*" if is_v6 else f"tcp://{host}:*")
         except BaseException:
-            self._endpoint.close(0)
-            self._endpoint.close_bell()
+            self._endpoint.end()
             raise
-        self._thread = Background(self._run, name="partreduce-mailbox", stop=self.abandon)
+        self._thread = self._endpoint.thread(self._run, name="partreduce-mailbox", stop=self.abandon)
 
     def start(self) -> None:
         """Leave the address and take messages from now on."""
@@ -397,22 +393,14 @@ class Mailbox:
 
     def abandon(self) -> None:
         """End the side thread after a failure: nothing waits for messages to workers that may be gone."""
-        self._linger_milliseconds = 0
+        self._endpoint.linger_milliseconds = 0
         self.close()
 
     def close(self) -> None:
         """Send what is queued and end the side thread."""
-        if self._closing:
-            return
-        self._closing = True
-        self._endpoint.wake()
-        if self._thread.ident is None:  # never started
-            self._endpoint.close(0)
-            self._endpoint.close_bell()
-        elif threading.current_thread() is not self._thread:
-            self._thread.join(2 * LINGER_MILLISECONDS / 1000)
-            if not self._thread.is_alive():
-                self._endpoint.close_bell()
+        if not self._closing:
+            self._closing = True
+            self._endpoint.end()
 
     def _find(self, to: int) -> None:
         """Know where another worker listens, once it has left its address."""
@@ -443,7 +431,6 @@ class Mailbox:
         finally:
             with self._changed:
                 self._has_ended = True
-            self._endpoint.close(self._linger_milliseconds)
 
     def _read_own(self) -> None:
         """Deal with messages to oneself until none is left."""
