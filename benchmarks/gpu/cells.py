@@ -19,16 +19,10 @@ from benchmarks.gpu.devices import PretendedDevice
 from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
-from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.messages import new_key
 from partreduce.runtime.optimizer import DistributedOptimizer
-<<<<<<< HEAD
-from partreduce.runtime.sharding.staging import Staging
-from partreduce.runtime.sharding.table import Table
-from partreduce.runtime.strategies import gradient_average
-=======
 from partreduce.runtime.sharding.table import Staging, Table
-from partreduce.runtime.strategies import gradient_means, pipeline
->>>>>>> tables
+from partreduce.runtime.strategies import gradient_average
 from partreduce.runtime.transport import coded_sums, hierarchical, updates
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
@@ -336,11 +330,11 @@ def generator_for(schedule: Schedule) -> Iterator[None]:
         return
     from partreduce.runtime.generator.service import GeneratorService  # which needs pyzmq
 
-    keys = JobKeys.make()
-    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), keys)
+    key = new_key()
+    service = GeneratorService(GeneratorSetting.of(schedule.strategy, schedule.cluster), key)
     thread = threading.Thread(target=service.run, args=(60,))
     thread.start()
-    os.environ |= {GENERATOR: service.address, GENERATOR_KEYS: keys.for_workers().text()}
+    os.environ |= {GENERATOR: service.address, GENERATOR_KEYS: key}
     try:
         yield
     finally:

@@ -33,7 +33,7 @@ from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-from partreduce.runtime.transport import arrays, payload_rings, through_servers
+from partreduce.runtime.transport import arrays, through_servers, updates
 from partreduce.runtime.transport.streams import CudaStreams, Marker, Streams
 
 STUCK_SECONDS = 300.0
@@ -75,7 +75,7 @@ def _noted(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - as
     return made
 
 
-for _reader in (payload_rings, through_servers):
+for _reader in (updates, through_servers):
     _reader.tensor_of = _noted  # type: ignore[attr-defined]
 
 

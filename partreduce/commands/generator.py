@@ -2,15 +2,16 @@
 
 import contextlib
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from partreduce.console import console
-from partreduce.runtime.generator.beside import belongs_to
-from partreduce.runtime.generator.keys import JobKeys
-from partreduce.runtime.generator.service import GeneratorService
+from partreduce.runtime.generator.messages import key_in, new_key, read_key, write_key
+from partreduce.runtime.generator.process import belongs_to
+from partreduce.runtime.generator.service import LOG_ENDINGS, GeneratorService
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import load_schedule
@@ -36,14 +37,15 @@ def command(
     ] = None,
     address_file: Annotated[Path | None, typer.Option(help="Write the address here once it is open.")] = None,
     worker_keys: Annotated[
-        Path | None, typer.Option(help="Write the workers' part of the keys here (mode 0600).")
+        Path | None, typer.Option(help="Write the key here, too, for the workers (mode 0600).")
     ] = None,
     beside: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
     """Serve the groups of a `dynamic_groups` schedule until all workers have ended; `partreduce run` starts it."""
-    # `--beside PID` ends it with process PID, which started it, and then removes log and address file: see beside.py.
+    # `--beside PID` ends it with process PID, which started it, and then removes its files: see generator/process.py.
 
     files = [path for path in (log, address_file) if path is not None]
+    files += [] if log is None else [log.with_name(f"{log.name}{end}") for end in LOG_ENDINGS]
     with contextlib.nullcontext() if beside is None else belongs_to(beside, files):
         return _serve(
             schedule,
@@ -72,17 +74,15 @@ def _serve(
             f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'dynamic_groups' needs the generator"
         )
     if str(keys) == "-":
-        held = JobKeys.read_input()
+        key = key_in(sys.stdin.read(4096), "standard input")
     else:
         if not keys.exists():
-            JobKeys.make().write(keys)
-        held = JobKeys.read(keys)
-    if not held.service_secret:
-        raise InputError(f"{keys}: holds the workers' part only; name the file that has the service's secret")
+            write_key(keys, new_key())
+        key = read_key(keys)
     if worker_keys is not None:
-        held.for_workers().write(worker_keys)
+        write_key(worker_keys, key)
     setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
-    service = GeneratorService(setting, held, address=address, log=log, lease=lease, job=schedule_sha256(loaded))
+    service = GeneratorService(setting, key, address=address, log=log, lease=lease, job=schedule_sha256(loaded))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     if address_file is not None:

@@ -11,7 +11,7 @@ import typer
 
 from partreduce.console import console
 from partreduce.runtime.environment import SCHEDULE
-from partreduce.runtime.generator.beside import generator_beside
+from partreduce.runtime.generator.process import generator_process
 from partreduce.runtime.launcher.beginning_again import Restarts, attempts
 from partreduce.runtime.launcher.hosts import placed, read_hosts
 from partreduce.runtime.launcher.launch import LOOPBACK, check_failure_limits, launch
@@ -152,7 +152,7 @@ class _Run:
             needs_generator = self.schedule is not None and self.schedule.strategy.needs_generator
             if needs_generator and self.path is not None:
                 host = LOOPBACK if there is None else there.address
-                environment |= stack.enter_context(generator_beside(self.path, host))
+                environment |= stack.enter_context(generator_process(self.path, host))
             patient = self.schedule is not None and self.schedule.strategy.goes_on_without
             if there is not None:
                 text = None if self.path is None else self.path.read_text(encoding="utf-8")

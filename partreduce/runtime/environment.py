@@ -16,7 +16,7 @@ RUN_SECRET = "PARTREDUCE_RUN_SECRET"  # noqa: S105 - the name of the variable
 GENERATOR = "PARTREDUCE_GENERATOR"
 """The address of the group generator."""
 GENERATOR_KEYS = "PARTREDUCE_GENERATOR_KEYS"
-"""The workers' keys of the group generator, as JSON."""
+"""The key of the group generator."""
 
 # What users set.
 OVER_GLOO = "PARTREDUCE_CUDA_OVER_GLOO"

@@ -10,10 +10,8 @@ import time
 
 from helpers.warm import WARM
 from partreduce.runtime.generator.client import GeneratorClient
-from partreduce.runtime.generator.keys import JobKeys
-from partreduce.runtime.generator.log import Log
-from partreduce.runtime.generator.service import GeneratorService
-from partreduce.runtime.generator.wire import ask_of
+from partreduce.runtime.generator.messages import ask_of, new_key
+from partreduce.runtime.generator.service import GeneratorService, Log
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import GroupGenerator
 from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
@@ -24,12 +22,12 @@ FOUR_ON_ONE_NODE = GeneratorSetting(nodes=(0, 0, 0, 0), division=GroupSplit.GLOB
 @contextlib.contextmanager
 def serving(setting, **options):
     """A group generator in a thread: itself, and the variables by which workers find it."""
-    keys = JobKeys.make()
-    service = GeneratorService(setting, keys, **options)
+    key = new_key()
+    service = GeneratorService(setting, key, **options)
     thread = threading.Thread(target=service.run, args=(600,))
     thread.start()
     try:
-        yield service, {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": keys.for_workers().text()}
+        yield service, {"PARTREDUCE_GENERATOR": service.address, "PARTREDUCE_GENERATOR_KEYS": key}
     finally:
         service.stop()
         thread.join(60)
@@ -50,13 +48,13 @@ def setting_of(seed, n=4):
 
 
 def rough_wire(seed, rank, *, worst=0.004):
-    """Stands between a client and its socket: 15 % of messages are dropped, 15 % doubled, 30 % late."""
+    """Stands between a client and its endpoint: 15 % of messages are dropped, 15 % doubled, 30 % late."""
     chance = random.Random(f"{seed} {rank}")
 
     def transport(send):
         held = []
 
-        def rough(data):
+        def rough(message):
             now = time.monotonic()
             for late in [entry for entry in held if entry[0] < now]:
                 held.remove(late)
@@ -65,11 +63,11 @@ def rough_wire(seed, rank, *, worst=0.004):
             if luck < 0.15:
                 return
             if luck < 0.3:
-                send(data)
+                send(message)
             if luck > 0.7:
-                held.append((now + chance.random() * worst, data))
+                held.append((now + chance.random() * worst, message))
             else:
-                send(data)
+                send(message)
 
         return rough
 
@@ -89,13 +87,11 @@ class Meeting:
 
 
 def work(
-    address, keys, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send,
+    address, key, rank, meet, *, rounds, pause=0.0, timeout=60.0, retry=0.03, transport=lambda send: send,
     on_answer=lambda generation: None,
 ):  # fmt: skip
     """One worker's whole run; returns what it executed."""
-    client = GeneratorClient(
-        address, keys.for_workers(), rank, timeout=timeout, retry=retry, transport=transport, lease=20.0
-    )
+    client = GeneratorClient(address, key, rank, timeout=timeout, retry=retry, transport=transport, lease=20.0)
     try:
         for _ in range(rounds):
             client.begin()
@@ -111,7 +107,7 @@ def work(
     return client.executed
 
 
-def run_workers(address, keys, n, *, rounds, seed=None, slow=(), **options):
+def run_workers(address, key, n, *, rounds, seed=None, slow=(), **options):
     """All workers as threads; returns their executed lists by rank."""
     meet, results, problems = Meeting(), {}, []
 
@@ -119,7 +115,7 @@ def run_workers(address, keys, n, *, rounds, seed=None, slow=(), **options):
         transport = (lambda send: send) if seed is None else rough_wire(seed, rank)
         pause = 0.02 if rank in slow else 0.0
         try:
-            results[rank] = work(address, keys, rank, meet, rounds=rounds, pause=pause, transport=transport, **options)
+            results[rank] = work(address, key, rank, meet, rounds=rounds, pause=pause, transport=transport, **options)
         except Exception as error:  # noqa: BLE001 - the caller's assertion shows it
             problems.append(f"worker {rank}: {error!r}")
 
@@ -137,7 +133,7 @@ def randomized_run(seed, *, n=4, rounds=5):
     """One run over a rough wire; returns the groups in order of starting and what each worker executed."""
     notes, slow = [], (random.Random(seed).randrange(n),) if seed % 3 == 0 else ()
     with serving(setting_of(seed, n), on_note=notes.append) as (service, _):
-        executed = run_workers(service.address, service.keys, n, rounds=rounds, seed=seed, slow=slow)
+        executed = run_workers(service.address, service.key, n, rounds=rounds, seed=seed, slow=slow)
     started = [(seq, members) for kind, seq, members in notes if kind == "started"]
     return started, executed
 
@@ -175,7 +171,7 @@ KILL_POINTS = [
 CHILD = """
 import os, signal, sys
 from helpers.generator_rig import setting_of
-from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.messages import read_key
 from partreduce.runtime.generator.service import GeneratorService
 left = {after}
 def probe(point):
@@ -184,7 +180,7 @@ def probe(point):
         left -= 1
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-service = GeneratorService(setting_of({seed}), JobKeys.read({keys!r}), address={address!r}, log={log!r}, probe=probe,
+service = GeneratorService(setting_of({seed}), read_key({keys!r}), address={address!r}, log={log!r}, probe=probe,
                            on_note=lambda note: print("note", *note[:2], *note[2], flush=True))
 print("address", service.address, "generation", service.state.generation, flush=True)
 service.run(60)
@@ -194,7 +190,7 @@ service.run(60)
 class ServiceProcess:
     """A generator in a process of its own, which kills itself at a named point."""
 
-    def __init__(self, folder, keys, *, seed, address="tcp://127.0.0.1:*", point="", after=0):
+    def __init__(self, folder, *, seed, address="tcp://127.0.0.1:*", point="", after=0):
         code = CHILD.format(
             point=point, after=after, seed=seed,
             keys=str(folder / "keys"), address=address, log=str(folder / "log"),

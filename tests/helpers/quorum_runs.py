@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.strategies.event_log import QuorumLog
+from partreduce.runtime.strategies.protocol_driver import QuorumLog
 from partreduce.runtime.strategies.quorum import gradients
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError

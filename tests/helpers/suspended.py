@@ -27,13 +27,12 @@ from benchmarks.faults.processes import look_at
 from helpers.scenarios import network
 from helpers.signs import Signs
 from partreduce.runtime.generator.client import GeneratorClient
-from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.messages import key_in, new_key
 from partreduce.runtime.generator.service import GeneratorService
 from partreduce.runtime.launcher.launch import import_once
 from partreduce.runtime.launcher.orphans import die_with_parent
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.credit import Bound
-from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.mailbox import Bound, Mailbox
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.store_line import fresh_line
 from partreduce.runtime.transport.torch_api import TCPStore
@@ -314,11 +313,11 @@ def start_note(job):
 def start_generator(job):
     """The waiter asks a group generator that is stopped."""
     reading, writing = os.pipe()
-    keys = JobKeys.make()
+    key = new_key()
 
     def other():
         setting = GeneratorSetting(nodes=(0, 0), group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
-        service = GeneratorService(setting, keys, lease=None)
+        service = GeneratorService(setting, key, lease=None)
         os.write(writing, f"{service.address}\n".encode())
         threading.Timer(1.0, stop_oneself).start()
         service.run(120)
@@ -326,8 +325,7 @@ def start_generator(job):
 
     def waiter():
         address = os.read(reading, 200).decode().strip()
-        own = JobKeys.parse(keys.for_workers().text(), "test")
-        clients = [GeneratorClient(address, own, rank, timeout=job.timeout) for rank in range(2)]
+        clients = [GeneratorClient(address, key_in(key, "test"), rank, timeout=job.timeout) for rank in range(2)]
         end = time.monotonic() + 2 * STILL_SECONDS + job.timeout
         while time.monotonic() < end:
             for client in clients:

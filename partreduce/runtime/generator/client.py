@@ -16,11 +16,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from partreduce.runtime.generator.keys import JobKeys
-from partreduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
-from partreduce.runtime.transport.background import Background
+from partreduce.runtime.generator.messages import (
+    LEASE_SHARE,
+    MAX_NUMBER,
+    MAX_REPLY_BYTES,
+    SERVICE,
+    FromWorker,
+    Heard,
+    Refused,
+    unpack_reply,
+)
 from partreduce.runtime.transport.deadline import Deadline, own_time
-from partreduce.runtime.transport.doorbell import Wakeup
+from partreduce.runtime.transport.endpoint import Endpoint, Received
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import Ask
@@ -41,12 +48,17 @@ from partreduce.topo.errors import EvictedError, InputError, UnavailableError
 
 RETRY_SECONDS = 0.5
 COST_ROUNDS = 4
-POLL_MILLISECONDS = 50
-MAX_REPLY_BYTES = 2**20
+POLL_SECONDS = 0.05
+MAX_QUEUED = 1000
+
+SendMessage = Callable[[FromWorker], None]
 
 
 class GeneratorClient:
-    """One worker's connection; every method but `close` raises what went wrong.
+    """One worker's connection.
+
+    Every method but `close` raises what went wrong: no answer within the timeout (UnavailableError), this worker was
+    given up (EvictedError), or is refused (InputError).
 
     Use: `begin()` at the start of a round, `group()` at its end, run the group's operation if there is one, then
     `begin` again, which also reports the group, or `failed` if the operation failed. `leave()` at the end of the run,
@@ -55,38 +67,33 @@ class GeneratorClient:
 
     Args:
         address: of the service.
-        keys: the job's, without the service's secret.
+        key: of the job.
         rank: this worker.
         timeout: seconds without any answer after which the service is taken to be gone.
         lease: seconds that the service waits for a sign of life at most; it says itself if it is less. Signs of life
             come four times as often, and until it has said so with every `retry`.
-        transport: for tests: stands between `send` and the socket.
-
-    Raises:
-        UnavailableError: no answer within the timeout; the message names the address.
-        EvictedError: the service gave this worker up.
-        InputError: the service refuses this worker.
+        transport: for tests: stands between this and the endpoint.
     """
 
     def __init__(
         self,
         address: str,
-        keys: JobKeys,
+        key: str,
         rank: int,
         *,
         timeout: float = 60.0,
         lease: float = 10.0,
         retry: float = RETRY_SECONDS,
-        transport: Callable[[Callable[[bytes], None]], Callable[[bytes], None]] = lambda send: send,
+        transport: Callable[[SendMessage], SendMessage] = lambda send: send,
     ) -> None:
         self.address, self.rank, self.timeout = address, rank, timeout
         self.executed: list[tuple[int, tuple[int, ...]]] = []
         self.lost: frozenset[int] = frozenset()
         self._costs: deque[float] = deque(maxlen=COST_ROUNDS)
         self._begun: float | None = None
-        self._keys, self._retry, self._lease = keys, retry, min(lease, LEASE_SHARE * timeout)
+        self._retry, self._lease = retry, min(lease, LEASE_SHARE * timeout)
         self._beat = min(retry, self._lease / 4)
-        self._session = secrets.token_hex(8)
+        self._session = secrets.randbelow(MAX_NUMBER)
         self._worker = GroupWorker(-1, collective=False)
         self._state: WorkerState | None = None
         self._changed = threading.Condition()
@@ -94,10 +101,10 @@ class GeneratorClient:
         self._closing = False
         self._taken = True
         self._transport = transport
-        self._outbox: list[bytes] = []
+        self._outbox: list[FromWorker] = []
         self._heard = own_time()
-        self._bell = Wakeup()
-        self._thread = Background(self._run, name=f"partreduce-generator-{rank}")
+        self._endpoint = Endpoint("group generator", key, rank, max_header=MAX_REPLY_BYTES, queue=MAX_QUEUED)
+        self._thread = self._endpoint.thread(self._run, name=f"partreduce-generator-{rank}")
         self._thread.start()
 
     def begin(self) -> None:
@@ -182,17 +189,15 @@ class GeneratorClient:
         """End the thread and say goodbye; without `leave` before it, the service learns by the lease."""
         if not self._closing:
             self._closing = True
-            self._bell.ring()
-            self._thread.join(3.0)
-            if not self._thread.is_alive():
-                self._bell.close()
+            self._endpoint.end()
 
     def _send(self, actions: tuple[Any, ...]) -> None:
-        self._outbox += [self._packed(a.message) for a in actions if isinstance(a, Send) and isinstance(a.message, Ask)]
-        self._bell.ring()
+        asks = [action.message for action in actions if isinstance(action, Send)]
+        self._outbox += [self._message(ask) for ask in asks if isinstance(ask, Ask)]
+        self._endpoint.wake()
 
-    def _packed(self, ask: Ask | None, *, goodbye: bool = False) -> bytes:
-        return pack_request(FromWorker(self.rank, self._session, ask, goodbye, math.ceil(1000 * self.timeout)))
+    def _message(self, ask: Ask | None, *, goodbye: bool = False) -> FromWorker:
+        return FromWorker(self.rank, self._session, ask, goodbye, math.ceil(1000 * self.timeout))
 
     def _raise(self) -> None:
         if self._error is not None:
@@ -205,40 +210,25 @@ class GeneratorClient:
             )
 
     def _run(self) -> None:
-        import zmq
-
-        context = zmq.Context()
-        socket = context.socket(zmq.DEALER)
         try:
-            socket.curve_serverkey = self._keys.service_public.encode()
-            socket.curve_publickey = self._keys.worker_public.encode()
-            socket.curve_secretkey = self._keys.worker_secret.encode()
-            socket.setsockopt(zmq.LINGER, 500)
-            socket.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
-            socket.setsockopt(zmq.RECONNECT_IVL, 20)
-            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
-            socket.connect(self.address)
-            send = self._transport(lambda data: socket.send(data, zmq.NOBLOCK))
-            self._loop(zmq, socket, send)
+            service = self._endpoint.connect(self.address, SERVICE, reads=True)
+
+            def send(message: FromWorker) -> None:
+                with contextlib.suppress(self._endpoint.error):  # it is said again after the retry interval
+                    service.send(self.rank, *message.packed())
+
+            self._loop(self._transport(send))
             if self._state is not None and self._state.stage == ENDED:
-                with contextlib.suppress(zmq.Again):
-                    socket.send(self._packed(None, goodbye=True), zmq.NOBLOCK)
+                send(self._message(None, goodbye=True))
         except Exception as error:  # noqa: BLE001 - the training loop must learn of whatever ended its thread
             with self._changed:
                 self._error = self._error or UnavailableError(f"group generator at {self.address}: {error}")
                 self._changed.notify_all()
-        finally:
-            socket.close()
-            context.term()
 
-    def _loop(self, zmq: Any, socket: Any, send: Callable[[bytes], None]) -> None:  # noqa: ANN401 - pyzmq's
+    def _loop(self, send: SendMessage) -> None:
         asked = beaten = time.monotonic()
-        poller = zmq.Poller()
-        poller.register(socket, zmq.POLLIN)
-        poller.register(self._bell.fileno(), zmq.POLLIN)
         while not self._closing:
-            if self._bell.fileno() in dict(poller.poll(min(POLL_MILLISECONDS, 500 * self._retry))):
-                self._bell.quiet()
+            self._endpoint.is_readable(min(POLL_SECONDS, self._retry / 2))
             with self._changed:
                 outgoing, self._outbox = self._outbox, []
                 state = self._state
@@ -246,20 +236,19 @@ class GeneratorClient:
             if outgoing:
                 asked = now
             elif state is not None and state.stage in (ASKED, GRANTED) and now - asked > self._retry:
-                outgoing, asked = [self._packed(state.ask)], now  # also while granted: word of a void may be lost
+                outgoing, asked = [self._message(state.ask)], now  # also while granted: word of a void may be lost
             elif now - beaten > self._beat:
-                outgoing = [self._packed(None)]
+                outgoing = [self._message(None)]
             if outgoing:
                 beaten = now
-            for data in outgoing:
-                with contextlib.suppress(zmq.Again):  # not connected: it is said again after the retry interval
-                    send(data)
-            while socket.poll(0):
-                self._take(socket.recv())
+            for message in outgoing:
+                send(message)
+            while (came := self._endpoint.read()) is not None:
+                self._take(came)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, came: Received) -> None:
         try:
-            reply = unpack_reply(data)
+            reply = unpack_reply(came.kind, came.numbers)
         except InputError:
             return  # not from a generator of this version; the request is repeated
         with self._changed:

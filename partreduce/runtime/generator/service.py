@@ -1,4 +1,4 @@
-"""The group generator's service: one loop around the explored state machine, with a log, leases and an access check.
+"""The group generator's service: one loop around the explored state machine, with a log, leases and an endpoint.
 
 Everything that changes the state is on disk before the answer leaves, and the state is a fold over what is on disk, so
 a service that is killed at any instant and started again on its log goes on where it was.
@@ -10,15 +10,17 @@ import contextlib
 import json
 import math
 import os
+import sqlite3
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-from partreduce.runtime.generator.keys import JobKeys
-from partreduce.runtime.generator.log import Log
-from partreduce.runtime.generator.wire import (
+from partreduce.runtime.generator.messages import (
     LEASE_SHARE,
     MAX_REQUEST_BYTES,
+    SERVICE,
     FromWorker,
     Heard,
     Refused,
@@ -30,22 +32,147 @@ from partreduce.runtime.generator.wire import (
     unpack_state,
 )
 from partreduce.runtime.transport.deadline import OwnTime
+from partreduce.runtime.transport.endpoint import Endpoint, Received
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
-from partreduce.topo.errors import InputError, UnavailableError
-from partreduce.topo.extras import load
+from partreduce.topo.errors import FileError, InputError, UnavailableError
 
 PATIENCE_SECONDS = 300.0
 """Taken for the timeout of a worker that did not say it."""
-COMPACT_BYTES = 2 * 2**20
+COMPACT_BYTES = 8 * 2**20
 MAX_BATCH = 256
-POLL_MILLISECONDS = 50
+MAX_QUEUED = 1000
+POLL_SECONDS = 0.05
 STOOD_SECONDS = 0.5
 """A turn of the loop that took longer was held up: the process was stopped, or its machine or disk stood."""
-ZAP_PLACE = "inproc://zeromq.zap.01"
-ALLOWED = (b"200", b"OK")
-DENIED = (b"400", b"the key is not this job's")
+APPLICATION = 0x50524747
+OLD_LOG = b"partreduce.generator.log"
+LOG_ENDINGS = ("-wal", "-journal")
+"""Of the files that SQLite keeps next to a log."""
+PAGE_BYTES = 512
+HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES
+"""Of the log's write-ahead file: its header, and a page with what stands before it."""
+
+
+class Log:
+    """What the generator was told, on disk before anybody hears the answer; locked against a second service.
+
+    An SQLite database of one table, in write-ahead mode and flushed with every batch; `records` are the contents found
+    when it was opened. What a crash cut off nobody was answered on account of, and SQLite drops it; damage anywhere
+    else is refused. SQLite does not see damage inside a row, so each row's checksum covers all rows before it; nor
+    commits that it can no longer read, so those are looked for (every checkpoint empties the file of old ones).
+
+    Raises:
+        UnavailableError: another service has it open.
+        FileError: it is damaged, is no log, or cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path, self._ahead, self._checksum = Path(path), Path(f"{os.fspath(path)}-wal"), 0
+        try:
+            with contextlib.suppress(FileExistsError):  # closing a file gives up all locks that this process has on it
+                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            ahead = self._ahead.read_bytes() if self._ahead.exists() else b""
+            self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as error:
+            why = getattr(error, "strerror", None) or error
+            raise FileError(f"{self.path}: cannot be opened as the generator's log: {why}") from None
+        try:
+            self.records = self._opened(ahead)
+        except (sqlite3.Error, UnicodeError) as error:  # a damaged name may be no text
+            self.close()
+            code = getattr(error, "sqlite_errorcode", None)
+            if code == sqlite3.SQLITE_BUSY:
+                text = f"{self.path}: another group generator has this log open; stop it first"
+                raise UnavailableError(text) from None
+            raise (self._foreign() if code == sqlite3.SQLITE_NOTADB else self._damaged(str(error))) from None
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, contents: Iterable[bytes], *, instead: bool = False) -> None:
+        """Write records, perhaps instead of all that are there, and wait until the disk has them: all or none.
+
+        Raises:
+            FileError: the disk is full or failed; nothing may be answered then.
+        """
+        rows, checksum = [], 0 if instead else self._checksum
+        for content in contents:
+            checksum = zlib.crc32(content, checksum)
+            rows.append((checksum, content))
+        try:
+            self._ask("BEGIN")
+            if instead:
+                self._ask("DELETE FROM facts")
+            self._database.executemany("INSERT INTO facts VALUES (?, ?)", rows)
+            self._ask("COMMIT")
+            if instead:
+                self._ask("PRAGMA wal_checkpoint(TRUNCATE)")
+        except sqlite3.Error as error:
+            with contextlib.suppress(sqlite3.Error):
+                self._ask("ROLLBACK")
+            raise FileError(f"{self.path}: cannot be written: {error}") from None
+        self._checksum = checksum
+
+    def size(self) -> int:
+        """Bytes on disk since it was opened, or since records were written instead of all others."""
+        return self._ahead.stat().st_size
+
+    def close(self) -> None:
+        """Let another service have it."""
+        with contextlib.suppress(sqlite3.Error):
+            self._database.close()
+
+    def _opened(self, ahead: bytes) -> list[bytes]:
+        self._ask("PRAGMA locking_mode=EXCLUSIVE")
+        ((application,),) = self._ask("PRAGMA application_id")
+        is_new = application == 0 and not self._ask("SELECT name FROM sqlite_master")
+        if not is_new and application != APPLICATION:
+            raise self._foreign()
+        for setting in (f"page_size={PAGE_BYTES}", "journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0"):
+            self._ask(f"PRAGMA {setting}")
+        ((_, frames, _),) = [(0, 0, 0)] if is_new else self._ask("PRAGMA wal_checkpoint(PASSIVE)")
+        if _has_commit(ahead[HEADER_BYTES + frames * FRAME_BYTES :]):
+            raise self._damaged("a commit in its write-ahead file cannot be read")
+        if is_new:
+            table = "CREATE TABLE facts (checksum INTEGER NOT NULL, fact BLOB NOT NULL)"
+            for statement in ("BEGIN", f"PRAGMA application_id={APPLICATION}", table, "COMMIT"):
+                self._ask(statement)
+        if (found := self._ask("PRAGMA integrity_check")) != [("ok",)]:
+            raise self._damaged(found[0][0].replace("\n", " "))
+        records = []
+        for number, (checksum, fact) in enumerate(self._ask("SELECT checksum, fact FROM facts ORDER BY rowid")):
+            self._checksum = zlib.crc32(fact, self._checksum) if isinstance(fact, bytes) else -1
+            if checksum != self._checksum:
+                raise self._damaged(f"record {number}")
+            records.append(fact)
+        self._ask("PRAGMA wal_checkpoint(TRUNCATE)")
+        return records
+
+    def _foreign(self) -> FileError:
+        with self.path.open("rb") as stream:
+            if stream.read(len(OLD_LOG)) != OLD_LOG:
+                return FileError(f"{self.path}: is not a group generator's log")
+        return FileError(
+            f"{self.path}: is a log of an earlier version, which this one cannot read; end the job with the version "
+            "that wrote it, or name a new log, which begins without groups"
+        )
+
+    def _damaged(self, what: str) -> FileError:
+        return FileError(
+            f"{self.path}: is damaged ({what}); groups may have been handed out on account of what is lost, so the job "
+            "cannot go on from this log"
+        )
+
+    def _ask(self, statement: str) -> list[tuple[Any, ...]]:
+        return self._database.execute(statement).fetchall()
+
+
+def _has_commit(frames: bytes) -> bool:
+    """Whether frames hold the last one of a commit that was written to its end; zeros are blocks never written."""
+    whole = (frames[place : place + FRAME_BYTES] for place in range(0, len(frames) - FRAME_BYTES + 1, FRAME_BYTES))
+    return any(any(frame[4:8]) and frame[-1] for frame in whole)
 
 
 class GeneratorService:
@@ -53,7 +180,7 @@ class GeneratorService:
 
     Args:
         setting: the rules of the draw.
-        keys: of the job, with the service's secret.
+        key: of the job.
         address: where to listen; port 0 or `*` takes a free one (`address` then holds it).
         log: path of the write-ahead log; None keeps everything in memory, for a job that ends with its generator.
         lease: seconds without a sign of life after which a worker that was there is given up; by default a part of the
@@ -71,7 +198,7 @@ class GeneratorService:
     def __init__(
         self,
         setting: GeneratorSetting,
-        keys: JobKeys,
+        key: str,
         *,
         address: str = "tcp://127.0.0.1:*",
         log: str | os.PathLike[str] | None = None,
@@ -80,11 +207,10 @@ class GeneratorService:
         probe: Callable[[str], None] = lambda _: None,
         on_note: Callable[[tuple[Any, ...]], None] = lambda _: None,
     ) -> None:
-        zmq = load("zmq", "the group generator")
-        self._zmq, self.setting, self.keys, self.lease, self.job = zmq, setting, keys, lease, job
+        self.setting, self.key, self.lease, self.job = setting, key, lease, job
         self.generator = GroupGenerator(setting)
         self.state = self.generator.initial()
-        self.sessions: dict[int, str] = {}
+        self.sessions: dict[int, int] = {}
         self._probe, self._on_note = probe, on_note
         self._routes: dict[int, bytes] = {}
         self._seen: dict[int, float] = {}
@@ -94,34 +220,15 @@ class GeneratorService:
         self._parted: set[int] = set()
         self._stopped = False
         self._unwritten: list[bytes] = []
-        self._log = None if log is None else Log(log)
-        self._context = zmq.Context()
+        self._log: Log | None = None
+        self._endpoint = Endpoint("group generator", key, SERVICE, max_header=MAX_REQUEST_BYTES, queue=MAX_QUEUED)
         try:
-            self._access = self._context.socket(zmq.REP)
-            self._access.bind(ZAP_PLACE)
-            self._socket = self._bound(address)
+            self._log = None if log is None else Log(log)
+            self.address = self._endpoint.listen(address, answers=True)
             self._recover()
         except BaseException:
             self.close()
             raise
-
-    def _bound(self, address: str) -> Any:  # noqa: ANN401 - pyzmq's socket
-        zmq = self._zmq
-        socket = self._context.socket(zmq.ROUTER)
-        socket.curve_server, socket.zap_domain = True, b"partreduce"
-        socket.curve_publickey = self.keys.service_public.encode()
-        socket.curve_secretkey = self.keys.service_secret.encode()
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        socket.setsockopt(zmq.HANDSHAKE_IVL, 5000)
-        socket.setsockopt(zmq.LINGER, 1000)
-        socket.setsockopt(zmq.RCVHWM, 10_000)
-        try:
-            socket.bind(address)
-        except zmq.ZMQError as error:
-            socket.close(0)
-            raise UnavailableError(f"group generator: cannot listen at {address}: {error}") from None
-        self.address = str(socket.getsockopt_string(zmq.LAST_ENDPOINT))
-        return socket
 
     def _recover(self) -> None:
         """Fold the log; a log that was there means a new life, which is a new generation."""
@@ -172,16 +279,9 @@ class GeneratorService:
         Raises:
             FileError: the log cannot be written; nobody was answered on account of what is not in it.
         """
-        zmq = self._zmq
-        poller = zmq.Poller()
-        poller.register(self._access, zmq.POLLIN)
-        poller.register(self._socket, zmq.POLLIN)
         end = time.monotonic() + seconds
         while not self._stopped and time.monotonic() < end:
-            ready = dict(poller.poll(POLL_MILLISECONDS))
-            if self._access in ready:
-                self._admit()
-            if self._socket in ready:
+            if self._endpoint.is_readable(POLL_SECONDS):
                 self._serve_batch()
             self._expire()
             if self.is_over:
@@ -198,34 +298,18 @@ class GeneratorService:
 
     def close(self) -> None:
         """Give the port and the log back."""
-        for name in ("_socket", "_access"):
-            if hasattr(self, name):
-                getattr(self, name).close()
-        self._context.term()
+        self._endpoint.end()
         if self._log is not None:
             self._log.close()
 
-    def _admit(self) -> None:
-        """Answer the access check of one connection (ZeroMQ's RFC 27): only the job's workers' key gets in."""
-        from zmq.utils import z85
-
-        version, number, *rest = self._access.recv_multipart()
-        mechanism, given = (rest[3], rest[4]) if len(rest) > 4 else (b"", b"")
-        right = mechanism == b"CURVE" and z85.encode(given) == self.keys.worker_public.encode()
-        code, text = ALLOWED if right else DENIED
-        self._access.send_multipart([version, number, code, text, b"", b""])
-
     def _serve_batch(self) -> None:
         """Take what has arrived, log it together, then answer: one flush to disk for all."""
-        zmq = self._zmq
         self._probe("before receive")
         outgoing: list[tuple[int, Any]] = []
         for _ in range(MAX_BATCH):
-            try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
+            if (came := self._endpoint.read()) is None:
                 break
-            outgoing += self._handle(frames[0], frames[1:])
+            outgoing += self._handle(came)
         self._probe("before commit")
         self._commit(outgoing)
 
@@ -234,40 +318,42 @@ class GeneratorService:
         for number, (worker, reply) in enumerate(outgoing):
             if number == 1:
                 self._probe("between replies")
-            self._reply_to(self._routes.get(worker), reply)
+            if worker in self._routes:
+                self._reply_to(self._routes[worker], worker, reply)
         self._probe("after reply")
         if self._log is not None and self._log.size() > COMPACT_BYTES:
             self._compact()
 
-    def _handle(self, route: bytes, frames: list[bytes]) -> list[tuple[int, Any]]:
+    def _handle(self, came: Received) -> list[tuple[int, Any]]:
         """One message: who may not speak is told so; everybody else is heard by the machine."""
         try:
-            if len(frames) != 1:
-                raise InputError("message: is not one frame")
-            message = unpack_request(frames[0], self.setting.num_workers)
+            message = self._checked(came)
         except InputError as error:
-            self._reply_to(route, Refused(str(error)))
-            return []
-        if self.sessions.get(message.rank, message.session) != message.session:
-            self._reply_to(route, Refused(f"rank {message.rank}: belongs to another process of this job"))
+            self._reply_to(came.route, came.source, Refused(str(error)))
             return []
         patience = message.patience / 1000
-        if self.lease is not None and 0 < patience < self.lease:
-            self._reply_to(
-                route,
-                Refused(
-                    f"its timeout of {patience:g} s is below the lease of {self.lease:g} s, for which a silent worker "
-                    "is waited for; raise the timeout or lower --lease"
-                ),
-            )
-            return []
         if patience:
             self._patience[message.rank] = patience
-        self._routes[message.rank] = route
+        self._routes[message.rank] = came.route
         self._parted.discard(message.rank)
         if self.state.status[message.rank] != DEAD:
             self._seen[message.rank] = self._clock()
         return self._heard(message)
+
+    def _checked(self, came: Received) -> FromWorker:
+        """The message, if it may be heard."""
+        if came.payload:
+            raise InputError("message: is not one frame")
+        message = unpack_request(came.source, came.kind, came.numbers, self.setting.num_workers)
+        if self.sessions.get(message.rank, message.session) != message.session:
+            raise InputError(f"rank {message.rank}: belongs to another process of this job")
+        patience = message.patience / 1000
+        if self.lease is not None and 0 < patience < self.lease:
+            raise InputError(
+                f"its timeout of {patience:g} s is below the lease of {self.lease:g} s, for which a silent worker is "
+                "waited for; raise the timeout or lower --lease"
+            )
+        return message
 
     def _heard(self, message: FromWorker) -> list[tuple[int, Any]]:
         if message.rank not in self.sessions:
@@ -295,11 +381,9 @@ class GeneratorService:
                 self._on_note(action.what)
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
-    def _reply_to(self, route: bytes | None, reply: Any) -> None:  # noqa: ANN401 - a reply or a refusal
+    def _reply_to(self, route: bytes, to: int, reply: Any) -> None:  # noqa: ANN401 - a reply or a refusal
         """Send without ever waiting: who does not take its answer asks again."""
-        if route is not None:
-            with contextlib.suppress(self._zmq.ZMQError):
-                self._socket.send_multipart([route, pack_reply(reply)], self._zmq.NOBLOCK)
+        self._endpoint.reply(route, to, *pack_reply(reply))
 
     def _expire(self) -> None:
         """Give up workers that were there and have been silent for longer than the lease."""
@@ -322,7 +406,8 @@ class GeneratorService:
         assert self._log is not None, "only a log is compacted"
         self._probe("before compaction")
         head = {"head": {"job": self.job, "workers": self.setting.num_workers}}
-        self._log.replace([_bytes(head), _bytes({"state": pack_state(self.state), "sessions": self.sessions})])
+        state = {"state": pack_state(self.state), "sessions": self.sessions}
+        self._log.append([_bytes(head), _bytes(state)], instead=True)
         self._probe("after compaction")
 
 

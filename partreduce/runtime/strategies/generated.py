@@ -12,7 +12,7 @@ from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.elastic.survivors import Survivors
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.client import GeneratorClient
-from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.messages import key_in
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run, Runner
 from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import InputError, UnavailableError
@@ -60,7 +60,7 @@ class GeneratedMeans(Runner):
                 "and another one runs; give each a generator of its own, or finish() the first"
             )
         reducer = run.reducer
-        self.client = GeneratorClient(address, JobKeys.parse(keys, GENERATOR_KEYS), run.rank, timeout=reducer.timeout)
+        self.client = GeneratorClient(address, key_in(keys, GENERATOR_KEYS), run.rank, timeout=reducer.timeout)
         self.membership = Survivors(
             world, reducer.heartbeat, lambda: self.client.lost, key=reducer.key, timeout=reducer.timeout
         )

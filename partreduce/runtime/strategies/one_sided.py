@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import Run, Runner
-from partreduce.runtime.transport.credit import Bound
-from partreduce.runtime.transport.mailbox import Mailbox, Message
+from partreduce.runtime.transport.mailbox import Bound, Mailbox, Message
 from partreduce.runtime.transport.waiting import PeerGoneError, PeerWatch
 from partreduce.topo.errors import InputError
 from partreduce.topo.strategies.base import Averaging, Strategy

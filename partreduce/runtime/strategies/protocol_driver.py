@@ -1,4 +1,4 @@
-"""Protocol driver: one process of a protocol's machine between real ones.
+"""Protocol driver: one process of a protocol's machine between real ones, what it waits for, and what it logs.
 
 The training raises the worker's own events, other threads bring what it is sent. One lock orders both, and whatever
 goes with an event (arrays, numbers, a line of a log) changes under it together with the state, so that what the machine
@@ -8,13 +8,17 @@ counts is there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
-from typing import Any, Generic, TypeVar
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Generic, TypeVar
 
 from partreduce.runtime.transport.mailbox import Message
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, SignsOfLife, Wait
 from partreduce.schedulers.protocols.base import Action, Machine
 
 State = TypeVar("State")
+MAX_EVENTS = 200_000
 
 
 class ProtocolDriver(Generic[State]):
@@ -107,3 +111,154 @@ class GenerationDriver(ProtocolDriver[State]):
     def _received(self, message: Message) -> Any:  # noqa: ANN401 - as above
         """Under the lock: what a message of this generation changes."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What a worker lacks to continue: the words for it, of whom, and how many of these must still come."""
+
+    what: str
+    of: tuple[int, ...]
+    needed: int = 1
+
+
+class PeerWaitError(PeerGoneError):
+    """Something that a worker needs cannot come, or did not within the timeout; `missing` says what."""
+
+    def __init__(self, text: str, missing: Missing) -> None:
+        super().__init__(text)
+        self.missing = missing
+
+
+def wait_for_missing(
+    done: Callable[[], bool],
+    missing: Callable[[], Missing | None],
+    condition: threading.Condition,
+    heartbeat: SignsOfLife,
+    timeout: float,
+    *,
+    why: Callable[[Missing], str | None],
+    check_failure: Callable[[], None],
+    told: Callable[[Missing], str],
+    place: str = "",
+) -> None:
+    """Wait until `done`, which is asked under the condition's lock.
+
+    Args:
+        done: what the wait is for.
+        missing: what is lacking for it; None if it is there, or is somebody else's to wait for.
+        condition: told of every message.
+        heartbeat: knows of the others, and tells them.
+        timeout: seconds.
+        why: why what is missing cannot come any more.
+        check_failure: raises if no message can come any more.
+        told: what this worker waited for, as it stands in an error.
+        place: where it waits, as its heartbeat says it.
+
+    Raises:
+        PeerWaitError: as said, with the worker whose message is missing.
+    """
+    lack: Missing | None = None
+    wait = Wait(heartbeat, (), timeout, why=lambda: None if lack is None else why(lack))
+    while True:
+        with condition:
+            if condition.wait_for(done, GLANCE_SECONDS):
+                return
+        check_failure()
+        known, lack = lack, missing()
+        if lack is None:
+            wait.begin_anew()
+            continue
+        if lack != known:
+            heartbeat.doing(f"waits {place}for {lack.what}", lack.of)
+            wait.turn_to(lack.of)
+        try:
+            wait.look()
+        except PeerGoneError as error:
+            raise PeerWaitError(f"{error} ({told(lack)})", lack) from None
+
+
+@dataclass(frozen=True, slots=True)
+class GapEvent:
+    """One event of a worker that keeps a gap.
+
+    Kinds: `entered` a step (after `by` steps), `sent` its update, `reduced` it, `renewed` the parameters before a skip
+    from it, `update`, `tokens` (`by` of them) and `ack` came from worker `source`.
+    """
+
+    seconds: float
+    """On the monotonic clock, which all processes of a machine share."""
+    kind: str
+    step: int
+    by: int = 0
+    source: int = -1
+    used: tuple[tuple[int, int], ...] = ()
+    """(source, step) of each update whose arrays were averaged."""
+    fill: int = 0
+    """Of an update that came: how many of its sender's updates are held then."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumEvent:
+    """One event of a worker under a quorum.
+
+    Kinds: it `called` (with gradient `numbers[0]`), its thread has `begun` a round with the gradients `numbers` and
+    `finished` it with so many gradients of each worker, its training has `taken` the rounds `numbers` and is `round`
+    rounds far, the models were `synchronized` there. Gradients and rounds are counted from the last place where all
+    workers met, which is `segment`.
+    """
+
+    seconds: float
+    """As above."""
+    kind: str
+    segment: int
+    round: int
+    numbers: tuple[int, ...] = ()
+
+
+class EventLog:
+    """What a worker did under a protocol and when, as its messages and their arrays say it, if asked for.
+
+    Nothing in it is asked of the protocol's state. So what compares a log with what was proved, or replays it through
+    the protocol object, compares two different things; and who has the gradients can compute all that was applied.
+    """
+
+    event: ClassVar[Callable[..., Any]]
+
+    def __init__(self, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self.events: list[Any] = []
+        self.dropped = 0
+
+    def add(self, kind: str, *numbers: Any, **details: Any) -> None:  # noqa: ANN401 - the fields of an event
+        """Note an event, under the lock that orders them."""
+        if not self.is_on:
+            return
+        if len(self.events) < MAX_EVENTS:
+            self.events.append(type(self).event(time.monotonic(), kind, *numbers, **details))
+        else:
+            self.dropped += 1
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON: what the recorder writes into traces."""
+        return {"dropped": self.dropped, "events": [asdict(event) for event in list(self.events)]}
+
+
+class GapLog(EventLog):
+    """A step is counted from the first and from every skip."""
+
+    event = GapEvent
+
+    def __init__(self, *, is_on: bool) -> None:
+        super().__init__(is_on=is_on)
+        self.capacities: Mapping[int, int] = {}
+        """Of the queue from each source."""
+
+    def facts(self) -> dict[str, Any]:
+        return {"capacities": {str(source): capacity for source, capacity in self.capacities.items()}} | super().facts()
+
+
+class QuorumLog(EventLog):
+    """Numbers only, as the sums brought them."""
+
+    event = QuorumEvent

@@ -1,52 +1,54 @@
 """Mailbox: one-sided messages between workers, for strategies in which nobody waits for a common operation.
 
 pyzmq carries them and not gloo: a gloo send blocks until its receive is posted, cannot be polled, and one receive that
-times out destroys the group. Every worker binds one inbox and connects to a peer when it first writes to it. A side
-thread reads the inbox and hands what arrives to the strategy. A thread that sends gives its message to libzmq itself,
-one at a time: to wake another thread for that would take longer than a small message does.
+times out destroys the group. Every worker has an inbox (see `endpoint`) and connects to a peer when it first writes to
+it. A side thread reads the inbox and hands what arrives to the strategy. A thread that sends gives its message to
+libzmq itself, one at a time: to wake another thread for that would take longer than a small message does.
 
-What may be on its way to a worker is bounded (see `credit`): the receiver grants what it has dealt with, so that a slow
-or stopped one makes its senders wait, until it continues, is known to be gone, or the timeout has passed. The side
-thread itself never waits for room, or two workers could wait for each other: what `deliver` sends is held back, and as
-much as the bound again may be, which is a matter of the protocol; more ends the side thread with an error. Nothing is
-dropped.
+What may be on its way from one worker to another is bounded, in messages and in bytes, as in HTTP/2 (RFC 9113, section
+5.2): a sender counts what it ever sent, the receiver says what it has ever dealt with, and what is between them never
+passes a bound that both know. Such grants are totals, so one that comes late or twice does no harm; they ride on
+messages that travel anyway, and go by themselves when half the bound is dealt with. A slow or stopped worker so makes
+its senders wait, until it continues, is known to be gone, or the timeout has passed. The side thread itself never waits
+for room, or two workers could wait for each other: what `deliver` sends is held back, and as much as the bound again
+may be, which is a matter of the protocol; more ends the side thread with an error. Nothing is dropped. (libzmq's
+high-water marks count messages and not bytes, hold on both sides besides what TCP's buffers take, and a socket that has
+reached one blocks or drops whatever comes next, the answers behind which the others wait included.)
 
 A small message that is urgent takes a connection of its own, or it would wait until all arrays that were sent before it
 have traveled. Each of the two connections keeps its order; grants take the urgent one, as totals in any order.
 
-Only workers of the run can connect and write (see `admission`); whatever else arrives is dropped unread. If the side
-thread ends for any reason but `close`, every thread that waits or sends is told.
+If the side thread ends for any reason but `close`, every thread that waits or sends is told.
 """
 
 from __future__ import annotations
 
-import json
+import os
 import queue
+import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
-from partreduce.runtime.transport.admission import Admission
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.credit import Account, Bound, Tally
+from partreduce.runtime.environment import RUN_SECRET
 from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.doorbell import Wakeup
+from partreduce.runtime.transport.endpoint import Connection, Endpoint, Received
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.own_host import own_host
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import NoSigns, PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
 from partreduce.topo.errors import UnavailableError
-from partreduce.topo.extras import load
 
 POLL_SECONDS = 0.005
-LINGER_MILLISECONDS = 1000
-MAX_HEADER_BYTES = 4096
-MAX_LISTS = 2
-"""A header is one list with one list inside it."""
 GRANT = ""
 """The kind of a message that only says what was dealt with."""
+MESSAGES = 64
+"""How many messages may be on their way to one worker, where nothing else is said."""
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,125 @@ class Message:
     @property
     def num_bytes(self) -> int:
         return sum(memoryview(frame).nbytes for frame in self.payload)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most that may be on its way from one worker to another, and the most that may wait for that."""
+
+    messages: int
+    num_bytes: int
+
+    @classmethod
+    def of_largest(cls, num_bytes: int, messages: int = MESSAGES) -> Bound:
+        """The least bound under which messages of so many bytes never wait for a grant that nobody sends."""
+        return cls(messages, 2 * max(num_bytes, 1))
+
+    def holds(self, num_bytes: int) -> bool:
+        """Whether a message may be sent at all: up to half of the bound may be dealt with and not granted yet."""
+        return 2 * num_bytes <= self.num_bytes
+
+
+@dataclass(slots=True)
+class Tally:
+    """So many messages, with so many bytes of payload."""
+
+    messages: int = 0
+    num_bytes: int = 0
+
+    def add(self, num_bytes: int) -> None:
+        self.messages += 1
+        self.num_bytes += num_bytes
+
+    def __sub__(self, other: Tally) -> Tally:
+        return Tally(self.messages - other.messages, self.num_bytes - other.num_bytes)
+
+
+@dataclass(slots=True)
+class Account(Generic[Item]):
+    """What one worker and one of its peers have sent each other, and what waits until the peer takes more.
+
+    Never more than the bound is sent and not granted; never more than the bound waits. Under its owner's lock.
+    """
+
+    bound: Bound
+    sent: Tally = field(default_factory=Tally)
+    granted: Tally = field(default_factory=Tally)
+    """Of what was sent, what the peer has dealt with, as far as it said so."""
+    received: Tally = field(default_factory=Tally)
+    """What came from the peer and was dealt with."""
+    told: Tally = field(default_factory=Tally)
+    """Of what was received, what the peer was told."""
+    _waiting: deque[tuple[Item, int]] = field(default_factory=deque)
+
+    @property
+    def on_the_way(self) -> Tally:
+        """What was sent and not granted."""
+        return self.sent - self.granted
+
+    @property
+    def waiting(self) -> Tally:
+        return Tally(len(self._waiting), sum(size for _, size in self._waiting))
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether a message may be sent now; none passes those that wait."""
+        return not self._waiting and self._fits(num_bytes)
+
+    def take(self, num_bytes: int) -> None:
+        assert self._fits(num_bytes), "nobody sends more than the bound"
+        self.sent.add(num_bytes)
+
+    def hold(self, item: Item, num_bytes: int) -> bool:
+        """Let a message wait; False if as much waits as may."""
+        waiting = self.waiting
+        if waiting.messages >= self.bound.messages or waiting.num_bytes + num_bytes > self.bound.num_bytes:
+            return False
+        self._waiting.append((item, num_bytes))
+        return True
+
+    def hold_newest(self, item: Item, replaces: Callable[[Item], bool]) -> None:
+        """Let an item without payload wait in the place of one that it replaces, or else after what waits."""
+        for place, (other, num_bytes) in enumerate(self._waiting):
+            if not num_bytes and replaces(other):
+                self._waiting[place] = (item, 0)
+                return
+        self._waiting.append((item, 0))
+
+    def grant(self, messages: int, num_bytes: int) -> list[Item]:
+        """The peer says what it has dealt with since the beginning: the messages that may go now, counted as sent.
+
+        What it cannot have dealt with, and what it said before, counts for nothing.
+        """
+        self.granted.messages = max(self.granted.messages, min(messages, self.sent.messages))
+        self.granted.num_bytes = max(self.granted.num_bytes, min(num_bytes, self.sent.num_bytes))
+        released = []
+        while self._waiting and self._fits(self._waiting[0][1]):
+            item, size = self._waiting.popleft()
+            self.sent.add(size)
+            released.append(item)
+        return released
+
+    def release(self) -> list[Item]:
+        """At the end: everything that waits, whatever the peer has granted."""
+        items = [item for item, _ in self._waiting]
+        self._waiting.clear()
+        return items
+
+    def owes(self) -> bool:
+        """Whether the peer should be told: half of what it may have on the way is dealt with."""
+        new = self.received - self.told
+        return 2 * new.messages >= self.bound.messages or 2 * new.num_bytes >= self.bound.num_bytes
+
+    def tell(self) -> tuple[int, int]:
+        self.told = replace(self.received)
+        return self.told.messages, self.told.num_bytes
+
+    def _fits(self, num_bytes: int) -> bool:
+        sent, granted, bound = self.sent, self.granted, self.bound
+        return (
+            sent.messages - granted.messages < bound.messages
+            and sent.num_bytes - granted.num_bytes + num_bytes <= bound.num_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +210,6 @@ class Mailbox:
         timeout: seconds that anybody waits for a message, or for room to send one.
         bound: what may be on the way to each peer; by default 64 messages and twice `max_bytes`.
         heartbeat: where who waits for room learns that the receiver is gone; without it, only the timeout ends that.
-
-    Raises:
-        MissingDependencyError: pyzmq is not installed.
-        UnavailableError: this machine's address is not known, or has no free port.
     """
 
     def __init__(
@@ -113,45 +230,29 @@ class Mailbox:
         self._accounts: dict[int, Account[Message]] = {}
         self._notes = Notes(store, f"mailbox/{key}")
         self._deliver = deliver
-        self._zmq = _zmq()
         self._to_oneself: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._addresses: dict[int, str] = {}
-        self._peers: dict[tuple[int, bool], Any] = {}
+        self._peers: dict[tuple[int, bool], Connection] = {}
         """By peer, and whether for what is urgent."""
         self._changed = threading.Condition()
         """Its lock is that of the accounts and of the sockets in `_peers`."""
         self._failure: BaseException | None = None
         self._closing = self._has_ended = False
-        self._linger_milliseconds = LINGER_MILLISECONDS
-        self._context = self._zmq.Context(io_threads=1)
-        self._bell = Wakeup()
+        secret = self._notes.propose("secret", secrets.token_hex(32)) + os.environ.get(RUN_SECRET, "")
+        # Half from the store and half from the launcher, so that who can read the store alone does not have it.
+        self._endpoint = Endpoint("mailbox", secret, rank, max_bytes=max_bytes)
         try:
-            self._admission = Admission(self._notes, self._context)
-            self._inbox, self._place, self._port = self._bound(store, max(max_bytes, MAX_HEADER_BYTES))
+            host, is_v6 = own_host(store)
+            self.address = self._endpoint.listen(f"tcp://[{host}]:*" if is_v6 else f"tcp://{host}:*")
         except BaseException:
-            self._context.destroy(linger=0)
-            self._bell.close()
+            self._endpoint.end()
             raise
-        self._thread = Background(self._run, name="partreduce-mailbox", stop=self.abandon)
-
-    def _bound(self, store: Store, max_bytes: int) -> tuple[Any, str, int]:
-        """The inbox with its place and port."""
-        inbox = self._context.socket(self._zmq.PULL)
-        inbox.setsockopt(self._zmq.RCVHWM, 0)
-        inbox.setsockopt(self._zmq.MAXMSGSIZE, max_bytes)
-        self._admission.guard(inbox)
-        host, is_v6 = own_host(store)
-        inbox.setsockopt(self._zmq.IPV6, is_v6)
-        place = f"tcp://[{host}]" if is_v6 else f"tcp://{host}"
-        try:
-            return inbox, place, inbox.bind_to_random_port(place)
-        except self._zmq.ZMQError as error:
-            raise UnavailableError(f"mailbox: cannot listen at {place} ({error})") from None
+        self._thread = self._endpoint.thread(self._run, name="partreduce-mailbox", stop=self.abandon)
 
     def start(self) -> None:
         """Leave the address and take messages from now on."""
         self._thread.start()
-        self._notes.write(f"address/{self.rank}", f"{self._place}:{self._port}")
+        self._notes.write(f"address/{self.rank}", self.address)
 
     def send(
         self, to: int, kind: str, numbers: Sequence[int] = (), payload: Sequence[Any] = (), *, urgent: bool = False
@@ -168,15 +269,39 @@ class Mailbox:
             PeerGoneError: the receiver can no longer make room, or did not within the timeout.
         """
         message = self._addressed(to, kind, numbers, payload, urgent=urgent)
-        assert self.bound.holds(message.num_bytes), "max_bytes is that of the largest message"
-        if threading.current_thread() is self._thread:
-            self._send_or_hold(to, message)
-        else:
-            self._send_when_room(to, message)
+        size = message.num_bytes
+        assert self.bound.holds(size), "max_bytes is that of the largest message"
+        with self._changed:
+            if self._went(to, message, size):
+                return
+            if is_side := threading.current_thread() is self._thread:
+                if self._closing:  # the last messages go out whatever was granted
+                    self._go(to, message)
+                elif not self._account(to).hold(message, size):
+                    waiting = self._account(to).waiting
+                    raise UnavailableError(
+                        f"worker {to} takes nothing: {waiting.messages} messages with {size_text(waiting.num_bytes)} "
+                        f"wait for it already, and at most {self.bound.messages} with "
+                        f"{size_text(self.bound.num_bytes)} may"
+                    )
+        if not is_side:
+            purpose = f"for room to send worker {to} {size_text(size)}"
+            self.until(lambda: self._went(to, message, size), self._heartbeat, (to,), None, purpose)
+
+    def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
+        """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
+
+        It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
+        a sender that continues without a receiver that takes nothing can do so for ever.
+        """
+        message = self._addressed(to, kind, numbers, urgent=urgent)
+        with self._changed:
+            if not self._went(to, message, 0):
+                self._account(to).hold_newest(message, lambda other: other.kind == kind)
 
     def shared(self, frame: Any) -> Any:  # noqa: ANN401 - any buffer
-        """A frame that messages to several workers carry: libzmq then says once, and not for each, that it has left."""
-        return self._zmq.Frame(frame, copy=False)
+        """A frame that messages to several workers carry."""
+        return self._endpoint.shared(frame)
 
     def _addressed(
         self, to: int, kind: str, numbers: Sequence[int], payload: Sequence[Any] = (), *, urgent: bool = False
@@ -185,27 +310,16 @@ class Mailbox:
         assert kind != GRANT, "grants are sent by the side thread"
         if self._failure is not None:
             raise UnavailableError(f"a message could not be delivered ({self._cause})")
-        if to != self.rank and to not in self._addresses:
-            self._addresses[to] = self._address(to)
+        self._find(to)
         return Message(self.rank, kind, tuple(numbers), tuple(payload), urgent)
 
-    def send_newest(self, to: int, kind: str, numbers: Sequence[int], *, urgent: bool = False) -> None:
-        """Send a message without arrays that says all that earlier ones of its kind said: totals, say.
-
-        It never waits. Where there is no room for it, it takes the place of an earlier one that waits for room, so that
-        a sender that continues without a receiver that takes nothing can do so for ever.
-
-        Raises:
-            UnavailableError: the receiver never left its address, or the side thread has ended.
-        """
-        message = self._addressed(to, kind, numbers, urgent=urgent)
-        with self._changed:
-            account = self._account(to)
-            if account.has_room(0):
-                account.take(0)
-                self._go(to, message)
-            else:
-                account.hold_newest(message, lambda other: other.kind == kind)
+    def _went(self, to: int, message: Message, size: int) -> bool:
+        """Let a message go if there is room for it; under the lock."""
+        account = self._account(to)
+        if room := account.has_room(size):
+            account.take(size)
+            self._go(to, message)
+        return room
 
     @property
     def _cause(self) -> str:
@@ -218,11 +332,7 @@ class Mailbox:
         return self._failure is not None
 
     def check_failure(self) -> None:
-        """Say so.
-
-        Raises:
-            PeerGoneError: no message comes any more.
-        """
+        """Raise a PeerGoneError if no message comes any more."""
         if self._failure is not None:
             raise PeerGoneError(f"a message could not be delivered ({self._cause})")
 
@@ -230,7 +340,7 @@ class Mailbox:
         """What went between this worker and each other one so far; itself not counted."""
         with self._changed:
             return {
-                peer: Traffic(account.sent.copy(), account.received.copy(), account.on_the_way, account.waiting)
+                peer: Traffic(replace(account.sent), replace(account.received), account.on_the_way, account.waiting)
                 for peer, account in sorted(self._accounts.items())
                 if peer != self.rank
             }
@@ -240,16 +350,6 @@ class Mailbox:
         return {str(peer): asdict(traffic) for peer, traffic in self.traffic().items()}
 
     def until(
-        self, done: Callable[[], bool], heartbeat: SignsOfLife, members: Sequence[int], round_: int | None
-    ) -> None:
-        """Wait until messages made `done` true.
-
-        Raises:
-            PeerGoneError: a member can no longer answer, the timeout passed, or delivery failed.
-        """
-        self._wait(done, heartbeat, members, round_)
-
-    def _wait(
         self,
         done: Callable[[], bool],
         heartbeat: SignsOfLife,
@@ -257,7 +357,12 @@ class Mailbox:
         round_: int | None,
         purpose: str = "",
     ) -> None:
-        """Wait for what the side thread brings about; `done` is asked under the lock."""
+        """Wait until messages made `done` true, which is asked under the lock.
+
+        Raises:
+            PeerGoneError: a member can no longer answer, the timeout passed, or delivery failed; where the wait has a
+                `purpose`, which then stands in the error, also if the run ended.
+        """
         has_come = False
 
         def is_over() -> bool:
@@ -279,42 +384,7 @@ class Mailbox:
     def _account(self, peer: int) -> Account[Message]:
         """What is owed to and by a peer; under the lock."""
         account = self._accounts.get(peer)
-        if account is None:
-            account = self._accounts[peer] = Account(self.bound)
-        return account
-
-    def _send_when_room(self, to: int, message: Message) -> None:
-        """For all threads but the side thread: wait until the receiver has room."""
-        num_bytes = message.num_bytes
-
-        def taken() -> bool:
-            account = self._account(to)
-            if room := account.has_room(num_bytes):
-                account.take(num_bytes)
-                self._go(to, message)
-            return room
-
-        with self._changed:
-            if taken():
-                return
-        self._wait(taken, self._heartbeat, (to,), None, f"for room to send worker {to} {size_text(message.num_bytes)}")
-
-    def _send_or_hold(self, to: int, message: Message) -> None:
-        """For the side thread: let a message wait for which there is no room."""
-        num_bytes = message.num_bytes
-        with self._changed:
-            account = self._account(to)
-            if self._closing:  # the last messages go out whatever was granted
-                self._go(to, message)
-            elif account.has_room(num_bytes):
-                account.take(num_bytes)
-                self._go(to, message)
-            elif not account.hold(message, num_bytes):
-                waiting = account.waiting
-                raise UnavailableError(
-                    f"worker {to} takes nothing: {waiting.messages} messages with {size_text(waiting.num_bytes)} wait "
-                    f"for it already, and at most {self.bound.messages} with {size_text(self.bound.num_bytes)} may"
-                )
+        return account if account is not None else self._accounts.setdefault(peer, Account(self.bound))
 
     def poke(self) -> None:
         """Let those who wait look again, after a change that no message brought."""
@@ -323,44 +393,32 @@ class Mailbox:
 
     def abandon(self) -> None:
         """End the side thread after a failure: nothing waits for messages to workers that may be gone."""
-        self._linger_milliseconds = 0
+        self._endpoint.linger_milliseconds = 0
         self.close()
 
     def close(self) -> None:
         """Send what is queued and end the side thread."""
-        if self._closing:
-            return
-        self._closing = True
-        self._bell.ring()
-        if self._thread.ident is None:  # never started
-            self._context.destroy(linger=0)
-            self._bell.close()
-        elif threading.current_thread() is not self._thread:
-            self._thread.join(2 * LINGER_MILLISECONDS / 1000)
-            if not self._thread.is_alive():
-                self._bell.close()
+        if not self._closing:
+            self._closing = True
+            self._endpoint.end()
 
-    def _address(self, to: int) -> str:
+    def _find(self, to: int) -> None:
+        """Know where another worker listens, once it has left its address."""
+        if to == self.rank or to in self._addresses:
+            return
         deadline = Deadline(self.timeout)
         while (address := self._notes.read(f"address/{to}")) is None:
             if deadline.is_over:
                 raise UnavailableError(f"worker {to}: left no address for messages within {self.timeout:g} s")
             time.sleep(POLL_SECONDS)
-        return address
+        self._addresses[to] = address
 
     def _run(self) -> None:
-        poller = self._zmq.Poller()
-        for source in (self._inbox, self._admission.socket, self._bell.fileno()):
-            poller.register(source, self._zmq.POLLIN)
         try:
             while not self._closing:
-                for ready, _ in poller.poll(1000):
-                    if ready is self._inbox:
-                        self._receive()
-                    elif ready is self._admission.socket:
-                        self._admission.answer()
-                    else:
-                        self._bell.quiet()
+                # One at a time: libzmq looks for connections with news when it is polled, not between messages.
+                if self._endpoint.is_readable(1.0) and (came := self._endpoint.read()) is not None:
+                    self._receive(came)
                 self._read_own()
             with self._changed:  # nobody waits for grants any more
                 for to, account in self._accounts.items():
@@ -373,7 +431,6 @@ class Mailbox:
         finally:
             with self._changed:
                 self._has_ended = True
-            self._context.destroy(linger=self._linger_milliseconds)
 
     def _read_own(self) -> None:
         """Deal with messages to oneself until none is left."""
@@ -391,36 +448,28 @@ class Mailbox:
         """
         if to == self.rank:
             self._to_oneself.put(message)
-            self._bell.ring()
+            self._endpoint.wake()
             return
         if self._has_ended:
             return
+        lane = (to, message.urgent)
         try:
-            lane = (to, message.urgent)
             if lane not in self._peers:
-                self._peers[lane] = self._connected(self._addresses[to])
-            header = json.dumps([self.rank, message.kind, message.numbers, *self._account(to).tell()]).encode()
-            self._peers[lane].send_multipart([self._admission.sealed(header), *message.payload], copy=False)
-        except self._zmq.ZMQError as error:
+                self._peers[lane] = self._endpoint.connect(self._addresses[to], to)
+            numbers = (*self._account(to).tell(), *message.numbers)
+            self._peers[lane].send(self.rank, message.kind, numbers, message.payload)
+        except self._endpoint.error as error:
             raise UnavailableError(f"worker {to}: a message could not be sent ({error})") from None
 
-    def _connected(self, address: str) -> Any:  # noqa: ANN401 - pyzmq's socket
-        peer = self._context.socket(self._zmq.PUSH)
-        peer.setsockopt(self._zmq.SNDHWM, 0)
-        peer.setsockopt(self._zmq.IPV6, address.startswith("tcp://["))
-        self._admission.introduce(peer)
-        peer.connect(address)
-        return peer
-
-    def _receive(self) -> None:
-        """Deal with one message: libzmq looks for connections with news when it is polled, not between messages."""
-        try:
-            frames = self._inbox.recv_multipart(self._zmq.NOBLOCK, copy=False)
-        except self._zmq.Again:
+    def _receive(self, came: Received) -> None:
+        """Take the grant that rides on a message, and hand the message over."""
+        if len(came.numbers) < 2:
             return
-        message = self._message_in(frames)
-        if message is not None and message.kind != GRANT:
-            self._hand_over(message)
+        messages, num_bytes, *numbers = came.numbers
+        with self._changed:
+            self._granted(came.source, messages, num_bytes)
+        if came.kind != GRANT:
+            self._hand_over(Message(came.source, came.kind, tuple(numbers), came.payload))
 
     def _hand_over(self, message: Message) -> None:
         """Let the strategy deal with a message, and tell the sender in time that it has."""
@@ -434,8 +483,7 @@ class Mailbox:
             is_due = account.owes()
             self._changed.notify_all()
         if is_due:
-            if source not in self._addresses:
-                self._addresses[source] = self._address(source)
+            self._find(source)
             with self._changed:
                 self._go(source, Message(self.rank, GRANT, urgent=True))
 
@@ -444,28 +492,6 @@ class Mailbox:
         for message in self._account(peer).grant(messages, num_bytes):
             self._go(peer, message)
         self._changed.notify_all()
-
-    def _message_in(self, frames: Sequence[Any]) -> Message | None:
-        """The message that some frames hold, after its grant was taken; None for what no worker of this run wrote."""
-        if len(frames[0].buffer) > MAX_HEADER_BYTES:
-            return None
-        header = self._admission.opened(bytes(frames[0].buffer))
-        if header is None or header.count(b"[") > MAX_LISTS or b"{" in header:
-            return None
-        try:
-            source, kind, numbers, messages, num_bytes = json.loads(header)
-            payload = tuple(frame.buffer for frame in frames[1:])
-            message = Message(int(source), str(kind), tuple(int(number) for number in numbers), payload)
-            grant = int(messages), int(num_bytes)
-        except (ValueError, TypeError, OverflowError, UnicodeDecodeError):
-            return None
-        with self._changed:
-            self._granted(message.source, *grant)
-        return message
-
-
-def _zmq() -> Any:  # noqa: ANN401 - the module
-    return load("zmq", "messages between workers (strategies server and pairwise)")
 
 
 def size_text(num_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""Updates: a worker's parameters as they were at one step, on their way to its out-neighbors.
+"""Updates: a worker's parameters as they were at one step, on their way to its out-neighbors and at their receivers.
 
 They are copied once a step for all neighbors, into memory that is used again (`arrays.Snapshots`): what travels never
 changes, and training continues at once. Large ones travel in parts of `PART_BYTES`, so that libzmq asks for memory that
@@ -6,8 +6,10 @@ the C library keeps: beyond 32 MB glibc takes every array from the system again,
 where its memory had to be touched for the first time, 17 ms where not. Smaller parts, of which the first would travel
 while the next is copied, cost more in messages than they hide.
 
-Averaging goes part by part, too: a part stays in the processor's cache while the parts of all neighbors are added to
-it, straight from the memory in which they came.
+At the receiver they wait in rings of proved capacity (`verify.gap_bounds`) until the protocol object, which counts
+them, says which are averaged. A ring holds the frames into which libzmq received, and nothing is copied: to receive
+into memory of one's own (`recv_into`) is one more copy, which took 1.2 to 1.5 times as long for 2 to 50 MB. Averaging
+goes part by part: a part stays in the processor's cache while the parts of all neighbors are added to it.
 
 Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is kept of an update; Theorem 2 for how many there can be.
 """
@@ -15,17 +17,21 @@ Source: Hop (Luo et al., ASPLOS 2019), section 6.1, for what is kept of an updat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from fractions import Fraction
+from typing import Any
 
 import torch
 
-from partreduce.runtime.transport.arrays import Snapshots
-from partreduce.runtime.transport.credit import Bound
-from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
+from partreduce.runtime.transport.mailbox import Bound, Mailbox
 from partreduce.runtime.transport.streams import Streams, await_mark
 from partreduce.runtime.transport.weights import unit_weights
+from partreduce.topo.errors import PartreduceError
 
 PART_BYTES = 16 * 2**20
 """The most that one message holds of an update."""
@@ -78,8 +84,8 @@ class Layout:
     def bound(self, capacities: Sequence[int], small: int) -> Bound:
         """What may be on the way between two neighbors: one that keeps the protocol never waits for room.
 
-        At most a proved capacity of updates is on the way to either side and `small` other messages. Twice
-        as much may be, as up to half of it may have been dealt with and not granted (see `credit`).
+        At most a proved capacity of updates is on the way to either side and `small` other messages. Twice as much may
+        be, as up to half of it may have been dealt with and not granted (see `mailbox`).
         """
         most = max(capacities, default=1)
         return Bound(2 * (most * len(self) + small), 2 * max(most * self.num_bytes, 1))
@@ -99,7 +105,7 @@ class UpdateSender:
 
     Snapshots have memory for one update more than the largest capacity among the out-neighbors' rings: an older one
     has left, or its receiver would be further behind than was proved. Only where a backup worker is so slow that more
-    are on their way to somebody who needs none of them there may be more, up to what the mailbox lets out (`credit`).
+    are on their way to somebody who needs none of them there may be more, up to what the mailbox lets out.
     From a device they are copied into pinned memory on a side stream, and the host waits for that copy and for nothing
     else of the device.
 
@@ -153,6 +159,204 @@ class UpdateSender:
     def _take(self, index: int, arrays: Sequence[torch.Tensor]) -> list[memoryview]:
         part = self.layout.parts[index]
         return self._snapshots[index].take([arrays[piece.array][piece.start : piece.end] for piece in part])
+
+
+class PlaceTakenError(PartreduceError):
+    """An update came for which its ring cannot have a place: its sender, or this worker, broke the protocol."""
+
+
+class Arrival(Enum):
+    """What came of a part of an update."""
+
+    MORE = "more parts of this update are to come"
+    KEPT = "the update is complete and has its place"
+    LATE = "the update is complete, nobody needs it any more, and it was dropped"
+
+
+class PayloadRings:
+    """The updates that in-neighbors sent ahead of a worker; one thread puts in what comes, another takes and reads.
+
+    A ring holds (step, frames) in as many places as were proved to do; who may send is who knows of a free one (tokens,
+    acknowledgements). So an update that does not fit replaces nothing: it is late and dropped, or cannot be. Under
+    staleness one place does: the newest replaces. An update is here when its last part is. Whoever took or read one
+    has its memory, and its place can be filled again at once.
+
+    Args:
+        worker: whose rings these are, for errors.
+        capacities: each in-neighbor's proved capacity, at least 1.
+        layout: how an update is cut into parts, the same on all workers.
+        newest_only: one place for each in-neighbor, in which a newer update replaces an older one.
+    """
+
+    def __init__(
+        self, worker: int, capacities: Mapping[int, int], layout: Layout, *, newest_only: bool = False
+    ) -> None:
+        assert all(capacity >= 1 for capacity in capacities.values()), "an update that is sent needs a place"
+        self.worker, self.newest_only = worker, newest_only
+        self._dtypes = [layout.dtypes[piece.array] for piece in layout.pieces()]
+        self._num_parts = len(layout)
+        self._capacities = {source: 1 if newest_only else capacity for source, capacity in capacities.items()}
+        self._rings: dict[int, deque[tuple[int, Sequence[Any]]]] = {
+            source: deque(maxlen=capacity) for source, capacity in self._capacities.items()
+        }
+        self._arriving: dict[int, tuple[int, list[Any]]] = {}
+        self._lock = threading.Lock()
+        self._before = 0
+        self.num_bytes = 0
+        """Held now."""
+        self.most_bytes = 0
+        """The most that was ever held."""
+        self.dropped = 0
+        """How many updates came too late, or were replaced by newer ones."""
+
+    def receive(self, source: int, step: int, part: int, payload: Sequence[Any]) -> Arrival:
+        """Take in one part of an update; those of one update come in order, and so do the updates of one sender.
+
+        Its memory belongs to the ring from now on.
+
+        Raises:
+            PlaceTakenError: with the first part: the step is too far ahead, or its place holds an update that is still
+                needed.
+        """
+        with self._lock:
+            if part == 0:
+                self._forget_arriving(source)
+                if not self._is_late(source, step):
+                    self._check_if_not_proved(source, step)
+                self._arriving[source] = (step, [])
+            begun, frames = self._arriving.get(source, (None, []))
+            if begun == step:  # or everything was thrown out meanwhile
+                frames.extend(payload)
+                self._count(_size(payload))
+                if self._is_late(source, step):
+                    self._forget_arriving(source)
+            if part + 1 < self._num_parts:
+                return Arrival.MORE
+            self._forget_arriving(source)
+            if len(frames) < len(self._dtypes):
+                self.dropped += 1
+                return Arrival.LATE
+            return self._put(source, step, frames)
+
+    def take(self, source: int, step: int) -> list[torch.Tensor]:
+        """The pieces of an update in the layout's order, one-dimensional; they are the caller's, the place is free."""
+        with self._lock:
+            payload = self._payload(source, step)
+            self._free(source, lambda held: held == step)
+        return self._tensors(payload)
+
+    def look(self, source: int, step: int | None = None) -> list[torch.Tensor]:
+        """The same, of the newest where no step is given, and the place stays filled: not to be written to.
+
+        What the caller has does not change, even when a newer update replaces it meanwhile.
+        """
+        with self._lock:
+            payload = self._payload(source, max(self._held(source)) if step is None else step)
+        return self._tensors(payload)
+
+    def retire(self, before: int) -> None:
+        """The updates of steps before this one are over: their places are free, and what comes of them is dropped.
+
+        To be called before any message goes out that lets an in-neighbor continue.
+        """
+        with self._lock:
+            self._before = max(self._before, before)
+            for source in self._rings:
+                self._free(source, lambda held: held < before)
+
+    def steps(self, source: int) -> tuple[int, ...]:
+        """Of which steps an in-neighbor's updates are here, ascending."""
+        with self._lock:
+            return tuple(sorted(self._held(source)))
+
+    def fill(self) -> dict[int, tuple[int, int]]:
+        """How many places of each in-neighbor's ring are filled, and how many there are."""
+        with self._lock:
+            return {source: (len(ring), self._capacities[source]) for source, ring in self._rings.items()}
+
+    def restore(self, source: int, step: int, tensors: Sequence[torch.Tensor]) -> None:
+        """Put in an update as a checkpoint has it, in memory of its own.
+
+        Raises:
+            PlaceTakenError: as `receive`.
+        """
+        with self._lock:
+            self._put(source, step, [frame_of(tensor.clone()) for tensor in tensors])
+
+    def clear(self, before: int = 0) -> None:
+        """Throw everything out and begin again with this step."""
+        with self._lock:
+            for source in self._rings:
+                self._free(source, lambda _: True)
+                self._forget_arriving(source)
+            self._before = before
+
+    # Everything below is called under the lock.
+
+    def _put(self, source: int, step: int, payload: Sequence[Any]) -> Arrival:
+        """Fill a place, if the step is newer than what it replaces."""
+        if self._is_late(source, step):
+            self.dropped += 1
+            return Arrival.LATE
+        self._check_if_not_proved(source, step)
+        if self.newest_only and self._rings[source]:
+            self.dropped += 1
+            self._free(source, lambda _: True)
+        self._rings[source].append((step, payload))
+        self._count(_size(payload))
+        return Arrival.KEPT
+
+    def _free(self, source: int, is_over: Callable[[int], bool]) -> None:
+        ring = self._rings[source]
+        for _ in range(len(ring)):
+            step, payload = ring.popleft()
+            if is_over(step):
+                self._count(-_size(payload))
+            else:
+                ring.append((step, payload))
+
+    def _forget_arriving(self, source: int) -> None:
+        """Give up what came of an update that is not complete, or count it no more."""
+        _, frames = self._arriving.pop(source, (None, []))
+        self._count(-_size(frames))
+
+    def _is_late(self, source: int, step: int) -> bool:
+        return step < self._before or (self.newest_only and step <= max(self._held(source), default=-1))
+
+    def _check_if_not_proved(self, source: int, step: int) -> None:
+        capacity = self._capacities[source]
+        place = step % capacity
+        there = next((held for held in self._held(source) if held % capacity == place), None)
+        if self.newest_only or (there is None and step < self._before + capacity):
+            return
+        why = (
+            f"place {place} of {capacity} holds that of step {there}, which is still needed"
+            if there is not None
+            else f"there are {capacity} places, and step {self._before} is not over (place {place} is free)"
+        )
+        raise PlaceTakenError(
+            f"worker {self.worker}: the update of step {step} from worker {source} came although {why}; a worker went "
+            "further ahead than was proved"
+        )
+
+    def _held(self, source: int) -> list[int]:
+        return [step for step, _ in self._rings[source]]
+
+    def _payload(self, source: int, step: int) -> Sequence[Any]:
+        found = next((payload for held, payload in self._rings[source] if held == step), None)
+        assert found is not None, f"worker {self.worker} has no update of step {step} from worker {source}"
+        return found
+
+    def _count(self, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        self.most_bytes = max(self.most_bytes, self.num_bytes)
+
+    def _tensors(self, payload: Sequence[Any]) -> list[torch.Tensor]:
+        return [tensor_of(frame, dtype) for frame, dtype in zip(payload, self._dtypes, strict=True)]
+
+
+def _size(frames: Sequence[Any]) -> int:
+    return sum(memoryview(frame).nbytes for frame in frames)
 
 
 def add_updates(

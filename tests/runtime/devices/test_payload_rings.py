@@ -13,8 +13,14 @@ from hypothesis import strategies as st
 from benchmarks.gpu.devices import PretendedDevice
 from partreduce.runtime.transport.arrays import frame_of
 from partreduce.runtime.transport.mailbox import Mailbox
-from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings, PlaceTakenError
-from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
+from partreduce.runtime.transport.updates import (
+    Arrival,
+    Layout,
+    PayloadRings,
+    PlaceTakenError,
+    UpdateSender,
+    add_updates,
+)
 
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 

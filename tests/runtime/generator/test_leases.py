@@ -28,8 +28,7 @@ def started():
 
 
 def clients_of(service, timeout, number=4):
-    keys = service.keys.for_workers()
-    return [GeneratorClient(service.address, keys, rank, timeout=timeout) for rank in range(number)]
+    return [GeneratorClient(service.address, service.key, rank, timeout=timeout) for rank in range(number)]
 
 
 def asked(service, clients):

@@ -336,7 +336,7 @@ def test_signals_are_one_request_for_a_second_and_the_next_one_after_it_is_anoth
 BEFORE_IT_LISTENS = """
 import os, signal, sys
 from pathlib import Path
-from partreduce.runtime.generator.beside import belongs_to
+from partreduce.runtime.generator.process import belongs_to
 folder = Path(sys.argv[1])
 with belongs_to(os.getppid(), [folder / "log"]):
     (folder / "log").touch()

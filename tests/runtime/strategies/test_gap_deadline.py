@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from partreduce.runtime.strategies.gap.deadline import wait_in_step
-from partreduce.runtime.strategies.missing import Missing, PeerWaitError
+from partreduce.runtime.strategies.gap.driver import wait_in_step
+from partreduce.runtime.strategies.protocol_driver import Missing, PeerWaitError
 
 
 class Heartbeat:

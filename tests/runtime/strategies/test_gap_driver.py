@@ -2,12 +2,11 @@
 
 import torch
 
-from partreduce.runtime.strategies.event_log import GapLog
 from partreduce.runtime.strategies.gap.driver import GapDriver
+from partreduce.runtime.strategies.protocol_driver import GapLog
 from partreduce.runtime.transport.arrays import frame_of
 from partreduce.runtime.transport.mailbox import Message
-from partreduce.runtime.transport.payload_rings import PayloadRings
-from partreduce.runtime.transport.updates import Layout
+from partreduce.runtime.transport.updates import Layout, PayloadRings
 from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce
 from partreduce.topo.strategies.iteration_gap import IterationGap, SkipPolicy, UpdateOrder

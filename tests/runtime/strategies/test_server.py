@@ -234,7 +234,7 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
         model.set_gradient(0.0, np.ones(3))
         optimizer.step()
         mailbox = optimizer.runner.mailboxes[0]
-        address = f"{mailbox._place}:{mailbox._port}"
+        address = mailbox.address
         with zmq.Context() as context:
             for frames in (
                 [b"\xff\x00"],
@@ -244,7 +244,7 @@ def test_garbage_and_letters_of_other_runs_are_dropped(ranks):
             ):
                 # One socket each: libzmq takes its connection from a socket that is refused, and a second letter would
                 # be waited for without end.
-                with context.socket(zmq.PUSH) as stranger, contextlib.suppress(zmq.Again):
+                with context.socket(zmq.DEALER) as stranger, contextlib.suppress(zmq.Again):
                     stranger.setsockopt(zmq.LINGER, 200)
                     stranger.setsockopt(zmq.SNDTIMEO, 2000)
                     stranger.connect(address)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from helpers.random_schedules import Quadratic
 from helpers.signs import Signs
 from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.runtime.transport.endpoint import USER, Seal, SealCheck
 from partreduce.runtime.transport.mailbox import Mailbox
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.cluster import Cluster
@@ -24,6 +25,11 @@ from partreduce.topo.strategies.pairwise import Pairwise
 from partreduce.topo.strategies.server import Server
 
 zmq = pytest.importorskip("zmq")
+
+
+def place_of(mailbox):
+    host, _, port = mailbox.address.removeprefix("tcp://").rpartition(":")
+    return host, int(port)
 
 
 class Pair:
@@ -39,8 +45,7 @@ class Pair:
 
     @property
     def place(self):
-        host = self.boxes[1]._place.removeprefix("tcp://")
-        return host, self.boxes[1]._port
+        return place_of(self.boxes[1])
 
     def still_delivers(self):
         count = len(self.heard)
@@ -61,8 +66,13 @@ def pair():
     made.close()
 
 
-def push(place, *messages, prepare=lambda stranger: None):
-    with zmq.Context() as context, context.socket(zmq.PUSH) as stranger:
+def introduce(stranger, endpoint):
+    """Show the password of those who may connect to an endpoint."""
+    stranger.plain_username, stranger.plain_password = USER, endpoint._password
+
+
+def push(place, *messages, kind=zmq.DEALER, prepare=lambda stranger: None):
+    with zmq.Context() as context, context.socket(kind) as stranger:
         stranger.setsockopt(zmq.LINGER, 200)
         prepare(stranger)
         stranger.connect("tcp://{}:{}".format(*place))
@@ -88,7 +98,8 @@ def test_a_deeply_nested_message_from_a_stranger_changes_no_run(ranks, strategy,
         for step in range(6):
             if step == 2:
                 mailbox = optimizer.runner.mailboxes[0]
-                push((mailbox._place.removeprefix("tcp://"), mailbox._port), [b"[" * 4096], [b"[" * 4096, b"x"])
+                for kind in (zmq.DEALER, zmq.PUSH):
+                    push(place_of(mailbox), [b"[" * 4096], [b"[" * 4096, b"x"], kind=kind)
                 time.sleep(0.2)
                 push_once.wait(60)
             model.set_gradient(0.0, np.ones(3))
@@ -120,7 +131,8 @@ RAW = st.builds(lambda *parts: b"".join(parts), st.sampled_from([b"", GREETING[:
 @given(messages=st.lists(FRAMES, max_size=3), raw=st.lists(RAW, max_size=3), held=st.integers(0, 3))
 def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
     """Messages without the password, bytes that are no ZeroMQ, connections that stay half-open."""
-    push(pair.place, *messages)
+    for kind in (zmq.DEALER, zmq.PUSH):
+        push(pair.place, *messages, kind=kind)
     with contextlib.ExitStack() as stack:
         for data in [*raw, *[b""] * held]:
             connection = stack.enter_context(socket.create_connection(pair.place, 2))
@@ -134,26 +146,63 @@ def test_any_bytes_of_strangers_are_dropped(pair, messages, raw, held):
 @given(frames=FRAMES, sealed=st.booleans())
 def test_any_frames_of_somebody_with_the_password_are_dropped(pair, frames, sealed):
     """Without the header's key nothing is parsed; with it, what is no header is dropped without a word."""
-    admission = pair.boxes[1]._admission
+    endpoint = pair.boxes[1]._endpoint
     if sealed:
-        frames = [admission.sealed(frames[0]), *frames[1:]]
-    push(pair.place, frames, prepare=admission.introduce)
+        frames = [Seal(endpoint._secret, 1)(frames[0]), *frames[1:]]
+    push(pair.place, frames, prepare=lambda stranger: introduce(stranger, endpoint))
     assert pair.still_delivers()
     assert all(message.kind == "hello" for message in pair.heard)
 
 
-def test_a_sealed_header_of_another_key_is_not_opened(pair):
-    admission = pair.boxes[1]._admission
+def test_a_header_is_opened_once_by_its_receiver_and_only_as_it_was_sealed(pair):
+    secrets = {box._endpoint._secret for box in pair.boxes}
+    assert len(secrets) == 1, "one secret in the run"
+    (secret,) = secrets
     header = json.dumps([0, "hello", [1]]).encode()
-    frame = admission.sealed(header)
-    assert pair.boxes[0]._admission.opened(frame) == header, "one secret in the run"
-    assert all(admission.opened(frame[:n] + bytes([frame[n] ^ 1]) + frame[n + 1 :]) is None for n in range(len(frame)))
+    seal, check = Seal(secret, 1), SealCheck(secret, 1)
+    frames = [seal(header) for _ in range(3)]
+    first = frames[0]
+    assert all(check(first[:n] + bytes([first[n] ^ 1]) + first[n + 1 :]) is None for n in range(len(first)))
+    assert SealCheck(secret, 0)(first) is None, "it is for another"
+    assert SealCheck(secret + "x", 1)(first) is None, "another secret"
+    assert [check(frame) for frame in (frames[1], frames[0], frames[1], frames[2])] == [header, None, None, header]
+    assert check(Seal(secret, 1)(header)) == header, "another connection of the same sender"
+
+
+def test_what_is_replayed_or_redirected_by_somebody_with_the_password_is_dropped(pair):
+    """He read the wire: whole messages of worker 0, which their receiver takes once, and no other worker at all."""
+    read = []
+    seals = {to: Seal(pair.boxes[0]._endpoint._secret, to) for to in (0, 1)}
+    for number in range(3):
+        read += [[seals[1](json.dumps([0, "told", [0, 0, number]]).encode()), b"payload"]]
+    redirected = [seals[0](json.dumps([0, "told", [0, 0, 9]]).encode()), b"payload"]
+
+    def prepare(stranger):
+        introduce(stranger, pair.boxes[1]._endpoint)
+
+    for _ in range(2):
+        push(pair.place, *read, redirected, prepare=prepare)
+        deadline = time.monotonic() + 60
+        while sum(message.kind == "told" for message in pair.heard) < 3 and time.monotonic() < deadline:
+            time.sleep(0.01)
+    time.sleep(0.2)
+    assert pair.still_delivers()
+    assert [message.numbers for message in pair.heard if message.kind == "told"] == [(0,), (1,), (2,)]
+
+
+def test_somebody_with_the_password_cannot_send_a_frame_that_is_larger_than_any_message(pair):
+    """His connection is closed, before memory is taken for it."""
+    place = pair.boxes[1]._endpoint
+    frames = [Seal(place._secret, 1)(json.dumps([0, "large", [0, 0]]).encode()), bytes(10_001)]
+    push(pair.place, frames, prepare=lambda stranger: introduce(stranger, place))
+    assert pair.still_delivers()
+    assert {message.kind for message in pair.heard} == {"hello"}
 
 
 def test_a_strangers_connection_is_closed_before_it_takes_a_message(pair):
     """A message is held until its last frame, so a message that never ends would fill the worker's memory."""
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + b"\0" * 32
-    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
     unfinished = b"\x03" + (9_000).to_bytes(8, "big") + b"x" * 9_000
     with socket.create_connection(pair.place, 2) as stranger:
         stranger.settimeout(5)

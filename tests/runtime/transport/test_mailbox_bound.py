@@ -20,8 +20,7 @@ from helpers.signs import Signs
 from helpers.warm import WARM
 from partreduce.runtime.transport import arrays
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
-from partreduce.runtime.transport.credit import Account, Bound, Tally
-from partreduce.runtime.transport.mailbox import Mailbox
+from partreduce.runtime.transport.mailbox import Account, Bound, Mailbox, Tally
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.topo.errors import UnavailableError
 
@@ -214,8 +213,8 @@ def test_waiting_for_room_ends_when_the_run_does():
     gate, errors = threading.Event(), queue.SimpleQueue()
     with Boxes(ignore, lambda message: gate.wait(), bound=Bound(1, 2 * MB)) as (sender, _):
         sender.send(1, "one")
-        wait, waits = sender._wait, threading.Event()
-        sender._wait = lambda *arguments: (waits.set(), wait(*arguments))
+        wait, waits = sender.until, threading.Event()
+        sender.until = lambda *arguments: (waits.set(), wait(*arguments))
 
         def send():
             try:

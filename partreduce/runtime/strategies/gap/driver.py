@@ -1,4 +1,4 @@
-"""Gap driver: one worker's side of Hop's protocol between real processes, with the updates' arrays.
+"""Gap driver: one worker's side of Hop's protocol between real processes, with the updates' arrays, and its waits.
 
 What the protocol object decides and the arrays that go with it change under one lock together, so that an update which
 the object counts is there, and one that it takes cannot be replaced by a newer one meanwhile.
@@ -6,17 +6,18 @@ the object counts is there, and one that it takes cannot be replaced by a newer 
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
-from partreduce.runtime.strategies.event_log import GapLog
-from partreduce.runtime.strategies.missing import Missing
-from partreduce.runtime.strategies.protocol_driver import GenerationDriver
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.liveness.wait_chain import listed
+from partreduce.runtime.strategies.protocol_driver import GapLog, GenerationDriver, Missing, wait_for_missing
 from partreduce.runtime.transport.mailbox import Message
-from partreduce.runtime.transport.payload_rings import Arrival, PayloadRings
+from partreduce.runtime.transport.updates import Arrival, PayloadRings
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.hop import (
     ENTERING,
@@ -32,7 +33,10 @@ from partreduce.schedulers.protocols.hop import (
     Token,
     Update,
 )
+from partreduce.topo.errors import InputError
 
+PLACE, UPDATE, NUMBERS = "gap/place", "gap/update", ("tokens", "acked", "fresh")
+"""Of what a checkpoint holds: the names of the place in the protocol, of arrays, and of counts for each neighbor."""
 Recipients = Mapping[int, tuple[int, ...]]
 """Who gets an update, and the numbers that go with it."""
 
@@ -131,6 +135,60 @@ class GapDriver(GenerationDriver[HopState]):
             self._generation += 1
             self._state, self._marks, self._paused = None, {}, 0
             self.rings.clear()
+
+    def packed(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint holds, by name: counts as integers, the arrays of updates as they are.
+
+        The queues are complete when it is saved: every worker has entered the round, and nothing is on its way.
+        """
+        state, machine, rings = self._state, self.machine, self.rings
+        if state is None:
+            return {}
+        tensors = {PLACE: torch.tensor([state.step, state.stage])}
+        for name in NUMBERS:
+            if numbers := getattr(state, name):
+                tensors[f"gap/{name}"] = torch.tensor([int(number) for number in numbers])
+        oldest = state.step - machine.setting.staleness
+        for source, queue in zip(self.sources, state.updates, strict=True):
+            if queue:
+                steps = [oldest + bit for bit in range(queue.bit_length()) if queue >> bit & 1]
+                tensors[f"gap/queue/{source}"] = torch.tensor(steps)
+            for step in rings.steps(source):
+                for index, array in enumerate(rings.look(source, step)):
+                    tensors[f"{UPDATE}/{source}/{step}/{index}"] = array
+        return tensors
+
+    def unpack(self, round_: int, tensors: dict[str, torch.Tensor]) -> None:
+        """Be where `packed` was, with its arrays put into the empty rings.
+
+        Raises:
+            InputError: the tensors are of another round than the checkpoint.
+        """
+        step, stage = tensors[PLACE].tolist()
+        if step != round_:
+            raise InputError(f"load_checkpoint: the queues are those of step {step}, and the checkpoint is of {round_}")
+        oldest = step - self.machine.setting.staleness
+        self.rings.clear(oldest)
+        arrays: dict[tuple[int, int], dict[int, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            if name.startswith(f"{UPDATE}/"):
+                source, of, index = map(int, name.removeprefix(f"{UPDATE}/").split("/"))
+                arrays.setdefault((source, of), {})[index] = tensor
+        for (source, of), parts in sorted(arrays.items()):
+            self.rings.restore(source, of, [parts[index] for index in range(len(parts))])
+        none = torch.tensor([], dtype=torch.int64)
+        held = [tensors.get(f"gap/queue/{source}", none).tolist() for source in self.sources]
+        tokens, acked, fresh = (tensors.get(f"gap/{name}", none).tolist() for name in NUMBERS)
+        updates = tuple(sum(1 << of - oldest for of in steps) for steps in held)
+        state = HopState(
+            step=step,
+            stage=stage,
+            updates=updates,
+            tokens=tuple(tokens),
+            acked=tuple(map(bool, acked)),
+            fresh=tuple(map(bool, fresh)),
+        )
+        self.open(round_, state)
 
     def fire(self, kind: type[Reduce | Advance]) -> Outcome:
         """Let the event of this kind happen that is ready; letters are for the caller to send, with no lock held.
@@ -291,3 +349,67 @@ class GapDriver(GenerationDriver[HopState]):
         """The arrays of the updates that a step uses; the rings compare the steps."""
         arrays = tuple(self.rings.take(source, of) for source, of in used)
         return Averaged(step, tuple((source, of) for source, of in used), arrays)
+
+
+def wait_in_step(
+    step: int,
+    done: Callable[[], bool],
+    missing: Callable[[], Missing | None],
+    condition: threading.Condition,
+    heartbeat: Heartbeat,
+    *,
+    timeout: float,
+    check_failure: Callable[[], None],
+    pausing: bool = False,
+    paused: Callable[[], frozenset[int]] = frozenset,
+) -> None:
+    """`wait_for_missing` as long as enough of those that are waited for can come.
+
+    Somebody's end is of no concern as long as what this worker needs now can come from others: with backup workers or
+    staleness it continues as far as its setting allows, and a failure far away is found out by those that need that
+    worker.
+
+    With `pausing` all meet, so that one who has taken his last step still sends what is waited for. `paused` says who
+    has begun a meeting of all that this worker, in a step, has not come to.
+    """
+    wait_for_missing(
+        done,
+        missing,
+        condition,
+        heartbeat,
+        timeout,
+        why=lambda lack: (
+            _hopeless(heartbeat, lack, None)
+            if pausing
+            else _hopeless(heartbeat, lack, step) or _unequal(heartbeat, lack, step, paused())
+        ),
+        check_failure=check_failure,
+        told=lambda lack: f"worker {heartbeat.rank} waited in step {step} for {lack.what} from {listed(lack.of)}",
+        place=f"in step {step} ",
+    )
+
+
+def _hopeless(heartbeat: Heartbeat, lack: Missing, step: int | None) -> str | None:
+    """Why too few of those that are waited for can still come, as a clause; None while enough can, or may.
+
+    Who took his last step before `step` cannot; without it, having finished is no reason.
+    """
+    if (problem := heartbeat.store_lost()) is not None:
+        return str(problem)
+    last_steps = {rank: heartbeat.read("finished", rank) for rank in lack.of} if step is not None else {}
+    ended = {rank for rank, last in last_steps.items() if last is not None and step is not None and int(last) <= step}
+    gone = heartbeat.lost(lack.of) | ended
+    if len(lack.of) - len(gone) >= lack.needed:
+        return None
+    return heartbeat.gone(sorted(gone), step)
+
+
+def _unequal(heartbeat: Heartbeat, lack: Missing, step: int, paused: frozenset[int]) -> str | None:
+    """The same of those who wait in a meeting for this worker, which waits for them."""
+    waiting = [rank for rank in lack.of if rank in paused or heartbeat.elsewhere([rank], step) is not None]
+    if len(lack.of) - len(waiting) >= lack.needed:
+        return None
+    return heartbeat.elsewhere(waiting, step) or (
+        f"worker {waiting[0]} waits for all in mean_model(), save_checkpoint() or another place where all meet, which "
+        f"this worker has passed: {heartbeat.unequal}"
+    )

@@ -9,15 +9,19 @@ import torch
 from partreduce.runtime.liveness.heartbeat import SKIPPED
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Ended, Run
-from partreduce.runtime.strategies.event_log import GapLog
-from partreduce.runtime.strategies.gap.deadline import wait_in_step
-from partreduce.runtime.strategies.gap.driver import Averaged, GapDriver, Letter, Outcome, Recipients
-from partreduce.runtime.strategies.gap.state import PLACE, packed, unpacked
-from partreduce.runtime.strategies.missing import Missing, PeerWaitError
+from partreduce.runtime.strategies.gap.driver import (
+    PLACE,
+    Averaged,
+    GapDriver,
+    Letter,
+    Outcome,
+    Recipients,
+    wait_in_step,
+)
 from partreduce.runtime.strategies.one_sided import OneSided
-from partreduce.runtime.transport.credit import MESSAGES, Bound
-from partreduce.runtime.transport.payload_rings import PayloadRings
-from partreduce.runtime.transport.updates import Layout, UpdateSender, add_updates
+from partreduce.runtime.strategies.protocol_driver import GapLog, Missing, PeerWaitError
+from partreduce.runtime.transport.mailbox import MESSAGES, Bound
+from partreduce.runtime.transport.updates import Layout, PayloadRings, UpdateSender, add_updates
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.schedulers.protocols.hop import Advance, Hop, Reduce, hop_of
 from partreduce.schedulers.protocols.hop_weights import weights_of
@@ -137,8 +141,7 @@ class GapMeans(OneSided):
 
     def state(self) -> dict[str, torch.Tensor]:
         """The place in the protocol, the tokens, and the queues with their arrays."""
-        state = self.driver.state
-        return {} if state is None else packed(self.driver.machine, self.run.rank, state, self.rings)
+        return self.driver.packed()
 
     def load(self, state: dict[str, torch.Tensor], step: int) -> None:
         """Be where the checkpoint was, with its queues; the update of this round, if sent by then, is not sent again.
@@ -150,11 +153,10 @@ class GapMeans(OneSided):
             super().load(state, step)
             return
         round_ = step // self.run.steps_per_round
-        kept = unpacked(self.driver.machine, self.run.rank, round_, state, self.rings)
         if self.is_parallel:
             self._start = [live.clone() for live in self._live()]
         self._round = round_
-        self.driver.open(round_, kept)
+        self.driver.unpack(round_, state)
 
     def _open(self, step: int, round_: int) -> None:
         """Be in the first round; in the parallel order its update leaves."""

@@ -15,9 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from partreduce.runtime.strategies.event_log import QuorumLog
-from partreduce.runtime.strategies.missing import Missing
-from partreduce.runtime.strategies.protocol_driver import GenerationDriver
+from partreduce.runtime.strategies.protocol_driver import GenerationDriver, Missing, QuorumLog
 from partreduce.runtime.strategies.quorum.spread import Spread
 from partreduce.runtime.strategies.quorum.sums import GradientSum, GradientSums
 from partreduce.runtime.transport.mailbox import Message

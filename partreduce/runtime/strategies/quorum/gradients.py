@@ -18,8 +18,7 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import MET
 from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.strategies.base import DIFFERENT, Arrived, Asked, Ended, Run, Runner
-from partreduce.runtime.strategies.event_log import QuorumLog
-from partreduce.runtime.strategies.missing import wait_for_missing
+from partreduce.runtime.strategies.protocol_driver import QuorumLog, wait_for_missing
 from partreduce.runtime.strategies.quorum.driver import QuorumDriver, Taken
 from partreduce.runtime.strategies.quorum.rounds import RoundsThread, room_for
 from partreduce.runtime.strategies.quorum.spread import Spread

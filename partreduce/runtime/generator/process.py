@@ -1,6 +1,6 @@
-"""The group generator beside a launcher: a process of its own for one run, started again if it is killed.
+"""The group generator's process next to a launcher: one for a run, started again if it is killed.
 
-It ends with the launcher, however that ends: the kernel tells it. Its keys go through a pipe and are in no file; its
+It ends with the launcher, however that ends: the kernel tells it. Its key goes through a pipe and is in no file; its
 log lies in a temporary folder of its own, which the launcher removes, or the generator when the launcher was killed.
 """
 
@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
-from partreduce.runtime.generator.keys import JobKeys
+from partreduce.runtime.generator.messages import new_key
 from partreduce.runtime.launcher.orphans import die_with_parent
 from partreduce.runtime.launcher.signals import Terminated, held, let_through, terminable
 from partreduce.runtime.transport.background import Background
@@ -33,7 +33,7 @@ MAX_RESTARTS = 5
 
 
 @contextlib.contextmanager
-def generator_beside(schedule: Path, host: str = "127.0.0.1") -> Iterator[dict[str, str]]:
+def generator_process(schedule: Path, host: str = "127.0.0.1") -> Iterator[dict[str, str]]:
     """Inside, a generator for the schedule runs on this machine; yields the environment that its workers need.
 
     Args:
@@ -43,29 +43,29 @@ def generator_beside(schedule: Path, host: str = "127.0.0.1") -> Iterator[dict[s
     Raises:
         UnavailableError: it did not start; its own message stands before this one on standard error.
     """
-    keys = JobKeys.make()
+    key = new_key()
     _sweep()
     place = Path(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
     command = [sys.executable, "-P", "-m", "partreduce", "generator", str(schedule), "--keys", "-"]
     command += ["--log", str(place / "log"), "--address-file", str(place / "address")]
     command += ["--address", f"tcp://{host}:*", "--beside", str(os.getpid())]
-    beside = _Beside(command, keys)
+    child = _Process(command, key)
     try:
-        address = _address(beside.process, place / "address")
+        address = _address(child.process, place / "address")
         command += ["--address", address]
-        Background(beside.keep, name="partreduce-generator-beside").start()
-        yield {GENERATOR: address, GENERATOR_KEYS: keys.for_workers().text()}
+        Background(child.keep, name="partreduce-generator-process").start()
+        yield {GENERATOR: address, GENERATOR_KEYS: key}
     finally:
         with held():
-            beside.end()
+            child.end()
             shutil.rmtree(place, ignore_errors=True)
 
 
-class _Beside:
+class _Process:
     """The generator's process, which is another one after a restart."""
 
-    def __init__(self, command: list[str], keys: JobKeys) -> None:
-        self.command, self.keys = command, keys
+    def __init__(self, command: list[str], key: str) -> None:
+        self.command, self.key = command, key
         self._lock, self._ending = threading.Lock(), False
         with held():
             self.process = self._started()
@@ -77,7 +77,7 @@ class _Beside:
         )
         assert process.stdin is not None, "asked for"
         with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(self.keys.text().encode())
+            process.stdin.write(self.key.encode())
         return process
 
     def keep(self) -> None:

@@ -1,0 +1,230 @@
+"""What a job's workers and its group generator share: a key, and messages that are a kind and numbers, read strictly.
+
+The key is made for every job and is the secret of its `transport.endpoint`. It travels in a file that only its owner
+can read, or in the environment that the launcher gives its children; never through the store, which anybody who reaches
+its port can read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers, Outstanding
+from partreduce.schedulers.protocols.group_generator.service import (
+    Alone,
+    Ask,
+    Bye,
+    Fenced,
+    GeneratorState,
+    Grant,
+    Later,
+    Reply,
+    Void,
+)
+from partreduce.topo.errors import FileError, InputError
+
+KEY_BYTES = 32
+SERVICE = -1
+"""The generator among the ranks of an endpoint."""
+MAX_REQUEST_BYTES, MAX_REPLY_BYTES = 1024, 2**20
+LEASE_SHARE = 0.75
+"""The lease as a part of the run's timeout: who is stopped for half of that is not given up."""
+MAX_NUMBER = 2**53
+REPLIES: dict[str, type[Reply]] = {
+    "grant": Grant,
+    "alone": Alone,
+    "later": Later,
+    "bye": Bye,
+    "void": Void,
+    "fenced": Fenced,
+}
+ASK, ALIVE, GOODBYE = "ask", "alive", "goodbye"
+REFUSED, HEARD = "refused ", "heard"
+PER_WORKER = ("requests", "counts", "alone", "status", "waiting", "costs")
+
+
+def new_key() -> str:
+    """The key of a new job."""
+    return secrets.token_hex(KEY_BYTES)
+
+
+def key_in(text: str, source: str) -> str:
+    """The key that a file or a variable holds.
+
+    Raises:
+        InputError: it holds anything else, which is not shown.
+    """
+    if re.fullmatch(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\s*", text) is None:
+        raise InputError(f"{source}: does not hold the keys of a job; let `partreduce generator` write them")
+    return text.strip()
+
+
+def write_key(path: str | os.PathLike[str], key: str) -> None:
+    """Write a file that only its owner can read.
+
+    Raises:
+        FileError: it cannot be written.
+    """
+    target = Path(path)
+    # Next to its place, then renamed: half a key file would be taken for the key of the job that is started next.
+    part = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
+            stream.write(key)
+        part.replace(target)
+    except (OSError, ValueError) as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise FileError(f"{path}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_key(path: str | os.PathLike[str]) -> str:
+    """The key of a file.
+
+    Raises:
+        FileError: it is absent, or others than its owner can read it.
+        InputError: it does not hold a key.
+    """
+    try:
+        with open(path, encoding="utf-8") as stream:  # noqa: PTH123 - the open file's mode is what counts
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+            text = stream.read(4096)
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path}: cannot be read as a key file: {error}") from None
+    if mode & 0o077:
+        raise FileError(f"{path}: others can read this key file (mode {mode:o}); run `chmod 600` on it")
+    return key_in(text, str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class FromWorker:
+    """What a worker sends: a sign of life, and the request that it waits on, if any.
+
+    `session` is a number that its process drew. `patience` is its run's timeout in milliseconds, for which a worker of
+    the run may be silent; 0 says nothing.
+    """
+
+    rank: int
+    session: int
+    ask: Ask | None = None
+    goodbye: bool = False
+    patience: int = 0
+
+    def packed(self) -> tuple[str, list[int]]:
+        """Its kind and numbers."""
+        if self.ask is not None:
+            return ASK, [self.session, self.patience, *plain_ask(self.ask)]
+        return GOODBYE if self.goodbye else ALIVE, [self.session, self.patience]
+
+
+def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: int) -> FromWorker:
+    """A worker's message.
+
+    Raises:
+        InputError: anything that `FromWorker.packed` does not give.
+    """
+    if not 0 <= rank < num_workers:
+        raise InputError(f"rank: is not a number in 0..{num_workers - 1}")
+    if kind not in (ASK, ALIVE, GOODBYE) or len(numbers) < 2:
+        raise InputError("message: is none that a worker sends")
+    session, patience, *ask = numbers
+    if not 0 <= session < MAX_NUMBER:
+        raise InputError("session: is not a number that a process draws")
+    if not 0 <= patience < MAX_NUMBER:
+        raise InputError("patience: is not a number of milliseconds")
+    if kind != ASK and not ask:
+        return FromWorker(rank, session, goodbye=kind == GOODBYE, patience=patience)
+    right = kind == ASK and len(ask) == 6 and all(-1 <= number < MAX_NUMBER for number in ask)
+    if not right or ask[0] < 0 or ask[5] < 0 or not set(ask[2:5]) <= {0, 1}:
+        raise InputError("ask: is not [request, done, last, failed, computed, cost]")
+    return FromWorker(rank, session, ask_of(ask), patience=patience)
+
+
+def plain_ask(ask: Ask) -> list[int]:
+    """A request as numbers; its salt is the explorer's alone."""
+    return [ask.request, ask.done, int(ask.last), int(ask.failed), int(ask.computed), ask.cost]
+
+
+def ask_of(numbers: Sequence[int]) -> Ask:
+    """The request of numbers that `plain_ask` wrote."""
+    request, done, last, failed, computed, cost = numbers
+    return Ask(request, done, bool(last), bool(failed), bool(computed), cost)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """Answer to a sign of life: these workers were given up and take part in nothing any more.
+
+    `lease` is for how many milliseconds the one who is answered may be silent.
+    """
+
+    lost: tuple[int, ...]
+    lease: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Answer to a message that is not obeyed."""
+
+    why: str
+
+
+def pack_reply(reply: Reply | Refused | Heard) -> tuple[str, list[int]]:
+    """The kind and numbers of a reply; only the last of its fields may be several numbers."""
+    if isinstance(reply, Refused):
+        return REFUSED + reply.why[:200], []
+    if isinstance(reply, Heard):
+        return HEARD, [reply.lease, *reply.lost]
+    name = next(name for name, kind in REPLIES.items() if type(reply) is kind)
+    values = [getattr(reply, field.name) for field in fields(reply)]
+    return name, [number for value in values for number in (value if isinstance(value, tuple) else (value,))]
+
+
+def unpack_reply(kind: str, numbers: Sequence[int]) -> Reply | Refused | Heard:
+    """The generator's message.
+
+    Raises:
+        InputError: anything that `pack_reply` does not give.
+    """
+    if kind.startswith(REFUSED) and not numbers:
+        return Refused(kind.removeprefix(REFUSED)[:200])
+    if kind == HEARD and numbers:
+        return Heard(tuple(numbers[1:]), numbers[0])
+    if kind not in REPLIES or not all(-1 <= number < MAX_NUMBER for number in numbers):
+        raise InputError("reply: is none that the generator sends")
+    make: Any = REPLIES[kind]
+    single = len(fields(make)) - (make is Grant)
+    if len(numbers) < single or (make is not Grant and len(numbers) > single):
+        raise InputError("reply: has too few or too many numbers")
+    reply: Reply = make(*numbers[:single], *([tuple(numbers[single:])] if make is Grant else []))
+    return reply
+
+
+def pack_state(state: GeneratorState) -> dict[str, Any]:
+    """A state as a JSON object, for the log's first record."""
+    buffers = state.buffers
+    names = [field.name for field in fields(state) if field.name not in ("buffers", "answers")]
+    raw: dict[str, Any] = {name: getattr(state, name) for name in names}
+    raw["answers"] = [None if answer is None else pack_reply(answer) for answer in state.answers]
+    raw["groups"] = [[group.seq, group.members, group.active] for group in buffers.groups]
+    return raw | {"queues": buffers.buffers, "locks": buffers.locks, "next_seq": buffers.next_seq}
+
+
+def unpack_state(raw: dict[str, Any]) -> GeneratorState:
+    """The state of a JSON object that `pack_state` wrote (the log's checksum has vouched for it)."""
+    groups = tuple(Outstanding(seq, tuple(members), tuple(active)) for seq, members, active in raw["groups"])
+    buffers = GroupBuffers(groups, tuple(map(tuple, raw["queues"])), tuple(raw["locks"]), raw["next_seq"])
+    answers: tuple[Any, ...] = tuple(None if answer is None else unpack_reply(*answer) for answer in raw["answers"])
+    rest: dict[str, Any] = {name: tuple(raw[name]) for name in PER_WORKER}
+    rest["known"] = tuple(map(tuple, raw["known"]))
+    rest |= {name: raw[name] for name in ("generation", "draws", "apart")}
+    return GeneratorState(buffers=buffers, answers=answers, **rest)
