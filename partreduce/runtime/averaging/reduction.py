@@ -12,7 +12,7 @@ from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.work import Work
 from partreduce.topo.phase import Group
 
 
@@ -41,7 +41,7 @@ class Reduction:
         """By bucket what is loaded in place of its parameters, if anything is."""
         self.absent: dict[int, frozenset[int]] = {}
         """Of gradients, by bucket: the slots that had none here."""
-        self.works: list[RunningWork] = []
+        self.works: list[Work] = []
         self.sides: dict[int, torch.Tensor] = {}
         self.coded: dict[int, CodedPart] = {}
         self.ok: torch.Tensor | None = None

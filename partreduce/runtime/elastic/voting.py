@@ -15,7 +15,6 @@ from dataclasses import astuple
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import CONNECT_SECONDS
-from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import (
     ANSWER,
@@ -30,6 +29,7 @@ from partreduce.runtime.transport.notes import (
     Pauses,
 )
 from partreduce.runtime.transport.store_line import root_store
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member

@@ -18,10 +18,9 @@ from typing import Any
 
 from partreduce.runtime.generator.keys import JobKeys
 from partreduce.runtime.generator.wire import LEASE_SHARE, FromWorker, Heard, Refused, pack_request, unpack_reply
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.deadline import Deadline, own_time
 from partreduce.runtime.transport.doorbell import Wakeup
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, own_time
+from partreduce.runtime.transport.work import Background
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import Ask
 from partreduce.schedulers.protocols.group_generator.worker import (

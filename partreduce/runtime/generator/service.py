@@ -29,7 +29,7 @@ from partreduce.runtime.generator.wire import (
     unpack_request,
     unpack_state,
 )
-from partreduce.runtime.transport.deadline import OwnTime
+from partreduce.runtime.transport.waiting import OwnTime
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator

@@ -17,8 +17,8 @@ from partreduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
 from partreduce.runtime.sharding.columns import dealt, put_together, width_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.in_rounds import goes_in_rounds, rounds
-from partreduce.runtime.transport.in_thread import InThread
-from partreduce.runtime.transport.waiting import PeerGoneError, RunningWork
+from partreduce.runtime.transport.waiting import PeerGoneError
+from partreduce.runtime.transport.work import Work, in_thread
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import UnavailableError
@@ -175,9 +175,9 @@ class Wire:
         source, target = rows.contiguous().view(-1).view(torch.uint8), theirs.view(-1).view(torch.uint8)
         out, back = [width * count for count in sends], [width * count for count in receives]
 
-        def start() -> RunningWork:
+        def start() -> Work:
             if self._crosses(group) and goes_in_rounds(longest * width, group.size, self._node_size):
-                return InThread(rounds(group, target, source, back, out))
+                return in_thread(rounds(group, target, source, back, out))
             return group.all_to_all(target, source, back, out)
 
         self._run(what, group, moment, start, num_bytes=rows.nbytes)
@@ -257,7 +257,7 @@ class Wire:
         what: str,
         group: Communicator,
         moment: Moment,
-        start: Callable[[], RunningWork],
+        start: Callable[[], Work],
         *,
         num_bytes: int,
     ) -> None:

@@ -13,8 +13,8 @@ import time
 from datetime import timedelta
 
 from partreduce.runtime.environment import AGENT_MAX_RESTARTS, RUN_ID
-from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.topo.errors import UnavailableError
 
 LOOK_SECONDS = 0.02

@@ -21,7 +21,7 @@ from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.codecs.frames import HalfPrecisionCodec, code_bytes, codec_of, unit_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.staged import Stages
-from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.work import Work
 from partreduce.topo.strategies.axes import Codec
 
 Bounds = list[tuple[int, int]]
@@ -99,7 +99,7 @@ class Scatter:
     """Codes on their way to the members that add them."""
 
     group: Communicator
-    work: RunningWork | None
+    work: Work | None
     """None where there are no numbers at all."""
     received: torch.Tensor
     count: int
@@ -110,7 +110,7 @@ class Scatter:
 class Gather:
     """The codes of all members' shards on their way to everybody."""
 
-    work: RunningWork
+    work: Work
     codes: torch.Tensor
     """[members, bytes]"""
 
@@ -124,7 +124,7 @@ class CodedStages:
             groups nobody then waits for a message to have come around.
     """
 
-    def __init__(self, wait: Callable[[RunningWork], None], *, at_once: bool = False) -> None:
+    def __init__(self, wait: Callable[[Work], None], *, at_once: bool = False) -> None:
         self._wait, self._at_once = wait, at_once
         self._device = torch.device("cpu")
         self._codecs: dict[tuple[Codec, int], BlockCodec | HalfPrecisionCodec] = {}

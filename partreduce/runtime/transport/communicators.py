@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from partreduce.runtime.codecs.coding import Coding
 from partreduce.runtime.transport.staged import Sums
-from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, Work, sum_options
-from partreduce.runtime.transport.waiting import LimitedWork, RunningWork
+from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, TorchWork, sum_options
+from partreduce.runtime.transport.work import Work
 from partreduce.topo.errors import MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
@@ -57,7 +57,7 @@ class Communicator:
         """Whether this worker is the lowest rank in the group."""
         return self.place == 0
 
-    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
         """Start a sum over the group, in place; with a `coding` the tensor holds the decoded sum once it is waited for.
 
         In 16 bits the backend adds the coded numbers. All members end with the same bits.
@@ -69,12 +69,12 @@ class Communicator:
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
         try:
-            work: Work = self._live().allreduce([tensor], self._sum_options)
+            work: TorchWork = self._live().allreduce([tensor], self._sum_options)
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
-        return _limited(work, tensor)
+        return _work(work, tensor)
 
-    def _coded(self, tensor: torch.Tensor, coding: Coding) -> RunningWork:
+    def _coded(self, tensor: torch.Tensor, coding: Coding) -> Work:
         if coding.in_blocks:
             if self.in_blocks is None:
                 raise MissingDependencyError(
@@ -87,12 +87,11 @@ class Communicator:
         if dtype is None or dtype is tensor.dtype:
             return self.all_reduce(tensor)
         short = tensor.detach().to(dtype)
-        work = self.all_reduce(short)
-        return (LimitedShortWork if isinstance(work, LimitedWork) else ShortWork)(tensor, short, work)
+        return self.all_reduce(short).then(lambda: tensor.detach().copy_(short))
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
-    ) -> Sequence[RunningWork]:
+    ) -> Sequence[Work]:
         """Start sending and receiving whole tensors, as (place in the group, tensor) pairs in equal order on both ends.
 
         All receives are posted before the first send: a send over gloo blocks until its receive is posted, so no order
@@ -107,26 +106,28 @@ class Communicator:
             if together:
                 # NCCL runs one after another what is not one call, and two workers' orders may wait in a circle.
                 backend._start_coalescing()  # noqa: SLF001 - as torch.distributed.batch_isend_irecv does
-            works: list[Work] = [backend.recv([tensor], place, 0) for place, tensor in receives]
+            works: list[TorchWork] = [backend.recv([tensor], place, 0) for place, tensor in receives]
             works += [backend.send([tensor], place, 0) for place, tensor in sends]
             if together:
-                return [backend._end_coalescing()]  # noqa: SLF001 - as above
-            return works if self.timeout is None else [PointWork(work, self.timeout) for work in works]
+                works = [backend._end_coalescing()]  # noqa: SLF001 - as above
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
 
-    def broadcast(self, tensor: torch.Tensor) -> RunningWork:
+        limit = [] if self.timeout is None or together else [self.timeout]
+        return [Work(work.is_completed, partial(work.wait, *limit)) for work in works]
+
+    def broadcast(self, tensor: torch.Tensor) -> Work:
         """Start a copy from the lowest rank to the others, in place."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
         if self.timeout is not None:
             options.timeout = self.timeout
-        return _limited(self._live().broadcast([tensor], options), tensor)
+        return _work(self._live().broadcast([tensor], options), tensor)
 
     def all_to_all(
         self, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
-    ) -> RunningWork:
+    ) -> Work:
         """Start handing out pieces of `source`, one to each member in order, and collecting theirs in `target`.
 
         Args:
@@ -142,12 +143,12 @@ class Communicator:
         if self.timeout is not None:
             options.timeout = self.timeout
         try:
-            work: Work = self._live().alltoall_base(target, source, list(receives), list(sends), options)
+            work: TorchWork = self._live().alltoall_base(target, source, list(receives), list(sends), options)
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
-        return _limited(work, target)
+        return _work(work, target)
 
-    def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> RunningWork:
+    def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
         """Start collecting equally long tensors of all members in `target`, in order of their places.
 
         Raises:
@@ -157,10 +158,10 @@ class Communicator:
         if self.timeout is not None:
             options.timeout = self.timeout
         try:
-            work: Work = self._live()._allgather_base(target, source, options)  # noqa: SLF001 - as torch.distributed
+            work: TorchWork = self._live()._allgather_base(target, source, options)  # noqa: SLF001 - as torch.distributed
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
-        return _limited(work, target)
+        return _work(work, target)
 
     def _live(self) -> Any:  # noqa: ANN401 - a ProcessGroup or a Backend, which share no typed base
         if self._backend is None:
@@ -175,84 +176,20 @@ class Communicator:
         return [backend]
 
 
-class HostWork(LimitedWork):
-    """A running collective of numbers on the host: gloo's, whose own wait sleeps until it ends and may have a limit."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    def may_wait_here(self) -> bool:
-        """Only the main thread cannot be inside the library when the interpreter ends."""
-        return threading.current_thread() is threading.main_thread()
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._work.is_completed()
-
-    def ended_within(self, seconds: float) -> bool:
-        """Wait until it has ended, at most so long but a millisecond at least: to torch, none means without end."""
-        try:
-            self._work.wait(timedelta(seconds=max(SHORTEST_WAIT, seconds)))
-        except RuntimeError:
-            return self._work.is_completed()  # its time is over; or it failed, which `wait` raises
-        return True
-
-    def wait(self) -> None:
-        """Wait until it has ended, and raise what went wrong."""
-        self._work.wait()
+def _work(work: TorchWork, tensor: torch.Tensor) -> Work:
+    """An operation of the library; gloo's, of numbers on the host, sleeps in a wait, which may have a limit."""
+    if tensor.device.type != "cpu":
+        return Work(work.is_completed, work.wait)
+    return Work(work.is_completed, work.wait, partial(_ended_within, work), on_main_thread=True)
 
 
-class PointWork:
-    """A running operation of gloo's from point to point, whose limit is given where it is waited for."""
-
-    def __init__(self, work: Work, timeout: timedelta) -> None:
-        self._work, self._timeout = work, timeout
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._work.is_completed()
-
-    def wait(self) -> None:
-        """Wait until it has ended, and raise what went wrong."""
-        self._work.wait(self._timeout)
-
-
-def _limited(work: Work, tensor: torch.Tensor) -> RunningWork:
-    """The operation as one whose wait has a limit, where it is gloo's."""
-    return HostWork(work) if tensor.device.type == "cpu" else work
-
-
-class ShortWork:
-    """A running sum of a copy in 16 bits, with the face of a torch work; decoded once it is waited for."""
-
-    def __init__(self, tensor: torch.Tensor, short: torch.Tensor, work: RunningWork) -> None:
-        self._tensor, self._short, self._work = tensor, short, work
-        self._decoded = False
-
-    def is_completed(self) -> bool:
-        """Whether the sum is there, well or not."""
-        return self._work.is_completed()
-
-    def wait(self) -> None:
-        """Wait for the sum and write it into the tensor; on CUDA the current stream does, not the host."""
-        self._work.wait()
-        if not self._decoded:
-            self._decoded = True
-            self._tensor.detach().copy_(self._short)
-
-
-class LimitedShortWork(ShortWork, LimitedWork):
-    """The same on the host."""
-
-    _work: LimitedWork
-
-    def may_wait_here(self) -> bool:
-        """Whether this thread may wait for the sum."""
-        return self._work.may_wait_here()
-
-    def ended_within(self, seconds: float) -> bool:
-        """Wait until the sum is there, at most so long."""
-        return self._work.ended_within(seconds)
+def _ended_within(work: TorchWork, seconds: float) -> bool:
+    """Wait until it has ended, at most so long but a millisecond at least: to torch, none means without end."""
+    try:
+        work.wait(timedelta(seconds=max(SHORTEST_WAIT, seconds)))
+    except RuntimeError:
+        return work.is_completed()  # its time is over; or it failed, which `Work.wait` raises
+    return True
 
 
 def first_line(error: BaseException) -> str:

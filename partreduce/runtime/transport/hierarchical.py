@@ -30,7 +30,7 @@ from partreduce.runtime.transport.coded_sums import (
 )
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.staged import Stages, Sums
-from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.work import Work
 from partreduce.topo.strategies.axes import CodecScope
 
 SMALL_BYTES = 1024
@@ -74,7 +74,7 @@ class HierarchicalCommunicator(Communicator):
         self.sums = staged(_Levels(inside, across))
         self._levels = inside, across
 
-    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
         """Start a sum over the group, in place; see Communicator. A short tensor is never coded.
 
         Raises:
@@ -118,14 +118,14 @@ class _Levels(Stages):
         rows.copy_(own.expand_as(rows))
         self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
-    def _collected(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, RunningWork]:
+    def _collected(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, Work]:
         """This worker's shard of a part on its way from all of the node, [members, numbers]."""
         start, end = bounds[self.inside.place]
         rows = self._rows(part[start:end], room)
         sizes = [end - start] * self.inside.size
         return rows, self.inside.all_to_all(rows.view(-1), part, sizes, lengths_of(bounds))
 
-    def _added(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: RunningWork) -> torch.Tensor:
+    def _added(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: Work) -> torch.Tensor:
         """The same, summed in order of places where it stands in the part."""
         self.wait(work)
         start, end = bounds[self.inside.place]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.work import Work
 
 AHEAD = 2
 """Rounds that may be under way at the same time."""
@@ -38,7 +38,7 @@ def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
 
 def rounds(
     group: Communicator, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
-) -> Iterator[RunningWork]:
+) -> Iterator[Work]:
     """Carry out an all_to_all (see Communicator.all_to_all) while somebody waits for what this yields, in order.
 
     All receives are posted first. Where two have nothing for each other no message is sent. O(group.size) messages.
@@ -52,7 +52,7 @@ def rounds(
     sources = [(group.place - distance) % group.size for distance in distances]
     posted = iter(group.exchange([], [(place, theirs[place]) for place in sources if len(theirs[place])]))
     coming = [[next(posted)] if len(theirs[place]) else [] for place in sources]
-    sent: list[RunningWork] = []
+    sent: list[Work] = []
     for index, distance in enumerate(distances):
         if index >= AHEAD:
             yield from coming[index - AHEAD]

@@ -13,13 +13,12 @@ from typing import Any
 import torch
 
 from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import Communicator, first_line
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.staged import QueuedSums, Stages, Sums
 from partreduce.runtime.transport.torch_api import PrefixStore, Store, nccl_backend
+from partreduce.runtime.transport.work import Background, BoundedCall, OverdueError
 from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable, World
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group

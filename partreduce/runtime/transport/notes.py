@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.store_line import line_to, processes_of, root_store
 from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.topo.errors import UnavailableError
 
 Answer = TypeVar("Answer")

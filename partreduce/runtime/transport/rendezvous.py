@@ -23,13 +23,13 @@ from partreduce.runtime.environment import (
     WORLD_SIZE,
 )
 from partreduce.runtime.transport.attempts import agreed_attempt, may_be_started_again
-from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import NcclWorld, check_shared_gpus, over_gloo
 from partreduce.runtime.transport.served_store import let_forks_go_without
 from partreduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, processes_of, root_store
 from partreduce.runtime.transport.torch_api import Store, TCPStore, default_store
+from partreduce.runtime.transport.work import BoundedCall, OverdueError
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, UnavailableError
 

@@ -9,62 +9,19 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 import weakref
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Protocol
 
 import torch
 
 from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.streams import Marker, Streams
-from partreduce.runtime.transport.waiting import LimitedWork, RunningWork, wait_a_while
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.work import Background, Ending, Work
 
 CLOSING_SECONDS = 0.02
 """Between two looks whether the group was destroyed, or the interpreter ends."""
-
-
-class StagedWork(LimitedWork):
-    """A running sum of a group's thread."""
-
-    def __init__(self) -> None:
-        self._ended = threading.Event()
-        self._problem: str | None = None
-
-    def end(self, problem: str | None = None) -> None:
-        """Say that it has ended, and what went wrong."""
-        self._problem = problem
-        self._ended.set()
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._ended.is_set()
-
-    def ended_within(self, seconds: float) -> bool:
-        """Wait until it has ended, at most so long."""
-        return self._ended.wait(seconds)
-
-    def wait(self) -> None:
-        """Wait until it has ended, and raise what a stage raised."""
-        self._ended.wait()
-        if self._problem is not None:
-            raise RuntimeError(self._problem)
-
-
-class QueuedWork:
-    """A running sum whose stages are queued on a device, with the face of a torch work."""
-
-    def __init__(self, streams: Streams, end: Marker) -> None:
-        self._streams, self._end = streams, end
-
-    def is_completed(self) -> bool:
-        """Whether the device has come to its end."""
-        return self._end.query()
-
-    def wait(self) -> None:
-        """Let the current stream wait for it, not the host."""
-        self._streams.follow(self._end)
 
 
 class Stages(ABC):
@@ -74,7 +31,7 @@ class Stages(ABC):
     """
 
     def __init__(self) -> None:
-        self.calls: queue.SimpleQueue[tuple[torch.Tensor, Coding | None, StagedWork] | None] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[tuple[torch.Tensor, Coding | None, Ending] | None] = queue.SimpleQueue()
         self.closed = False
         self.is_queued = False
         """Whether the current stream waits for a stage, and not this host."""
@@ -91,39 +48,36 @@ class Stages(ABC):
     def run(self) -> None:
         """Carry out sums in order of calls until there are no more."""
         while (call := self.calls.get()) is not None:
-            tensor, coding, work = call
+            tensor, coding, ending = call
             if self._failure is None:
                 try:
                     with torch.no_grad():
                         self.sum(tensor, coding)
                 except Exception as error:  # noqa: BLE001 - the thread that waits for it raises it
                     self._failure = str(error) or type(error).__name__
-            work.end(self._failure)
-            del call, tensor, coding, work
+            ending.reached(self._failure)
+            del call, tensor, coding, ending
 
-    def wait(self, work: RunningWork) -> None:
+    def wait(self, work: Work) -> None:
         """Wait for one stage, inside the library for a moment at a time: looks take a fifth of a sum's processor time.
 
-        The interpreter's end waits for this thread, and closes the stages before (see `background`).
+        The interpreter's end waits for this thread, and closes the stages before (see `Background`).
 
         Raises:
             RuntimeError: the stage failed or timed out, or the group is closed meanwhile.
         """
-        start = time.monotonic()
-        while not self.is_queued and not work.is_completed():
-            if self.closed:
-                raise RuntimeError("the group was destroyed while its sum was running")
-            if isinstance(work, LimitedWork):
-                work.ended_within(CLOSING_SECONDS)
-            else:
-                wait_a_while(work, CLOSING_SECONDS, time.monotonic() - start)
-        work.wait()
+        work.wait(None if self.is_queued else self._look, for_moments=True)
+
+    def _look(self) -> float:
+        if self.closed:
+            raise RuntimeError("the group was destroyed while its sum was running")
+        return CLOSING_SECONDS
 
 
 class Sums(Protocol):
     """The sums of a group that run in stages."""
 
-    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
+    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
         """Start a sum over the group, in place."""
 
     def close(self) -> None:
@@ -137,11 +91,12 @@ class QueuedSums:
         self.stages, self._streams = stages, streams.another()
         stages.is_queued = True
 
-    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> QueuedWork:
+    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
         """Queue a sum over the group, in place, after what the current stream has queued."""
         with self._streams.side(), torch.no_grad():
             self.stages.sum(tensor.view(-1), coding)
-            return QueuedWork(self._streams, self._streams.mark())
+            end = self._streams.mark()
+        return Work(end.query, partial(self._streams.follow, end))
 
     def close(self) -> None:
         """What is queued ends with the group's operations."""
@@ -154,15 +109,15 @@ class StagedSums:
         self.stages = stages
         self.thread: threading.Thread | None = None
 
-    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> StagedWork:
+    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
         """Start a sum over the group, in place."""
         if self.thread is None:
             self.thread = Background(self.stages.run, name="partreduce-stages", stop=self.stages.close)
             self.thread.start()
             weakref.finalize(self, self.stages.calls.put, None)
-        work = StagedWork()
-        self.stages.calls.put((tensor.view(-1), coding, work))
-        return work
+        ending = Ending()
+        self.stages.calls.put((tensor.view(-1), coding, ending))
+        return ending.work()
 
     def close(self) -> None:
         self.stages.close()

@@ -14,10 +14,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.torch_api import PrefixStore, Store, TCPStore
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline
+from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import StoreLostError
 
 Answer = TypeVar("Answer")

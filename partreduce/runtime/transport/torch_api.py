@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions, GradBucket, Store, Work
+from torch._C._distributed_c10d import AllgatherOptions, GradBucket, Store
+from torch._C._distributed_c10d import Work as TorchWork
 
 __all__ = [
     "AllgatherOptions",
@@ -18,7 +19,7 @@ __all__ = [
     "ProcessGroupGloo",
     "Store",
     "TCPStore",
-    "Work",
+    "TorchWork",
     "default_store",
     "nccl_backend",
     "store_on",

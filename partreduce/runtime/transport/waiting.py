@@ -1,22 +1,12 @@
-"""Waiting for others: inside the library for a while, or by looks with pauses between them, and what ends a wait early.
-
-A wait inside the library costs nothing while it lasts, and ends at once; it has to be a short one, since nothing else
-ends it: neither a note that somebody died nor Ctrl-C. Only the main thread may wait so: it ends the interpreter itself,
-while another thread that is in C++ frames then aborts the process (see `background`), and so would the operation's own
-thread if it called us. Other threads look, but for that of staged sums, which waits for a moment at a time and is ended
-before (see `staged`). So does everybody at operations whose wait has no limit: point to point over gloo, where a limit
-breaks the connection, and everything over NCCL.
-"""
+"""Waiting for others: a clock and deadlines of this process's own time, and what ends a wait early."""
 
 from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from partreduce.runtime.transport.deadline import Deadline
 from partreduce.topo.errors import UnavailableError
 
 LOOK_SECONDS = 1.0
@@ -29,6 +19,55 @@ SHORTEST, LONGEST = 3e-5, 1e-3
 MAX_WATCHED = 64
 SHARE = 32
 """A wait is noticed to be over at most this part of itself too late."""
+MOST_SECONDS = 1.0
+"""What counts at most between two looks, from whatever thread."""
+
+
+class OwnTime:
+    """A clock that stands while nobody looks at it for longer than `most` seconds; any thread may look.
+
+    Who was stopped, by SIGSTOP, by a debugger or with the whole machine, must not blame the others for the time in
+    which it heard nobody. The system tells nobody that he was stopped. But who waits looks at this clock several times
+    a second, so that a longer time between two looks was none in which this process waited.
+    """
+
+    def __init__(self, most: float = MOST_SECONDS) -> None:
+        self._most = most
+        # One value, so that threads need no lock, which a signal's handler might find taken: whichever of two looks
+        # is written last, it is right.
+        self._last = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        seconds, looked = self._last
+        now = time.monotonic()
+        seconds += min(now - looked, self._most)
+        self._last = seconds, now
+        return seconds
+
+
+own_time = OwnTime()
+"""Of this process."""
+
+
+class Deadline:
+    """An end of waiting, after so many seconds of this process's own time."""
+
+    def __init__(self, seconds: float, clock: OwnTime = own_time) -> None:
+        self.seconds, self._clock = seconds, clock
+        self._end = clock() + seconds
+
+    def renew(self) -> None:
+        self._end = self._clock() + self.seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until it has passed; negative once it has."""
+        return self._end - self._clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed; asked several times a second, since the clock stands otherwise."""
+        return self.left < 0
 
 
 class PeerGoneError(Exception):
@@ -176,8 +215,8 @@ class Wait(PeerWatch):
         """What was waited for so far does not count: somebody else has a limit for it."""
         self._deadline.renew()
 
-    def look(self) -> None:
-        """Called between two pauses, several times a second.
+    def look(self) -> float:
+        """Called between two pauses, several times a second; returns in how many seconds it wants to be called again.
 
         Raises:
             PeerGoneError: there is nothing to wait for any more, or it took too long.
@@ -188,6 +227,7 @@ class Wait(PeerWatch):
                 raise PeerGoneError(why)
         if self.is_over():
             raise PeerTimeoutError(self._heartbeat.waits_for(self._members, self._deadline.seconds))
+        return max(0.0, self.next - time.monotonic())
 
     def is_over(self) -> bool:
         """Whether the timeout has passed, and it is known, or was looked for, who holds this worker up."""
@@ -207,61 +247,6 @@ class Wait(PeerWatch):
                 if condition.wait_for(done, GLANCE_SECONDS):
                     return
             self.look()
-
-
-class RunningWork(Protocol):
-    """A running operation: torch's own works, and those that we carry out."""
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-
-    def wait(self) -> object:
-        """Wait until it has ended, and raise what went wrong."""
-
-
-class LimitedWork(ABC):
-    """A running operation with the face of a torch work, and a wait that has a limit."""
-
-    def may_wait_here(self) -> bool:
-        """Whether this thread may wait for it."""
-        return True
-
-    @abstractmethod
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-
-    @abstractmethod
-    def ended_within(self, seconds: float) -> bool:
-        """Wait until it has ended, at most so long."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Wait until it has ended, and raise what went wrong."""
-
-
-def ends_soon(work: RunningWork, glance: float | None = None) -> bool:
-    """Wait for an operation until it would be time to look at the others; whether it has ended by then."""
-    waited, start, soon = 0.0, time.monotonic(), GLANCE_SECONDS if glance is None else glance
-    while not work.is_completed():
-        if waited >= soon:
-            return False
-        wait_a_while(work, soon - waited, waited)
-        waited = time.monotonic() - start
-    return True
-
-
-def wait_a_while(work: RunningWork, seconds: float, waited: float) -> None:
-    """Wait for an operation, at most so long, or for a moment only where it is to be looked at.
-
-    Args:
-        work: the operation.
-        seconds: until the next look at the others.
-        waited: how long it has been waited for.
-    """
-    if isinstance(work, LimitedWork) and work.may_wait_here():
-        work.ended_within(seconds)
-    else:
-        time.sleep(pause_after(waited))
 
 
 def pause_after(waited: float) -> float:

@@ -15,7 +15,6 @@ from typing import Protocol
 
 import torch
 
-from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.coded_sums import FlatCodedStages
 from partreduce.runtime.transport.communicators import Communicator, first_line
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
@@ -26,6 +25,7 @@ from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.tags import sums_agree, tag_of
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import PeerWatch, SignsOfLife
+from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule

@@ -24,6 +24,7 @@ from benchmarks.gpu.cells import (
     run_cell,
     step,
 )
+from benchmarks.gpu.devices import _PretendedStreams
 from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedBackend, run_ranks
 from helpers.delays import shows_by_delay
 from partreduce.runtime.averaging.p_reduce import p_reduce
@@ -31,7 +32,7 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import gradient_means, group_means
-from partreduce.runtime.transport import nccl, rendezvous, staged, updates
+from partreduce.runtime.transport import nccl, rendezvous, updates
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.forms import formed
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
@@ -105,7 +106,7 @@ def test_stages_in_a_stream_have_the_bits_of_stages_in_a_thread_over_gloo(name):
 
 
 def test_without_waiting_for_the_last_stage_a_commit_takes_other_numbers(monkeypatch):
-    monkeypatch.setattr(staged.QueuedWork, "wait", lambda _: None)
+    monkeypatch.setattr(_PretendedStreams, "follow", lambda *_: None)
     assert shows_by_delay(compare, BY_NAME["static, hierarchical"], place="sum")
 
 
