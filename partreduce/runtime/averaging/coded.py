@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Slot
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.tags import TAG_LENGTH

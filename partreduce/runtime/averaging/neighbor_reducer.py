@@ -20,7 +20,7 @@ from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree, tag_of
 from partreduce.runtime.transport.weights import unit_weights

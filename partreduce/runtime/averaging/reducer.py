@@ -25,7 +25,7 @@ from partreduce.runtime.averaging.gradients import KeptGradients, load_gradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.recorder import Operation, Recorder

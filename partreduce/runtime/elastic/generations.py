@@ -25,7 +25,7 @@ from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import Everyone
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import JOINED, Notes, Pauses
+from partreduce.runtime.transport.store import JOINED, Notes, Pauses
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, Wait
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.protocols.membership.words import (

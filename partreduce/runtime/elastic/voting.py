@@ -16,7 +16,7 @@ from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.survivors import CONNECT_SECONDS
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import (
+from partreduce.runtime.transport.store import (
     ANSWER,
     CHANGES,
     JOIN,
@@ -27,8 +27,8 @@ from partreduce.runtime.transport.notes import (
     RELEASED,
     Notes,
     Pauses,
+    root_store,
 )
-from partreduce.runtime.transport.store_line import root_store
 from partreduce.runtime.transport.waiting import Deadline
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Membership

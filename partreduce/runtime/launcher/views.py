@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from partreduce.runtime.launcher.workers import ANSWER_SECONDS
-from partreduce.runtime.transport.notes import (
+from partreduce.runtime.transport.store import (
     ANSWER,
     CHANGES,
     DEATHS,

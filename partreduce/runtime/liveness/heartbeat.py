@@ -17,7 +17,7 @@ from typing import Any
 from partreduce.runtime.liveness.lifelines import KeepaliveSockets, closed_notes
 from partreduce.runtime.liveness.settings import Settings, difference
 from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
-from partreduce.runtime.transport.notes import CHANGES, NOT_STARTED, Deaths, Notes
+from partreduce.runtime.transport.store import CHANGES, NOT_STARTED, Deaths, Notes
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import own_time
 from partreduce.runtime.transport.work import Background

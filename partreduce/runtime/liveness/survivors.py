@@ -11,7 +11,7 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.waiting import Deadline, Wait
 from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import UnavailableError

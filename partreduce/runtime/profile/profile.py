@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.codecs.blocks import BlockCodec
-from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.codecs import DTYPES, BlockCodec
 from partreduce.runtime.profile.fit import Fit, fit_hardware, predicted_seconds
 from partreduce.runtime.profile.measure import WARM_UP, Measurement, measure_phases, settle
 from partreduce.runtime.transport.rendezvous import default_world

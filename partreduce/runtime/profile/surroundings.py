@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 
 from partreduce.runtime.environment import GROUP_RANK, SLURM_JOB, SLURM_NODEID, SLURM_TOPOLOGY
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Switch

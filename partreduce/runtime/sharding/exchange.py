@@ -33,7 +33,7 @@ from partreduce.runtime.sharding.layout import Layout
 from partreduce.runtime.sharding.row_code import RowCode
 from partreduce.runtime.sharding.wire import Wire
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.topo.errors import InputError
 
 Answer = Callable[[torch.Tensor], torch.Tensor]

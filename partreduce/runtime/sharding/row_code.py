@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from partreduce.runtime.codecs.blocks import quantize
-from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.codecs import DTYPES, quantize
 from partreduce.topo.codec_numbers import LARGEST
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.payload import TablePlacement

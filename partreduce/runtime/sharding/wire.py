@@ -15,8 +15,7 @@ import torch
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.sharding.calls import LENGTH, LONGEST, Call, Kind, Met
 from partreduce.runtime.sharding.columns import dealt, put_together, width_of
-from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.in_rounds import goes_in_rounds, rounds
+from partreduce.runtime.transport.communicators import Communicator, goes_in_rounds, rounds
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.work import Work, in_thread
 from partreduce.runtime.transport.worlds import World

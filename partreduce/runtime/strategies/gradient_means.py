@@ -12,7 +12,7 @@ from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.codecs import Codings
 from partreduce.runtime.liveness.settings import Settings, settings_of
 from partreduce.runtime.strategies.base import Arrived, GradientRunner, Run
 from partreduce.topo.errors import InputError

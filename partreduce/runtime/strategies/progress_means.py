@@ -38,7 +38,7 @@ import torch
 from partreduce.runtime.averaging.common_start import alike_start, common_start
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.codecs import Codings
 from partreduce.runtime.strategies.base import ADDS_PROGRESS, Run
 from partreduce.runtime.strategies.group_means import INSIDE, GroupMeans
 from partreduce.topo.errors import InputError

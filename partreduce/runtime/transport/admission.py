@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from partreduce.runtime.environment import RUN_SECRET
 
 if TYPE_CHECKING:
-    from partreduce.runtime.transport.notes import Notes
+    from partreduce.runtime.transport.store import Notes
 
 ZAP_PLACE = "inproc://zeromq.zap.01"
 TAG_BYTES = 16

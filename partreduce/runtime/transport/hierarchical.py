@@ -17,19 +17,18 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.codecs.frames import unit_of
-from partreduce.runtime.transport.coded_sums import (
+from partreduce.runtime.codecs import Coding, unit_of
+from partreduce.runtime.transport.communicators import Communicator, Sums
+from partreduce.runtime.transport.staged import (
     Bounds,
     CodedStages,
     Stage,
+    Stages,
     block_bounds,
     code_size,
     in_parts,
     num_coded_parts,
 )
-from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.staged import Stages, Sums
 from partreduce.runtime.transport.work import Work
 from partreduce.topo.strategies.axes import CodecScope
 

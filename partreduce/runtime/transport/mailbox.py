@@ -31,8 +31,7 @@ from typing import Any
 from partreduce.runtime.transport.admission import Admission
 from partreduce.runtime.transport.credit import Account, Bound, Tally
 from partreduce.runtime.transport.doorbell import Wakeup
-from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.own_host import own_host
+from partreduce.runtime.transport.store import Notes, own_host
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import Deadline, NoSigns, PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
 from partreduce.runtime.transport.work import Background

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
-from partreduce.runtime.transport.communicators import Communicator, first_line
+from partreduce.runtime.environment import NCCL_TEARS_DOWN
+from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.staged import QueuedSums, Stages, Sums
+from partreduce.runtime.transport.staged import QueuedSums, Stages
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import PrefixStore, Store, nccl_backend
 from partreduce.runtime.transport.work import Background, BoundedCall, OverdueError
 from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable, World
@@ -153,11 +153,6 @@ def _errors_are_ours() -> Iterator[None]:
         yield
     finally:
         del os.environ[NCCL_TEARS_DOWN]
-
-
-def over_gloo() -> bool:
-    """Whether the user asked for CUDA tensors over gloo."""
-    return os.environ.get(OVER_GLOO) == "1"
 
 
 def place_of(device: torch.device) -> str:

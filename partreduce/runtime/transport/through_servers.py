@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.codecs.frames import decoded, encoded
+from partreduce.runtime.codecs import Coding, decoded, encoded
 from partreduce.runtime.transport.arrays import frame_of, tensor_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox, Message

@@ -7,6 +7,9 @@ above talks to a `World` and never to the global state of `torch.distributed`.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -15,23 +18,25 @@ from typing import Protocol
 
 import torch
 
-from partreduce.runtime.transport.coded_sums import FlatCodedStages
-from partreduce.runtime.transport.communicators import Communicator, first_line
+from partreduce.runtime.environment import OVER_GLOO
+from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
-from partreduce.runtime.transport.needed_groups import check_budget, member_sets
-from partreduce.runtime.transport.notes import deaths_of
-from partreduce.runtime.transport.staged import Stages, Sums
+from partreduce.runtime.transport.staged import FlatCodedStages, Stages
+from partreduce.runtime.transport.store import deaths_of
 from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.tags import sums_agree, tag_of
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import PeerWatch, SignsOfLife
 from partreduce.runtime.transport.work import Background
-from partreduce.topo.errors import UnavailableError
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 MAX_GROUPS = 64
 """Groups that one worker may belong to; each costs it about one file descriptor per other member."""
+SPARE_DESCRIPTORS = 64
 DESTROY_SECONDS = 0.2
 IN_BLOCKS = "blocks"
 """The name of the further communicators of groups that sum by codecs of blocks."""
@@ -328,3 +333,85 @@ class GroupTable(ABC):
 def _drop(backends: list[object]) -> None:
     """Release a backend; its destructor waits for the running operation, without the GIL."""
     backends.clear()
+
+
+def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
+    """The distinct groups of one worker over prologue and period; none for strategies whose file does not say groups.
+
+    O(period · group size) for rules.
+    """
+    if not schedule.is_phased:
+        return set()
+    rounds = range(schedule.phased.period + (1 if schedule.prologue else 0))
+    first = max(schedule.prologue - 1, 0)
+    groups = (schedule.group_of(rank, first + index) for index in rounds)
+    return {group.members for group in groups if group is not None}
+
+
+def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
+    """Refuse a schedule that needs more groups or file descriptors than one worker may have."""
+    member_lists = list(groups)
+    if len(member_lists) > max_groups:
+        raise InputError(
+            f"schedule {name!r}: puts this worker into {len(member_lists)} distinct groups, and each costs it sockets "
+            f"and a thread; at most {max_groups} are allowed; repeat groups within the period"
+        )
+    needed = sum(len(members) + 2 for members in member_lists) + SPARE_DESCRIPTORS
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit not in (resource.RLIM_INFINITY, -1) and needed > limit:
+        raise InputError(
+            f"schedule {name!r}: its groups need about {needed} file descriptors in each worker and the limit is "
+            f"{limit}; raise it with `ulimit -n {2 * needed}`"
+        )
+
+
+def over_gloo() -> bool:
+    """Whether the user asked for CUDA tensors over gloo."""
+    return os.environ.get(OVER_GLOO) == "1"
+
+
+def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) -> AllReduceAlgorithm:
+    """The algorithm that the user asks for.
+
+    Raises:
+        InputError: no such algorithm.
+        MissingDependencyError: CUDA tensors that go over gloo.
+    """
+    try:
+        chosen = AllReduceAlgorithm(algorithm)
+    except ValueError:
+        raise InputError(
+            f"algorithm: {algorithm!r} is not one of {', '.join(one.value for one in AllReduceAlgorithm)}"
+        ) from None
+    if chosen is AllReduceAlgorithm.HIERARCHICAL:
+        check_stages_over_gloo("algorithm: 'hierarchical'", device, "leave algorithm at ring")
+    return chosen
+
+
+def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
+    """Refuse sums of several stages where CUDA tensors go over gloo.
+
+    Raises:
+        MissingDependencyError: as said.
+    """
+    if device.type == "cuda" and over_gloo():
+        raise MissingDependencyError(
+            f"{what}: adds up in stages, which over gloo are a host thread's, and no CUDA stream waits for that; unset "
+            f"{OVER_GLOO}, or {instead}"
+        )
+
+
+def formed(world: World, algorithm: AllReduceAlgorithm, cluster: Cluster) -> World:
+    """The world whose groups add up so: the given one for rings, else a second one, made once per cluster."""
+    if algorithm is AllReduceAlgorithm.RING:
+        return world
+    assert isinstance(world, GroupTable), "what makes groups"
+    nodes = tuple(cluster.node_of().tolist())
+    for other in world.relatives:
+        if other.nodes == nodes:
+            return other
+    digest = hashlib.sha256(repr((world.size, nodes)).encode()).hexdigest()[:16]
+    made = world.beside(f"{world.prefix}/hierarchical/{digest}")
+    made.nodes, made.relatives = nodes, [world]
+    world.relatives.append(made)
+    return made

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 
 from partreduce.runtime.data.sketches import take_dealt
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.user_warning import warn_user
 

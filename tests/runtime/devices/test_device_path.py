@@ -34,9 +34,9 @@ from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import gradient_means, group_means
 from partreduce.runtime.transport import nccl, rendezvous, updates
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.forms import formed
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.runtime.transport.nccl import NcclWorld, check_equal_places
+from partreduce.runtime.transport.worlds import formed
 from partreduce.topo.errors import InputError, PeerFailedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

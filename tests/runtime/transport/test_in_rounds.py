@@ -8,8 +8,8 @@ from torch import nn
 
 import partreduce
 from partreduce.runtime.sharding import wire
-from partreduce.runtime.transport import in_rounds
-from partreduce.runtime.transport.in_rounds import AHEAD, goes_in_rounds, rounds
+from partreduce.runtime.transport import communicators
+from partreduce.runtime.transport.communicators import AHEAD, goes_in_rounds, rounds
 from partreduce.runtime.transport.work import in_thread
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
@@ -124,7 +124,7 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
 
     at_once = ranks.run(4, run)
     assert not used
-    monkeypatch.setattr(in_rounds, "BURST_BYTES", 0)
+    monkeypatch.setattr(communicators, "BURST_BYTES", 0)
     in_turn = ranks.run(4, run)
     assert set(used) == {0, 1, 2, 3}
     assert [sent for _, sent in at_once] == [sent for _, sent in in_turn]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers.warm import WARM
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.transport import waiting
 from partreduce.topo.strategies.axes import Codec, Transport
 
