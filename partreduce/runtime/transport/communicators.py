@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from partreduce.runtime.codecs import Coding
-from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, TorchWork, sum_options
+from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, TorchWork
 from partreduce.runtime.transport.work import Work
 from partreduce.topo.errors import MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Group
@@ -59,7 +59,9 @@ class Communicator:
 
     def limit_to(self, timeout: timedelta | None) -> None:
         """Let gloo itself end operations from now on that take longer."""
-        self.timeout, self._sum_options = timeout, sum_options(timeout)
+        self.timeout = timeout
+        self._sum_options = self._limited(dist.AllreduceOptions())
+        self._sum_options.reduceOp = dist.ReduceOp.SUM
 
     @property
     def size(self) -> int:
@@ -81,11 +83,7 @@ class Communicator:
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
-        try:
-            work: TorchWork = self._live().allreduce([tensor], self._sum_options)
-        except RuntimeError as error:
-            raise UnavailableError(first_line(error)) from None
-        return _work(work, tensor)
+        return self._started(tensor, lambda backend: backend.allreduce([tensor], self._sum_options))
 
     def _coded(self, tensor: torch.Tensor, coding: Coding) -> Work:
         if coding.in_blocks:
@@ -125,17 +123,14 @@ class Communicator:
                 works = [backend._end_coalescing()]  # noqa: SLF001 - as above
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
-
         limit = [] if self.timeout is None or together else [self.timeout]
         return [Work(work.is_completed, partial(work.wait, *limit)) for work in works]
 
     def broadcast(self, tensor: torch.Tensor) -> Work:
         """Start a copy from the lowest rank to the others, in place."""
-        options = dist.BroadcastOptions()
+        options = self._limited(dist.BroadcastOptions())
         options.rootRank = 0
         options.rootTensor = 0
-        if self.timeout is not None:
-            options.timeout = self.timeout
         return _work(self._live().broadcast([tensor], options), tensor)
 
     def all_to_all(
@@ -152,14 +147,8 @@ class Communicator:
         Raises:
             UnavailableError: the group was destroyed, or a connection of it is broken.
         """
-        options = dist.AllToAllOptions()
-        if self.timeout is not None:
-            options.timeout = self.timeout
-        try:
-            work: TorchWork = self._live().alltoall_base(target, source, list(receives), list(sends), options)
-        except RuntimeError as error:
-            raise UnavailableError(first_line(error)) from None
-        return _work(work, target)
+        options, pieces = self._limited(dist.AllToAllOptions()), (list(receives), list(sends))
+        return self._started(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
 
     def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
         """Start collecting equally long tensors of all members in `target`, in order of their places.
@@ -167,14 +156,22 @@ class Communicator:
         Raises:
             UnavailableError: the group was destroyed, or a connection of it is broken.
         """
-        options = AllgatherOptions()
+        options = self._limited(AllgatherOptions())
+        return self._started(
+            target,
+            lambda backend: backend._allgather_base(target, source, options),  # noqa: SLF001 - as torch.distributed
+        )
+
+    def _limited(self, options: Any) -> Any:  # noqa: ANN401 - torch's, which share no typed base
         if self.timeout is not None:
             options.timeout = self.timeout
+        return options
+
+    def _started(self, tensor: torch.Tensor, start: Callable[[Any], TorchWork]) -> Work:
         try:
-            work: TorchWork = self._live()._allgather_base(target, source, options)  # noqa: SLF001 - as torch.distributed
+            return _work(start(self._live()), tensor)
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
-        return _work(work, target)
 
     def _live(self) -> Any:  # noqa: ANN401 - a ProcessGroup or a Backend, which share no typed base
         if self._backend is None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,13 +21,10 @@ from partreduce.runtime.codecs import Coding, decoded, encoded
 from partreduce.runtime.transport.arrays import frame_of, tensor_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox, Message
-from partreduce.runtime.transport.streams import Streams
-from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import SignsOfLife
 from partreduce.runtime.transport.work import Work
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.codec_numbers import SCALE_BYTES
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
 
 
@@ -146,25 +142,20 @@ class _Sum:
             self.count += 1
 
 
-class ThroughServers:
-    """A world in which the group of all workers reduces through the hosts; everything else is the given world's."""
+class _ThroughServers:
+    """The given world, but for the group of all workers, which reduces through the hosts."""
 
     def __init__(self, world: World, communicator: ServerCommunicator) -> None:
         self._world, self._communicator = world, communicator
-        self.rank: int = world.rank
-        self.size: int = world.size
-        self.store: Store = world.store
-        self.timeout: timedelta = world.timeout
-        self.signs: SignsOfLife | None = world.signs
 
-    def prepare(self, schedule: Schedule) -> None:
-        self._world.prepare(schedule)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
+        return getattr(self._world, name)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
         """The hosts' sums, for the group of all workers; what has a name is the given world's."""
         if name:
             return self._world.communicator(members, name=name)
-        assert len(members) == self.size, "only the group of all workers passes through the hosts"
+        assert len(members) == self._world.size, "only the group of all workers passes through the hosts"
         return self._communicator
 
     def everyone(self) -> Communicator:
@@ -172,25 +163,18 @@ class ThroughServers:
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
         """Whether these are all workers."""
-        return self._world.has(members, name=name) if name else len(members) == self.size
+        return self._world.has(members, name=name) if name else len(members) == self._world.size
 
     def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
         """The group of all workers, which is there."""
         return self._world.create(members, name=name) if name else self.communicator(members)
 
-    def streams(self, device: torch.device) -> Streams:
-        return self._world.streams(device)
-
-    def next_instance(self) -> int:
-        return self._world.next_instance()
-
-    def on_host(self) -> World:
-        return self._world.on_host()
-
-    def kin(self) -> Sequence[World]:
-        return self._world.kin()
-
     def abandon(self) -> None:
         """See World; the mailbox ends too, so that nobody is answered any more."""
         self._world.abandon()
         self._communicator.mailbox.abandon()
+
+
+def through_servers(world: World, communicator: ServerCommunicator) -> World:
+    """A world in which the group of all workers reduces through the hosts; everything else is the given world's."""
+    return cast("World", _ThroughServers(world, communicator))

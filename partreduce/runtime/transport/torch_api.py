@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +22,6 @@ __all__ = [
     "default_store",
     "nccl_backend",
     "store_on",
-    "sum_options",
     "torch_compile_disable",
 ]
 
@@ -62,12 +60,3 @@ def torch_compile_disable(method: Method) -> Method:
 def nccl_backend() -> Any:  # noqa: ANN401 - a class that CPU builds of torch do not have
     """The class of raw NCCL groups."""
     return dist.ProcessGroupNCCL
-
-
-def sum_options(timeout: timedelta | None = None) -> dist.AllreduceOptions:
-    """Options of an all-reduce that sums, with a timeout of its own or the group's."""
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
-    if timeout is not None:
-        options.timeout = timeout
-    return options
