@@ -501,12 +501,12 @@ class Reducer:
             RuntimeError: the collective failed, or a member cannot come.
             PeerGoneError: it took longer than the timeout.
         """
-        if self.streams.runs_ahead:
-            work.wait()  # the user's stream waits, not the host
+        members, round_ = operation.members, operation.rounds_before
+        if not self.streams.runs_ahead:
+            self.heartbeat.now = operation.entered, members
+        if self.streams.runs_ahead or work.is_completed():
+            work.wait()  # on a device the user's stream waits, not the host
             return
-        members = operation.members
-        self.heartbeat.now = operation.entered, members
-        round_ = operation.rounds_before
 
         def why() -> str | None:
             if given_up is not None:
