@@ -38,7 +38,8 @@ class Sums(Protocol):
 class Communicator:
     """One group that can reduce; `backend` is a torch ProcessGroup or a raw gloo backend.
 
-    `timeout` is that of a sum, where it differs from the one with which the group was made.
+    `timeout` is that of a sum, where it differs from the one with which the group was made. Each method that starts
+    something raises UnavailableError where the group was destroyed, or a connection of it is broken.
     """
 
     def __init__(
@@ -78,7 +79,6 @@ class Communicator:
         In 16 bits the backend adds the coded numbers. All members end with the same bits.
 
         Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
             MissingDependencyError: a codec of blocks, for which the group was not made.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
@@ -107,9 +107,6 @@ class Communicator:
 
         All receives are posted before the first send: a send over gloo blocks until its receive is posted, so no order
         of workers can wait in a circle.
-
-        Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
         """
         try:
             backend = self._live()
@@ -143,19 +140,12 @@ class Communicator:
             source: cut into pieces; read until the work has ended.
             receives: elements from each member.
             sends: elements to each member; what i sends to j is what j receives from i.
-
-        Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
         """
         options, pieces = self._limited(dist.AllToAllOptions()), (list(receives), list(sends))
         return self._started(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
 
     def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
-        """Start collecting equally long tensors of all members in `target`, in order of their places.
-
-        Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
-        """
+        """Start collecting equally long tensors of all members in `target`, in order of their places."""
         options = self._limited(AllgatherOptions())
         return self._started(
             target,
@@ -234,9 +224,6 @@ def rounds(
     waited for by few, and no more than about so many senders meet at one link.
 
     All receives are posted first. Where two have nothing for each other no message is sent. O(group.size) messages.
-
-    Raises:
-        UnavailableError: the group was destroyed, or a connection of it is broken.
     """
     theirs, mine = torch.split(target, list(receives)), torch.split(source, list(sends))
     theirs[group.place].copy_(mine[group.place])

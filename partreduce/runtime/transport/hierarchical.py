@@ -74,11 +74,7 @@ class HierarchicalCommunicator(Communicator):
         self._levels = inside, across
 
     def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
-        """Start a sum over the group, in place; see Communicator. A short tensor is never coded.
-
-        Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
-        """
+        """Start a sum over the group, in place; see Communicator. A short tensor is never coded."""
         if tensor.nbytes < SMALL_BYTES or tensor.numel() < self._levels[0].size:
             return super().all_reduce(tensor)
         self._live()
