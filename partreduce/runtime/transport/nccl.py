@@ -67,11 +67,7 @@ class NcclWorld(GroupTable):
         return QueuedSums(stages, self.streams(self.device))
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """See GroupTable; NCCL waits without limit for members that do not come, so a thread of ours is left behind.
-
-        Raises:
-            UnavailableError: members did not arrive within the timeout.
-        """
+        """See GroupTable; NCCL waits without limit for members that do not come, so a thread of ours is left behind."""
         limit = self.timeout if within is None else min(within, self.timeout)
 
         def connect() -> Communicator | UnavailableError:
@@ -174,7 +170,7 @@ def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, 
 
 
 def check_equal_places(places: Mapping[int, str]) -> None:
-    """Refuse ranks that share a GPU."""
+    """Raise InputError where ranks share a GPU."""
     first: dict[str, int] = {}
     for rank, place in places.items():
         if place in first:

@@ -82,9 +82,6 @@ class Stages(ABC):
         """Wait for one stage, inside the library for a moment at a time: looks take a fifth of a sum's processor time.
 
         The interpreter's end waits for this thread, and closes the stages before (see `Background`).
-
-        Raises:
-            RuntimeError: the stage failed or timed out, or the group is closed meanwhile.
         """
         work.wait(None if self.is_queued else self._look, for_moments=True)
 

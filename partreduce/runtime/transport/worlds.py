@@ -148,11 +148,7 @@ class GroupTable(ABC):
         self.make(wanted, of_codes=own if in_blocks else ())
 
     def make(self, wanted: Iterable[tuple[int, ...]], *, of_codes: Iterable[tuple[int, ...]]) -> None:
-        """Make those groups of this worker that there are not, and let some sum by codecs of blocks.
-
-        Raises:
-            UnavailableError: members did not arrive within the timeout.
-        """
+        """Make those groups of this worker that there are not, and let some sum by codecs of blocks."""
         for members in sorted(set(wanted) - self._groups.keys()):
             self.create(members)
         for members in sorted(of_codes):
@@ -349,7 +345,7 @@ def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
 
 
 def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
-    """Refuse a schedule that needs more groups or file descriptors than one worker may have."""
+    """Raise InputError where a schedule needs more groups or file descriptors than one worker may have."""
     member_lists = list(groups)
     if len(member_lists) > max_groups:
         raise InputError(
@@ -389,11 +385,7 @@ def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) 
 
 
 def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
-    """Refuse sums of several stages where CUDA tensors go over gloo.
-
-    Raises:
-        MissingDependencyError: as said.
-    """
+    """Raise MissingDependencyError for sums of several stages where CUDA tensors go over gloo."""
     if device.type == "cuda" and over_gloo():
         raise MissingDependencyError(
             f"{what}: adds up in stages, which over gloo are a host thread's, and no CUDA stream waits for that; unset "
