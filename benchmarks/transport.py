@@ -157,7 +157,7 @@ def groups(world: GlooWorld) -> dict[str, Way]:
 
     def anew(turn: int) -> Callable[[], object]:
         def meet_again() -> None:
-            own.begin_anew(f"turn {turn}")
+            own.start_over(f"turn {turn}")
             own.create(members)
 
         return meet_again

@@ -92,7 +92,7 @@ class Regrouping:
         )
         self._members = view.members
         if world.rank in view.joined:
-            world.begin_anew(name)  # where the others went when they voted
+            world.start_over(name)  # where the others went when they voted
         if not lost:
             self._now = self.schedule
         else:

@@ -124,7 +124,7 @@ class Voting:
                     self.notes.count(NEWS, 1)
                 case Note(("unblock",)):
                     self._parted()
-                    self.world.begin_anew(name_of(state.view.generation + 1))
+                    self.world.start_over(name_of(state.view.generation + 1))
                 case Note(("forward",)):
                     self.forwarded = True
                 case Note(("rebuild", View() as view)):

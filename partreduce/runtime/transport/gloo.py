@@ -43,7 +43,7 @@ class GlooWorld(GroupTable):
     def _staged(self, stages: Stages) -> Sums:
         return StagedSums(stages)
 
-    def begin_anew(self, name: str) -> None:
+    def start_over(self, name: str) -> None:
         """Destroy all groups; those that are made from now on meet at another place of the store.
 
         Their end continues meanwhile: gloo closes a group's connections one by one, each when it looks next, which it

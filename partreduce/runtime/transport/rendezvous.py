@@ -37,9 +37,8 @@ from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import NcclWorld, check_shared_gpus
 from partreduce.runtime.transport.store import NamedPrefixStore, fresh_line, processes_of, root_store
-from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.torch_api import Store, TCPStore, default_store
-from partreduce.runtime.transport.waiting import Deadline, SignsOfLife
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.runtime.transport.work import BoundedCall, OverdueError
 from partreduce.runtime.transport.worlds import World, over_gloo
 from partreduce.topo.errors import InputError, UnavailableError
@@ -319,48 +318,29 @@ def log_single_process(schedule: Schedule) -> None:
         sys.stderr.write(text)
 
 
-class SingleProcessWorld:
-    """One worker and nobody else; a `World` without groups.
+class SingleProcessWorld(World):
+    """One worker and nobody else; a world without groups.
 
     Nothing is averaged there and nobody is waited for. Whatever waits for all workers asks `Run.everyone`, which is
     this one worker, so that saving, evaluating and finishing work as in a run.
     """
 
-    rank, size = 0, 1
+    rank, size, timeout = 0, 1, timedelta(seconds=1)
 
     def __init__(self) -> None:
         self.store: Store = dist.HashStore()  # type: ignore[attr-defined]
-        self.timeout = timedelta(seconds=1)
-        self.signs: SignsOfLife | None = None
 
     def prepare(self, schedule: Schedule) -> None:
         """No group is needed."""
 
-    def communicator(self, members: Sequence[int], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as below
+    def communicator(self, members: Sequence[int], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as all worlds
         raise UnavailableError(f"group of workers {list(members)}: this script runs alone")
 
-    def everyone(self) -> NoReturn:
-        self.communicator([0])
-
-    def has(self, members: Sequence[int], *, name: str = "") -> bool:  # noqa: ARG002 - the face of all worlds
+    def has(self, members: Sequence[int], *, name: str = "") -> bool:  # noqa: ARG002 - as above
         return False
 
     def create(self, members: tuple[int, ...], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as above
         self.communicator(members)
-
-    def streams(self, device: torch.device) -> Streams:
-        return streams_of(device)
-
-    def next_instance(self) -> int:
-        """Each optimizer has a world of its own."""
-        return 1
-
-    def on_host(self) -> World:
-        """This world: nothing travels."""
-        return self
-
-    def kin(self) -> Sequence[World]:
-        return [self]
 
     def abandon(self) -> None:
         """Nothing is held."""

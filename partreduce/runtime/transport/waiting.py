@@ -211,7 +211,7 @@ class Wait(PeerWatch):
         super().__init__(heartbeat, members, round_, glance=glance)
         self._why, self._deadline = why, Deadline(timeout)
 
-    def begin_anew(self) -> None:
+    def renew(self) -> None:
         """What was waited for so far does not count: somebody else has a limit for it."""
         self._deadline.renew()
 

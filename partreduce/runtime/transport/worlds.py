@@ -14,7 +14,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 
@@ -42,50 +41,63 @@ IN_BLOCKS = "blocks"
 """The name of the further communicators of groups that sum by codecs of blocks."""
 
 
-class World(Protocol):
+class World(ABC):
     """All workers of a run, as one of them sees it."""
 
     rank: int
     size: int
     store: Store
     timeout: timedelta
-    signs: SignsOfLife | None
+    signs: SignsOfLife | None = None
+    """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
+    _instances = 0
 
+    @abstractmethod
     def prepare(self, schedule: Schedule) -> None:
         """Make and warm up every group that the schedule needs; all workers call it."""
 
+    @abstractmethod
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
         """Whether the group with these members, or their further communicator of this name, was made."""
 
+    @abstractmethod
     def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
         """Make one group, or a further communicator of its members for a thread of its own.
 
         All members call this, in one order that is the same for all workers.
         """
 
+    @abstractmethod
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
         """The group with these members (ascending), which contain this worker, or their communicator of this name."""
 
     def streams(self, device: torch.device) -> Streams:
         """Where the operations on tensors of a device run."""
+        return streams_of(device)
 
     def everyone(self) -> Communicator:
         """The group of all workers."""
+        return self.communicator(range(self.size))
 
     def next_instance(self) -> int:
         """A number that counts the optimizers of this world, equal on all workers."""
+        self._instances += 1
+        return self._instances
 
     def on_host(self) -> World:
         """The same workers over host memory: this world, except where its groups work on devices."""
+        return self
 
     def kin(self) -> Sequence[World]:
         """The worlds of the same workers that are abandoned together, this one among them."""
+        return [self]
 
+    @abstractmethod
     def abandon(self) -> None:
         """Destroy all groups at once, so that peers learn of a failure in milliseconds."""
 
 
-class GroupTable(ABC):
+class GroupTable(World):
     """What both worlds share: the table of groups, made and warmed up in order.
 
     Groups are made by their members only, in the order of their sorted members, which is one total order for all
@@ -110,15 +122,12 @@ class GroupTable(ABC):
         self._further: dict[tuple[tuple[int, ...], str], Communicator] = {}
         """Communicators besides those of the groups, by members and name; destroyed together with them."""
         self._streams: dict[torch.device, Streams] = {}
-        self._instances = 0
         self.abandoned = False
         self.nodes: tuple[int, ...] | None = None
         self.relatives: list[GroupTable] = []
         """Worlds of the same workers whose groups have another form; they are abandoned together."""
         self.given_up: Callable[[], str | None] = lambda: None
         """Asked, too, while a group connects: why it need not."""
-        self.signs: SignsOfLife | None = None
-        """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
 
     @abstractmethod
     def beside(self, prefix: str) -> GroupTable:
@@ -253,17 +262,6 @@ class GroupTable(ABC):
         if device not in self._streams:
             self._streams.setdefault(device, streams_of(device))  # another thread may have been faster
         return self._streams[device]
-
-    def everyone(self) -> Communicator:
-        return self.communicator(range(self.size))
-
-    def next_instance(self) -> int:
-        """A number that counts the optimizers of this world, equal on all workers."""
-        self._instances += 1
-        return self._instances
-
-    def on_host(self) -> World:
-        return self
 
     def kin(self) -> Sequence[World]:
         """This world and its relatives."""

@@ -96,7 +96,7 @@ def test_a_wait_ends_early_where_one_of_those_that_are_still_missing_is_gone(clo
 def test_a_wait_that_somebody_else_limits_for_a_while_begins_anew(clock):
     wait = Wait(NoSigns(), (1,), 2.0)
     passes(clock, 1.9, wait.look)
-    wait.begin_anew()
+    wait.renew()
     passes(clock, 1.9, wait.look)
     with pytest.raises(PeerTimeoutError, match="waits for worker 1, for more than 2 s"):
         passes(clock, 0.3, wait.look)
