@@ -33,7 +33,7 @@ from partreduce.runtime.transport.credit import Account, Bound, Tally
 from partreduce.runtime.transport.doorbell import Wakeup
 from partreduce.runtime.transport.store import Notes, own_host
 from partreduce.runtime.transport.torch_api import Store
-from partreduce.runtime.transport.waiting import Deadline, NoSigns, PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
+from partreduce.runtime.transport.waiting import Deadline, PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
 from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.extras import load
@@ -107,7 +107,7 @@ class Mailbox:
     ) -> None:
         self.rank, self.timeout = rank, timeout
         self.bound = bound or Bound.of_largest(max_bytes)
-        self._heartbeat = heartbeat or NoSigns()
+        self._heartbeat = heartbeat or SignsOfLife()
         self._accounts: dict[int, Account[Message]] = {}
         self._notes = Notes(store, f"mailbox/{key}")
         self._deliver = deliver

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
 from partreduce.topo.errors import UnavailableError
 
@@ -78,20 +77,27 @@ class PeerTimeoutError(PeerGoneError):
     """The timeout has passed; the text says for whom this worker waited."""
 
 
-class SignsOfLife(Protocol):
-    """What a wait wants to know of the others; `liveness.heartbeat` knows it."""
+class SignsOfLife:
+    """What a wait wants to know of the others; `liveness.heartbeat` knows it.
 
-    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
+    This is where nobody gives signs of life: only its timeout ends a wait.
+    """
+
+    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as a heartbeat
         """Why a member cannot take part any more, as a clause; None if nothing is known."""
+        return None
 
-    def lost(self, members: Iterable[int]) -> frozenset[int]:
+    def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
         """The members that are known to take part in nothing any more."""
+        return frozenset()
 
     def store_lost(self) -> UnavailableError | None:
         """The error of a run whose store is gone; None while nothing is known against it."""
+        return None
 
     def news(self) -> int:
         """How much was noted of failures and ends so far."""
+        return 0
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
         """Say what this worker does now, and for whom it waits in that."""
@@ -101,38 +107,11 @@ class SignsOfLife(Protocol):
 
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
         """For whom a worker waits, down the chain of waiting, as a clause."""
-
-    def sees_silence(self, members: Iterable[int]) -> bool:
-        """Whether it is known already who holds up a worker that waits for these."""
-
-
-class NoSigns:
-    """Where nobody gives signs of life: only its timeout ends a wait."""
-
-    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as the others
-        return None
-
-    def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
-        return frozenset()
-
-    def store_lost(self) -> UnavailableError | None:
-        return None
-
-    def news(self) -> int:
-        return 0
-
-    def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """Nobody asks."""
-
-    def watch(self, members: Iterable[int]) -> None:
-        """There is nothing to see."""
-
-    def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
         names = ", ".join(f"worker {rank}" for rank in members)
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
     def sees_silence(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
-        """There is nothing more to find out."""
+        """Whether it is known already who holds up a worker that waits for these, or will not be."""
         return True
 
 

@@ -11,10 +11,10 @@ from partreduce.runtime.transport.waiting import (
     DIAGNOSE_SECONDS,
     MOST_SECONDS,
     Deadline,
-    NoSigns,
     OwnTime,
     PeerGoneError,
     PeerTimeoutError,
+    SignsOfLife,
     Wait,
 )
 
@@ -94,7 +94,7 @@ def test_a_wait_ends_early_where_one_of_those_that_are_still_missing_is_gone(clo
 
 
 def test_a_wait_that_somebody_else_limits_for_a_while_begins_anew(clock):
-    wait = Wait(NoSigns(), (1,), 2.0)
+    wait = Wait(SignsOfLife(), (1,), 2.0)
     passes(clock, 1.9, wait.look)
     wait.renew()
     passes(clock, 1.9, wait.look)
