@@ -8,6 +8,10 @@ across the nodes the next one is exchanged inside (the two stages are pipelined,
 Each shard is added up by one worker of a node in order of places, and its sum is copied: all members end with the same
 bits, and so does every run.
 
+Shards are exchanged by all_to_all. gloo's own reduce-scatter (torch 2.13) sends as much as an all-reduce and never says
+that it has ended; with it and all_gather inside the nodes, sums of 4x4 workers took 1.04 to 1.17 times as long, over
+links of 80 Mbit/s to 1 Gbit/s.
+
 A codec is for everything, or for what crosses the nodes only; what came across as codes is handed out as codes.
 """
 
