@@ -9,6 +9,8 @@ import torch
 from helpers.warm import WARM
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.transport import waiting
+from partreduce.runtime.transport.waiting import PeerGoneError
+from partreduce.runtime.transport.work import BoundedCall, Ending, OverdueError
 from partreduce.topo.strategies.axes import Codec, Transport
 
 STARTS = {
@@ -151,6 +153,45 @@ def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(ranks):
         return summed, tensor.tolist()
 
     assert ranks.run(2, run) == [([3.0] * 3, [0.0] * 3)] * 2
+
+
+def test_a_look_ends_a_wait_early_and_nobody_looks_once_the_operation_has_ended():
+    ending, looks = Ending(), []
+    work = ending.work()
+
+    def look():
+        looks.append(work.is_completed())
+        if len(looks) == 3:
+            raise PeerGoneError("worker 1 left")
+        return 0.001
+
+    with pytest.raises(PeerGoneError, match="worker 1 left"):
+        work.wait(look)
+    ending.reached("the connection broke")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the connection broke"):
+            work.wait(look)
+    assert looks == [False] * 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no address"), OSError("no address")])
+def test_a_bounded_call_gives_up_by_what_it_is_told_and_its_error_comes_when_it_returns(error):
+    may_end, asked = threading.Event(), []
+
+    def called():
+        may_end.wait(60)
+        raise error
+
+    call = BoundedCall(called)
+    with pytest.raises(OverdueError, match=r"did not return within 0\.01 s"):
+        call.result(0.01)
+    with pytest.raises(OverdueError, match="it is void"):
+        call.result(60, lambda: asked.append(1) or "it is void")
+    assert call.is_running
+    may_end.set()
+    with pytest.raises(RuntimeError, match="no address"):
+        call.result(60)
+    assert (asked, call.is_running) == ([1], False)
 
 
 class Signs:
