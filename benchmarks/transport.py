@@ -114,8 +114,8 @@ def sums(
     """Sums by the communicators alone; `errors` gets how far each is from the exact one, relatively."""
     import torch
 
-    from partreduce.runtime.codecs.coding import Coding
-    from partreduce.runtime.transport.forms import formed
+    from partreduce.runtime.codecs import Coding
+    from partreduce.runtime.transport.worlds import formed
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.schedule import Schedule
     from partreduce.topo.strategies.allreduce import AllReduce
@@ -157,7 +157,7 @@ def groups(world: GlooWorld) -> dict[str, Way]:
 
     def anew(turn: int) -> Callable[[], object]:
         def meet_again() -> None:
-            own.begin_anew(f"turn {turn}")
+            own.start_over(f"turn {turn}")
             own.create(members)
 
         return meet_again

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from partreduce.runtime.codecs.blocks import BlockCodec
+from partreduce.runtime.codecs import BlockCodec
 from partreduce.topo.codec_numbers import block_bytes
 from partreduce.topo.mixing import mixing_matrix
 from partreduce.topo.strategies.axes import AllReduceAlgorithm

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import partreduce
 from partreduce.__main__ import main as partreduce_main
-from partreduce.runtime.codecs import frames
-from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.codecs.frames import decoded, encoded
+from partreduce.runtime.codecs import Coding, decoded, encoded, frames
 from partreduce.strategies import Codec, Transport
 from partreduce.topo import codec_numbers
 

@@ -25,8 +25,7 @@ from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.placement import embeddings_of
 from partreduce.runtime.sharding.touched import OtherUses, Seen, gather_texts, shares, told, touched_here
-from partreduce.runtime.transport.alone import is_alone
-from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.runtime.transport.rendezvous import default_world, is_alone
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster

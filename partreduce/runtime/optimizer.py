@@ -46,12 +46,10 @@ from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.state.handover import Handover, Stateful
 from partreduce.runtime.strategies import build
 from partreduce.runtime.strategies.base import Run, Runner
-from partreduce.runtime.transport.alone import SingleProcessWorld, is_alone, log_single_process
-from partreduce.runtime.transport.forms import chosen_algorithm, formed
-from partreduce.runtime.transport.notes import publish_stage
-from partreduce.runtime.transport.rendezvous import forget
+from partreduce.runtime.transport.rendezvous import SingleProcessWorld, forget, is_alone, log_single_process
+from partreduce.runtime.transport.store import publish_stage
 from partreduce.runtime.transport.torch_api import torch_compile_disable
-from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.transport.worlds import World, chosen_algorithm, formed
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec

@@ -22,11 +22,10 @@ import torch
 from scipy.optimize import least_squares
 
 from partreduce.runtime.arguments import checked_timeout
-from partreduce.runtime.codecs.blocks import BlockCodec
-from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.codecs import DTYPES, BlockCodec
 from partreduce.runtime.environment import GROUP_RANK, SLURM_JOB, SLURM_NODEID, SLURM_TOPOLOGY
-from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import block_bytes

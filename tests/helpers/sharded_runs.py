@@ -24,10 +24,9 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.alone import SingleProcessWorld
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.rendezvous import connect_store
+from partreduce.runtime.transport.rendezvous import SingleProcessWorld, connect_store
 from partreduce.runtime.transport.torch_api import PrefixStore
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError

@@ -33,8 +33,7 @@ from partreduce.runtime.launcher.launch import import_once
 from partreduce.runtime.launcher.orphans import die_with_parent
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.mailbox import Bound, Mailbox
-from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.store_line import fresh_line
+from partreduce.runtime.transport.store import Notes, fresh_line
 from partreduce.runtime.transport.torch_api import TCPStore
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster

@@ -13,7 +13,7 @@ from benchmarks.forgery.attempt import certified, refusal
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import explicit, graph, random_schedule, shift
 from partreduce.runtime.data.sampler import RoundSampler
-from partreduce.runtime.transport.needed_groups import member_sets
+from partreduce.runtime.transport.worlds import member_sets
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.papers.tables.models import Batch, Language
-from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.in_rounds import rounds
+from partreduce.runtime.transport.communicators import Communicator, rounds
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # what is said by itself, with a warning, where nobody says it
 

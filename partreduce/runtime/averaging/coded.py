@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket, Slot
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.tags import TAG_LENGTH
-from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.work import Work
 from partreduce.topo.codec_numbers import LARGEST
 from partreduce.topo.errors import InputError
 
@@ -124,7 +124,7 @@ def launch_coded(
     coding: Coding,
     communicator: Communicator,
     streams: Streams,
-) -> tuple[CodedPart, list[RunningWork]]:
+) -> tuple[CodedPart, list[Work]]:
     """Start summing a filled array, coded up to `bucket.size`; the part, and what to wait for."""
     values = array[: bucket.size]
     given = Given.of(bucket.slots, array, values, coding, streams)
@@ -142,10 +142,10 @@ def launch_beside(
     coding: Coding,
     communicator: Communicator,
     streams: Streams,
-) -> tuple[CodedPart, list[RunningWork]]:
+) -> tuple[CodedPart, list[Work]]:
     """Start summing what travels next to the coded numbers; the whole part, and what to wait for."""
     rest = array[bucket.size :]
-    works: list[RunningWork] = []
+    works: list[Work] = []
     with_rest = bucket.exact and not streams.runs_ahead
     if with_rest:
         beside = torch.cat((rest, given.not_finite.to(rest.dtype)))

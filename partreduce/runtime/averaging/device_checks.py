@@ -17,10 +17,9 @@ import torch
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Operation, Recorder
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.deadline import own_time
 from partreduce.runtime.transport.streams import DeviceClock, Marker, Streams
-from partreduce.runtime.transport.waiting import LOOK_SECONDS, PeerGoneError, pause_after
+from partreduce.runtime.transport.waiting import LOOK_SECONDS, PeerGoneError, own_time, pause_after
+from partreduce.runtime.transport.work import Background
 from partreduce.runtime.transport.worlds import World
 
 MAX_IN_FLIGHT = 2

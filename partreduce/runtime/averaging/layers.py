@@ -23,7 +23,7 @@ from partreduce.runtime.averaging.gradients import load_presence, load_some, spa
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
-from partreduce.runtime.codecs.coding import Coding, Codings
+from partreduce.runtime.codecs import Coding, Codings
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.torch_api import torch_compile_disable

@@ -20,12 +20,11 @@ from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.liveness.settings import Settings
-from partreduce.runtime.transport.in_thread import InThread
 from partreduce.runtime.transport.tags import TAG_LENGTH, agreement, sums_agree, tag_of
-from partreduce.runtime.transport.waiting import RunningWork
 from partreduce.runtime.transport.weights import unit_weights
+from partreduce.runtime.transport.work import Work, in_thread
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 
@@ -91,7 +90,7 @@ class PeerReducer(Reducer):
                     reduction.works += everyone.exchange(sends, receives)
         self._fills_first()
         if not self.streams.runs_ahead:
-            reduction.works = [InThread(_taken([*reduction.works]))]
+            reduction.works = [in_thread(_taken([*reduction.works]))]
 
     def _complete(self, reduction: Reduction, given_up: Callable[[], str | None] | None = None) -> None:
         """Wait for the neighbors' arrays, check their tags and form the weighted mean in the scratch arrays."""
@@ -187,7 +186,7 @@ class PeerReduction(Reduction):
         return APART
 
 
-def _taken(works: list[RunningWork]) -> Iterator[RunningWork]:
+def _taken(works: list[Work]) -> Iterator[Work]:
     """Each work, of which nothing is kept once it has been waited for."""
     while works:
         yield works.pop(0)

@@ -19,8 +19,7 @@ from partreduce.runtime.averaging.commit import commit_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Recorder
-from partreduce.runtime.transport.alone import is_alone
-from partreduce.runtime.transport.rendezvous import default_world
+from partreduce.runtime.transport.rendezvous import default_world, is_alone
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError

@@ -25,22 +25,15 @@ from partreduce.runtime.averaging.gradients import Snapshot, load_gradients
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reduction import Alone, Reduction
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.tags import TAG_LENGTH, Tail, agreement, sums_agree, tag_of
-from partreduce.runtime.transport.waiting import (
-    DIAGNOSE_SECONDS,
-    PeerGoneError,
-    PeerWatch,
-    RunningWork,
-    Wait,
-    ends_soon,
-    wait_a_while,
-)
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, PeerGoneError, PeerWatch, Wait
+from partreduce.runtime.transport.work import Work
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PeerFailedError, StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
@@ -508,25 +501,19 @@ class Reducer:
                 side = reduction.sides[index] = self.streams.upload(reduction.tag, torch.float32)
                 reduction.works.append(communicator.all_reduce(side))
 
-    def wait_for(
-        self, work: RunningWork, operation: Operation, given_up: Callable[[], str | None] | None = None
-    ) -> None:
+    def wait_for(self, work: Work, operation: Operation, given_up: Callable[[], str | None] | None = None) -> None:
         """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come.
 
         Raises:
             RuntimeError: the collective failed, or a member cannot come.
             PeerGoneError: it took longer than the timeout.
         """
-        if self.streams.runs_ahead:
-            work.wait()  # the user's stream waits, not the host
+        members, round_ = operation.members, operation.rounds_before
+        if not self.streams.runs_ahead:
+            self.heartbeat.now = operation.entered, members
+        if self.streams.runs_ahead or work.is_completed():
+            work.wait()  # on a device the user's stream waits, not the host
             return
-        members = operation.members
-        self.heartbeat.now = operation.entered, members
-        glance = None if self.outlives is None else self.outlives.glance
-        if ends_soon(work, glance):
-            work.wait()
-            return
-        round_ = operation.rounds_before
 
         def why() -> str | None:
             if given_up is not None:
@@ -539,13 +526,8 @@ class Reducer:
                 raise RuntimeError(reason)  # which may have a cause of its own
             return None
 
-        start = time.monotonic()
-        wait = Wait(self.heartbeat, members, self.timeout, why=why, glance=glance)
-        while not work.is_completed():
-            wait.look()
-            now = time.monotonic()
-            wait_a_while(work, max(0.0, wait.next - now), now - start)
-        work.wait()
+        glance = None if self.outlives is None else self.outlives.glance
+        work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).look)
 
     def _why(self, operation: Operation, error: Exception) -> str:
         """The best explanation of a failed collective: a note about a member, the first failure, or who went silent."""

@@ -10,11 +10,11 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.coded import CodedPart
 from partreduce.runtime.averaging.gradients import Snapshot
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.work import Work
 from partreduce.topo.phase import Group
 
 
@@ -24,16 +24,8 @@ class Alone(Communicator):
     def __init__(self, rank: int) -> None:
         super().__init__((rank,), rank, None)
 
-    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:  # noqa: ARG002 - as of groups
-        return _Done()
-
-
-class _Done:
-    def is_completed(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        """It has ended."""
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:  # noqa: ARG002 - as of groups
+        return Work(lambda: True, lambda: None)
 
 
 class Reduction:
@@ -59,7 +51,7 @@ class Reduction:
         """What is summed, one array for each bucket."""
         self.absent: dict[int, frozenset[int]] = {}
         """Of gradients, by bucket: the slots that had none here."""
-        self.works: list[RunningWork] = []
+        self.works: list[Work] = []
         self.sides: dict[int, torch.Tensor] = {}
         self.coded: dict[int, CodedPart] = {}
         self.ok: torch.Tensor | None = None

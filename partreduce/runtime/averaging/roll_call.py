@@ -11,7 +11,7 @@ import time
 
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.recorder import Operation
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.waiting import PeerTimeoutError, Wait
 
 POLL_SECONDS = 0.005

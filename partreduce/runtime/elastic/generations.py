@@ -26,7 +26,7 @@ from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import JOINED, Notes, Pauses
+from partreduce.runtime.transport.store import JOINED, Notes, Pauses
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.waiting import GLANCE_SECONDS, PeerGoneError, Wait
 from partreduce.runtime.transport.worlds import World

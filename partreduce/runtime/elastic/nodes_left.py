@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 
 from partreduce.runtime.environment import LOCAL_WORLD_SIZE
-from partreduce.runtime.transport.attempts import may_be_started_again
-from partreduce.runtime.transport.rendezvous import place
+from partreduce.runtime.transport.rendezvous import may_be_started_again, place
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError, ScheduleError

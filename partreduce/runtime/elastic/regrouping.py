@@ -15,9 +15,9 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.elastic.voting import name_of
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.needed_groups import member_sets
-from partreduce.runtime.transport.store_line import NamedPrefixStore
+from partreduce.runtime.transport.store import NamedPrefixStore
 from partreduce.runtime.transport.waiting import PeerGoneError
+from partreduce.runtime.transport.worlds import member_sets
 from partreduce.schedulers.protocols.membership.words import Members, View
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import UnavailableError
@@ -86,7 +86,7 @@ class Regrouping:
         )
         self._members = view.members
         if world.rank in view.joined:
-            world.begin_anew(name)  # where the others went when they voted
+            world.start_over(name)  # where the others went when they voted
         if not lost:
             self._now = self.schedule
         else:

@@ -12,9 +12,8 @@ from datetime import timedelta
 
 from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.waiting import Wait
+from partreduce.runtime.transport.store import Notes
+from partreduce.runtime.transport.waiting import Deadline, Wait
 from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group

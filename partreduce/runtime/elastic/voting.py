@@ -15,9 +15,8 @@ from dataclasses import astuple
 from partreduce.runtime.elastic.survivors import CONNECT_SECONDS
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import (
+from partreduce.runtime.transport.store import (
     ANSWER,
     CHANGES,
     JOIN,
@@ -28,8 +27,9 @@ from partreduce.runtime.transport.notes import (
     RELEASED,
     Notes,
     Pauses,
+    root_store,
 )
-from partreduce.runtime.transport.store_line import root_store
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.schedulers.protocols.base import Note, Received, Send
 from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.member import Member
@@ -124,7 +124,7 @@ class Voting:
                     self.notes.count(NEWS, 1)
                 case Note(("unblock",)):
                     self._parted()
-                    self.world.begin_anew(name_of(state.view.generation + 1))
+                    self.world.start_over(name_of(state.view.generation + 1))
                 case Note(("forward",)):
                     self.forwarded = True
                 case Note(("rebuild", View() as view)):

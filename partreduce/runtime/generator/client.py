@@ -26,9 +26,8 @@ from partreduce.runtime.generator.messages import (
     Refused,
     unpack_reply,
 )
-from partreduce.runtime.transport.deadline import Deadline, own_time
 from partreduce.runtime.transport.endpoint import Endpoint, Received
-from partreduce.runtime.transport.waiting import GLANCE_SECONDS
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, own_time
 from partreduce.schedulers.protocols.base import Send
 from partreduce.schedulers.protocols.group_generator.service import Ask
 from partreduce.schedulers.protocols.group_generator.worker import (

@@ -23,7 +23,7 @@ from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.messages import new_key
 from partreduce.runtime.launcher.orphans import die_with_parent
 from partreduce.runtime.launcher.signals import Terminated, held, let_through, terminable
-from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import UnavailableError
 
 PREFIX = "partreduce-generator-"

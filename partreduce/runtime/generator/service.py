@@ -31,8 +31,8 @@ from partreduce.runtime.generator.messages import (
     unpack_request,
     unpack_state,
 )
-from partreduce.runtime.transport.deadline import OwnTime
 from partreduce.runtime.transport.endpoint import Endpoint, Received
+from partreduce.runtime.transport.waiting import OwnTime
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator

@@ -20,7 +20,7 @@ from partreduce.runtime.averaging.mean_model import sample_of
 from partreduce.runtime.guard import training
 from partreduce.runtime.guard.table import FIRST_STEPS, Moment, When, checks_always, checks_at
 from partreduce.runtime.guard.training import LOCK, Facts, Special, Version, Watched, version_of
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import Store, torch_compile_disable
 from partreduce.topo.strategies.axes import GradientBuckets
 

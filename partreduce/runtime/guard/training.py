@@ -22,7 +22,7 @@ from partreduce.runtime.guard.layout import Layout
 from partreduce.runtime.guard.table import Found, Moment, When, check
 from partreduce.runtime.guard.wrapping import way_out, with_inner
 from partreduce.runtime.strategies.base import Run
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 
 ADDS_PROGRESS = "would send the difference to the others as progress"
 TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other parameters"

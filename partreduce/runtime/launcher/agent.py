@@ -29,7 +29,7 @@ from partreduce.runtime.launcher.launch import Spares, import_once, release_work
 from partreduce.runtime.launcher.orphans import CleanupProcess, end_groups, orphans_ended
 from partreduce.runtime.launcher.signals import Terminated, held, raise_unheard, terminable
 from partreduce.runtime.launcher.supervision import Child, Line, complete_lines, end_all
-from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.work import Background
 from partreduce.topo.cluster import Cluster
 
 RECORD = "\x1e"

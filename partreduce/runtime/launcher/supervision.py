@@ -290,7 +290,7 @@ def _tell(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, 
 
     Later exit codes are consequences of the first; signals are causes in any case, unless they were sent from here.
     """
-    from partreduce.runtime.transport.notes import (  # loads torch, as every worker does
+    from partreduce.runtime.transport.store import (  # loads torch, as every worker does
         CHANGES,
         DEATHS,
         Notes,

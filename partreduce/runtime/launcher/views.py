@@ -15,8 +15,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from partreduce.runtime.launcher.workers import ANSWER_SECONDS
-from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.notes import (
+from partreduce.runtime.transport.store import (
     ANSWER,
     CHANGES,
     DEATHS,
@@ -29,6 +28,7 @@ from partreduce.runtime.transport.notes import (
     RELEASED,
     Notes,
 )
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.schedulers.protocols.base import Crashed, Note, Received, Send
 from partreduce.schedulers.protocols.membership.authority import Authority
 from partreduce.schedulers.protocols.membership.machine import Membership

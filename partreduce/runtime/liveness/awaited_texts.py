@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from partreduce.runtime.liveness.wait_chain import listed
-from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.notes import Notes, deaths_of
+from partreduce.runtime.transport.store import Notes, deaths_of
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError, UnavailableError
 

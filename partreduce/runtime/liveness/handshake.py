@@ -12,10 +12,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
-from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.notes import Notes, deaths_of
 from partreduce.runtime.transport.rendezvous import hosts_store
+from partreduce.runtime.transport.store import Notes, deaths_of
 from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.topo.errors import HandshakeError, StoreLostError, UnavailableError
 
 POLL_SECONDS = 0.05

@@ -17,10 +17,10 @@ from typing import Any
 from partreduce.runtime.liveness.lifelines import KeepaliveSockets, closed_notes
 from partreduce.runtime.liveness.settings import Settings, difference
 from partreduce.runtime.liveness.wait_chain import Sign, clause, listed, sees_silence
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.deadline import own_time
-from partreduce.runtime.transport.notes import CHANGES, NOT_STARTED, Deaths, Notes
+from partreduce.runtime.transport.store import CHANGES, NOT_STARTED, Deaths, Notes
 from partreduce.runtime.transport.torch_api import Store
+from partreduce.runtime.transport.waiting import SignsOfLife, own_time
+from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import StoreLostError
 
 BEAT_SECONDS = 0.5
@@ -53,7 +53,7 @@ PACED = (
 )
 
 
-class Heartbeat:
+class Heartbeat(SignsOfLife):
     """What one worker notes for the others and reads of theirs; every method tolerates a store that is gone."""
 
     def __init__(

@@ -18,11 +18,9 @@ import threading
 import time
 import weakref
 
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.notes import CHANGES, Deaths, Notes
-from partreduce.runtime.transport.own_host import own_host
-from partreduce.runtime.transport.store_line import root_store
+from partreduce.runtime.transport.store import CHANGES, Deaths, Notes, own_host, root_store
 from partreduce.runtime.transport.torch_api import Store, TCPStore
+from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import StoreLostError, UnavailableError
 
 WATCHED = 2

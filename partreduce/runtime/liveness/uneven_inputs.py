@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import Wait
 from partreduce.topo.errors import PeerFailedError, UnavailableError

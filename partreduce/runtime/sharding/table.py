@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from partreduce.runtime.codecs.blocks import quantize
-from partreduce.runtime.codecs.coding import DTYPES
+from partreduce.runtime.codecs import DTYPES, quantize
 from partreduce.runtime.transport.streams import Marker, Streams, await_mark, streams_of
 from partreduce.topo.codec_numbers import LARGEST
 from partreduce.topo.errors import InputError

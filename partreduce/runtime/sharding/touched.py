@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from partreduce.runtime.liveness.awaited_texts import gather_from_store
 from partreduce.runtime.sharding.placement import embeddings_of
 from partreduce.runtime.sharding.table import Embeddings
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError

@@ -21,10 +21,9 @@ from functools import cached_property
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.in_rounds import goes_in_rounds, rounds
-from partreduce.runtime.transport.in_thread import InThread
-from partreduce.runtime.transport.waiting import PeerGoneError, RunningWork
+from partreduce.runtime.transport.communicators import Communicator, goes_in_rounds, rounds
+from partreduce.runtime.transport.waiting import PeerGoneError
+from partreduce.runtime.transport.work import Work, in_thread
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import UnavailableError
@@ -322,10 +321,10 @@ class Wire:
         source, sent, came = dealt(columns, out), out.sum(1).tolist(), back.sum(1).tolist()
         target = torch.empty(sum(came), dtype=torch.uint8)
 
-        def start() -> RunningWork:
+        def start() -> Work:
             crosses = group is not self.node and len(set(self.nodes)) > 1
             if crosses and goes_in_rounds(longest, group.size, self._node_size):
-                return InThread(rounds(group, target, source, came, sent))
+                return in_thread(rounds(group, target, source, came, sent))
             return group.all_to_all(target, source, came, sent)
 
         self._run(what, group, step, start, num_bytes=source.nbytes)
@@ -367,7 +366,7 @@ class Wire:
         what: str,
         group: Communicator,
         step: int | None,
-        start: Callable[[], RunningWork],
+        start: Callable[[], Work],
         *,
         num_bytes: int,
     ) -> None:

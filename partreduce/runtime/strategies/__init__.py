@@ -18,7 +18,7 @@ from partreduce.runtime.strategies.gradient_average import GradientAverage
 from partreduce.runtime.strategies.pairwise import PairMeans
 from partreduce.runtime.strategies.parameter_average import ParameterAverage
 from partreduce.runtime.strategies.quorum.gradients import QuorumGradients
-from partreduce.runtime.transport.through_servers import ServerCommunicator, ThroughServers
+from partreduce.runtime.transport.through_servers import ServerCommunicator, through_servers
 from partreduce.topo.errors import MissingDependencyError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
@@ -65,7 +65,7 @@ def _server(server: Server, run: Run) -> Runner:
         timeout=base.timeout,
     )
     base.recorder.attach("mailbox", communicator.mailbox.traffic_facts)
-    world = ThroughServers(base.world, communicator)
+    world = through_servers(base.world, communicator)
     reducer = Reducer(world, base.buckets, base.recorder, base.heartbeat, key=base.key, timeout=base.timeout)
     same = AllReduce(
         steps_per_round=server.steps_per_round, sync=server.sync, transport=server.transport, averaging=server.averaging

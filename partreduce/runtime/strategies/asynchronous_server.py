@@ -14,7 +14,7 @@ from partreduce.runtime.strategies.one_sided import OneSided
 from partreduce.runtime.strategies.protocol_driver import ProtocolDriver
 from partreduce.runtime.transport.arrays import Snapshots, frame_of, tensor_of
 from partreduce.runtime.transport.mailbox import Mailbox, Message
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.through_servers import shard_bounds
 from partreduce.runtime.transport.waiting import PeerGoneError, Wait, pause_after
 from partreduce.schedulers.protocols.base import Action, Note, Received, Send

@@ -15,7 +15,7 @@ from partreduce.runtime.averaging.gradients import Snapshot, clear_gradients, co
 from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restored, state_of
 from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
-from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.codecs import Codings
 from partreduce.runtime.liveness.settings import settings_of
 from partreduce.runtime.strategies.base import DIFFERENT, ON_TIME, Arrived, Asked, Ended, Run, Runner
 from partreduce.runtime.user_warning import warn_user

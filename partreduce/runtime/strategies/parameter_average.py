@@ -22,7 +22,7 @@ from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapsho
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Kept, Reference
-from partreduce.runtime.codecs.coding import Codings
+from partreduce.runtime.codecs import Codings
 from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.strategies.base import ON_TIME, Arrived, Ended, Run, Runner
 from partreduce.topo.errors import InputError

@@ -167,7 +167,7 @@ def wait_for_missing(
         check_failure()
         known, lack = lack, missing()
         if lack is None:
-            wait.begin_anew()
+            wait.renew()
             continue
         if lack != known:
             heartbeat.doing(f"waits {place}for {lack.what}", lack.of)

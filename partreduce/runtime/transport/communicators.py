@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.transport.staged import Sums
-from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, Work, sum_options
-from partreduce.runtime.transport.waiting import LimitedWork, RunningWork
+from partreduce.runtime.codecs import Coding
+from partreduce.runtime.transport.torch_api import AllgatherOptions, ProcessGroupGloo, TorchWork
+from partreduce.runtime.transport.work import Work
 from partreduce.topo.errors import MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.strategies.axes import CodecScope
 
+AHEAD = 2
+"""Rounds that may be under way at the same time."""
+BURST_BYTES = 256 * 2**10
+"""What a link's queue is taken to hold: where more may meet there, messages are long."""
 SHORTEST_WAIT = 1e-3
 """Seconds; torch counts whole milliseconds."""
+
+
+class Sums(Protocol):
+    """The sums of a group that run in stages."""
+
+    def start(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
+        """Start a sum over the group, in place."""
+
+    def close(self) -> None:
+        """End sums that wait or run."""
 
 
 class Communicator:
     """One group that can reduce; `backend` is a torch ProcessGroup or a raw gloo backend.
 
-    `timeout` is that of a sum, where it differs from the one with which the group was made.
+    `timeout` is that of a sum, where it differs from the one with which the group was made. Each method that starts
+    something raises UnavailableError where the group was destroyed, or a connection of it is broken.
     """
 
     def __init__(
@@ -46,7 +60,9 @@ class Communicator:
 
     def limit_to(self, timeout: timedelta | None) -> None:
         """Let gloo itself end operations from now on that take longer."""
-        self.timeout, self._sum_options = timeout, sum_options(timeout)
+        self.timeout = timeout
+        self._sum_options = self._limited(dist.AllreduceOptions())
+        self._sum_options.reduceOp = dist.ReduceOp.SUM
 
     @property
     def size(self) -> int:
@@ -57,24 +73,19 @@ class Communicator:
         """Whether this worker is the lowest rank in the group."""
         return self.place == 0
 
-    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
         """Start a sum over the group, in place; with a `coding` the tensor holds the decoded sum once it is waited for.
 
         In 16 bits the backend adds the coded numbers. All members end with the same bits.
 
         Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
             MissingDependencyError: a codec of blocks, for which the group was not made.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
-        try:
-            work: Work = self._live().allreduce([tensor], self._sum_options)
-        except RuntimeError as error:
-            raise UnavailableError(first_line(error)) from None
-        return _limited(work, tensor)
+        return self._started(tensor, lambda backend: backend.allreduce([tensor], self._sum_options))
 
-    def _coded(self, tensor: torch.Tensor, coding: Coding) -> RunningWork:
+    def _coded(self, tensor: torch.Tensor, coding: Coding) -> Work:
         if coding.in_blocks:
             if self.in_blocks is None:
                 raise MissingDependencyError(
@@ -87,19 +98,15 @@ class Communicator:
         if dtype is None or dtype is tensor.dtype:
             return self.all_reduce(tensor)
         short = tensor.detach().to(dtype)
-        work = self.all_reduce(short)
-        return (LimitedShortWork if isinstance(work, LimitedWork) else ShortWork)(tensor, short, work)
+        return self.all_reduce(short).then(lambda: tensor.detach().copy_(short))
 
     def exchange(
         self, sends: Sequence[tuple[int, torch.Tensor]], receives: Sequence[tuple[int, torch.Tensor]]
-    ) -> Sequence[RunningWork]:
+    ) -> Sequence[Work]:
         """Start sending and receiving whole tensors, as (place in the group, tensor) pairs in equal order on both ends.
 
         All receives are posted before the first send: a send over gloo blocks until its receive is posted, so no order
         of workers can wait in a circle.
-
-        Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
         """
         try:
             backend = self._live()
@@ -107,26 +114,25 @@ class Communicator:
             if together:
                 # NCCL runs one after another what is not one call, and two workers' orders may wait in a circle.
                 backend._start_coalescing()  # noqa: SLF001 - as torch.distributed.batch_isend_irecv does
-            works: list[Work] = [backend.recv([tensor], place, 0) for place, tensor in receives]
+            works: list[TorchWork] = [backend.recv([tensor], place, 0) for place, tensor in receives]
             works += [backend.send([tensor], place, 0) for place, tensor in sends]
             if together:
-                return [backend._end_coalescing()]  # noqa: SLF001 - as above
-            return works if self.timeout is None else [PointWork(work, self.timeout) for work in works]
+                works = [backend._end_coalescing()]  # noqa: SLF001 - as above
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
+        limit = [] if self.timeout is None or together else [self.timeout]
+        return [Work(work.is_completed, partial(work.wait, *limit)) for work in works]
 
-    def broadcast(self, tensor: torch.Tensor) -> RunningWork:
+    def broadcast(self, tensor: torch.Tensor) -> Work:
         """Start a copy from the lowest rank to the others, in place."""
-        options = dist.BroadcastOptions()
+        options = self._limited(dist.BroadcastOptions())
         options.rootRank = 0
         options.rootTensor = 0
-        if self.timeout is not None:
-            options.timeout = self.timeout
-        return _limited(self._live().broadcast([tensor], options), tensor)
+        return _work(self._live().broadcast([tensor], options), tensor)
 
     def all_to_all(
         self, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
-    ) -> RunningWork:
+    ) -> Work:
         """Start handing out pieces of `source`, one to each member in order, and collecting theirs in `target`.
 
         Args:
@@ -134,33 +140,28 @@ class Communicator:
             source: cut into pieces; read until the work has ended.
             receives: elements from each member.
             sends: elements to each member; what i sends to j is what j receives from i.
-
-        Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
         """
-        options = dist.AllToAllOptions()
+        options, pieces = self._limited(dist.AllToAllOptions()), (list(receives), list(sends))
+        return self._started(target, lambda backend: backend.alltoall_base(target, source, *pieces, options))
+
+    def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> Work:
+        """Start collecting equally long tensors of all members in `target`, in order of their places."""
+        options = self._limited(AllgatherOptions())
+        return self._started(
+            target,
+            lambda backend: backend._allgather_base(target, source, options),  # noqa: SLF001 - as torch.distributed
+        )
+
+    def _limited(self, options: Any) -> Any:  # noqa: ANN401 - torch's, which share no typed base
         if self.timeout is not None:
             options.timeout = self.timeout
+        return options
+
+    def _started(self, tensor: torch.Tensor, start: Callable[[Any], TorchWork]) -> Work:
         try:
-            work: Work = self._live().alltoall_base(target, source, list(receives), list(sends), options)
+            return _work(start(self._live()), tensor)
         except RuntimeError as error:
             raise UnavailableError(first_line(error)) from None
-        return _limited(work, target)
-
-    def all_gather(self, target: torch.Tensor, source: torch.Tensor) -> RunningWork:
-        """Start collecting equally long tensors of all members in `target`, in order of their places.
-
-        Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
-        """
-        options = AllgatherOptions()
-        if self.timeout is not None:
-            options.timeout = self.timeout
-        try:
-            work: Work = self._live()._allgather_base(target, source, options)  # noqa: SLF001 - as torch.distributed
-        except RuntimeError as error:
-            raise UnavailableError(first_line(error)) from None
-        return _limited(work, target)
 
     def _live(self) -> Any:  # noqa: ANN401 - a ProcessGroup or a Backend, which share no typed base
         if self._backend is None:
@@ -175,86 +176,68 @@ class Communicator:
         return [backend]
 
 
-class HostWork(LimitedWork):
-    """A running collective of numbers on the host: gloo's, whose own wait sleeps until it ends and may have a limit."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    def may_wait_here(self) -> bool:
-        """Only the main thread cannot be inside the library when the interpreter ends."""
-        return threading.current_thread() is threading.main_thread()
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._work.is_completed()
-
-    def ended_within(self, seconds: float) -> bool:
-        """Wait until it has ended, at most so long but a millisecond at least: to torch, none means without end."""
-        try:
-            self._work.wait(timedelta(seconds=max(SHORTEST_WAIT, seconds)))
-        except RuntimeError:
-            return self._work.is_completed()  # its time is over; or it failed, which `wait` raises
-        return True
-
-    def wait(self) -> None:
-        """Wait until it has ended, and raise what went wrong."""
-        self._work.wait()
+def _work(work: TorchWork, tensor: torch.Tensor) -> Work:
+    """An operation of the library; gloo's, of numbers on the host, sleeps in a wait, which may have a limit."""
+    if tensor.device.type != "cpu":
+        return Work(work.is_completed, work.wait)
+    return Work(work.is_completed, work.wait, partial(_ended_within, work), on_main_thread=True)
 
 
-class PointWork:
-    """A running operation of gloo's from point to point, whose limit is given where it is waited for."""
-
-    def __init__(self, work: Work, timeout: timedelta) -> None:
-        self._work, self._timeout = work, timeout
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-        return self._work.is_completed()
-
-    def wait(self) -> None:
-        """Wait until it has ended, and raise what went wrong."""
-        self._work.wait(self._timeout)
-
-
-def _limited(work: Work, tensor: torch.Tensor) -> RunningWork:
-    """The operation as one whose wait has a limit, where it is gloo's."""
-    return HostWork(work) if tensor.device.type == "cpu" else work
-
-
-class ShortWork:
-    """A running sum of a copy in 16 bits, with the face of a torch work; decoded once it is waited for."""
-
-    def __init__(self, tensor: torch.Tensor, short: torch.Tensor, work: RunningWork) -> None:
-        self._tensor, self._short, self._work = tensor, short, work
-        self._decoded = False
-
-    def is_completed(self) -> bool:
-        """Whether the sum is there, well or not."""
-        return self._work.is_completed()
-
-    def wait(self) -> None:
-        """Wait for the sum and write it into the tensor; on CUDA the current stream does, not the host."""
-        self._work.wait()
-        if not self._decoded:
-            self._decoded = True
-            self._tensor.detach().copy_(self._short)
-
-
-class LimitedShortWork(ShortWork, LimitedWork):
-    """The same on the host."""
-
-    _work: LimitedWork
-
-    def may_wait_here(self) -> bool:
-        """Whether this thread may wait for the sum."""
-        return self._work.may_wait_here()
-
-    def ended_within(self, seconds: float) -> bool:
-        """Wait until the sum is there, at most so long."""
-        return self._work.ended_within(seconds)
+def _ended_within(work: TorchWork, seconds: float) -> bool:
+    """Wait until it has ended, at most so long but a millisecond at least: to torch, none means without end."""
+    try:
+        work.wait(timedelta(seconds=max(SHORTEST_WAIT, seconds)))
+    except RuntimeError:
+        return work.is_completed()  # its time is over; or it failed, which `Work.wait` raises
+    return True
 
 
 def first_line(error: BaseException) -> str:
     """The first line of an error of torch's, which often has many."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
+    """Whether messages are long, of which the longest has so many bytes, as all members of a group know.
+
+    Args:
+        longest: bytes of the longest message of all.
+        group_size: how many members send to each other.
+        node_size: how many such exchanges share a node's link, at most.
+    """
+    return group_size > 1 + AHEAD and longest * (group_size - 1) * node_size > BURST_BYTES
+
+
+def rounds(
+    group: Communicator, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
+) -> Iterator[Work]:
+    """Carry out an all_to_all (see Communicator.all_to_all) while somebody waits for what this yields, in order.
+
+    For long messages: in each round a worker sends to one other and hears from one other. At once, everybody hears from
+    all others at the same time. What they send before they know how full the way is meets in the queue of one link; if
+    it does not fit, packets are lost, which their senders notice after 0.2 s or more (TCP incast: Phanishayee et al.,
+    FAST 2008), and even if it fits, what tells them to continue waits in the same queues. So long messages go as in
+    MPICH (Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, 2005, section
+    4.4, pairwise exchange), by rank + i in round i; short ones at once, which costs the fewest latencies.
+
+    A worker sends its next message when those of all rounds but the last `AHEAD` have come, so that one who is late is
+    waited for by few, and no more than about so many senders meet at one link.
+
+    All receives are posted first. Where two have nothing for each other no message is sent. O(group.size) messages.
+    """
+    theirs, mine = torch.split(target, list(receives)), torch.split(source, list(sends))
+    theirs[group.place].copy_(mine[group.place])
+    distances = range(1, group.size)
+    sources = [(group.place - distance) % group.size for distance in distances]
+    posted = iter(group.exchange([], [(place, theirs[place]) for place in sources if len(theirs[place])]))
+    coming = [[next(posted)] if len(theirs[place]) else [] for place in sources]
+    sent: list[Work] = []
+    for index, distance in enumerate(distances):
+        if index >= AHEAD:
+            yield from coming[index - AHEAD]
+        place = (group.place + distance) % group.size
+        if len(mine[place]):
+            sent += group.exchange([(place, mine[place])], [])
+    for last in coming[-AHEAD:]:
+        yield from last
+    yield from sent

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.extras import load
 

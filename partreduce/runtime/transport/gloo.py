@@ -6,13 +6,12 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
-from partreduce.runtime.transport.communicators import Communicator, first_line
-from partreduce.runtime.transport.notes import deaths_of
-from partreduce.runtime.transport.own_host import chosen_interface, has_address, own_host
-from partreduce.runtime.transport.staged import StagedSums, Stages, Sums
+from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
+from partreduce.runtime.transport.staged import StagedSums, Stages
+from partreduce.runtime.transport.store import chosen_interface, deaths_of, has_address, own_host
 from partreduce.runtime.transport.torch_api import PrefixStore, ProcessGroupGloo, Store
 from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS
+from partreduce.runtime.transport.work import BoundedCall, OverdueError
 from partreduce.runtime.transport.worlds import MAX_GROUPS, GroupTable
 from partreduce.topo.errors import StoreLostError, UnavailableError
 from partreduce.topo.phase import Group
@@ -44,7 +43,7 @@ class GlooWorld(GroupTable):
     def _staged(self, stages: Stages) -> Sums:
         return StagedSums(stages)
 
-    def begin_anew(self, name: str) -> None:
+    def start_over(self, name: str) -> None:
         """Destroy all groups; those that are made from now on meet at another place of the store.
 
         Their end continues meanwhile: gloo closes a group's connections one by one, each when it looks next, which it

@@ -8,6 +8,10 @@ across the nodes the next one is exchanged inside (the two stages are pipelined,
 Each shard is added up by one worker of a node in order of places, and its sum is copied: all members end with the same
 bits, and so does every run.
 
+Shards are exchanged by all_to_all. gloo's own reduce-scatter (torch 2.13) sends as much as an all-reduce and never says
+that it has ended; with it and all_gather inside the nodes, sums of 4x4 workers took 1.04 to 1.17 times as long, over
+links of 80 Mbit/s to 1 Gbit/s.
+
 A codec is for everything, or for what crosses the nodes only; what came across as codes is handed out as codes.
 """
 
@@ -17,20 +21,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.codecs.frames import unit_of
-from partreduce.runtime.transport.coded_sums import (
+from partreduce.runtime.codecs import Coding, unit_of
+from partreduce.runtime.transport.communicators import Communicator, Sums
+from partreduce.runtime.transport.staged import (
     Bounds,
     CodedStages,
     Stage,
+    Stages,
     block_bounds,
     code_size,
     in_parts,
     num_coded_parts,
 )
-from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.staged import Stages, Sums
-from partreduce.runtime.transport.waiting import RunningWork
+from partreduce.runtime.transport.work import Work
 from partreduce.topo.strategies.axes import CodecScope
 
 SMALL_BYTES = 1024
@@ -74,12 +77,8 @@ class HierarchicalCommunicator(Communicator):
         self.sums = staged(_Levels(inside, across))
         self._levels = inside, across
 
-    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
-        """Start a sum over the group, in place; see Communicator. A short tensor is never coded.
-
-        Raises:
-            UnavailableError: the group was destroyed, or a connection of it is broken.
-        """
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
+        """Start a sum over the group, in place; see Communicator. A short tensor is never coded."""
         if tensor.nbytes < SMALL_BYTES or tensor.numel() < self._levels[0].size:
             return super().all_reduce(tensor)
         self._live()
@@ -118,14 +117,14 @@ class _Levels(Stages):
         rows.copy_(own.expand_as(rows))
         self.wait(self.inside.all_to_all(part, rows.view(-1), lengths_of(bounds), [len(own)] * self.inside.size))
 
-    def _collected(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, RunningWork]:
+    def _collected(self, part: torch.Tensor, bounds: Bounds, room: str) -> tuple[torch.Tensor, Work]:
         """This worker's shard of a part on its way from all of the node, [members, numbers]."""
         start, end = bounds[self.inside.place]
         rows = self._rows(part[start:end], room)
         sizes = [end - start] * self.inside.size
         return rows, self.inside.all_to_all(rows.view(-1), part, sizes, lengths_of(bounds))
 
-    def _added(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: RunningWork) -> torch.Tensor:
+    def _added(self, part: torch.Tensor, bounds: Bounds, rows: torch.Tensor, work: Work) -> torch.Tensor:
         """The same, summed in order of places where it stands in the part."""
         self.wait(work)
         start, end = bounds[self.inside.place]

@@ -34,12 +34,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from partreduce.runtime.environment import RUN_SECRET
-from partreduce.runtime.transport.deadline import Deadline
 from partreduce.runtime.transport.endpoint import Connection, Endpoint, Received
-from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.own_host import own_host
+from partreduce.runtime.transport.store import Notes, own_host
 from partreduce.runtime.transport.torch_api import Store
-from partreduce.runtime.transport.waiting import NoSigns, PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
+from partreduce.runtime.transport.waiting import Deadline, PeerGoneError, PeerTimeoutError, SignsOfLife, Wait
 from partreduce.topo.errors import UnavailableError
 
 POLL_SECONDS = 0.005
@@ -226,7 +224,7 @@ class Mailbox:
     ) -> None:
         self.rank, self.timeout = rank, timeout
         self.bound = bound or Bound.of_largest(max_bytes)
-        self._heartbeat = heartbeat or NoSigns()
+        self._heartbeat = heartbeat or SignsOfLife()
         self._accounts: dict[int, Account[Message]] = {}
         self._notes = Notes(store, f"mailbox/{key}")
         self._deliver = deliver

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 
-from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
-from partreduce.runtime.transport.communicators import Communicator, first_line
+from partreduce.runtime.environment import NCCL_TEARS_DOWN
+from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import Notes
-from partreduce.runtime.transport.staged import QueuedSums, Stages, Sums
+from partreduce.runtime.transport.staged import QueuedSums, Stages
+from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import PrefixStore, Store, nccl_backend
+from partreduce.runtime.transport.work import Background, BoundedCall, OverdueError
 from partreduce.runtime.transport.worlds import DESTROY_SECONDS, MAX_GROUPS, GroupTable, World
 from partreduce.topo.errors import InputError, UnavailableError
 from partreduce.topo.phase import Group
@@ -68,11 +67,7 @@ class NcclWorld(GroupTable):
         return QueuedSums(stages, self.streams(self.device))
 
     def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
-        """See GroupTable; NCCL waits without limit for members that do not come, so a thread of ours is left behind.
-
-        Raises:
-            UnavailableError: members did not arrive within the timeout.
-        """
+        """See GroupTable; NCCL waits without limit for members that do not come, so a thread of ours is left behind."""
         limit = self.timeout if within is None else min(within, self.timeout)
 
         def connect() -> Communicator | UnavailableError:
@@ -156,11 +151,6 @@ def _errors_are_ours() -> Iterator[None]:
         del os.environ[NCCL_TEARS_DOWN]
 
 
-def over_gloo() -> bool:
-    """Whether the user asked for CUDA tensors over gloo."""
-    return os.environ.get(OVER_GLOO) == "1"
-
-
 def place_of(device: torch.device) -> str:
     """Where a device is: its machine's name and its own identity."""
     properties: Any = torch.cuda.get_device_properties(device)
@@ -180,7 +170,7 @@ def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, 
 
 
 def check_equal_places(places: Mapping[int, str]) -> None:
-    """Refuse ranks that share a GPU."""
+    """Raise InputError where ranks share a GPU."""
     first: dict[str, int] = {}
     for rank, place in places.items():
         if place in first:

@@ -1,17 +1,26 @@
-"""How a worker finds the others: from an initialized process group, or from the environment that launchers set."""
+"""How a worker finds the others: from an initialized process group, or from the environment that launchers set.
+
+A script that runs as one process, without a launcher, as in a debugger or a notebook, has a world of its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from partreduce.runtime.environment import (
+    AGENT_MAX_RESTARTS,
     AGENT_STORE,
     MASTER_ADDR,
     MASTER_PORT,
@@ -19,19 +28,21 @@ from partreduce.runtime.environment import (
     RANK,
     RENDEZVOUS,
     RESTART_COUNT,
+    RUN_ID,
     RUN_SECRET,
+    SIZES_OF_LAUNCHERS,
     WORLD_SIZE,
 )
-from partreduce.runtime.transport.attempts import agreed_attempt, may_be_started_again
-from partreduce.runtime.transport.bounded import BoundedCall, OverdueError
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.nccl import NcclWorld, check_shared_gpus, over_gloo
-from partreduce.runtime.transport.served_store import let_forks_go_without
-from partreduce.runtime.transport.store_line import NamedPrefixStore, fresh_line, processes_of, root_store
+from partreduce.runtime.transport.nccl import NcclWorld, check_shared_gpus
+from partreduce.runtime.transport.store import NamedPrefixStore, fresh_line, processes_of, root_store
 from partreduce.runtime.transport.torch_api import Store, TCPStore, default_store
-from partreduce.runtime.transport.worlds import World
+from partreduce.runtime.transport.waiting import Deadline
+from partreduce.runtime.transport.work import BoundedCall, OverdueError
+from partreduce.runtime.transport.worlds import World, over_gloo
 from partreduce.topo.errors import InputError, UnavailableError
+from partreduce.topo.schedule import Schedule
 
 STORE_GRACE_SECONDS = 1.0
 """How much longer than the timeout we wait for torch to say by itself that the store does not answer."""
@@ -178,3 +189,158 @@ def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -
             f"environment: {name} is {text[:40]!r}; it is a number in {least}..{most}, as `partreduce run` sets"
         )
     return number
+
+
+ASKED_SECONDS = 0.02
+"""Between two looks of worker 0 at who asks for the name of the attempt."""
+AT = "partreduce/attempts"
+
+
+def may_be_started_again() -> bool:
+    """Whether torchrun starts the workers of those nodes again that are left after a failure (`--max-restarts`)."""
+    return RUN_ID in os.environ and os.environ.get(AGENT_MAX_RESTARTS, "0") != "0"
+
+
+def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> str:
+    """The name of this attempt, the same on all workers that were started together.
+
+    torchrun starts workers again at a store that remembers the attempt before. Its agents count restarts each for
+    itself, and a node whose workers are ended for those of another counts none, so the number that a worker is given is
+    no name. Each worker asks with a word that nobody else has, and worker 0 answers. It asks for all, since a worker
+    that died with the attempt before may have left its question.
+
+    Raises:
+        UnavailableError: a worker did not come within the timeout.
+    """
+    if rank:
+        word = secrets.token_hex(16)
+        store.set(f"{AT}/asked/{rank}", word)
+        try:
+            store.wait([f"{AT}/answer/{word}"], timeout)
+        except RuntimeError:
+            raise UnavailableError(
+                f"worker 0 did not come within {timeout.total_seconds():g} s after torchrun started the workers"
+            ) from None
+        name = store.get(f"{AT}/answer/{word}").decode()
+        store.set(f"{AT}/{name}/came/{rank}", "1")
+        return name
+    name, missing = str(store.add(f"{AT}/number", 1)), set(range(1, size))
+    deadline, answered = Deadline(timeout.total_seconds()), dict[int, str]()
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"{AT}/{name}/came/{other}"]):
+                missing.remove(other)
+            elif store.check([f"{AT}/asked/{other}"]):
+                word = store.get(f"{AT}/asked/{other}").decode()
+                if answered.get(other) != word:
+                    store.set(f"{AT}/answer/{word}", name)
+                    answered[other] = word
+        if missing and deadline.is_over:
+            raise UnavailableError(
+                f"worker {min(missing)} did not come within {timeout.total_seconds():g} s after torchrun started the "
+                "workers"
+            )
+        time.sleep(ASKED_SECONDS if missing else 0)
+    return name
+
+
+DESCRIPTORS = "/dev/fd"
+
+_listeners: set[int] = set()
+"""Inodes of the sockets at which this process serves a store; a port may be somebody else's by the time of a fork."""
+
+
+def let_forks_go_without(port: int) -> None:
+    """From now on children that this process forks hold no socket of the store that it serves at this port.
+
+    The kernel closes the sockets of a dead process when nobody else holds them. A fork does, such as a data loader's
+    worker or a pool's, and may outlive its parent by seconds or for ever: until then the others' questions to the store
+    would stay without an answer. torch tells nobody its sockets' descriptors, so they are found by the port.
+    """
+    _listeners.update(
+        os.fstat(held.fileno()).st_ino
+        for held in _tcp_sockets()
+        if held.getsockname()[1] == port and held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    )
+
+
+def _let_go() -> None:
+    """Put something else into the place of each socket, which the store's own objects may close at any time."""
+    if not _listeners:
+        return
+    places = [(held.fileno(), held.getsockname()[1]) for held in _tcp_sockets()]
+    ports = {port for descriptor, port in places if os.fstat(descriptor).st_ino in _listeners}
+    nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor, port in places:
+        if port in ports:
+            os.dup2(nothing, descriptor, inheritable=False)
+    os.close(nothing)
+    _listeners.clear()
+
+
+def _tcp_sockets() -> Iterator[socket.socket]:
+    """This process's TCP sockets, each to be looked at while it is the iterator's present one."""
+    for entry in os.listdir(DESCRIPTORS):  # noqa: PTH208 - names are numbers here
+        with contextlib.suppress(OSError):  # no socket, or what the listing itself was read from
+            held = socket.socket(fileno=int(entry))
+            try:
+                if held.family in (socket.AF_INET, socket.AF_INET6) and held.type == socket.SOCK_STREAM:
+                    yield held
+            finally:
+                held.detach()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:
+    """Whether this process is a job of one worker: WORLD_SIZE is 1, or no launcher has set anything."""
+    if world is not None or place(mesh)[1] != 1:
+        return False
+    if dist.is_initialized() or os.environ.get(WORLD_SIZE):
+        return True
+    started = any(os.environ.get(name) for name in RENDEZVOUS)
+    return not started and all(os.environ.get(name, "1") == "1" for name in SIZES_OF_LAUNCHERS)
+
+
+_said: set[str] = set()
+
+
+def log_single_process(schedule: Schedule) -> None:
+    """One line for each schedule of the process."""
+    n = schedule.num_workers
+    text = (
+        f"partreduce: this script runs alone, and schedule {schedule.name!r} is for {n} workers: nothing is averaged; "
+        f"start it with `partreduce run --workers {n} SCRIPT` or torchrun for that\n"
+    )
+    if text not in _said:
+        _said.add(text)
+        sys.stderr.write(text)
+
+
+class SingleProcessWorld(World):
+    """One worker and nobody else; a world without groups.
+
+    Nothing is averaged there and nobody is waited for. Whatever waits for all workers asks `Run.everyone`, which is
+    this one worker, so that saving, evaluating and finishing work as in a run.
+    """
+
+    rank, size, timeout = 0, 1, timedelta(seconds=1)
+
+    def __init__(self) -> None:
+        self.store: Store = dist.HashStore()  # type: ignore[attr-defined]
+
+    def prepare(self, schedule: Schedule) -> None:
+        """No group is needed."""
+
+    def communicator(self, members: Sequence[int], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as all worlds
+        raise UnavailableError(f"group of workers {list(members)}: this script runs alone")
+
+    def has(self, members: Sequence[int], *, name: str = "") -> bool:  # noqa: ARG002 - as above
+        return False
+
+    def create(self, members: tuple[int, ...], *, name: str = "") -> NoReturn:  # noqa: ARG002 - as above
+        self.communicator(members)
+
+    def abandon(self) -> None:
+        """Nothing is held."""

@@ -13,22 +13,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from partreduce.runtime.codecs.coding import Coding
-from partreduce.runtime.codecs.frames import decoded, encoded
+from partreduce.runtime.codecs import Coding, decoded, encoded
 from partreduce.runtime.transport.arrays import frame_of, tensor_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.mailbox import Mailbox, Message
-from partreduce.runtime.transport.streams import Streams
-from partreduce.runtime.transport.torch_api import Store
-from partreduce.runtime.transport.waiting import RunningWork, SignsOfLife
+from partreduce.runtime.transport.waiting import SignsOfLife
+from partreduce.runtime.transport.work import Work
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.codec_numbers import SCALE_BYTES
-from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec
 
 
@@ -36,6 +32,10 @@ def shard_bounds(length: int, num_hosts: int) -> list[tuple[int, int]]:
     """`num_hosts` nearly equal parts of an array."""
     cuts = [length * host // num_hosts for host in range(num_hosts + 1)]
     return list(itertools.pairwise(cuts))
+
+
+_Running = tuple[Coding | None, dict[int, Any]]
+"""How a running sum travels, and the hosts' answers."""
 
 
 class ServerCommunicator(Communicator):
@@ -48,17 +48,19 @@ class ServerCommunicator(Communicator):
         self.hosts, self.heartbeat = tuple(hosts), heartbeat
         self._next = 0
         self._sums: dict[int, _Sum] = {}
-        self._running: dict[int, ServerWork] = {}
+        self._running: dict[int, _Running] = {}
         self.mailbox = Mailbox(
             world.store, world.rank, key, self._deliver, max_bytes=max_bytes, timeout=timeout, heartbeat=heartbeat
         )
         self.mailbox.start()
 
-    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> RunningWork:
+    def all_reduce(self, tensor: torch.Tensor, coding: Coding | None = None) -> Work:
         """Start a sum over all workers, in place; with a `coding` pieces travel coded to the hosts and back."""
         number, self._next = self._next, self._next + 1
-        work = self._running[number] = ServerWork(self, number, tensor, coding)
-        for host, (start, end) in zip(self.hosts, shard_bounds(tensor.numel(), len(self.hosts)), strict=True):
+        parts: dict[int, Any] = {}
+        self._running[number] = coding, parts
+        shards = dict(zip(self.hosts, shard_bounds(tensor.numel(), len(self.hosts)), strict=True))
+        for host, (start, end) in shards.items():
             piece = tensor[start:end]
             if coding is None:
                 kind, frame = f"push {tensor.dtype}".replace("torch.", ""), frame_of(piece)
@@ -66,11 +68,23 @@ class ServerCommunicator(Communicator):
                 kind = f"push coded {coding.transport.codec} {coding.transport.block}"
                 frame = frame_of(encoded(piece.to("cpu"), coding, f"to host {host}"))
             self.mailbox.send(host, kind, (number, end - start), [frame])
-        return work
+
+        def has_all() -> bool:
+            return len(parts) == len(shards)
+
+        def take() -> None:
+            self.mailbox.until(has_all, self.heartbeat, self.members, 0)
+            for host, (start, end) in shards.items():
+                if end > start:  # a host of a short array may have nothing
+                    tensor[start:end].copy_(_answered(parts[host], end - start, tensor.dtype, coding))
+            del self._running[number]
+
+        # Where the mailbox failed nobody can answer, which `take` then says.
+        return Work(lambda: has_all() or self.mailbox.has_failed, take)
 
     def _deliver(self, message: Message) -> None:
         if message.kind == "sum":
-            self._running[message.numbers[0]].parts[message.source] = message.payload[0]
+            self._running[message.numbers[0]][1][message.source] = message.payload[0]
             return
         number, length = message.numbers
         total = self._sums.setdefault(number, _Sum(self.mailbox.rank))
@@ -78,47 +92,18 @@ class ServerCommunicator(Communicator):
         if total.count == self.size:
             del self._sums[number]
             assert total.value is not None, "something was added"
-            coding = self._running[number].coding  # this worker has pushed, too
+            coding, _ = self._running[number]  # this worker has pushed, too
             value = total.value if coding is None else encoded(total.value, coding, "sum")
             frame = frame_of(value)
             for rank in self.members:
                 self.mailbox.send(rank, "sum", (number,), [frame])
 
-    def done(self, number: int) -> None:
-        del self._running[number]
 
-
-class ServerWork:
-    """A running sum, with the face of a torch work."""
-
-    def __init__(
-        self, owner: ServerCommunicator, number: int, tensor: torch.Tensor, coding: Coding | None = None
-    ) -> None:
-        self.owner, self.number, self.tensor, self.coding = owner, number, tensor, coding
-        self.parts: dict[int, Any] = {}
-
-    def is_completed(self) -> bool:
-        """Whether all hosts have answered, or cannot because the mailbox failed, which `wait` then says."""
-        return self._has_all() or self.owner.mailbox.has_failed
-
-    def wait(self) -> None:
-        """Wait for the hosts and put their sums into the tensor."""
-        owner = self.owner
-        owner.mailbox.until(self._has_all, owner.heartbeat, owner.members, 0)
-        for host, (start, end) in zip(owner.hosts, shard_bounds(self.tensor.numel(), len(owner.hosts)), strict=True):
-            if end > start:  # a host of a short array may have nothing
-                self.tensor[start:end].copy_(self._answer(host, end - start))
-        owner.done(self.number)
-
-    def _has_all(self) -> bool:
-        return len(self.parts) == len(self.owner.hosts)
-
-    def _answer(self, host: int, length: int) -> torch.Tensor:
-        """What a host answered, as numbers."""
-        if self.coding is None:
-            return tensor_of(self.parts[host], self.tensor.dtype)
-        transport = self.coding.transport
-        return decoded(_code_of(self.parts[host]), length, transport.codec, transport.block)
+def _answered(frame: Any, length: int, dtype: torch.dtype, coding: Coding | None) -> torch.Tensor:  # noqa: ANN401 - as below
+    """What a host answered, as numbers."""
+    if coding is None:
+        return tensor_of(frame, dtype)
+    return decoded(_code_of(frame), length, coding.transport.codec, coding.transport.block)
 
 
 def _pushed(message: Message, length: int) -> torch.Tensor:
@@ -157,25 +142,20 @@ class _Sum:
             self.count += 1
 
 
-class ThroughServers:
-    """A world in which the group of all workers reduces through the hosts; everything else is the given world's."""
+class _ThroughServers:
+    """The given world, but for the group of all workers, which reduces through the hosts."""
 
     def __init__(self, world: World, communicator: ServerCommunicator) -> None:
         self._world, self._communicator = world, communicator
-        self.rank: int = world.rank
-        self.size: int = world.size
-        self.store: Store = world.store
-        self.timeout: timedelta = world.timeout
-        self.signs: SignsOfLife | None = world.signs
 
-    def prepare(self, schedule: Schedule) -> None:
-        self._world.prepare(schedule)
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever it is
+        return getattr(self._world, name)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
         """The hosts' sums, for the group of all workers; what has a name is the given world's."""
         if name:
             return self._world.communicator(members, name=name)
-        assert len(members) == self.size, "only the group of all workers passes through the hosts"
+        assert len(members) == self._world.size, "only the group of all workers passes through the hosts"
         return self._communicator
 
     def everyone(self) -> Communicator:
@@ -183,25 +163,18 @@ class ThroughServers:
 
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
         """Whether these are all workers."""
-        return self._world.has(members, name=name) if name else len(members) == self.size
+        return self._world.has(members, name=name) if name else len(members) == self._world.size
 
     def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
         """The group of all workers, which is there."""
         return self._world.create(members, name=name) if name else self.communicator(members)
 
-    def streams(self, device: torch.device) -> Streams:
-        return self._world.streams(device)
-
-    def next_instance(self) -> int:
-        return self._world.next_instance()
-
-    def on_host(self) -> World:
-        return self._world.on_host()
-
-    def kin(self) -> Sequence[World]:
-        return self._world.kin()
-
     def abandon(self) -> None:
         """See World; the mailbox ends too, so that nobody is answered any more."""
         self._world.abandon()
         self._communicator.mailbox.abandon()
+
+
+def through_servers(world: World, communicator: ServerCommunicator) -> World:
+    """A world in which the group of all workers reduces through the hosts; everything else is the given world's."""
+    return cast("World", _ThroughServers(world, communicator))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions, GradBucket, Store, Work
+from torch._C._distributed_c10d import AllgatherOptions, GradBucket, Store
+from torch._C._distributed_c10d import Work as TorchWork
 
 __all__ = [
     "AllgatherOptions",
@@ -18,11 +18,10 @@ __all__ = [
     "ProcessGroupGloo",
     "Store",
     "TCPStore",
-    "Work",
+    "TorchWork",
     "default_store",
     "nccl_backend",
     "store_on",
-    "sum_options",
     "torch_compile_disable",
 ]
 
@@ -61,12 +60,3 @@ def torch_compile_disable(method: Method) -> Method:
 def nccl_backend() -> Any:  # noqa: ANN401 - a class that CPU builds of torch do not have
     """The class of raw NCCL groups."""
     return dist.ProcessGroupNCCL
-
-
-def sum_options(timeout: timedelta | None = None) -> dist.AllreduceOptions:
-    """Options of an all-reduce that sums, with a timeout of its own or the group's."""
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.SUM  # type: ignore[assignment]
-    if timeout is not None:
-        options.timeout = timeout
-    return options

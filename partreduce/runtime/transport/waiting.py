@@ -1,22 +1,11 @@
-"""Waiting for others: inside the library for a while, or by looks with pauses between them, and what ends a wait early.
-
-A wait inside the library costs nothing while it lasts, and ends at once; it has to be a short one, since nothing else
-ends it: neither a note that somebody died nor Ctrl-C. Only the main thread may wait so: it ends the interpreter itself,
-while another thread that is in C++ frames then aborts the process (see `background`), and so would the operation's own
-thread if it called us. Other threads look, but for that of staged sums, which waits for a moment at a time and is ended
-before (see `staged`). So does everybody at operations whose wait has no limit: point to point over gloo, where a limit
-breaks the connection, and everything over NCCL.
-"""
+"""Waiting for others: a clock and deadlines of this process's own time, and what ends a wait early."""
 
 from __future__ import annotations
 
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Protocol
 
-from partreduce.runtime.transport.deadline import Deadline
 from partreduce.topo.errors import UnavailableError
 
 LOOK_SECONDS = 1.0
@@ -29,6 +18,55 @@ SHORTEST, LONGEST = 3e-5, 1e-3
 MAX_WATCHED = 64
 SHARE = 32
 """A wait is noticed to be over at most this part of itself too late."""
+MOST_SECONDS = 1.0
+"""What counts at most between two looks, from whatever thread."""
+
+
+class OwnTime:
+    """A clock that stands while nobody looks at it for longer than `most` seconds; any thread may look.
+
+    Who was stopped, by SIGSTOP, by a debugger or with the whole machine, must not blame the others for the time in
+    which it heard nobody. The system tells nobody that he was stopped. But who waits looks at this clock several times
+    a second, so that a longer time between two looks was none in which this process waited.
+    """
+
+    def __init__(self, most: float = MOST_SECONDS) -> None:
+        self._most = most
+        # One value, so that threads need no lock, which a signal's handler might find taken: whichever of two looks
+        # is written last, it is right.
+        self._last = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        seconds, looked = self._last
+        now = time.monotonic()
+        seconds += min(now - looked, self._most)
+        self._last = seconds, now
+        return seconds
+
+
+own_time = OwnTime()
+"""Of this process."""
+
+
+class Deadline:
+    """An end of waiting, after so many seconds of this process's own time."""
+
+    def __init__(self, seconds: float, clock: OwnTime = own_time) -> None:
+        self.seconds, self._clock = seconds, clock
+        self._end = clock() + seconds
+
+    def renew(self) -> None:
+        self._end = self._clock() + self.seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until it has passed; negative once it has."""
+        return self._end - self._clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has passed; asked several times a second, since the clock stands otherwise."""
+        return self.left < 0
 
 
 class PeerGoneError(Exception):
@@ -39,20 +77,27 @@ class PeerTimeoutError(PeerGoneError):
     """The timeout has passed; the text says for whom this worker waited."""
 
 
-class SignsOfLife(Protocol):
-    """What a wait wants to know of the others; `liveness.heartbeat` knows it."""
+class SignsOfLife:
+    """What a wait wants to know of the others; `liveness.heartbeat` knows it.
 
-    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:
+    This is where nobody gives signs of life: only its timeout ends a wait.
+    """
+
+    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as a heartbeat
         """Why a member cannot take part any more, as a clause; None if nothing is known."""
+        return None
 
-    def lost(self, members: Iterable[int]) -> frozenset[int]:
+    def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
         """The members that are known to take part in nothing any more."""
+        return frozenset()
 
     def store_lost(self) -> UnavailableError | None:
         """The error of a run whose store is gone; None while nothing is known against it."""
+        return None
 
     def news(self) -> int:
         """How much was noted of failures and ends so far."""
+        return 0
 
     def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
         """Say what this worker does now, and for whom it waits in that."""
@@ -62,38 +107,11 @@ class SignsOfLife(Protocol):
 
     def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
         """For whom a worker waits, down the chain of waiting, as a clause."""
-
-    def sees_silence(self, members: Iterable[int]) -> bool:
-        """Whether it is known already who holds up a worker that waits for these."""
-
-
-class NoSigns:
-    """Where nobody gives signs of life: only its timeout ends a wait."""
-
-    def gone(self, members: Iterable[int], round_: int | None = None) -> str | None:  # noqa: ARG002 - as the others
-        return None
-
-    def lost(self, members: Iterable[int]) -> frozenset[int]:  # noqa: ARG002 - as above
-        return frozenset()
-
-    def store_lost(self) -> UnavailableError | None:
-        return None
-
-    def news(self) -> int:
-        return 0
-
-    def doing(self, text: str | Callable[[], str], waits: Iterable[int] = ()) -> None:
-        """Nobody asks."""
-
-    def watch(self, members: Iterable[int]) -> None:
-        """There is nothing to see."""
-
-    def waits_for(self, members: Iterable[int], seconds: float | None) -> str:
         names = ", ".join(f"worker {rank}" for rank in members)
         return f"waits for {names}" + ("" if seconds is None else f", for more than {seconds:g} s")
 
     def sees_silence(self, members: Iterable[int]) -> bool:  # noqa: ARG002 - as above
-        """There is nothing more to find out."""
+        """Whether it is known already who holds up a worker that waits for these, or will not be."""
         return True
 
 
@@ -172,12 +190,12 @@ class Wait(PeerWatch):
         super().__init__(heartbeat, members, round_, glance=glance)
         self._why, self._deadline = why, Deadline(timeout)
 
-    def begin_anew(self) -> None:
+    def renew(self) -> None:
         """What was waited for so far does not count: somebody else has a limit for it."""
         self._deadline.renew()
 
-    def look(self) -> None:
-        """Called between two pauses, several times a second.
+    def look(self) -> float:
+        """Called between two pauses, several times a second; returns in how many seconds it wants to be called again.
 
         Raises:
             PeerGoneError: there is nothing to wait for any more, or it took too long.
@@ -188,6 +206,7 @@ class Wait(PeerWatch):
                 raise PeerGoneError(why)
         if self.is_over():
             raise PeerTimeoutError(self._heartbeat.waits_for(self._members, self._deadline.seconds))
+        return max(0.0, self.next - time.monotonic())
 
     def is_over(self) -> bool:
         """Whether the timeout has passed, and it is known, or was looked for, who holds this worker up."""
@@ -207,61 +226,6 @@ class Wait(PeerWatch):
                 if condition.wait_for(done, GLANCE_SECONDS):
                     return
             self.look()
-
-
-class RunningWork(Protocol):
-    """A running operation: torch's own works, and those that we carry out."""
-
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-
-    def wait(self) -> object:
-        """Wait until it has ended, and raise what went wrong."""
-
-
-class LimitedWork(ABC):
-    """A running operation with the face of a torch work, and a wait that has a limit."""
-
-    def may_wait_here(self) -> bool:
-        """Whether this thread may wait for it."""
-        return True
-
-    @abstractmethod
-    def is_completed(self) -> bool:
-        """Whether it has ended, well or not."""
-
-    @abstractmethod
-    def ended_within(self, seconds: float) -> bool:
-        """Wait until it has ended, at most so long."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Wait until it has ended, and raise what went wrong."""
-
-
-def ends_soon(work: RunningWork, glance: float | None = None) -> bool:
-    """Wait for an operation until it would be time to look at the others; whether it has ended by then."""
-    waited, start, soon = 0.0, time.monotonic(), GLANCE_SECONDS if glance is None else glance
-    while not work.is_completed():
-        if waited >= soon:
-            return False
-        wait_a_while(work, soon - waited, waited)
-        waited = time.monotonic() - start
-    return True
-
-
-def wait_a_while(work: RunningWork, seconds: float, waited: float) -> None:
-    """Wait for an operation, at most so long, or for a moment only where it is to be looked at.
-
-    Args:
-        work: the operation.
-        seconds: until the next look at the others.
-        waited: how long it has been waited for.
-    """
-    if isinstance(work, LimitedWork) and work.may_wait_here():
-        work.ended_within(seconds)
-    else:
-        time.sleep(pause_after(waited))
 
 
 def pause_after(waited: float) -> float:

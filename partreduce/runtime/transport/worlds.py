@@ -7,80 +7,97 @@ above talks to a `World` and never to the global state of `torch.distributed`.
 
 from __future__ import annotations
 
+import hashlib
+import os
+import resource
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 
-from partreduce.runtime.transport.background import Background
-from partreduce.runtime.transport.coded_sums import FlatCodedStages
-from partreduce.runtime.transport.communicators import Communicator, first_line
+from partreduce.runtime.environment import OVER_GLOO
+from partreduce.runtime.transport.communicators import Communicator, Sums, first_line
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
-from partreduce.runtime.transport.needed_groups import check_budget, member_sets
-from partreduce.runtime.transport.notes import deaths_of
-from partreduce.runtime.transport.staged import Stages, Sums
+from partreduce.runtime.transport.staged import FlatCodedStages, Stages
+from partreduce.runtime.transport.store import deaths_of
 from partreduce.runtime.transport.streams import Streams, streams_of
 from partreduce.runtime.transport.tags import sums_agree, tag_of
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.waiting import PeerWatch, SignsOfLife
-from partreduce.topo.errors import UnavailableError
+from partreduce.runtime.transport.work import Background
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, MissingDependencyError, UnavailableError
 from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.axes import AllReduceAlgorithm
 
 MAX_GROUPS = 64
 """Groups that one worker may belong to; each costs it about one file descriptor per other member."""
+SPARE_DESCRIPTORS = 64
 DESTROY_SECONDS = 0.2
 IN_BLOCKS = "blocks"
 """The name of the further communicators of groups that sum by codecs of blocks."""
 
 
-class World(Protocol):
+class World(ABC):
     """All workers of a run, as one of them sees it."""
 
     rank: int
     size: int
     store: Store
     timeout: timedelta
-    signs: SignsOfLife | None
+    signs: SignsOfLife | None = None
+    """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
+    _instances = 0
 
+    @abstractmethod
     def prepare(self, schedule: Schedule) -> None:
         """Make and warm up every group that the schedule needs; all workers call it."""
 
+    @abstractmethod
     def has(self, members: Sequence[int], *, name: str = "") -> bool:
         """Whether the group with these members, or their further communicator of this name, was made."""
 
+    @abstractmethod
     def create(self, members: tuple[int, ...], *, name: str = "") -> Communicator:
         """Make one group, or a further communicator of its members for a thread of its own.
 
         All members call this, in one order that is the same for all workers.
         """
 
+    @abstractmethod
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
         """The group with these members (ascending), which contain this worker, or their communicator of this name."""
 
     def streams(self, device: torch.device) -> Streams:
         """Where the operations on tensors of a device run."""
+        return streams_of(device)
 
     def everyone(self) -> Communicator:
         """The group of all workers."""
+        return self.communicator(range(self.size))
 
     def next_instance(self) -> int:
         """A number that counts the optimizers of this world, equal on all workers."""
+        self._instances += 1
+        return self._instances
 
     def on_host(self) -> World:
         """The same workers over host memory: this world, except where its groups work on devices."""
+        return self
 
     def kin(self) -> Sequence[World]:
         """The worlds of the same workers that are abandoned together, this one among them."""
+        return [self]
 
+    @abstractmethod
     def abandon(self) -> None:
         """Destroy all groups at once, so that peers learn of a failure in milliseconds."""
 
 
-class GroupTable(ABC):
+class GroupTable(World):
     """What both worlds share: the table of groups, made and warmed up in order.
 
     Groups are made by their members only, in the order of their sorted members, which is one total order for all
@@ -105,15 +122,12 @@ class GroupTable(ABC):
         self._further: dict[tuple[tuple[int, ...], str], Communicator] = {}
         """Communicators besides those of the groups, by members and name; destroyed together with them."""
         self._streams: dict[torch.device, Streams] = {}
-        self._instances = 0
         self.abandoned = False
         self.nodes: tuple[int, ...] | None = None
         self.relatives: list[GroupTable] = []
         """Worlds of the same workers whose groups have another form; they are abandoned together."""
         self.given_up: Callable[[], str | None] = lambda: None
         """Asked, too, while a group connects: why it need not."""
-        self.signs: SignsOfLife | None = None
-        """What is known of the other workers, once somebody knows it: it names who holds up the making of a group."""
 
     @abstractmethod
     def beside(self, prefix: str) -> GroupTable:
@@ -143,11 +157,7 @@ class GroupTable(ABC):
         self.make(wanted, of_codes=own if in_blocks else ())
 
     def make(self, wanted: Iterable[tuple[int, ...]], *, of_codes: Iterable[tuple[int, ...]]) -> None:
-        """Make those groups of this worker that there are not, and let some sum by codecs of blocks.
-
-        Raises:
-            UnavailableError: members did not arrive within the timeout.
-        """
+        """Make those groups of this worker that there are not, and let some sum by codecs of blocks."""
         for members in sorted(set(wanted) - self._groups.keys()):
             self.create(members)
         for members in sorted(of_codes):
@@ -253,17 +263,6 @@ class GroupTable(ABC):
             self._streams.setdefault(device, streams_of(device))  # another thread may have been faster
         return self._streams[device]
 
-    def everyone(self) -> Communicator:
-        return self.communicator(range(self.size))
-
-    def next_instance(self) -> int:
-        """A number that counts the optimizers of this world, equal on all workers."""
-        self._instances += 1
-        return self._instances
-
-    def on_host(self) -> World:
-        return self
-
     def kin(self) -> Sequence[World]:
         """This world and its relatives."""
         return [self, *self.relatives]
@@ -328,3 +327,81 @@ class GroupTable(ABC):
 def _drop(backends: list[object]) -> None:
     """Release a backend; its destructor waits for the running operation, without the GIL."""
     backends.clear()
+
+
+def member_sets(schedule: Schedule, rank: int) -> set[tuple[int, ...]]:
+    """The distinct groups of one worker over prologue and period; none for strategies whose file does not say groups.
+
+    O(period · group size) for rules.
+    """
+    if not schedule.is_phased:
+        return set()
+    rounds = range(schedule.phased.period + (1 if schedule.prologue else 0))
+    first = max(schedule.prologue - 1, 0)
+    groups = (schedule.group_of(rank, first + index) for index in rounds)
+    return {group.members for group in groups if group is not None}
+
+
+def check_budget(name: str, groups: Iterable[tuple[int, ...]], max_groups: int) -> None:
+    """Raise InputError where a schedule needs more groups or file descriptors than one worker may have."""
+    member_lists = list(groups)
+    if len(member_lists) > max_groups:
+        raise InputError(
+            f"schedule {name!r}: puts this worker into {len(member_lists)} distinct groups, and each costs it sockets "
+            f"and a thread; at most {max_groups} are allowed; repeat groups within the period"
+        )
+    needed = sum(len(members) + 2 for members in member_lists) + SPARE_DESCRIPTORS
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit not in (resource.RLIM_INFINITY, -1) and needed > limit:
+        raise InputError(
+            f"schedule {name!r}: its groups need about {needed} file descriptors in each worker and the limit is "
+            f"{limit}; raise it with `ulimit -n {2 * needed}`"
+        )
+
+
+def over_gloo() -> bool:
+    """Whether the user asked for CUDA tensors over gloo."""
+    return os.environ.get(OVER_GLOO) == "1"
+
+
+def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) -> AllReduceAlgorithm:
+    """The algorithm that the user asks for.
+
+    Raises:
+        InputError: no such algorithm.
+        MissingDependencyError: CUDA tensors that go over gloo.
+    """
+    try:
+        chosen = AllReduceAlgorithm(algorithm)
+    except ValueError:
+        raise InputError(
+            f"algorithm: {algorithm!r} is not one of {', '.join(one.value for one in AllReduceAlgorithm)}"
+        ) from None
+    if chosen is AllReduceAlgorithm.HIERARCHICAL:
+        check_stages_over_gloo("algorithm: 'hierarchical'", device, "leave algorithm at ring")
+    return chosen
+
+
+def check_stages_over_gloo(what: str, device: torch.device, instead: str) -> None:
+    """Raise MissingDependencyError for sums of several stages where CUDA tensors go over gloo."""
+    if device.type == "cuda" and over_gloo():
+        raise MissingDependencyError(
+            f"{what}: adds up in stages, which over gloo are a host thread's, and no CUDA stream waits for that; unset "
+            f"{OVER_GLOO}, or {instead}"
+        )
+
+
+def formed(world: World, algorithm: AllReduceAlgorithm, cluster: Cluster) -> World:
+    """The world whose groups add up so: the given one for rings, else a second one, made once per cluster."""
+    if algorithm is AllReduceAlgorithm.RING:
+        return world
+    assert isinstance(world, GroupTable), "what makes groups"
+    nodes = tuple(cluster.node_of().tolist())
+    for other in world.relatives:
+        if other.nodes == nodes:
+            return other
+    digest = hashlib.sha256(repr((world.size, nodes)).encode()).hexdigest()[:16]
+    made = world.beside(f"{world.prefix}/hierarchical/{digest}")
+    made.nodes, made.relatives = nodes, [world]
+    world.relatives.append(made)
+    return made

@@ -19,10 +19,8 @@ from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, Sta
 from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.liveness.lifelines import KeepaliveSockets, lifelines_of
-from partreduce.runtime.transport.alone import SingleProcessWorld, is_alone
-from partreduce.runtime.transport.notes import Notes, publish_stage
-from partreduce.runtime.transport.rendezvous import default_world
-from partreduce.runtime.transport.store_line import NamedPrefixStore
+from partreduce.runtime.transport.rendezvous import SingleProcessWorld, default_world, is_alone
+from partreduce.runtime.transport.store import NamedPrefixStore, Notes, publish_stage
 from partreduce.runtime.transport.torch_api import Store
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PartreduceError

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from partreduce.runtime.transport.forms import check_stages_over_gloo
+from partreduce.runtime.transport.worlds import check_stages_over_gloo
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from partreduce.runtime.environment import MAX_FAILED
 from partreduce.runtime.sharding.tables import Tables
-from partreduce.runtime.transport.attempts import may_be_started_again
 from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.rendezvous import may_be_started_again
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
 from partreduce.topo.errors import MissingDependencyError, ScheduleError

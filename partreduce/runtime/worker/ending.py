@@ -17,10 +17,9 @@ from partreduce.runtime.elastic.generations import Generations
 from partreduce.runtime.launcher.last_line import explain_by
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
-from partreduce.runtime.transport.deadline import Deadline
-from partreduce.runtime.transport.notes import DEATHS, POLL_SECONDS, Notes
 from partreduce.runtime.transport.rendezvous import forget, hosts_store
-from partreduce.runtime.transport.store_line import root_store
+from partreduce.runtime.transport.store import DEATHS, POLL_SECONDS, Notes, root_store
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.engine import Engine
 from partreduce.topo.errors import InputError, PartreduceError, PeerFailedError

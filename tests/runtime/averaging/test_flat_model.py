@@ -15,8 +15,8 @@ from partreduce.runtime.liveness.handshake import compare
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.recorder import RING_LENGTH, Recorder, merge_traces
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.needed_groups import check_budget, member_sets
 from partreduce.runtime.transport.tags import sums_agree, tag_of
+from partreduce.runtime.transport.worlds import check_budget, member_sets
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import FileError, InputError, UnavailableError
 from partreduce.topo.phase import Phase

@@ -9,9 +9,7 @@ import torch
 
 from helpers import coded_sums
 from helpers.coded_sums import UNDERFLOW, UNIT_ROUNDOFF, rounding_error
-from partreduce.runtime.codecs.blocks import BlockCodec
-from partreduce.runtime.codecs.coding import Coding, Codings, Leftovers
-from partreduce.runtime.codecs.frames import decoded, encoded
+from partreduce.runtime.codecs import BlockCodec, Coding, Codings, Leftovers, decoded, encoded
 from partreduce.topo.codec_numbers import LARGEST, LEVELS, block_bytes
 from partreduce.topo.strategies import Codec, Transport
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from helpers import coded_sums
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.forms import formed
 from partreduce.runtime.transport.hierarchical import levels_of
+from partreduce.runtime.transport.worlds import formed
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.codec_numbers import LEVELS
 from partreduce.topo.document.schedule import dump_schedule

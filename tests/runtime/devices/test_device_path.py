@@ -24,6 +24,7 @@ from benchmarks.gpu.cells import (
     run_cell,
     step,
 )
+from benchmarks.gpu.devices import _PretendedStreams
 from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedBackend, run_ranks
 from helpers.delays import shows_by_delay
 from partreduce.runtime.averaging.p_reduce import p_reduce
@@ -32,11 +33,11 @@ from partreduce.runtime.environment import NCCL_TEARS_DOWN, OVER_GLOO
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.strategies import gradient_average, parameter_average
 from partreduce.runtime.strategies.base import DIFFERENT
-from partreduce.runtime.transport import nccl, rendezvous, staged, updates
+from partreduce.runtime.transport import nccl, rendezvous, updates
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.forms import formed
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator
 from partreduce.runtime.transport.nccl import NcclWorld, check_equal_places
+from partreduce.runtime.transport.worlds import formed
 from partreduce.topo.errors import InputError, PeerFailedError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,7 +107,7 @@ def test_stages_in_a_stream_have_the_bits_of_stages_in_a_thread_over_gloo(name):
 
 
 def test_without_waiting_for_the_last_stage_a_commit_takes_other_numbers(monkeypatch):
-    monkeypatch.setattr(staged.QueuedWork, "wait", lambda _: None)
+    monkeypatch.setattr(_PretendedStreams, "follow", lambda *_: None)
     assert shows_by_delay(compare, BY_NAME["static, hierarchical"], place="sum")
 
 

@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 from partreduce.runtime.elastic.voting import Voting
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.notes import CHANGES, DEATHS, OPEN, Notes
+from partreduce.runtime.transport.store import CHANGES, DEATHS, OPEN, Notes
 from partreduce.schedulers.protocols.base import Received
 from partreduce.schedulers.protocols.membership.words import Connected, View
 

@@ -11,7 +11,7 @@ zmq = pytest.importorskip("zmq")
 
 from helpers.generator_rig import FOUR_ON_ONE_NODE, serving  # noqa: E402 - after the import that may skip
 from partreduce.runtime.generator.client import GeneratorClient  # noqa: E402
-from partreduce.runtime.transport import deadline as deadline_module  # noqa: E402
+from partreduce.runtime.transport import waiting  # noqa: E402
 from partreduce.topo.errors import InputError  # noqa: E402
 
 
@@ -84,7 +84,7 @@ def test_workers_give_signs_of_life_as_often_as_the_lease_needs(started):
 def test_a_time_in_which_the_service_stood_itself_counts_for_nobody(started, monkeypatch):
     """The whole machine stood for a hundred seconds, so nobody could say anything; who is silent after it is late."""
     passed = [0.0]
-    monkeypatch.setattr(deadline_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed[0]))
     service = started(4.0)
     clients = clients_of(service, timeout=60.0)
     asked(service, clients)

@@ -12,7 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 from helpers.warm import WARM
 from partreduce.runtime.data.sketches import note_dealt, take_dealt
 from partreduce.runtime.guard.training import data_in_different_orders, fingerprint, same_batches
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 
 TRAIN = """
 import os, sys, torch, partreduce

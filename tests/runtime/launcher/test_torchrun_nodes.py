@@ -15,7 +15,7 @@ import pytest
 from helpers import children
 from helpers.goes_on_runs import RATE, START, gradient
 from partreduce import write_schedule
-from partreduce.runtime.transport.deadline import Deadline
+from partreduce.runtime.transport.waiting import Deadline
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.schedule import Schedule

@@ -10,7 +10,7 @@ from torch.distributed import HashStore
 from partreduce.runtime.launcher.outlet import LogMultiplexer
 from partreduce.runtime.launcher.views import Views
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.transport.notes import CHANGES, DEATHS, JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, RELEASED, Notes
+from partreduce.runtime.transport.store import CHANGES, DEATHS, JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, RELEASED, Notes
 
 WORKERS = 4
 

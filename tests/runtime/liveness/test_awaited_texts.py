@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import HashStore
 
 from partreduce.runtime.liveness.awaited_texts import decided, gather_from_store
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 from partreduce.topo.errors import FileError, InputError, PeerFailedError, UnavailableError
 
 

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed import HashStore
 
 from partreduce.runtime.liveness.handshake import handshake
-from partreduce.runtime.transport.notes import DEATHS, Notes
+from partreduce.runtime.transport.store import DEATHS, Notes
 from partreduce.topo.errors import HandshakeError, UnavailableError
 
 

@@ -13,7 +13,7 @@ from torch.distributed import HashStore, TCPStore
 
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.lifelines import KeepaliveSockets, closed_notes, lifelines_of
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport.store import Notes
 
 LOCAL = ("127.0.0.1", False)
 DEADLINE = 60.0

@@ -11,7 +11,7 @@ from partreduce.runtime.liveness.lifelines import closed_notes
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.liveness.wait_chain import SILENCE_SECONDS, Sign, clause
 from partreduce.runtime.transport import waiting
-from partreduce.runtime.transport.notes import DEATHS, Notes
+from partreduce.runtime.transport.store import DEATHS, Notes
 from partreduce.topo.errors import PeerFailedError, UnavailableError
 
 SILENT, ALIVE = SILENCE_SECONDS + 3, 0.1

@@ -10,7 +10,7 @@ import torch
 from helpers.quorum_runs import WIDTH, TwoBuckets
 from partreduce.runtime.liveness.heartbeat import ALL_CALL, UNEQUAL, Heartbeat
 from partreduce.runtime.optimizer import DistributedOptimizer
-from partreduce.runtime.transport.notes import publish_stage, read_stage
+from partreduce.runtime.transport.store import publish_stage, read_stage
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PeerFailedError
 from partreduce.topo.round import Round

@@ -20,6 +20,7 @@ from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import waiting
+from partreduce.runtime.transport.work import Work
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PeerFailedError
 from partreduce.topo.schedule import Schedule
@@ -29,23 +30,19 @@ from partreduce.topo.strategies.partial import MissedResultPolicy, PartialAllRed
 SEEN_SECONDS = 60
 
 
-class Later:
+def later(work, heartbeat, gone_on):
     """An operation of worker 0 that has ended when the others have gone on and it has looked at them."""
+    looks, end = [], time.monotonic() + SEEN_SECONDS
 
-    def __init__(self, work, heartbeat, gone_on):
-        self.work, self.heartbeat, self.gone_on = work, heartbeat, gone_on
-        self.looks, self.until = None, time.monotonic() + SEEN_SECONDS
-
-    def is_completed(self):
-        if not self.work.is_completed() or not self.gone_on():
-            assert time.monotonic() < self.until, "the others do not go on"
+    def is_completed():
+        if not work.is_completed() or not gone_on():
+            assert time.monotonic() < end, "the others do not go on"
             return False
-        if self.looks is None:
-            self.looks = self.heartbeat.looks
-        return self.heartbeat.looks > self.looks
+        if not looks:
+            looks.append(heartbeat.looks)
+        return heartbeat.looks > looks[0]
 
-    def wait(self):
-        self.work.wait()
+    return Work(is_completed, work.wait)
 
 
 @pytest.fixture
@@ -88,7 +85,7 @@ def late(monkeypatch):
                 return text.startswith(("entered", "waits"))
 
             held.append(operation.kind)
-            work = Later(work, self.heartbeat, lambda: all(map(has_gone_on, others)))
+            work = later(work, self.heartbeat, lambda: all(map(has_gone_on, others)))
         wait(self, work, operation, given_up)
 
     for owner, name, new in (

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from torch.distributed import HashStore
 
-from partreduce.runtime.transport.attempts import AT, agreed_attempt, may_be_started_again
+from partreduce.runtime.transport.rendezvous import AT, agreed_attempt, may_be_started_again
 from partreduce.topo.errors import UnavailableError
 
 PLENTY = timedelta(seconds=60)

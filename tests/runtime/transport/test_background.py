@@ -10,11 +10,11 @@ import pytest
 
 from helpers import children
 from helpers.warm import WARM
-from partreduce.runtime.transport import background
+from partreduce.runtime.transport import work
 
 STORE = """
 import datetime, sys, threading
-from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.work import Background
 from torch.distributed import TCPStore
 server = TCPStore("127.0.0.1", 0, None, True, datetime.timedelta(seconds=5), wait_for_workers=False)
 client = TCPStore("127.0.0.1", server.port, None, False, datetime.timedelta(seconds=5), wait_for_workers=False)
@@ -56,11 +56,11 @@ def test_a_thread_that_never_returns_does_not_hold_up_the_end():
 
 def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_time(monkeypatch):
     """Here a look takes a hundred times as long as it should, and the thread as many of them as there are."""
-    monkeypatch.setattr(background, "LOOK_SECONDS", 0.0005)
-    monkeypatch.setattr(background, "_threads", set())
+    monkeypatch.setattr(work, "ENDING_SECONDS", 0.0005)
+    monkeypatch.setattr(work, "_threads", set())
     stopped, looks = threading.Event(), []
 
-    class Starved(background.Background):
+    class Starved(work.Background):
         def join(self, timeout=None):
             time.sleep(100 * timeout)
             looks.append(timeout)
@@ -72,13 +72,13 @@ def test_a_machine_that_is_so_busy_that_hardly_anything_runs_gives_threads_more_
 
     thread = Starved(returns_at_the_fifth_look, name="starved", stop=stopped.set)
     thread.start()
-    background.end_all()
+    work.end_all()
     assert not thread.is_alive()
     never = Starved(threading.Event().wait, name="never")
     never.start()
     looks.clear()
-    background.end_all()
-    assert len(looks) == background.ENDING_LOOKS
+    work.end_all()
+    assert len(looks) == work.ENDING_LOOKS
 
 
 def test_all_threads_are_asked_to_stop_before_any_is_waited_for_and_share_the_looks(monkeypatch):
@@ -95,17 +95,17 @@ def test_all_threads_are_asked_to_stop_before_any_is_waited_for_and_share_the_lo
             return self.looks > 0
 
         def join(self, limit):
-            assert limit == background.LOOK_SECONDS
+            assert limit == work.ENDING_SECONDS
             done.append(("join", self.name))
             self.looks -= 1
 
     current = threading.current_thread()
     monkeypatch.setattr(current, "stop", lambda: done.append(("stop", "current")), raising=False)
     threads = [Running("a", 5), Running("b", 99, stops=False), Running("c", 99), Running("over", 0)]
-    monkeypatch.setattr(background, "_threads", [*threads, current])
-    background.end_all()
+    monkeypatch.setattr(work, "_threads", [*threads, current])
+    work.end_all()
     stops = [("stop", "a"), ("stop", "c"), ("stop", "current")]
-    looks = background.ENDING_LOOKS
+    looks = work.ENDING_LOOKS
     assert done == [*stops, *[("join", "a")] * 5, *[("join", "b")] * (looks - 5)]
 
 

@@ -6,9 +6,17 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.signs import Signs
-from partreduce.runtime.transport import deadline, waiting
-from partreduce.runtime.transport.deadline import MOST_SECONDS, Deadline, OwnTime
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, NoSigns, PeerGoneError, PeerTimeoutError, Wait
+from partreduce.runtime.transport import waiting
+from partreduce.runtime.transport.waiting import (
+    DIAGNOSE_SECONDS,
+    MOST_SECONDS,
+    Deadline,
+    OwnTime,
+    PeerGoneError,
+    PeerTimeoutError,
+    SignsOfLife,
+    Wait,
+)
 
 
 @pytest.fixture
@@ -16,7 +24,6 @@ def clock(monkeypatch):
     """The system's clock, to be set; everything that asks it asks this one."""
     now = [100.0]
     told = SimpleNamespace(monotonic=lambda: now[0])
-    monkeypatch.setattr(deadline, "time", told)
     monkeypatch.setattr(waiting, "time", told)
     return now
 
@@ -40,13 +47,13 @@ def test_seconds_count_while_somebody_looks_and_at_most_one_where_nobody_did(clo
 
 def test_any_thread_may_look_and_none_makes_the_clock_run_ahead():
     own = OwnTime()
-    start = deadline.time.monotonic()
+    start = waiting.time.monotonic()
     threads = [threading.Thread(target=lambda: [own() for _ in range(20_000)]) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert own() <= deadline.time.monotonic() - start + 1e-3
+    assert own() <= waiting.time.monotonic() - start + 1e-3
 
 
 def test_a_deadline_passes_after_its_seconds_of_own_time_and_may_begin_anew(clock):
@@ -87,9 +94,9 @@ def test_a_wait_ends_early_where_one_of_those_that_are_still_missing_is_gone(clo
 
 
 def test_a_wait_that_somebody_else_limits_for_a_while_begins_anew(clock):
-    wait = Wait(NoSigns(), (1,), 2.0)
+    wait = Wait(SignsOfLife(), (1,), 2.0)
     passes(clock, 1.9, wait.look)
-    wait.begin_anew()
+    wait.renew()
     passes(clock, 1.9, wait.look)
     with pytest.raises(PeerTimeoutError, match="waits for worker 1, for more than 2 s"):
         passes(clock, 0.3, wait.look)

@@ -10,8 +10,8 @@ from partreduce.runtime.environment import OVER_GLOO
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import hierarchical
 from partreduce.runtime.transport.communicators import Communicator
-from partreduce.runtime.transport.forms import chosen_algorithm, formed
 from partreduce.runtime.transport.hierarchical import HierarchicalCommunicator, levels_of
+from partreduce.runtime.transport.worlds import chosen_algorithm, formed
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import HandshakeError, InputError, MissingDependencyError, PeerFailedError, UnavailableError

@@ -8,9 +8,9 @@ from torch import nn
 
 import partreduce
 from partreduce.runtime.sharding import wire
-from partreduce.runtime.transport import in_rounds
-from partreduce.runtime.transport.in_rounds import AHEAD, goes_in_rounds, rounds
-from partreduce.runtime.transport.in_thread import InThread
+from partreduce.runtime.transport import communicators
+from partreduce.runtime.transport.communicators import AHEAD, goes_in_rounds, rounds
+from partreduce.runtime.transport.work import in_thread
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
 
@@ -33,7 +33,7 @@ def test_what_arrives_in_rounds_is_what_arrives_at_once(ranks, size):
             source = torch.randint(0, 255, (sum(sends),), dtype=torch.uint8) + turn
             at_once, in_turn = (torch.empty(sum(receives), dtype=torch.uint8) for _ in range(2))
             group.all_to_all(at_once, source, receives, sends).wait()
-            InThread(rounds(group, in_turn, source, receives, sends)).wait()
+            in_thread(rounds(group, in_turn, source, receives, sends)).wait()
             both.append((at_once, in_turn))
         return both
 
@@ -124,7 +124,7 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
 
     at_once = ranks.run(4, run)
     assert not used
-    monkeypatch.setattr(in_rounds, "BURST_BYTES", 0)
+    monkeypatch.setattr(communicators, "BURST_BYTES", 0)
     in_turn = ranks.run(4, run)
     assert set(used) == {0, 1, 2, 3}
     assert [sent for _, sent in at_once] == [sent for _, sent in in_turn]
@@ -140,7 +140,7 @@ def test_who_waits_in_a_round_for_a_member_that_is_gone_hears_of_it(ranks):
         problem = ""
         if world.rank < 3:
             array = torch.zeros(4000, dtype=torch.uint8)
-            work = InThread(rounds(group, array.clone(), array, [1000] * 4, [1000] * 4))
+            work = in_thread(rounds(group, array.clone(), array, [1000] * 4, [1000] * 4))
             assert work.ended_within(60)
             try:
                 work.wait()

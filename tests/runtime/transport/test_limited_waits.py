@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from helpers.warm import WARM
-from partreduce.runtime.codecs.coding import Coding
+from partreduce.runtime.codecs import Coding
 from partreduce.runtime.transport import waiting
-from partreduce.runtime.transport.communicators import HostWork, LimitedShortWork
-from partreduce.runtime.transport.waiting import LimitedWork
+from partreduce.runtime.transport.waiting import PeerGoneError
+from partreduce.runtime.transport.work import BoundedCall, Ending, OverdueError
 from partreduce.topo.strategies.axes import Codec, Transport
 
 STARTS = {
@@ -38,7 +38,7 @@ def test_a_wait_has_a_limit_and_the_operation_goes_on(ranks, name, seconds):
         if world.rank == 1:
             may_come.wait(60)
         work = STARTS[name](group)
-        assert isinstance(work, HostWork)
+        assert work.ended_within is not None
         in_vain = None
         if world.rank == 0:
             in_vain = name != "broadcast" and work.ended_within(seconds)
@@ -54,9 +54,9 @@ WAITING = """
 import datetime, sys, threading, time
 import torch
 from torch.distributed import HashStore
-from partreduce.runtime.transport.background import Background
+from partreduce.runtime.transport.work import Background
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.waiting import wait_a_while
+
 store, limit, groups = HashStore(), datetime.timedelta(seconds=30), {}
 def connect(rank):
     groups[rank] = GlooWorld(store, rank, 2, limit).create((0, 1))
@@ -82,19 +82,20 @@ def test_the_main_thread_waits_inside_and_ends_when_the_operation_does():
         """
 begun = time.monotonic()
 Background(lambda: (time.sleep(0.3), groups[1].all_reduce(torch.ones(1)).wait()), name="comes").start()
-wait_a_while(work, 100.0, 0.0)
-print(work.is_completed(), 0.2 < time.monotonic() - begun < 60)
+looks = []
+work.wait(lambda: looks.append(1) or 100.0)
+print(looks, work.is_completed(), 0.2 < time.monotonic() - begun < 60)
 """,
         "pass",
     )
-    assert (result.returncode, result.stdout) == (0, "True True\n"), result.stderr
+    assert (result.returncode, result.stdout) == (0, "[1] True True\n"), result.stderr
 
 
 @pytest.mark.processes
 def test_a_thread_that_is_not_the_main_one_looks_so_that_the_interpreter_may_end():
     """Inside the library, as with `work.ended_within(0.002)`, it would end the process by a signal."""
     script = "looks = threading.Event()\nBackground(lambda: (looks.set(), wait()), name='waits').start()\n"
-    ends = ended(script + "looks.wait()\ntime.sleep(0.2)\n", "wait_a_while(work, 0.05, 1.0)")
+    ends = ended(script + "looks.wait()\ntime.sleep(0.2)\n", "work.wait(lambda: 0.05)")
     assert ends.returncode == 0, ends.stderr
 
 
@@ -104,12 +105,12 @@ def test_the_thread_of_staged_sums_waits_inside_and_the_interpreter_may_end():
     script = """
 from partreduce.runtime.transport.staged import StagedSums, Stages
 entered, times = threading.Event(), []
-limited = type(work).ended_within
-def timed(work, seconds):
+limited = work.ended_within
+def timed(seconds):
     times.append(seconds)
     entered.set()
-    return limited(work, seconds)
-type(work).ended_within = timed
+    return limited(seconds)
+work.ended_within = timed
 class InVain(Stages):
     def sum(self, tensor, coding):
         self.wait(work)
@@ -133,7 +134,7 @@ def test_an_operation_that_failed_has_ended_and_raises_whenever_it_is_waited_for
         for _ in range(2):
             with pytest.raises(RuntimeError):
                 work.wait()
-        return isinstance(work, LimitedWork)
+        return True
 
     found = ranks.run(2, run)
     ranks.fresh()
@@ -144,7 +145,6 @@ def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(ranks):
     def run(world):
         tensor = torch.full((3,), 1.0 + world.rank)
         work = group_of(world).all_reduce(tensor, Coding(Transport(codec=Codec.FLOAT16), (0, 0)))
-        assert isinstance(work, LimitedShortWork)
         assert work.ended_within(60)
         work.wait()
         summed = tensor.tolist()
@@ -153,6 +153,45 @@ def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(ranks):
         return summed, tensor.tolist()
 
     assert ranks.run(2, run) == [([3.0] * 3, [0.0] * 3)] * 2
+
+
+def test_a_look_ends_a_wait_early_and_nobody_looks_once_the_operation_has_ended():
+    ending, looks = Ending(), []
+    work = ending.work()
+
+    def look():
+        looks.append(work.is_completed())
+        if len(looks) == 3:
+            raise PeerGoneError("worker 1 left")
+        return 0.001
+
+    with pytest.raises(PeerGoneError, match="worker 1 left"):
+        work.wait(look)
+    ending.reached("the connection broke")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the connection broke"):
+            work.wait(look)
+    assert looks == [False] * 3
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no address"), OSError("no address")])
+def test_a_bounded_call_gives_up_by_what_it_is_told_and_its_error_comes_when_it_returns(error):
+    may_end, asked = threading.Event(), []
+
+    def called():
+        may_end.wait(60)
+        raise error
+
+    call = BoundedCall(called)
+    with pytest.raises(OverdueError, match=r"did not return within 0\.01 s"):
+        call.result(0.01)
+    with pytest.raises(OverdueError, match="it is void"):
+        call.result(60, lambda: asked.append(1) or "it is void")
+    assert call.is_running
+    may_end.set()
+    with pytest.raises(RuntimeError, match="no address"):
+        call.result(60)
+    assert (asked, call.is_running) == ([1], False)
 
 
 class Signs:

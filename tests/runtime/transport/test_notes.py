@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import FileStore, HashStore, TCPStore
 
-from partreduce.runtime.transport import notes
-from partreduce.runtime.transport.notes import LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses
+from partreduce.runtime.transport import store
+from partreduce.runtime.transport.store import LONGEST_POLL_SECONDS, POLL_SECONDS, Notes, Pauses
 
 
 def stores(folder):
@@ -38,7 +38,7 @@ def test_a_note_that_comes_late_is_read():
 
 def test_pauses_are_a_part_of_the_wait_and_have_ends(monkeypatch):
     now, slept = [0.0], []
-    monkeypatch.setattr(notes, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append))
+    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=slept.append))
     pauses = Pauses()
     for waited in (0.0, 0.08, 60.0):
         now[0] = waited

@@ -11,9 +11,9 @@ from datetime import timedelta
 import pytest
 from torch.distributed import TCPStore
 
-from partreduce.runtime.transport import served_store
-from partreduce.runtime.transport.notes import Notes
+from partreduce.runtime.transport import rendezvous
 from partreduce.runtime.transport.rendezvous import connect_store
+from partreduce.runtime.transport.store import Notes
 from partreduce.topo.errors import StoreLostError
 
 pytestmark = pytest.mark.processes
@@ -90,12 +90,12 @@ def test_a_killed_host_of_the_store_is_missed_at_once_though_its_forked_children
 
 def test_what_a_forked_child_loses_is_the_store_alone(monkeypatch):
     """Not a socket of the program's own, though it listens where a store once was."""
-    monkeypatch.setattr(served_store, "_listeners", set())
+    monkeypatch.setattr(rendezvous, "_listeners", set())
     with socket.create_server(("127.0.0.1", 0)) as former:
         port = former.getsockname()[1]
-        served_store.let_forks_go_without(port)
+        rendezvous.let_forks_go_without(port)
     with socket.create_server(("127.0.0.1", port)) as mine, socket.create_server(("127.0.0.1", 0)) as store:
-        served_store.let_forks_go_without(store.getsockname()[1])
+        rendezvous.let_forks_go_without(store.getsockname()[1])
         with socket.create_connection(store.getsockname()) as client, store.accept()[0] as accepted:
             child = os.fork()
             if child == 0:

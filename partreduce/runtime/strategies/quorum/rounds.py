@@ -14,10 +14,10 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.recorder import Operation
 from partreduce.runtime.strategies.quorum.driver import Begun, QuorumDriver
 from partreduce.runtime.strategies.quorum.sums import GradientSums
-from partreduce.runtime.transport.background import Background
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.waiting import PeerGoneError
+from partreduce.runtime.transport.work import Background
 from partreduce.schedulers.protocols.partial_state import Share
 from partreduce.topo.errors import PartreduceError, UnavailableError
 

@@ -1,0 +1,279 @@
+"""Codecs: how numbers become fewer bytes and numbers again, as pure functions of tensors; nothing here communicates.
+
+int8 has the numbers from -127 to 127, int4 those from -7 to 7, two in a byte, the first one in its lower half. Blocks
+of them share one float32 scale, in one array of bytes. A block with a number that is not finite decodes to NaN
+throughout, and one that is almost zero to zeros. How far a number may be from its code, and why: `topo.codec_numbers`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from partreduce.topo.codec_numbers import LEAST_PEAK_EXPONENT, LEVELS, block_bytes
+from partreduce.topo.strategies.axes import Codec, Transport
+
+PIECE = 2**17
+"""Numbers that are worked on together on the CPU, about; a device takes all at once."""
+CPU = torch.device("cpu")
+LEAST_PEAK = 2.0**LEAST_PEAK_EXPONENT
+DTYPES = {Codec.FLOAT16: torch.float16, Codec.BFLOAT16: torch.bfloat16}
+
+
+class Leftovers:
+    """What roundings took from the numbers of one repeated sum: each is added to the same numbers of the next sum.
+
+    Every place where this worker rounds (its own contribution; a shard's sum, which it hands out) has a name. The
+    source of error feedback: Seide et al., Interspeech 2014; for both roundings, Tang et al., DoubleSqueeze, ICML 2019.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+
+    def add_to(self, place: str, values: torch.Tensor) -> None:
+        """Add what the last rounding at this place left over, in place."""
+        kept = self._kept.get(place)
+        if kept is not None and kept.shape == values.shape:
+            values.add_(kept)
+
+    def keep(self, place: str, values: torch.Tensor, decoded: torch.Tensor) -> None:
+        """Remember the difference between numbers and their code; zero where one of them is not finite."""
+        kept = self._kept.get(place)
+        if kept is None or kept.shape != values.shape:
+            kept = self._kept[place] = torch.empty_like(values)
+        torch.sub(values, decoded, out=kept)
+        kept.nan_to_num_(0.0, 0.0, 0.0)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return dict(self._kept)
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        self._kept = {place: kept.clone() for place, kept in state.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """How one sum is coded."""
+
+    transport: Transport
+    leftovers: Leftovers | None = None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype in which numbers travel; None where they travel as bytes."""
+        return DTYPES.get(self.transport.codec)
+
+    @property
+    def in_blocks(self) -> bool:
+        return self.transport.codec.has_blocks
+
+
+class Codings:
+    """The codings of the sums that one runner repeats, one for each bucket.
+
+    Args:
+        transport: what the schedule asks for.
+        num_buckets: arrays of one operation.
+    """
+
+    def __init__(self, transport: Transport, num_buckets: int) -> None:
+        self._transport, self._num_buckets = transport, num_buckets
+        self.clear()
+
+    @classmethod
+    def of(cls, transport: Transport, num_buckets: int) -> Codings | None:
+        """None where nothing is coded."""
+        return None if transport.codec is Codec.NONE else cls(transport, num_buckets)
+
+    def clear(self) -> None:
+        """Forget what is left over: the run continues from other parameters, or among other workers.
+
+        A sum that was given up may still be rounding in its thread; what it keeps is nobody's.
+        """
+        transport, number = self._transport, self._num_buckets
+        self._leftovers = [Leftovers() for _ in range(number if transport.error_feedback else 0)]
+        self.of_buckets = [Coding(transport, left) for left in self._leftovers] or [Coding(transport)] * number
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What is left over, for a checkpoint; one entry more, so that nothing left over is told from no feedback."""
+        if not self._leftovers:
+            return {}
+        named = {"feedback": torch.ones(())}
+        for index, left in enumerate(self._leftovers):
+            named |= {f"feedback/{index}/{place}": kept for place, kept in left.state().items()}
+        return named
+
+    def load_state(self, state: Mapping[str, torch.Tensor]) -> None:
+        for index, left in enumerate(self._leftovers):
+            prefix = f"feedback/{index}/"
+            left.load({n.removeprefix(prefix): kept for n, kept in state.items() if n.startswith(prefix)})
+
+
+class BlockCodec:
+    """A codec with one size of blocks. It has working memory, so each thread, or stream of a device, has its own.
+
+    Five passes over the numbers encode them (two for the largest of a block, scale, round, narrow) and two decode them,
+    int4 one more; they go in pieces that stay in a core's cache.
+
+    Args:
+        codec: int8 or int4.
+        block: numbers that share a scale.
+        piece: numbers that are worked on together, about; 0 for all.
+    """
+
+    def __init__(self, codec: str, block: int, piece: int = PIECE) -> None:
+        self.codec, self.block, self._top = codec, block, LEVELS[codec]
+        self._piece = piece
+        self._work = torch.empty(0, dtype=torch.float32)
+
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
+        """Write the code of `values`.
+
+        Args:
+            values: one-dimensional; taken as float32, so what is beyond that counts as infinite.
+            encoded: block_bytes(codec, len(values), block) bytes at an address that is a multiple of 4.
+        """
+        if not len(values):
+            return
+        values = values.to(torch.float32)
+        codes, scales = self._parts(encoded, len(values))
+        levels = codes if self.codec == "int8" else values.new_empty(len(values), dtype=torch.int8)
+        for rows, first in self._pieces(values):
+            end = first + rows.numel()
+            at = first // self.block
+            quantize(
+                values[first:end].view_as(rows),
+                levels[first:end].view_as(rows),
+                scales[at : at + len(rows)],
+                rows,
+                top=self._top,
+            )
+        if levels is not codes:
+            pack(levels, codes)
+
+    def decode(self, encoded: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the numbers that were encoded into `values`, of any floating-point dtype."""
+        if not len(values):
+            return
+        codes, scales = self._parts(encoded, len(values))
+        levels = codes if self.codec == "int8" else unpack(codes)
+        for work, first in self._pieces(values):
+            end, at = first + work.numel(), first // self.block
+            rows = values[first:end].view_as(work) if values.dtype is torch.float32 else work
+            rows.copy_(levels[first:end].view_as(rows))
+            rows.mul_(scales[at : at + len(rows), None])
+            if rows is work:
+                values[first:end].copy_(work.view(-1))
+
+    def _parts(self, encoded: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """(the whole numbers [count], of int4 [count / 2, rounded up], the scales [blocks]) as views of the bytes."""
+        assert len(encoded) == block_bytes(self.codec, count, self.block), "the array has the size of the code"
+        num_scales = -(-count // self.block)
+        codes = count if self.codec == "int8" else -(-count // 2)
+        return encoded[:codes].view(torch.int8), encoded[len(encoded) - 4 * num_scales :].view(torch.float32)
+
+    def _pieces(self, values: torch.Tensor) -> list[tuple[torch.Tensor, int]]:
+        """(working memory [rows, block], where its numbers begin) of all pieces; a shorter last block is a row."""
+        count = len(values)
+        most = max(1, (self._piece or count) // self.block) * self.block
+        if len(self._work) < min(most, count):
+            self._work = values.new_empty(min(most, count), dtype=torch.float32)
+        full = count // self.block * self.block
+        pieces = []
+        for first in range(0, full, most):
+            length = min(most, full - first)
+            pieces.append((self._work[:length].view(-1, self.block), first))
+        if full < count:
+            pieces.append((self._work[: count - full].view(1, -1), full))
+        return pieces
+
+
+def pack(levels: torch.Tensor, codes: torch.Tensor) -> None:
+    """Write whole numbers of four bits, int8 [count], two in a byte, int8 [count / 2, rounded up]."""
+    codes.copy_(levels[::2]).bitwise_and_(15)
+    codes[: len(levels) // 2].bitwise_or_(levels[1::2] << 4)
+
+
+def unpack(codes: torch.Tensor) -> torch.Tensor:
+    """The whole numbers that `pack` wrote, and a 0 at the end where their number was odd; int8 [2 · bytes]."""
+    return torch.stack(((codes << 4) >> 4, codes >> 4), dim=1).view(-1)
+
+
+def quantize(
+    values: torch.Tensor, levels: torch.Tensor, scales: torch.Tensor, work: torch.Tensor, *, top: int = LEVELS["int8"]
+) -> None:
+    """Write blocks of numbers as whole numbers and scales, rounded to nearest (ties to even).
+
+    Args:
+        values: [blocks, block], float32.
+        levels: [blocks, block], int8; written. What stands in a block that is not finite has no meaning.
+        scales: [blocks], float32; written.
+        work: [blocks, block], float32; overwritten.
+        top: the largest whole number.
+    """
+    peaks = torch.maximum(values.amax(1), values.amin(1).neg_())  # [blocks]; NaN wins
+    plain = (peaks >= LEAST_PEAK) & (peaks < math.inf)
+    torch.div(peaks, top, out=scales)
+    scales.masked_fill_(peaks < LEAST_PEAK, 0.0).masked_fill_(peaks == math.inf, math.nan)
+    factors = torch.div(top, peaks).masked_fill_(~plain, 0.0)
+    torch.mul(values, factors[:, None], out=work)
+    levels.copy_(work.round_())
+
+
+class HalfPrecisionCodec:
+    """float16 or bfloat16 with the face of `BlockCodec`: each number is rounded to the nearest, by itself."""
+
+    block = 1
+
+    def __init__(self, codec: Codec) -> None:
+        self.dtype = DTYPES[codec]
+
+    def encode(self, values: torch.Tensor, encoded: torch.Tensor) -> None:
+        encoded.view(self.dtype).copy_(values)
+
+    def decode(self, encoded: torch.Tensor, values: torch.Tensor) -> None:
+        values.copy_(encoded.view(self.dtype))
+
+
+def codec_of(codec: Codec, block: int, device: torch.device = CPU) -> BlockCodec | HalfPrecisionCodec:
+    """What writes numbers as bytes, for one thread, or one stream of a device."""
+    if not codec.has_blocks:
+        return HalfPrecisionCodec(codec)
+    return BlockCodec(codec, block, PIECE if device.type == "cpu" else 0)
+
+
+def unit_of(coding: Coding) -> int:
+    """How many neighboring numbers are coded together."""
+    return coding.transport.block if coding.in_blocks else HalfPrecisionCodec.block
+
+
+def code_bytes(count: int, coding: Coding) -> int:
+    """Bytes of the code of so many numbers."""
+    return block_bytes(coding.transport.codec, count, coding.transport.block) if coding.in_blocks else 2 * count
+
+
+def encoded(values: torch.Tensor, coding: Coding, place: str) -> torch.Tensor:
+    """The code of some numbers, uint8; with error feedback `values` change, and what is left over is kept.
+
+    Args:
+        values: one-dimensional, in host memory.
+        coding: how they are coded.
+        place: where this worker rounds (see `Leftovers`).
+    """
+    if coding.leftovers is not None:
+        coding.leftovers.add_to(place, values)
+    code = torch.zeros(code_bytes(len(values), coding), dtype=torch.uint8)
+    codec_of(coding.transport.codec, coding.transport.block).encode(values, code)
+    if coding.leftovers is not None:
+        coding.leftovers.keep(place, values, decoded(code, len(values), coding.transport.codec, coding.transport.block))
+    return code
+
+
+def decoded(code: torch.Tensor, count: int, codec: Codec, block: int) -> torch.Tensor:
+    """The numbers of a code, in float32."""
+    values = torch.empty(count)
+    codec_of(codec, block).decode(code, values)
+    return values

@@ -1,0 +1,390 @@
+"""The run's store: this process's connection to it, the notes that workers leave there, and the address that faces it.
+
+The run-time calls the store here and nowhere else; only torch itself does, too, when groups connect. Every call has a
+deadline, and a store that is gone raises StoreLostError.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from partreduce.runtime.environment import GLOO_SOCKET_IFNAME, MASTER_ADDR
+from partreduce.runtime.transport.torch_api import PrefixStore, Store, TCPStore
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline
+from partreduce.runtime.transport.work import Background
+from partreduce.topo.errors import StoreLostError, UnavailableError
+
+Answer = TypeVar("Answer")
+
+DEATHS = "partreduce/dead"
+"""Below all prefixes the launcher notes here how a worker ended, by rank."""
+STAGES = "partreduce/stage"
+"""Below all prefixes a worker notes here how far it has come, by rank, for the launcher to name when it dies."""
+NOT_STARTED = "has not started a round"
+"""What a worker says first; between that and its next sign it may do many rounds."""
+MEMBERSHIP = "partreduce/membership"
+"""Below all prefixes workers vote here and read who continues after failures (see `launcher.views`)."""
+JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
+"""There, too: the launcher asks for what workers have measured, they answer, and what it has planned from that."""
+LAST_WORDS_SECONDS = 0.2
+"""How long what a worker said last may come after its death."""
+CHANGES = "changes"
+"""Counts, under DEATHS, what workers and launcher noted of failures: who waits looks closer when it has grown."""
+POLL_SECONDS, LONGEST_POLL_SECONDS = 0.002, 0.02
+SHARE = 8
+"""What a worker waits for is noticed at most this part of the wait too late (see `Pauses`)."""
+
+
+class _Question:
+    """What is asked, and what came back."""
+
+    def __init__(self, action: Callable[[Store], Any]) -> None:
+        self.action, self.answer, self.answered = action, None, False
+
+
+class StoreLine:
+    """A connection of its own to the store at `place`; `timeout` bounds every question, in seconds.
+
+    torch's client has no deadline of its own for most calls, and one that blocks (while gloo waits for an address, say)
+    holds up all others on the same client. So a thread with a client of its own asks, and a thread that wants to know
+    waits for it at most as long as the run waits for anything. A line that broke or was silent for so long stays lost:
+    a store that went away has forgotten what it was told.
+    """
+
+    def __init__(self, place: str, connect: Callable[[], Store], timeout: float) -> None:
+        self.place, self.timeout = place, timeout
+        self.problem: str | None = None
+        """Why the store is lost; None while it answers."""
+        self._connect = connect
+        self._questions: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        Background(self._run, name="partreduce-store", stop=self.close).start()
+
+    def ask(self, action: Callable[[Store], Answer]) -> Answer:
+        """What the action finds in the store.
+
+        Raises:
+            StoreLostError: the store is gone, or gave no answer within the timeout.
+        """
+        question = _Question(action)
+        self._questions.put(question)
+        deadline = Deadline(self.timeout)
+        with self._changed:
+            while not question.answered and self.problem is None:
+                self._changed.wait(min(GLANCE_SECONDS, max(0.0, deadline.left)))
+                if not question.answered and deadline.is_over:
+                    self._lose(f"it gave no answer for {self.timeout:g} s")
+        if question.answered:
+            answer: Answer = question.answer  # type: ignore[assignment]  # what this very action returned
+            return answer
+        raise self.error()
+
+    def error(self) -> StoreLostError:
+        """The error of a line that is lost."""
+        return StoreLostError(
+            f"the store at {self.place} is gone ({self.problem}): the launcher or rank 0 hosts it, and without it "
+            "workers cannot agree on anything; start the run again from its last checkpoint"
+        )
+
+    def close(self) -> None:
+        """Ask nothing any more: this process ends."""
+        self._lose("this process ends")
+        self._questions.put(None)
+
+    def _lose(self, problem: str) -> None:
+        with self._changed:
+            self.problem = self.problem or problem
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        try:
+            store = self._connect()
+            while self.problem is None and (question := self._questions.get()) is not None:
+                question.answer = question.action(store)
+                with self._changed:
+                    question.answered = True
+                    self._changed.notify_all()
+        except RuntimeError as error:
+            self._lose((str(error).strip().splitlines() or ["the connection broke"])[0][:120])
+
+
+class NamedPrefixStore(PrefixStore):  # type: ignore[misc]  # torch's stubs do not export it
+    """A PrefixStore that knows its prefix, so that a line to the bare server can use the same keys.
+
+    Where workers are replicas it knows their `processes`, too: by worker the ranks under which a launcher knows them,
+    first that of the process that meets the others in this store.
+    """
+
+    def __init__(self, prefix: str, below: Store, processes: dict[int, list[int]] | None = None) -> None:
+        super().__init__(prefix, below)
+        self.prefix, self.below = prefix, below
+        self.processes = processes or {}
+
+
+_lines: dict[tuple[str, int] | int, tuple[StoreLine, Store]] = {}
+"""By address, or by identity for a store under a prefix that torch does not tell; the store is kept with its line."""
+_making = threading.Lock()
+os.register_at_fork(after_in_child=_lines.clear)  # a child has neither the thread nor a connection of its own
+
+
+def line_to(store: Store) -> tuple[StoreLine, str] | None:
+    """This process's line to the server of a store, and what stands before a key there.
+
+    None for stores that live in memory or in a file, which cannot go away. The others are asked without a deadline.
+    """
+    root: Any = root_store(store)
+    if not isinstance(root, TCPStore):
+        return None
+    base: Any
+    base, prefix = _named(store)
+    if base is not root and not hasattr(base, "clone"):
+        return None  # older releases of torch cannot connect again under a prefix that they do not tell
+    name: tuple[str, int] | int = (root.host, root.port) if base is root else id(base)
+    with _making:
+        if name not in _lines:
+            timeout = root.timeout
+
+            def connect() -> Store:
+                other: Store = (
+                    TCPStore(root.host, root.port, None, False, timeout, wait_for_workers=False)
+                    if base is root
+                    else base.clone()
+                )
+                return other
+
+            _lines[name] = StoreLine(f"{root.host}:{root.port}", connect, timeout.total_seconds()), base
+        return _lines[name][0], prefix
+
+
+def fresh_line(store: Store, timeout: float) -> None:
+    """From now on questions to this store have this timeout, and lines that were lost are tried afresh."""
+    with _making:
+        for name in [name for name, (line, _) in _lines.items() if line.problem is not None]:
+            del _lines[name]
+    if (known := line_to(store)) is not None:
+        known[0].timeout = timeout
+
+
+def root_store(store: Store) -> Store:
+    """The store below all prefixes, where the launcher leaves word of workers that died."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+def processes_of(store: Store, worker: int) -> list[int]:
+    """The ranks under which a launcher knows the processes of a worker: one, except where workers are replicas."""
+    while isinstance(store, NamedPrefixStore):
+        if worker in store.processes:
+            return store.processes[worker]
+        store = store.below
+    return [worker]
+
+
+def _named(store: Store) -> tuple[Store, str]:
+    """The store below the prefixes that we know, and those prefixes."""
+    below: Any = store
+    prefix = ""
+    while isinstance(below, NamedPrefixStore):
+        below, prefix = below.below, f"{below.prefix}/{prefix}"
+    return below, prefix
+
+
+class Pauses:
+    """Between questions of one wait to the store: the longer it waits the longer they are.
+
+    All workers wait for the launcher at one time, on cores that they share with it and with those that they wait for.
+    """
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    def sleep(self) -> None:
+        waited = time.monotonic() - self._start
+        time.sleep(min(LONGEST_POLL_SECONDS, max(POLL_SECONDS, waited / SHARE)))
+
+
+class Notes:
+    """The notes of one purpose: all their keys begin with `prefix`.
+
+    With `own_server` the store's server is this process's own, and is asked without a thread between.
+    """
+
+    def __init__(self, store: Store, prefix: str, *, own_server: bool = False) -> None:
+        self._store, self._prefix = store, prefix
+        known = None if own_server else line_to(store)
+        # The line speaks to the bare server, so the prefixes of the store that was given stand in its keys.
+        self.line = None if known is None else known[0]
+        self._keys_begin = prefix if known is None else known[1] + prefix
+
+    def write(self, key: str, text: str) -> None:
+        place = self.place(key)
+        self._ask(lambda store: store.set(place, text))
+
+    def read(self, key: str) -> str | None:
+        """A note if it is there; never waits for it."""
+        place = self.place(key)
+        return self._ask(lambda store: store.get(place).decode() if store.check([place]) else None)
+
+    def read_all(self, keys: Sequence[str]) -> list[str] | None:
+        """These notes if all of them are there; two questions to the store, however many they are."""
+        places = [self.place(key) for key in keys]
+
+        def read(store: Store) -> list[str] | None:
+            bare: Any = store  # torch's stubs lack both
+            if not store.check(places):
+                return None
+            found = bare.multi_get(places) if bare.has_extended_api() else [store.get(place) for place in places]
+            return [text.decode() for text in found]
+
+        return self._ask(read)
+
+    def wait_for(self, key: str) -> str:
+        """A note that is there or is sure to come.
+
+        Raises:
+            UnavailableError: it did not come within the store's timeout.
+        """
+        bare: Any = self._store  # torch's stubs lack its timeout
+        limit = bare.timeout.total_seconds() if self.line is None else self.line.timeout
+        deadline, pauses = Deadline(limit), Pauses()
+        while (text := self.read(key)) is None:
+            if deadline.is_over:
+                raise UnavailableError(f"store: nobody left the note {self.place(key)!r} within {limit:g} s")
+            pauses.sleep()
+        return text
+
+    def has(self, *keys: str) -> bool:
+        """Whether all these notes are there; one question to the store."""
+        places = [self.place(key) for key in keys]
+        return self._ask(lambda store: store.check(places))
+
+    def remove(self, key: str) -> None:
+        place = self.place(key)
+        self._ask(lambda store: store.delete_key(place))
+
+    def count(self, key: str, increase: int = 0) -> int:
+        """A counter that all workers share, after this increase."""
+        place = self.place(key)
+        return self._ask(lambda store: store.add(place, increase))
+
+    def propose(self, key: str, text: str) -> str:
+        """The text that was proposed first under this key, by this worker or by another."""
+        place = self.place(key)
+        return self._ask(lambda store: store.compare_set(place, "", text).decode())
+
+    @property
+    def problem(self) -> str | None:
+        """Why the store is gone, as a sentence; None while nothing is known against it."""
+        line = self.line
+        return None if line is None or line.problem is None else str(line.error())
+
+    def place(self, key: str) -> str:
+        """Where a note lies in the bare store, as far as the prefixes are known."""
+        return f"{self._keys_begin}/{key}"
+
+    def _ask(self, action: Callable[[Store], Answer]) -> Answer:
+        return action(self._store) if self.line is None else self.line.ask(action)
+
+
+class Deaths(Notes):
+    """What the launcher noted of the deaths of the workers that meet in a store."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(root_store(store), DEATHS)
+        self._workers = store
+
+    def of(self, worker: int) -> str | None:
+        """How a worker died, as the rest of a clause; a replica of several processes is gone with any of them."""
+        processes = processes_of(self._workers, worker)
+        deaths = ((rank, self.read(str(rank))) for rank in processes)
+        named = (death if processes == [worker] else f"(its rank {rank}) {death}" for rank, death in deaths if death)
+        return next(named, None)
+
+
+def deaths_of(store: Store, members: Iterable[int]) -> str | None:
+    """What the launcher noted of the death of one of these workers, as a clause; None if nothing."""
+    notes = Deaths(store)
+    return next((f"worker {rank} {death}" for rank in members if (death := notes.of(rank)) is not None), None)
+
+
+def publish_stage(store: Store, rank: int, stage: str, beat: str = "") -> None:
+    """Say how far this worker has come, as a clause that follows "while it", and where its heartbeat is found.
+
+    Torch's store answers no `set`; a question after it is answered when the note is there, so that not even a kill at
+    the next instant loses it.
+    """
+    notes, process = Notes(root_store(store), STAGES), str(processes_of(store, rank)[0])
+    notes.write(process, json.dumps([stage, beat]))
+    notes.has(process)
+
+
+def read_stage(store: Store, rank: int) -> str:
+    """For the launcher, which serves the store: how far a worker had come, as the end of a sentence."""
+    notes, deadline = Notes(store, STAGES, own_server=True), time.monotonic() + LAST_WORDS_SECONDS
+    while (noted := notes.read(str(rank))) is None and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)  # torch's store answers no `set`: a note may still be on its way from a dead worker
+    if noted is None:
+        return "before it reached the store of the run (in imports, or before its optimizer was wrapped)"
+    stage, place = json.loads(noted)
+    sign = json.loads(store.get(place))[1] if place and store.check([place]) else NOT_STARTED
+    return f"while it {stage}" + ("" if sign == NOT_STARTED else f"; its last sign: {sign}")
+
+
+def own_host(store: Store) -> tuple[str, bool]:
+    """(the address at which other workers reach this one, whether it is IPv6): the one that faces the run's store.
+
+    `GLOO_SOCKET_IFNAME` names another interface, as for gloo. Where the store has no address and there is no launcher
+    it is this machine only.
+
+    Raises:
+        UnavailableError: the interface has no address, or the store's host cannot be resolved or reached.
+    """
+    if interface := chosen_interface():
+        return _address_of(interface), False
+    if not (master := _host_of(store)):
+        return "127.0.0.1", False
+    try:
+        family, _, _, _, place = socket.getaddrinfo(master, 1, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(place)  # sends nothing: asks the routing table
+            return str(probe.getsockname()[0]), family == socket.AF_INET6
+    except OSError as error:
+        raise UnavailableError(
+            f"host {master!r} of the run's store (MASTER_ADDR): cannot be resolved or reached ({error})"
+        ) from None
+
+
+def chosen_interface() -> str:
+    """The network interface that `GLOO_SOCKET_IFNAME` names, the first one of several; empty for none."""
+    return os.environ.get(GLOO_SOCKET_IFNAME, "").split(",")[0]
+
+
+def has_address(store: Store) -> bool:
+    """Whether the run's store says where the other workers are."""
+    return bool(_host_of(store))
+
+
+def _host_of(store: Store) -> str:
+    """Where the run's store is; empty if nobody says."""
+    root: Any = root_store(store)
+    return root.host if isinstance(root, TCPStore) else os.environ.get(MASTER_ADDR, "")
+
+
+def _address_of(interface: str) -> str:
+    get_address = 0x8915  # SIOCGIFADDR
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            answer = fcntl.ioctl(probe.fileno(), get_address, struct.pack("256s", interface[:15].encode()))
+    except OSError as error:
+        raise UnavailableError(f"GLOO_SOCKET_IFNAME {interface!r}: has no IPv4 address ({error.strerror})") from None
+    return socket.inet_ntoa(answer[20:24])

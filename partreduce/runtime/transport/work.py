@@ -1,0 +1,218 @@
+"""Work: what runs meanwhile, in a library, on a device or in a thread of ours, and the one way to wait for it.
+
+A wait inside the library costs nothing while it lasts, and ends at once; it has to be a short one, since nothing else
+ends it: neither a note that somebody died nor Ctrl-C. Only the main thread may wait so: it ends the interpreter itself,
+while another thread that is in C++ frames then aborts the process (see `Background`), and so would the operation's own
+thread if it called us. Other threads look, with pauses between, but for that of staged sums, which waits for a moment
+at a time and is ended before. So does everybody at operations whose wait has no limit: point to point over gloo, where
+a limit breaks the connection, and everything over NCCL.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Generic, TypeVar
+
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, pause_after
+
+Result = TypeVar("Result")
+ENDING_LOOKS, ENDING_SECONDS = 20, 0.05
+"""For all threads together: a second, and longer where the machine is so busy that this thread, too, hardly runs.
+
+One that hangs inside torch for longer does not come back at that very moment either.
+"""
+
+_threads: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+class Work:
+    """A running operation.
+
+    Args:
+        is_completed: whether it has ended, well or not.
+        finish: waits until it has ended, without a limit, and raises what went wrong; on a device the current stream
+            waits, not the host.
+        ended_within: waits until it has ended, at most so many seconds, and says whether it has; None where a wait has
+            no limit.
+        on_main_thread: whether only the main thread may wait so for long.
+    """
+
+    def __init__(
+        self,
+        is_completed: Callable[[], bool],
+        finish: Callable[[], object],
+        ended_within: Callable[[float], bool] | None = None,
+        *,
+        on_main_thread: bool = False,
+    ) -> None:
+        self.is_completed, self.ended_within = is_completed, ended_within
+        self._finish, self._on_main_thread = finish, on_main_thread
+        self._then: Callable[[], object] | None = None
+
+    def then(self, action: Callable[[], object]) -> Work:
+        """The same, with something to do once: when it has ended well and is waited for."""
+        self._then = action
+        return self
+
+    def wait(self, look: Callable[[], float] | None = None, *, for_moments: bool = False) -> None:
+        """Wait until it has ended, and raise what went wrong.
+
+        Args:
+            look: called now and then meanwhile; raises why there is no sense in waiting any longer, and returns in how
+                many seconds it wants to be called again (see `Wait.look`).
+            for_moments: whether these are so few that any thread may spend them inside the library.
+        """
+        if look is not None:
+            start, waited = time.monotonic(), 0.0
+            while not self.is_completed():
+                seconds = look()
+                if self.ended_within is not None and (for_moments or self._may_wait_inside()):
+                    self.ended_within(seconds)
+                else:
+                    time.sleep(pause_after(waited))
+                waited = time.monotonic() - start
+        self._finish()
+        if self._then is not None:
+            action, self._then = self._then, None
+            action()
+
+    def _may_wait_inside(self) -> bool:
+        """Only the main thread cannot be inside the library when the interpreter ends."""
+        return not self._on_main_thread or threading.current_thread() is threading.main_thread()
+
+
+class Ending:
+    """Where a thread of ours says that an operation has ended.
+
+    Of an error only the text is kept: its traceback would hold the works, and with them the connections of a group that
+    is to be destroyed so that its other members hear of it.
+    """
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.within = self._event.wait
+        self._problem: str | None = None
+
+    def reached(self, problem: str | None = None) -> None:
+        """It has ended, and this is what went wrong."""
+        self._problem = problem
+        self._event.set()
+
+    def by(self, action: Callable[..., object], *arguments: object) -> None:
+        """Do what there is to do, and say so."""
+        problem = None
+        try:
+            action(*arguments)
+        except Exception as error:  # noqa: BLE001 - the thread that waits for it raises it
+            problem = str(error) or type(error).__name__
+        del action, arguments
+        self.reached(problem)
+
+    def work(self) -> Work:
+        return Work(self._event.is_set, self.finish, self.within)
+
+    def finish(self) -> None:
+        self._event.wait()
+        if self._problem is not None:
+            raise RuntimeError(self._problem)
+
+
+def in_thread(works: Iterable[Work]) -> Work:
+    """Several works as one, which may come of a generator that starts them: a thread of their own waits for them.
+
+    Point to point over gloo a wait has no limit that would leave the connection alive, and no look at whether it is
+    over.
+    """
+    ending = Ending()
+    Background(ending.by, _wait_for_all, works, name="partreduce-exchange").start()
+    return ending.work()
+
+
+def _wait_for_all(works: Iterable[Work]) -> None:
+    for work in works:
+        work.wait()
+
+
+class Background(threading.Thread):
+    """A daemon thread that the interpreter's end waits for, about a second at most: no thread is inside torch then.
+
+    One that comes back from torch's C++ code while the interpreter is being taken down is ended by Python where it
+    stands, and C++ answers that with SIGABRT ("terminate called without an active exception"): a run that ended well,
+    or with an error of its own, would die of a signal.
+
+    Args:
+        run: what it does.
+        arguments: of `run`.
+        name: of the thread.
+        stop: lets `run` return soon; called when the interpreter ends. None where `run` returns by itself.
+    """
+
+    def __init__(
+        self, run: Callable[..., None], *arguments: object, name: str, stop: Callable[[], None] | None = None
+    ) -> None:
+        super().__init__(target=run, args=arguments, name=name, daemon=True)
+        self.stop = stop
+
+    def start(self) -> None:
+        _threads.add(self)
+        super().start()
+
+
+def end_all() -> None:
+    """Let every background thread return, and wait for them."""
+    running = [thread for thread in _threads if thread.is_alive()]
+    for thread in running:
+        if thread.stop is not None:
+            thread.stop()
+    looks = ENDING_LOOKS
+    for thread in running:
+        while looks and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(ENDING_SECONDS)
+            looks -= 1
+
+
+# Exit functions run in reverse: what is registered after this, a worker's last words among it, still has all threads.
+atexit.register(end_all)
+
+
+class OverdueError(Exception):
+    """The call did not return in time, or there is no sense in waiting for it; the text says why."""
+
+
+class BoundedCall(Generic[Result]):
+    """One of torch's calls that may block for ever, in a thread of its own that can be left behind.
+
+    A store whose port somebody else holds, and a gloo group whose member dies while it connects, block inside torch for
+    several times their timeout, or without end. The thread stays behind, without the GIL, until the call returns or the
+    process ends.
+    """
+
+    def __init__(self, action: Callable[[], Result]) -> None:
+        self._ending = Ending()
+        self._results: list[Result] = []
+        Background(self._ending.by, lambda: self._results.append(action()), name="partreduce-bounded-call").start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the call has not returned yet."""
+        return not self._ending.within(0)
+
+    def result(self, seconds: float, given_up: Callable[[], str | None] = lambda: None) -> Result:
+        """What the call returns; `given_up` is asked now and then whether waiting still makes sense.
+
+        Raises:
+            OverdueError: it did not return within so many seconds in which this process ran, or `given_up` said why.
+            RuntimeError: torch's own.
+        """
+        deadline = Deadline(seconds)
+        while not self._ending.within(min(GLANCE_SECONDS, max(0.0, deadline.left))):
+            if (why := given_up()) is not None:
+                raise OverdueError(why)
+            if deadline.is_over:
+                raise OverdueError(f"did not return within {seconds:g} s")
+        self._ending.finish()
+        return self._results.pop()
