@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import partreduce
 from partreduce.__main__ import main as partreduce_main
-from partreduce.runtime.codecs import Coding, decoded, encoded, frames
+from partreduce.runtime import codecs
+from partreduce.runtime.codecs import Coding, decoded, encoded
 from partreduce.strategies import Codec, Transport
 from partreduce.topo import codec_numbers
 
@@ -94,7 +95,7 @@ def code(codec: str, block: int, values: Any) -> tuple[bytes, Any]:  # noqa: ANN
 
 def code_bytes(codec: str, block: int, count: int) -> int:
     transport = Transport(codec=Codec(codec), **({"block": block} if codec.startswith("int") else {}))
-    return frames.code_bytes(count, Coding(transport))
+    return codecs.code_bytes(count, Coding(transport))
 
 
 def row_bytes(codec: str, columns: int) -> int:

@@ -26,12 +26,12 @@ from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.common_start import ADVICE
 from partreduce.runtime.averaging.digest import digest_of
 from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
+from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.mean_model import restore_local_values, squared_distance
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.generations import Generations, generations_of
-from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes, warn_nodes_missing
 from partreduce.runtime.elastic.voting import joins
 from partreduce.runtime.guard.wrapping import check_model, check_module, check_optimizer, check_run

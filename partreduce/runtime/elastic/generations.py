@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from partreduce.runtime.averaging.common_start import ADVICE, same_start
-from partreduce.runtime.averaging.in_flight import Flight, Sums
+from partreduce.runtime.averaging.in_flight import FixedMembership, Flight, Sums
 from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
-from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.elastic.regrouping import Regrouping, State
 from partreduce.runtime.elastic.voting import Voting
 from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS

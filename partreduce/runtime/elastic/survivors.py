@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-from partreduce.runtime.elastic.membership import FixedMembership
+from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.waiting import Deadline, Wait

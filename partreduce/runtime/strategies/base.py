@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from partreduce.runtime.averaging.applier import Applier
 from partreduce.runtime.averaging.flat_model import FlatModel
-from partreduce.runtime.averaging.in_flight import State
+from partreduce.runtime.averaging.in_flight import FixedMembership, State
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.sharding.tables import Tables
 from partreduce.runtime.strategies.traits import Traits, traits_of
 from partreduce.runtime.transport.mailbox import Mailbox

@@ -43,7 +43,7 @@ class GradientAverage(Runner):
     def __init__(self, run: Run, *, divisor: int | None = None, pipeline: Pipeline | None = None) -> None:
         super().__init__(run)
         self._divisor, self._pipeline = divisor, pipeline
-        self._lag, self._warm_up = (0, 0) if pipeline is None else (pipeline.lag, pipeline.warm_up)
+        self._lag = 0 if pipeline is None else pipeline.lag
         group = run.schedule.group_of(run.rank, 0)
         assert group is not None, "all-reduce has every worker in its group"
         self.group = group
@@ -72,17 +72,16 @@ class GradientAverage(Runner):
             # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part
             # unnoticed.
             kind=f"{KIND} after a changed mean" if applier.changes_means else KIND,
-            turn=step, step=step, round=step, start=self._start, group=self.group,
+            turn=self.run.schedule.strategy.sync.due(step), step=step, round=step, start=self._start, group=self.group,
             settings=settings_of(applier.optimizer),
         )  # fmt: skip
-        if not self._lag or step < self._warm_up:
+        if newest.turn == step:
             self._commit(membership.wait(newest))
             return ON_TIME
-        newest.turn += self._lag
         if membership.may_change:
             newest.kept = [Snapshot.of_gradients(bucket) for bucket in self.run.flat.buckets]
         arrived = None
-        if len(membership.flights) == self._lag:
+        if membership.flights and membership.flights[0].turn == step:
             arrived = membership.wait(membership.flights[0])
             # Before this step's leave: they are to be what the others will see corrected.
             self._correct_buffers(arrived)

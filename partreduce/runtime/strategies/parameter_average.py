@@ -15,7 +15,7 @@ from partreduce.runtime.averaging.bucket import Bucket
 from partreduce.runtime.averaging.commit import commit_delayed, commit_mean, rescale_progress
 from partreduce.runtime.averaging.flat_model import BufferPolicy
 from partreduce.runtime.averaging.gradients import Snapshot
-from partreduce.runtime.averaging.in_flight import KEY, Flight, State, Sums, restored, state_of
+from partreduce.runtime.averaging.in_flight import KEY, FixedMembership, Flight, State, Sums, restored, state_of
 from partreduce.runtime.averaging.neighbor_reducer import Neighborhood, PeerReducer
 from partreduce.runtime.averaging.outer_optimizer import OuterOptimizer
 from partreduce.runtime.averaging.piggybacked import commit_piggybacked, snapshot_piggybacked
@@ -23,7 +23,6 @@ from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Kept, Reference
 from partreduce.runtime.codecs import Codings
-from partreduce.runtime.elastic.membership import FixedMembership
 from partreduce.runtime.strategies.base import ON_TIME, Arrived, Ended, Run, Runner
 from partreduce.topo.errors import InputError
 from partreduce.topo.metrics.outer_steps import check_unstable

@@ -27,7 +27,7 @@ class Engine:
     def __init__(self, run: Run, runner: Runner, optimizer: torch.optim.Optimizer, uneven_inputs: UnevenInputs) -> None:
         self.run, self.runner, self.optimizer, self.uneven_inputs = run, runner, optimizer, uneven_inputs
         self.traits = run.traits
-        self._has_tables, self._progress = bool(run.tables), run.progress
+        self._has_tables, self._progress, self._steps_per_round = bool(run.tables), run.progress, run.steps_per_round
         self.skipped = 0
         """Steps that were not taken because the worker skipped ahead to its neighbors."""
         self._batches_to_drop = 0
@@ -48,7 +48,7 @@ class Engine:
     @property
     def round(self) -> int:
         """The round that this worker is in: steps divided by steps per round."""
-        return self._progress.step // self.run.steps_per_round
+        return self._progress.step // self._steps_per_round
 
     @property
     def differs(self) -> bool:
@@ -137,7 +137,7 @@ class Engine:
         self._count(step + 1)
         if self._has_tables:
             self.run.tables.stepped()
-        self.guard.after_step(ends_round=(step + 1) % self.run.steps_per_round == 0)
+        self.guard.after_step(ends_round=(step + 1) % self._steps_per_round == 0)
         self._end(step)
         return loss
 
@@ -183,11 +183,11 @@ class Engine:
         """What the schedule asks for after a step; steps of rounds that the runner skips count as taken."""
         skipped, self._are_equal = self.runner.end(step)
         if skipped:
-            steps = skipped * self.run.steps_per_round
+            steps = skipped * self._steps_per_round
             self.skipped += steps
             self._batches_to_drop += steps
-        if (step + 1) % self.run.steps_per_round == 0:
-            self._count(self._progress.step + skipped * self.run.steps_per_round)  # what it does, though no further
+        if (step + 1) % self._steps_per_round == 0:
+            self._count(self._progress.step + skipped * self._steps_per_round)  # what it does, though no further
 
     @staticmethod
     def _evaluated(closure: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the closure returns
@@ -239,9 +239,9 @@ class Engine:
 
     def check_load(self, steps: int) -> None:
         """Refuse a step inside a round where the runner measures rounds from their beginning."""
-        if self.traits.needs_round_start and steps % self.run.steps_per_round:
+        if self.traits.needs_round_start and steps % self._steps_per_round:
             raise InputError(
-                f"load_state_dict: step {steps} lies inside a round of {self.run.steps_per_round} steps, whose "
+                f"load_state_dict: step {steps} lies inside a round of {self._steps_per_round} steps, whose "
                 "beginning is not known any more; save the state after the last step of a round"
             )
 
@@ -322,11 +322,11 @@ class Engine:
                     if after_averaging is not None:
                         after_averaging()
                     self.run.applier.plain_step()
-                elif step % self.run.steps_per_round == 0:
+                elif step % self._steps_per_round == 0:
                     return False
             self._count(step + 1)
             self._end(step)
-            if (step + 1) % self.run.steps_per_round == 0:
+            if (step + 1) % self._steps_per_round == 0:
                 return True
 
     def _serves_tables(self, after_averaging: Callable[[], object] | None) -> bool:

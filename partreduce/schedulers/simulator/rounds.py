@@ -44,10 +44,10 @@ def run_rounds(case: Case) -> Timeline:
             records[:, round_] = rounds.next(stage, seconds[round_])
         if operating is not None:
             operating[round_] = stage.duration()
-    behind = sync.lag if sync.delays_gradients else 0
-    awaited = np.arange(num_rounds)
-    awaited[sync.warm_up :] -= behind
-    awaited[sync.warm_up : sync.warm_up + behind] = -1
+    awaited = np.full(num_rounds, -1)
+    for round_ in range(num_rounds):
+        if (due := sync.due(round_)) < num_rounds:
+            awaited[due] = round_
     start, computed, begin, end, finish = records
     return Timeline(
         worker_steps,

@@ -46,6 +46,10 @@ class Waiting(ABC):
         """First rounds that are synchronous nevertheless."""
         return 0
 
+    def due(self, turn: int) -> int:
+        """The turn in which the averaging of `turn` is committed, as both the run-time and the simulator ask."""
+        return turn + self.lag if self.delays_gradients and turn >= self.warm_up else turn
+
     @property
     def takes_all(self) -> bool:
         """Whether everything that a round averages is of this round, so that rounds are fixed matrices."""

@@ -54,7 +54,7 @@ class Rounds:
         self.sync, self.count = sync, sync.warm_up if skip_warm_up else 0
         self.now: Floats = np.zeros(shape)
         self._last_end: Floats = np.zeros(shape)
-        self._under_way: deque[Floats] = deque()
+        self._under_way: deque[tuple[int, Floats]] = deque()  # with the round that commits it
         self._parts: dict[int, Floats] = {}  # when each fragment's operation ends that is not awaited yet
 
     def next(self, stage: Stage, compute: Floats) -> Moments:
@@ -62,7 +62,8 @@ class Rounds:
         if stage.turns:
             return self._in_turns(stage, compute)
         start, computed = self.now, self.now + compute
-        if not self.sync.delays_gradients or self.count < self.sync.warm_up:
+        due = self.sync.due(self.count)
+        if due == self.count:
             late = self.sync.lag > 0 and not self.sync.delays_gradients
             if late or stage.segments is None:
                 begin = stage.ready(start if late else computed)
@@ -77,9 +78,9 @@ class Rounds:
             busy = stage.ready(self._last_end) + stage.duration()
             end = np.maximum(stage.ready(start + stage.before(compute)) + stage.after(), busy)
             self._last_end = end
-            self._under_way.append(end)
-            late_enough = len(self._under_way) > self.sync.lag
-            self.now = np.maximum(computed, self._under_way.popleft()) if late_enough else computed
+            self._under_way.append((due, end))
+            is_due = self._under_way[0][0] == self.count
+            self.now = np.maximum(computed, self._under_way.popleft()[1]) if is_due else computed
         self.count += 1
         return Moments(start, computed, begin, end, self.now)
 
