@@ -1,0 +1,88 @@
+"""What is asked of a runner: these methods, and nothing else; the rest follows from the traits of a schedule."""
+
+import ast
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+import partreduce.runtime.strategies
+from helpers.conformance.kinds import KINDS
+from partreduce.runtime.strategies.base import Runner
+from partreduce.runtime.strategies.traits import traits_of
+
+ROOT = Path(partreduce.runtime.__file__).parent
+METHODS = {"begin", "end", "check_step", "pause", "settle", "drain", "state", "load", "close"}
+VALUES = {"is_measured", "membership", "reducers"}
+
+
+def asked_of_runners():
+    """Names that files outside `strategies` take from something that is called `runner`."""
+    for path in sorted(ROOT.rglob("*.py")):
+        if "strategies" in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and (
+                (isinstance(node.value, ast.Name) and node.value.id == "runner")
+                or (isinstance(node.value, ast.Attribute) and node.value.attr == "runner")
+            ):
+                yield node.attr
+
+
+def test_nothing_is_asked_of_a_runner_but_its_interface():
+    assert set(asked_of_runners()) == METHODS | VALUES
+
+
+def test_a_runner_has_these_methods_and_no_flags():
+    public = {name: value for name, value in vars(Runner).items() if not name.startswith("_")}
+    assert {name for name, value in public.items() if callable(value)} == METHODS
+    assert {name for name, value in public.items() if not callable(value)} == {"is_measured"}
+
+
+TRAITS = {
+    "allreduce": "averages_gradients keeps_equal carries_state",
+    "allreduce, pipeline": "averages_gradients keeps_equal carries_state",
+    "allreduce, quorum": "averages_gradients keeps_equal agrees_on_end carries_state",
+    "allreduce, layers": "averages_gradients keeps_equal carries_state",
+    "allreduce, every 2": "saves_inside_rounds",
+    "allreduce, late": "needs_round_start saves_inside_rounds",
+    "allreduce, outer": "carries_state measures_from_start saves_inside_rounds",
+    "allreduce, fragments": "carries_state measures_from_start saves_inside_rounds",
+    "static": "saves_inside_rounds",
+    "static, outer": "carries_state measures_from_start saves_inside_rounds",
+    "neighbor": "saves_inside_rounds",
+    "neighbor, late": "needs_round_start saves_inside_rounds",
+    "neighbor, gap": "drains_together",
+    "neighbor, gap, parallel": "drains_together needs_round_start",
+    "dynamic_groups": "",
+    "server": "averages_gradients keeps_equal carries_state",
+    "server, asynchronous": "drains_together measures_from_start",
+    "pairwise": "drains_together",
+}
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_the_traits_of_every_kind(name):
+    assert {trait for trait, has in asdict(traits_of(KINDS[name].schedule)).items() if has} == set(TRAITS[name].split())
+
+
+def runners(base=Runner):
+    for one in base.__subclasses__():
+        yield one
+        yield from runners(one)
+
+
+def test_every_runner_stands_on_the_interface_without_flags_of_its_own():
+    found = list(runners())
+    assert {one.__name__ for one in found} == {
+        "AsynchronousServer",
+        "GapMeans",
+        "GeneratedMeans",
+        "GradientAverage",
+        "OneSided",
+        "PairMeans",
+        "ParameterAverage",
+        "QuorumGradients",
+    }
+    for one in found:
+        assert not [name for name, value in vars(one).items() if isinstance(value, bool)], one
