@@ -46,6 +46,10 @@ from partreduce.topo.schedule import Schedule
 
 STORE_GRACE_SECONDS = 1.0
 """How much longer than the timeout we wait for torch to say by itself that the store does not answer."""
+ASKED_SECONDS = 0.02
+"""Between two looks of worker 0 at who asks for the name of the attempt."""
+AT = "partreduce/attempts"
+DESCRIPTORS = "/dev/fd"
 
 _worlds: dict[tuple[str, tuple[int, ...]], World] = {}
 """By kind of device and, where workers are the replicas of a mesh, the ranks that average."""
@@ -191,11 +195,6 @@ def _number(name: str, default: int, *, least: int = 0, most: int = 2**31 - 1) -
     return number
 
 
-ASKED_SECONDS = 0.02
-"""Between two looks of worker 0 at who asks for the name of the attempt."""
-AT = "partreduce/attempts"
-
-
 def may_be_started_again() -> bool:
     """Whether torchrun starts the workers of those nodes again that are left after a failure (`--max-restarts`)."""
     return RUN_ID in os.environ and os.environ.get(AGENT_MAX_RESTARTS, "0") != "0"
@@ -243,8 +242,6 @@ def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> st
         time.sleep(ASKED_SECONDS if missing else 0)
     return name
 
-
-DESCRIPTORS = "/dev/fd"
 
 _listeners: set[int] = set()
 """Inodes of the sockets at which this process serves a store; a port may be somebody else's by the time of a fork."""
