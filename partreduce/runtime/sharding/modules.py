@@ -68,7 +68,7 @@ class Handle:
             rows = self.tables.fetch(self.table, self.copy, ids, trains=self._trains, problem=problem)
             return staging.to_device(rows, weight.device)
         if problem:
-            self.tables.refuse(problem, trains=self._trains)
+            self.tables.stop_for(problem, trains=self._trains)
         return weight[staging.to_device(ids, weight.device)]
 
 

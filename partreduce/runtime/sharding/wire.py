@@ -260,14 +260,14 @@ class Wire:
         said[:, LONGEST] = 0
         said[0, LONGEST] = brings
         calls = said.numel()
-        told = calls + counts.shape[1]
-        mine = counts.new_zeros(group.size, told + room.size // 2)
-        mine[:, calls:told] = counts
+        written = calls + counts.shape[1]
+        mine = counts.new_zeros(group.size, written + room.size // 2)
+        mine[:, calls:written] = counts
         if asked is not None:
             each = (counts.sum(1) - (counts > 0).sum(1)).clamp(min=0)
             said[0, LONGEST] = longest = each.max()
             if len(asked) and int(longest) <= room.size:
-                mine.view(torch.int32)[:, 2 * told :][room.used_by(each)] = asked.to(torch.int32)
+                mine.view(torch.int32)[:, 2 * written :][room.used_by(each)] = asked.to(torch.int32)
         mine[:, :calls] = said.view(-1)
         theirs = torch.empty_like(mine)
         sizes = [mine.shape[1]] * group.size
@@ -281,15 +281,15 @@ class Wire:
         self._count(group, [8 * size for size in sizes])
         heard = theirs[:, :calls].reshape(-1, LENGTH)
         if len(heard) == group.size:
-            met = Met(group.members, heard, theirs[:, calls:told])
+            met = Met(group.members, heard, theirs[:, calls:written])
         else:
-            met = Met(self.everyone.members, heard[self._spoken_for], theirs[:, calls:told])
+            met = Met(self.everyone.members, heard[self._spoken_for], theirs[:, calls:written])
         did = met.agreed
         if did is not None and did.kind is Kind.LOOKUP:
             most = met.longest
             if most <= room.size:
                 used = room.used_by((met.counts[:, did.table] - 1).clamp(min=0))
-                met.ids = theirs.view(torch.int32)[:, 2 * told :][used].long()
+                met.ids = theirs.view(torch.int32)[:, 2 * written :][used].long()
             room.longest[did.table] = most
         elif did is not None and did.kind is Kind.STEP:
             room.fit()
