@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import Any, SupportsIndex, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.autograd.function import once_differentiable
 
 from partreduce.runtime.sharding.saved import own_rows, whole
+from partreduce.runtime.sharding.table import Embeddings, Table
+from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.sharding.table import Embeddings, Table
-    from partreduce.runtime.sharding.tables import Tables
 
 ATTRIBUTE = "_partreduce_table"
 

@@ -68,11 +68,6 @@ class Tables:
         return iter(self.tables)
 
     @property
-    def bytes_inside(self) -> int:
-        """What this worker has sent of tables to others on its node."""
-        return 0 if self._exchange is None else self._exchange.wire.bytes_inside
-
-    @property
     def bytes_across(self) -> int:
         """What this worker has sent of tables to other nodes; of a gather, what it hands to the next of the ring."""
         return 0 if self._exchange is None else self._exchange.wire.bytes_across
