@@ -24,7 +24,7 @@ from partreduce.runtime.liveness.awaited_texts import decided
 from partreduce.runtime.optimizer import DEFAULT_TIMEOUT, DistributedOptimizer
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.sharding.placement import embeddings_of
-from partreduce.runtime.sharding.touched import OtherUses, Seen, gather_texts, shares, told, touched_here
+from partreduce.runtime.sharding.touched import OtherUses, Seen, gather_texts, message_of, shares, touched_here
 from partreduce.runtime.transport.rendezvous import default_world, is_alone
 from partreduce.runtime.transport.worlds import World
 from partreduce.schedulers.registry import build
@@ -186,9 +186,9 @@ def _decided(
     """What worker 0 chooses by what all see; a mistake of anybody's user stops all with the same line."""
     key = str(_counted(world))
     try:
-        mine = told(world.rank, see())
+        mine = message_of(world.rank, see())
     except InputError as error:
-        mine = told(world.rank, str(error))
+        mine = message_of(world.rank, str(error))
 
     def decide() -> dict[str, Any]:
         chosen, reasons = choose(shares(gather_texts(world, key, mine, timeout), schedule.cluster))

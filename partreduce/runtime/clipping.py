@@ -69,7 +69,7 @@ def clip_grad_norm_(
         return torch.nn.utils.clip_grad_norm_(given, max_norm, norm_type, error_if_nonfinite, foreach)
     _check(norm_type)
     if tables and said is None:
-        said = tables.all_gather_json(apart.share())
+        said = tables.exchange_norm(apart.share())
     total = apart.norm(said or [])
     if error_if_nonfinite and not bool(torch.isfinite(total)):
         raise RuntimeError(f"The total norm of order {norm_type} for gradients is non-finite, so it cannot be clipped")

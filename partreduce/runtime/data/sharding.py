@@ -48,7 +48,7 @@ def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data 
         raise InputError(f"order: {order!r} is not one of {', '.join(ShardOrder)}") from None
     if num_workers == 1:
         return data
-    _refuse(data)
+    _check_countable(data)
     sized: Sequence[object] = data  # type: ignore[assignment]
     each = len(sized) // num_workers
     if each == 0:
@@ -72,8 +72,8 @@ def shard_dataset(data: Data, *, order: ShardOrder | str | None = None) -> Data 
     return part
 
 
-def _refuse(data: object) -> None:
-    """Refuse what has no length, or whose length does not count samples."""
+def _check_countable(data: object) -> None:
+    """Raise InputError for what has no length, or whose length does not count samples."""
     kind = type(data).__name__
     if isinstance(data, torch.utils.data.DataLoader):
         raise InputError("shard_dataset: is given a DataLoader; shard the data set, then make a loader of the part")

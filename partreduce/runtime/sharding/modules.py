@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import TYPE_CHECKING, Any, SupportsIndex, cast
+from typing import Any, SupportsIndex, cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own name for it
 from torch.autograd.function import once_differentiable
 
 from partreduce.runtime.sharding.saved import own_rows, whole
+from partreduce.runtime.sharding.table import Embeddings, Table
+from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.sharding.table import Embeddings, Table
-    from partreduce.runtime.sharding.tables import Tables
 
 ATTRIBUTE = "_partreduce_table"
 
@@ -68,7 +66,7 @@ class Handle:
             rows = self.tables.fetch(self.table, self.copy, ids, trains=self._trains, problem=problem)
             return staging.to_device(rows, weight.device)
         if problem:
-            self.tables.refuse(problem, trains=self._trains)
+            self.tables.stop_for(problem, trains=self._trains)
         return weight[staging.to_device(ids, weight.device)]
 
 

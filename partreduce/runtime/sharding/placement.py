@@ -189,7 +189,7 @@ def spread(tables: Tables, optimizer: torch.optim.Optimizer, *, broadcast: bool)
         for module in table.modules:
             route_module(module, Handle(tables, table, module, 0))
         if table.parameter.requires_grad:
-            table.parameter.register_hook(partial(tables.refuse_other_use, table))  # type: ignore[no-untyped-call]
+            table.parameter.register_hook(partial(tables.check_other_use, table))  # type: ignore[no-untyped-call]
     if broadcast:
         tables.broadcast()
 

@@ -18,15 +18,13 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from partreduce.runtime.sharding.table import OnFirst, RowLayout, Table
+from partreduce.runtime.sharding.tables import Tables
 from partreduce.topo.errors import FileError, InputError
-
-if TYPE_CHECKING:
-    from partreduce.runtime.sharding.tables import Tables
 
 SMALL_BYTES = 2**20
 """A smaller table is not worth a file."""

@@ -68,11 +68,6 @@ class Tables:
         return iter(self.tables)
 
     @property
-    def bytes_inside(self) -> int:
-        """What this worker has sent of tables to others on its node."""
-        return 0 if self._exchange is None else self._exchange.wire.bytes_inside
-
-    @property
     def bytes_across(self) -> int:
         """What this worker has sent of tables to other nodes; of a gather, what it hands to the next of the ring."""
         return 0 if self._exchange is None else self._exchange.wire.bytes_across
@@ -116,7 +111,7 @@ class Tables:
         """Whether this worker has met the others."""
         return self._exchange is not None
 
-    def refuse_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
+    def check_other_use(self, table: Table, gradient: torch.Tensor | None) -> None:
         """For a hook on the parameter: lookups hand it no gradient, so one is of another use, of one worker."""
         if gradient is not None:
             self._end(
@@ -174,7 +169,7 @@ class Tables:
         self._step, self._closed = self._begun(), False
         return self._looked_up(Call(Kind.LOOKUP, self._step, table.index, copy, trains), ids, problem=problem)
 
-    def refuse(self, problem: str, *, trains: bool) -> None:
+    def stop_for(self, problem: str, *, trains: bool) -> None:
         """Stop all workers, where they next exchange gradients, for a mistake of this worker's user.
 
         Without gradients nothing is exchanged, so there only this worker stops.
@@ -245,7 +240,7 @@ class Tables:
                 self._reduced, self._closed = False, True
                 return outcome.did.kind is Kind.STEP
 
-    def all_gather_json(self, value: float) -> list[float]:
+    def exchange_norm(self, value: float) -> list[float]:
         """What each worker says in one message, such as its part of a norm.
 
         A worker without data would not say anything, since it is not told what is done to means.

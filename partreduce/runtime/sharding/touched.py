@@ -143,7 +143,7 @@ def inputs_of(model: torch.nn.Module, batch: object) -> tuple[Sequence[Any], dic
     return parts, {}
 
 
-def told(rank: int, seen: Seen | str) -> str:
+def message_of(rank: int, seen: Seen | str) -> str:
     """What a worker tells worker 0: its rows, or why it has none."""
     if isinstance(seen, str):
         return json.dumps({"problem": f"worker {rank}: {seen}"})
