@@ -118,11 +118,19 @@ class Guard(Facts):
 
     # The moments of a step.
 
-    def before_step(self, *, first: bool) -> None:
-        """Before a step, `first` of its round.
+    def before_step(
+        self,
+        *,
+        first: bool,
+        skip: bool = False,
+        found_inf: torch.Tensor | None = None,
+        scale: torch.Tensor | None = None,
+    ) -> None:
+        """Before a step, `first` of its round; the others are as in `Engine.step`.
 
         Raises:
-            InputError: the model or the optimizer was changed in a way that cannot be averaged.
+            InputError: the model or the optimizer was changed in a way that cannot be averaged, or this process would
+                decide by itself for others that do not.
         """
         self.first_of_round = first
         if not self.steps:
@@ -135,18 +143,12 @@ class Guard(Facts):
         for look, row in self._before_step:
             if (found := look(self)) is not None:
                 row.report(found)
+        if skip or found_inf is not None or scale is not None:
+            _run(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
 
     def after_closure(self) -> None:
         """The closure of a step was called, with a forward pass of its own."""
         training.model_inside_distributed_data_parallel(self)
-
-    def special_step(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """Before a step that is to be skipped, or that a GradScaler is at work on.
-
-        Raises:
-            InputError: this process would decide by itself for others that do not.
-        """
-        _run(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
 
     def before_averaging(self, *, skip: bool) -> None:
         """In step(), which is to average the gradients as they are now, or zeros where it is to `skip`."""
@@ -155,18 +157,15 @@ class Guard(Facts):
             row(self)
         self.made.clear()
 
-    def compare_starts(self) -> None:
-        """Before the first average.
+    def compare_first(self, *, gradients: bool) -> None:
+        """Before an average, or a local step: compare how workers begin, and their own `gradients` if they are here.
 
         Raises:
             InputError: workers begin with different models, and averaged gradients would keep them apart.
         """
         if self.starts is not None:
             training.models_begin_apart(self)
-
-    def compare_data(self) -> None:
-        """With this worker's own gradients in place, before they are averaged or applied."""
-        if self.notes is not None:
+        if self.notes is not None and gradients:
             training.data_in_different_orders(self)
             training.same_batches(self)
 

@@ -44,11 +44,10 @@ class GradientEngine(Engine[GradientRunner]):
     ) -> Any:  # noqa: ANN401 - what the closure returns
         """As in `Engine`. The closure is evaluated before the averaging; all workers take the step, or none does."""
         applier = self.run.applier
-        self.guard.before_step(first=True)
+        self.guard.before_step(first=True, skip=skip, found_inf=found_inf, scale=scale)
         is_plain = not skip and found_inf is None and scale is None
         if not is_plain:
             self.runner.check_unfit(skip=skip, scaled=found_inf is not None)
-            self.guard.special_step(skip=skip, found_inf=found_inf, scale=scale)
         if self._joining or self.is_behind:
             self.declare()
         applier.scaled = found_inf is not None
@@ -110,11 +109,10 @@ class GradientEngine(Engine[GradientRunner]):
 
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
-        self.guard.compare_starts()
+        self.guard.compare_first(gradients=True)
         if self._has_tables:
             self.run.tables.close_step()
         own_gradients(self.run.flat.slots())
-        self.guard.compare_data()
         self._in_place = True  # for functions that average unless that is done, such as clip_grad_norm_
         try:
             self._arrived = self.runner.average(self._progress.step)
@@ -139,7 +137,7 @@ class GradientEngine(Engine[GradientRunner]):
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
         """A step with a gradient of zero."""
-        self.guard.compare_starts()
+        self.guard.compare_first(gradients=False)
         own_gradients(self.run.flat.slots())
         self.optimizer.zero_grad(set_to_none=False)
         if not self._serves_tables(after_averaging):

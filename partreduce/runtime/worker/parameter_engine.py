@@ -35,13 +35,11 @@ class ParameterEngine(Engine[ParameterRunner]):
     ) -> Any:  # noqa: ANN401 - what the closure returns
         step, steps_per_round, loss = self._progress.step, self.run.steps_per_round, None
         round_, first = step // steps_per_round, step % steps_per_round == 0
-        self.guard.before_step(first=first)
+        self.guard.before_step(first=first, skip=skip, found_inf=found_inf, scale=scale)
         if skip or found_inf is not None or scale is not None:
-            self.guard.special_step(skip=skip, found_inf=found_inf, scale=scale)
             self._prepare(skip=skip, found_inf=found_inf, scale=scale)
         self.declare()
-        if closure is None and not skip:
-            self.guard.compare_data()
+        self.guard.compare_first(gradients=closure is None and not skip)
         if self._has_tables:  # whose lookups, in the closure too, all workers do
             if closure is not None:
                 with torch.enable_grad():
