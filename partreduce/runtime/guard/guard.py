@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from partreduce.runtime.averaging.mean_model import sample_of
 from partreduce.runtime.guard import training
 from partreduce.runtime.guard.table import FIRST_STEPS, Moment, When, checks_always, checks_at
-from partreduce.runtime.guard.training import LOCK, Facts, Special, Version, Watched, version_of
+from partreduce.runtime.guard.training import LOCK, Facts, Special, Version, version_of
 from partreduce.runtime.transport.notes import Notes
 from partreduce.runtime.transport.torch_api import Store, torch_compile_disable
 from partreduce.topo.strategies.axes import GradientBuckets
@@ -28,7 +28,7 @@ from partreduce.topo.strategies.axes import GradientBuckets
 class Guard(Facts):
     """What is watched of one run; a model is watched for the newest optimizer around it."""
 
-    def __init__(self, engine: Watched) -> None:
+    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
         super().__init__(engine)
         self.always = checks_always()
         self._is_early = True
@@ -109,11 +109,7 @@ class Guard(Facts):
             training.loaded_in_mean_model(undone)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Before a group is added to the optimizer.
-
-        Raises:
-            InputError: a parameter or a setting with which it would not be averaged.
-        """
+        """Before a group is added to the optimizer: refuse what would not be averaged."""
         _run(Moment.ADD_GROUP, self, group)
 
     # The moments of a step.
@@ -126,12 +122,7 @@ class Guard(Facts):
         found_inf: torch.Tensor | None = None,
         scale: torch.Tensor | None = None,
     ) -> None:
-        """Before a step, `first` of its round; the others are as in `Engine.step`.
-
-        Raises:
-            InputError: the model or the optimizer was changed in a way that cannot be averaged, or this process would
-                decide by itself for others that do not.
-        """
+        """Before a step, `first` of its round; the others are as in `Engine.step`."""
         self.first_of_round = first
         if not self.steps:
             self.frozen = self.frozen_now()
@@ -158,11 +149,7 @@ class Guard(Facts):
         self.made.clear()
 
     def compare_first(self, *, gradients: bool) -> None:
-        """Before an average, or a local step: compare how workers begin, and their own `gradients` if they are here.
-
-        Raises:
-            InputError: workers begin with different models, and averaged gradients would keep them apart.
-        """
+        """Before an average, or a local step: compare how workers begin, and their own `gradients` if they are here."""
         if self.starts is not None:
             training.models_begin_apart(self)
         if self.notes is not None and gradients:
@@ -180,11 +167,7 @@ class Guard(Facts):
         self.means = self._gradients()
 
     def means_changed(self) -> bool:
-        """Before a step with means that are in place: whether the script has changed or replaced one. O(parameters).
-
-        Raises:
-            InputError: a backward pass has added to them.
-        """
+        """Before a step with means that are in place: whether the script has changed or replaced one. O(parameters)."""
         _run(Moment.AFTER_AVERAGING, self)
         return self.means is not None and self._gradients() != self.means
 
@@ -214,11 +197,7 @@ class Guard(Facts):
         self.known_loads, self.means = self.loads, None
 
     def meeting(self) -> None:
-        """Where all meet.
-
-        Raises:
-            InputError: the model or the optimizer was changed in a way that cannot be averaged.
-        """
+        """Where all meet."""
         self.check()
         training.frozen_changed(self)
 
@@ -313,7 +292,7 @@ def _forward_begins(number: int) -> None:
         if torch.is_grad_enabled():
             guard.averaged_elsewhere |= averaged_elsewhere(module)
         elif watched is _wholes and not module.training:
-            training.live_model_evaluated(guard)
+            training.live_model_used(guard, "model.eval() and a forward pass evaluate")
 
 
 def averaged_elsewhere(module: torch.nn.Module) -> bool:
@@ -341,11 +320,11 @@ class _BeforeStateDict(ModuleHook):
 
     def __call__(self, _module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
         if (guard := self._guard()) is not None:
-            training.live_model_saved(guard, f"{self._name}.state_dict() holds")
+            training.live_model_used(guard, f"{self._name}.state_dict() holds")
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         if (guard := self._guard()) is not None:
-            training.live_model_saved(guard, f"torch.save({self._name}), or pickling it, writes")
+            training.live_model_used(guard, f"torch.save({self._name}), or pickling it, writes")
         return super().__reduce__()
 
 
