@@ -11,11 +11,11 @@ TARGET = Path(__file__).with_name("refusals.md")
 HEAD = """# Misuse that is refused or warned of
 
 What would train wrongly in silence is refused, or warned of once, by the checks below. A refusal is an `InputError` of
-one line. All checks run when `DistributedOptimizer` is made and in the first {first} steps. A later step runs only
-those of *every step*, which cost next to nothing or say why they must run. A buffer that changes later is named when it
-is averaged, or where all workers meet: in `mean_model()`, `finish()` and `save_checkpoint()`. Clipping that begins
-later than in step {first}, and a DistributedDataParallel around a part of the model that is called later for the first
-time, are not noticed.
+one line. All checks run when `DistributedOptimizer` is made, where they pass over the model, and in the first {first}
+steps. A later step runs only those of *every step*, which cost next to nothing or say why they must run. A buffer that
+changes later is named when it is averaged, or where all workers meet: in `mean_model()`, `finish()` and
+`save_checkpoint()`. Clipping that begins later than in step {first}, and a DistributedDataParallel around a part of the
+model that is called later for the first time, are not noticed.
 
 `PARTREDUCE_CHECK=always` runs all checks in every step. It costs about 2 µs more for each parameter and buffer.
 

@@ -35,11 +35,7 @@ def checked_timeout(timeout: float) -> float:
 
 
 def checked_number(place: str, value: float | torch.Tensor) -> float:
-    """One number, of Python's or of torch's.
-
-    Raises:
-        InputError: several, or none.
-    """
+    """One number, of Python's or of torch's."""
     import torch
 
     try:
@@ -49,11 +45,7 @@ def checked_number(place: str, value: float | torch.Tensor) -> float:
 
 
 def checked_directory(place: str, path: str | Path | None) -> Path | None:
-    """A directory that may come to be, if one was given.
-
-    Raises:
-        InputError: no path, or that of a file.
-    """
+    """A directory that may come to be, if one was given."""
     if path is None:
         return None
     found = Path(of_type(path, (str, os.PathLike), place, "give the path of a directory"))
@@ -63,22 +55,14 @@ def checked_directory(place: str, path: str | Path | None) -> Path | None:
 
 
 def checked_world(world: World | None) -> World | None:
-    """How to reach the others, if it was given.
-
-    Raises:
-        InputError: something that is no world.
-    """
+    """How to reach the others, if it was given."""
     if world is not None and not hasattr(world, "next_instance"):
         raise InputError(f"world: is {str(world)[:40]!r}; leave it out, and the launcher's environment says it")
     return world
 
 
 def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | None:
-    """The dimension of a mesh along which the replicas lie, if one was given.
-
-    Raises:
-        InputError: something else, or several dimensions.
-    """
+    """The dimension of a mesh along which the replicas lie, if one was given."""
     from torch.distributed.device_mesh import DeviceMesh
 
     if mesh is None:
@@ -95,11 +79,7 @@ def checked_mesh(mesh: DeviceMesh | None, world: World | None) -> DeviceMesh | N
 
 
 def checked_steps(saved: object) -> int:
-    """The step count that a saved state holds under `partreduce`.
-
-    Raises:
-        InputError: it was not written by `DistributedOptimizer.state_dict`.
-    """
+    """The step count that a saved state holds under `partreduce`."""
     steps = saved.get("steps") if isinstance(saved, dict) else None
     if not isinstance(steps, int) or isinstance(steps, bool) or not 0 <= steps < 2**53:
         raise InputError(

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from partreduce.runtime.averaging.mean_model import sample_of
 from partreduce.runtime.guard import training
 from partreduce.runtime.guard.table import FIRST_STEPS, Moment, When, checks_always, checks_at
-from partreduce.runtime.guard.training import LOCK, Facts, Special, Version, Watched, version_of
+from partreduce.runtime.guard.training import LOCK, Facts, Special, Version, version_of
 from partreduce.runtime.transport.store import Notes
 from partreduce.runtime.transport.torch_api import Store, torch_compile_disable
 from partreduce.topo.strategies.axes import GradientBuckets
@@ -28,7 +28,7 @@ from partreduce.topo.strategies.axes import GradientBuckets
 class Guard(Facts):
     """What is watched of one run; a model is watched for the newest optimizer around it."""
 
-    def __init__(self, engine: Watched) -> None:
+    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
         super().__init__(engine)
         self.always = checks_always()
         self._is_early = True
@@ -109,20 +109,19 @@ class Guard(Facts):
             training.loaded_in_mean_model(undone)
 
     def check_group(self, group: Mapping[str, Any]) -> None:
-        """Before a group is added to the optimizer.
-
-        Raises:
-            InputError: a parameter or a setting with which it would not be averaged.
-        """
+        """Before a group is added to the optimizer: refuse what would not be averaged."""
         _run(Moment.ADD_GROUP, self, group)
 
     # The moments of a step.
 
-    def before_step(self) -> None:
-        """Before a step.
+    def before_step(
+        self, *, skip: bool = False, found_inf: torch.Tensor | None = None, scale: torch.Tensor | None = None
+    ) -> None:
+        """Before a step, as it is asked of `Engine.step`.
 
         Raises:
-            InputError: the model or the optimizer was changed in a way that cannot be averaged.
+            InputError: the model or the optimizer was changed in a way that cannot be averaged; or this process would
+                decide by itself for others that do not.
         """
         if not self.steps:
             self.frozen = self.frozen_now()
@@ -134,18 +133,12 @@ class Guard(Facts):
         for look, row in self._before_step:
             if (found := look(self)) is not None:
                 row.report(found)
+        if skip or found_inf is not None or scale is not None:
+            _run(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
 
     def after_closure(self) -> None:
         """The closure of a step was called, with a forward pass of its own."""
         training.model_inside_distributed_data_parallel(self)
-
-    def special_step(self, *, skip: bool, found_inf: torch.Tensor | None, scale: torch.Tensor | None) -> None:
-        """Before a step that is to be skipped, or that a GradScaler is at work on.
-
-        Raises:
-            InputError: this process would decide by itself for others that do not.
-        """
-        _run(Moment.SPECIAL_STEP, self, Special(skip, found_inf, scale))
 
     def before_averaging(self, *, skip: bool) -> None:
         """In step(), which is to average the gradients as they are now, or zeros where it is to `skip`."""
@@ -154,18 +147,11 @@ class Guard(Facts):
             row(self)
         self.made.clear()
 
-    def compare_starts(self) -> None:
-        """Before the first average.
-
-        Raises:
-            InputError: workers begin with different models, and averaged gradients would keep them apart.
-        """
+    def compare_first(self, *, gradients: bool) -> None:
+        """Before an average, or a local step: compare how workers begin, and their own `gradients` if they are here."""
         if self.starts is not None:
             training.models_begin_apart(self)
-
-    def compare_data(self) -> None:
-        """With this worker's own gradients in place, before they are averaged or applied."""
-        if self.notes is not None:
+        if self.notes is not None and gradients:
             training.data_in_different_orders(self)
             training.same_batches(self)
 
@@ -180,11 +166,7 @@ class Guard(Facts):
         self.means = self._gradients()
 
     def means_changed(self) -> bool:
-        """Before a step with means that are in place: whether the script has changed or replaced one. O(parameters).
-
-        Raises:
-            InputError: a backward pass has added to them.
-        """
+        """Before a step with means that are in place: whether the script has changed or replaced one. O(parameters)."""
         _run(Moment.AFTER_AVERAGING, self)
         return self.means is not None and self._gradients() != self.means
 
@@ -214,11 +196,7 @@ class Guard(Facts):
         self.known_loads, self.means = self.loads, None
 
     def meeting(self) -> None:
-        """Where all meet.
-
-        Raises:
-            InputError: the model or the optimizer was changed in a way that cannot be averaged.
-        """
+        """Where all meet."""
         self.check()
         training.frozen_changed(self)
 
@@ -313,7 +291,7 @@ def _forward_begins(number: int) -> None:
         if torch.is_grad_enabled():
             guard.averaged_elsewhere |= averaged_elsewhere(module)
         elif watched is _wholes and not module.training:
-            training.live_model_evaluated(guard)
+            training.live_model_used(guard, "model.eval() and a forward pass evaluate")
 
 
 def averaged_elsewhere(module: torch.nn.Module) -> bool:
@@ -341,11 +319,11 @@ class _BeforeStateDict(ModuleHook):
 
     def __call__(self, _module: torch.nn.Module, _prefix: str, _keep_vars: bool) -> None:
         if (guard := self._guard()) is not None:
-            training.live_model_saved(guard, f"{self._name}.state_dict() holds")
+            training.live_model_used(guard, f"{self._name}.state_dict() holds")
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         if (guard := self._guard()) is not None:
-            training.live_model_saved(guard, f"torch.save({self._name}), or pickling it, writes")
+            training.live_model_used(guard, f"torch.save({self._name}), or pickling it, writes")
         return super().__reduce__()
 
 

@@ -62,11 +62,7 @@ class Layout:
         self.parts = [part for _, _, part in parts]
 
     def check(self) -> None:
-        """Run all checks of this file.
-
-        Raises:
-            InputError: naming the parameter, the module or the buffer.
-        """
+        """Run all checks of this file."""
         self.prepare()
         self.groups = None  # so that every parameter of them is looked at
         for row in LAYOUT:

@@ -58,7 +58,7 @@ class When(StrEnum):
 
 @dataclass(eq=False)
 class Check:
-    """One row."""
+    """One row; `message` has the names of what `look` returns in braces."""
 
     name: str
     moments: tuple[Moment, ...]
@@ -66,17 +66,12 @@ class Check:
     looks_at: str
     cost: str
     message: str
-    """With the names of what `look` returns in braces."""
     look: Callable[..., Found]
     warns: bool
     why: str
 
     def __call__(self, *facts: Any) -> None:  # noqa: ANN401 - what the moment has to show
-        """Look.
-
-        Raises:
-            InputError: there is something, and this check refuses it.
-        """
+        """Look, and report what is found."""
         if (found := self.look(*facts)) is not None:
             self.report(found)
 
@@ -103,9 +98,8 @@ def check(
 
     def registered(look: Callable[..., Found]) -> Check:
         name, looks_at = look.__name__.replace("_", " "), " ".join((look.__doc__ or "").split())
-        row = Check(name, moments, when, looks_at, cost, refuses or warns, look, bool(warns), why)
-        TABLE.append(row)
-        return row
+        TABLE.append(Check(name, moments, when, looks_at, cost, refuses or warns, look, bool(warns), why))
+        return TABLE[-1]
 
     return registered
 
@@ -116,11 +110,7 @@ def checks_at(moment: Moment) -> tuple[Check, ...]:
 
 
 def checks_always() -> bool:
-    """Whether all checks run in every step.
-
-    Raises:
-        InputError: the variable holds another word.
-    """
+    """Whether all checks run in every step."""
     asked = os.environ.get(CHECK, "")
     if asked not in ("", "always"):
         raise InputError(f"{CHECK}: expected 'always', got {asked!r}; set it to that, or unset it")

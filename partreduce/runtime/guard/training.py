@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,26 +26,6 @@ from partreduce.runtime.transport.store import Notes
 
 ADDS_PROGRESS = "would send the difference to the others as progress"
 TAKEN_ELSEWHERE = "would apply gradients to it that were taken at other parameters"
-
-
-class Watched(Protocol):
-    """The engine of a run."""
-
-    run: Run
-    runner: Any
-    optimizer: torch.optim.Optimizer
-
-    @property
-    def differs(self) -> bool:
-        """Whether this worker's model may be another one than the mean of all."""
-
-    @property
-    def has_local_gradients(self) -> bool:
-        """Whether the gradients of the coming step are still to be averaged."""
-
-    @property
-    def round(self) -> int:
-        """The round that this worker is in."""
 
 
 class Special(NamedTuple):
@@ -78,40 +58,35 @@ LOCK = threading.Lock()
 
 
 class Facts(Layout):
-    """What is known of one run."""
+    """What is known of one run.
 
-    def __init__(self, engine: Watched) -> None:
-        run = engine.run
+    The `engine` says besides whether this worker's model may be another one than the mean of all (`differs`), whether
+    the gradients of the coming step are still to be averaged (`has_local_gradients`), and the `round`.
+    """
+
+    def __init__(self, engine: Any) -> None:  # noqa: ANN401 - the engines stand above
+        run: Run = engine.run
         super().__init__(run.flat, run.rank, engine.optimizer, run.tables)
         self.engine, self.run = engine, run
         self.averages_gradients = run.schedule.strategy.averages_gradients and not run.alone
-        self.steps = 0
-        """Steps that began since wrapping."""
-        self.skips = False
-        """Of the step that has begun."""
-        self.said: set[str] = set()
-        """What was warned of already."""
-        self.averaged_elsewhere = False
-        """Whether a forward pass ran inside a DistributedDataParallel."""
-        self.asks_for_checkpoint = False
-        """Whether the script has asked for one to go on from."""
+        self.steps = 0  # that began since wrapping
+        self.skips = False  # whether the step that has begun is skipped
+        self.said: set[str] = set()  # what was warned of
+        self.averaged_elsewhere = False  # whether a forward pass ran inside a DistributedDataParallel
+        self.asks_for_checkpoint = False  # whether the script has asked for one to go on from
         self.loads = self.known_loads = 0
         """How often the model, or a part of it, was loaded; and how many of these are as they should be."""
-        self.made: dict[torch.Tensor, Version] = {}
-        """Gradients as the last backward pass made them."""
+        self.made: dict[torch.Tensor, Version] = {}  # gradients as the last backward pass made them
         self.means: list[Version] | None = None
         """The gradients as average_gradients() left them, until the step that takes them."""
-        self.added = ""
-        """The name of a parameter to whose mean a backward pass has added."""
-        self.frozen: dict[str, str] = {}
-        """Fingerprints of the frozen parameters as the first step found them."""
+        self.added = ""  # the name of a parameter to whose mean a backward pass has added
+        self.frozen: dict[str, str] = {}  # fingerprints of the frozen parameters as the first step found them
         self.starts: Callable[[], list[dict[str, str]]] | None = None
         """Fingerprints of the models with which workers begin, where each kept its own; for the first average."""
         self.notes: Notes | None = None
         """Where workers are processes: what they compare their first gradients by, until these said enough."""
         self.num_compared = 0
-        self.own = {id(one) for one in with_inner(engine.optimizer)}
-        """The wrapped optimizer, and those inside it."""
+        self.own = {id(one) for one in with_inner(engine.optimizer)}  # the wrapped optimizer, and those inside it
         self.shares: WeakKeyDictionary[torch.optim.Optimizer, Share] = WeakKeyDictionary()
         self.has_stepped = False
 
@@ -126,13 +101,6 @@ class Facts(Layout):
         if self.run.alone or (self.averages_gradients and not self.engine.differs):
             return {}
         return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
-
-    def of_own_model(self, what: str) -> Found:
-        """Once: what is done with this worker's own model, where it may differ from the mean."""
-        if not self.run.progress.step or "own model" in self.said or not self.engine.differs:
-            return None
-        self.once("own model")
-        return {"step": self.run.progress.step, "what": what, "rank": self.rank}
 
     def first_local(self, optimizer: torch.optim.Optimizer) -> Found:
         """The first parameter that another optimizer steps by a gradient that is no mean."""
@@ -179,22 +147,18 @@ def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
     return None
 
 
-OWN_MODEL = (
-    ": step {step}: {what} worker {rank}'s own model, not the mean of all; do it inside `with "
-    "optimizer.mean_model():`, which all workers enter, or after optimizer.finish()"
+@check(
+    Moment.FORWARD,
+    Moment.SAVE,
+    cost="one hook",
+    warns=": step {step}: {what} worker {rank}'s own model, not the mean of all; do it inside `with "
+    "optimizer.mean_model():`, which all workers enter, or after optimizer.finish()",
 )
-
-
-@check(Moment.FORWARD, cost="one hook", warns=OWN_MODEL)
-def live_model_evaluated(facts: Facts) -> Found:
-    """Whether the model evaluates, and may differ from the mean of all."""
-    return facts.of_own_model("model.eval() and a forward pass evaluate")
-
-
-@check(Moment.SAVE, cost="none between saves", warns=OWN_MODEL)
-def live_model_saved(facts: Facts, what: str) -> Found:
-    """Whether the model, or the part that is saved, may differ from the mean of all."""
-    return facts.of_own_model(what)
+def live_model_used(facts: Facts, what: str) -> Found:
+    """Whether the model that evaluates, or is saved in whole or part, may differ from the mean of all."""
+    step = facts.run.progress.step
+    is_own = step and "own model" not in facts.said and facts.engine.differs and facts.once("own model")
+    return {"step": step, "what": what, "rank": facts.rank} if is_own else None
 
 
 @check(
@@ -423,7 +387,6 @@ def fingerprint(gradients: Iterable[torch.Tensor | None]) -> str:
 @check(
     Moment.AFTER_AVERAGING,
     cost="one hook a parameter, in scripts that call average_gradients()",
-    why="it would add this worker's own gradient to the mean of all",
     refuses="step: parameter {name!r} got a gradient between average_gradients() and step(), which would add this "
     "worker's own to the mean of all; call backward() first, then average_gradients()",
 )
@@ -435,7 +398,6 @@ def backward_after_average_gradients(facts: Facts) -> Found:
 @check(
     Moment.OPTIMIZER_STEP,
     cost="one hook",
-    why="SAM and GradScaler step it at any time",
     refuses="optimizer: the plain {kind} of worker {rank} was stepped by itself, which the schedule does not see; call "
     "step() of the DistributedOptimizer, with a closure if the plain one needs one, or keep the plain one and call "
     "partreduce.attach",
@@ -460,7 +422,6 @@ def another_optimizer_first(facts: Facts, optimizer: torch.optim.Optimizer) -> F
 @check(
     Moment.OPTIMIZER_STEP,
     cost="O(its part), in scripts with several optimizers",
-    why="hooks in backward() step optimizers at any time",
     refuses="optimizer: {kind} steps parameter {name!r} of worker {rank} with this worker's own gradient, which is "
     "still to be averaged; call average_gradients() of the DistributedOptimizer before it",
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -19,24 +19,18 @@ from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import of_type
 from partreduce.topo.schedule import Schedule
 
-WRITE_OTHERS: dict[str, str] = {
-    "ZeroRedundancyOptimizer": "steps its share of the parameters and broadcasts them to all workers",
-    "OSS": "steps its share of the parameters and broadcasts them to all workers",
-    "PostLocalSGDOptimizer": "averages parameters by itself",
-    "DistributedOptimizer": "communicates by itself",
-    "DistributedFusedAdam": "shards its step over the workers",
-    "DistributedFusedLAMB": "shards its step over the workers",
-    "DeepSpeedOptimizer": "communicates by itself",
-    "DeepSpeedZeroOptimizer": "shards its step over the workers",
-    "DeepSpeedZeroOptimizer_Stage3": "shards its step over the workers",
-    "OnebitAdam": "averages momentum by itself",
-    "OnebitLamb": "averages momentum by itself",
-    "ZeroOneAdam": "averages momentum by itself",
-}
+_SHARDS, _OWN_MOMENTUM = "shards its step over the workers", "averages momentum by itself"
+_BROADCASTS = "steps its share of the parameters and broadcasts them to all workers"
+WRITE_OTHERS = {"PostLocalSGDOptimizer": "averages parameters by itself"}
 """Optimizers whose step writes other workers' parameters or gradients, by the name of a class in their ancestry.
 
 Of torch, fairscale, apex, Megatron and DeepSpeed; by name, since copies of these classes lie in many repositories.
 """
+WRITE_OTHERS |= dict.fromkeys(("ZeroRedundancyOptimizer", "OSS"), _BROADCASTS)
+WRITE_OTHERS |= dict.fromkeys(("DistributedOptimizer", "DeepSpeedOptimizer"), "communicates by itself")
+WRITE_OTHERS |= dict.fromkeys(("DistributedFusedAdam", "DistributedFusedLAMB"), _SHARDS)
+WRITE_OTHERS |= dict.fromkeys(("DeepSpeedZeroOptimizer", "DeepSpeedZeroOptimizer_Stage3"), _SHARDS)
+WRITE_OTHERS |= dict.fromkeys(("OnebitAdam", "OnebitLamb", "ZeroOneAdam"), _OWN_MOMENTUM)
 
 WAYS_OUT: dict[str, str] = {
     "transformers": "the Transformers Trainer wraps and moves models by itself wherever there are several workers; "
@@ -54,22 +48,14 @@ FOLLOWS = "follows_a_schedule"
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, if it is one of torch's that follows no schedule yet and communicates with nobody.
-
-    Raises:
-        InputError: anything else.
-    """
+    """The optimizer, if it is one of torch's that follows no schedule yet and communicates with nobody."""
     for row in checks_at(Moment.WRAP_OPTIMIZER):
         row(optimizer)
     return optimizer
 
 
 def check_module(model: torch.nn.Module) -> torch.nn.Module:
-    """The model, if it is one.
-
-    Raises:
-        InputError: something else, such as its parameters, or one that averages already.
-    """
+    """The model, if it is one."""
     of_type(model, torch.nn.Module, "model", "pass the torch.nn.Module whose parameters the optimizer trains")
     model_in_distributed_data_parallel(Wrapped(model, {}))
     return model
@@ -82,18 +68,15 @@ class Wrapped(NamedTuple):
     apart: Mapping[torch.nn.Parameter, str]
     optimizer: torch.optim.Optimizer | None = None
 
-    def parameters(self) -> Iterator[tuple[str, Any]]:
-        return self.model.named_parameters()
+    def first(self, fits: Callable[[Any], bool]) -> Found:
+        """The name of the first parameter that fits."""
+        return next(({"name": name} for name, one in self.model.named_parameters() if fits(one)), None)
 
 
 def check_model(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, apart: Mapping[torch.nn.Parameter, str]
 ) -> None:
-    """Check a model and its optimizer before `FlatModel` moves anything.
-
-    Raises:
-        InputError: a model that cannot be laid out flat or averaged, or an optimizer of another model.
-    """
+    """Check a model and its optimizer before `FlatModel` moves anything."""
     Sharders(model)  # a forward pass may have left whole parameters in the places of shards
     for row in checks_at(Moment.WRAP_MODEL):
         row(Wrapped(model, apart, optimizer))
@@ -106,11 +89,7 @@ class Scheduled(Protocol):
 
 
 def check_run(world: World, optimizer: Scheduled) -> None:
-    """Check a schedule against the workers that are there, and the other schedules of this process.
-
-    Raises:
-        InputError: the same on all workers.
-    """
+    """Check a schedule against the workers that are there, and the other schedules of this process."""
     for row in checks_at(Moment.WRAP_RUN):
         row(world, optimizer.schedule, optimizer)
 
@@ -173,47 +152,40 @@ def model_in_distributed_data_parallel(wrapped: Wrapped) -> Found:
 
 @check(
     Moment.WRAP_MODEL,
-    cost="O(parameters)",
     refuses="model: parameter {name!r} is not initialized yet; run one forward pass, then wrap",
 )
 def uninitialized_parameter(wrapped: Wrapped) -> Found:
     """Lazy parameters."""
-    lazy = torch.nn.parameter.UninitializedParameter
-    return next(({"name": name} for name, one in wrapped.parameters() if isinstance(one, lazy)), None)
+    return wrapped.first(lambda one: isinstance(one, torch.nn.parameter.UninitializedParameter))
 
 
 @check(
     Moment.WRAP_MODEL,
-    cost="O(parameters)",
     refuses="model: parameter {name!r} is on the meta device and has no numbers; call model.to_empty(device=...), "
     "initialize it and make the optimizer, then wrap",
 )
-def parameter_on_the_meta_device(wrapped: Wrapped) -> Found:  # rows of tables are drawn where they will lie
-    """Each parameter's device."""
-    return next(
-        ({"name": name} for name, one in wrapped.parameters() if one.is_meta and one not in wrapped.apart), None
-    )
+def parameter_on_the_meta_device(wrapped: Wrapped) -> Found:
+    """Each parameter's device; rows of tables are drawn where they will lie."""
+    return wrapped.first(lambda one: one.is_meta and one not in wrapped.apart)
 
 
 @check(
     Moment.WRAP_MODEL,
-    cost="O(parameters)",
     refuses="model: parameter {name!r} is sparse; make it dense, or a buffer if it is a constant",
 )
 def sparse_parameter(wrapped: Wrapped) -> Found:
     """Each parameter's layout."""
-    return next(({"name": name} for name, one in wrapped.parameters() if one.layout is not torch.strided), None)
+    return wrapped.first(lambda one: one.layout is not torch.strided)
 
 
 @check(
     Moment.WRAP_MODEL,
-    cost="O(parameters)",
     refuses="model: parameter {name!r} is {dtype}; only {averaged} are averaged, so convert it, or freeze it before "
     "wrapping",
 )
 def parameter_of_another_dtype(wrapped: Wrapped) -> Found:
     """The dtype of each trainable parameter."""
-    for name, one in wrapped.parameters():
+    for name, one in wrapped.model.named_parameters():
         if one.requires_grad and one.dtype not in AVERAGED:
             return {"name": name, "dtype": one.dtype, "averaged": ", ".join(map(str, AVERAGED))}
     return None
@@ -221,25 +193,23 @@ def parameter_of_another_dtype(wrapped: Wrapped) -> Found:
 
 @check(
     Moment.WRAP_MODEL,
-    cost="O(modules)",
     refuses="model: is sharded by FullyShardedDataParallel; pass the bare module, whose parameters are whole",
 )
 def model_in_fully_sharded_data_parallel(wrapped: Wrapped) -> Found:
     """FSDP's mark on the modules."""
     managed = any(getattr(module, "_is_fsdp_managed_module", False) for module in wrapped.model.modules())
-    by_fully_shard = any(is_sharded(parameter) for _, parameter in wrapped.parameters())
+    by_fully_shard = any(is_sharded(parameter) for parameter in wrapped.model.parameters())
     return {} if managed and not by_fully_shard else None
 
 
 @check(
     Moment.WRAP_MODEL,
-    cost="O(parameters)",
     refuses="model: lies on several devices ({first}); move all of it to one before wrapping, model.to(device)",
 )
 def model_on_several_devices(wrapped: Wrapped) -> Found:
     """The devices of parameters and buffers, which are sent by the same groups."""
     first: dict[torch.device, str] = {}
-    others = [(name, one) for name, one in wrapped.parameters() if one not in wrapped.apart]
+    others = [(name, one) for name, one in wrapped.model.named_parameters() if one not in wrapped.apart]
     for kind, tensors in (("parameter", others), ("buffer", wrapped.model.named_buffers())):
         for name, tensor in tensors:
             first.setdefault(tensor.device, f"{kind} {name!r} on {tensor.device}")
@@ -258,7 +228,6 @@ class _Place(NamedTuple):
 
 @check(
     Moment.WRAP_MODEL,
-    cost="O(n log n) for n tensors",
     refuses="model: {one} and {other} are two tensors in one memory, and wrapping would give each its own, so that "
     "they part; let both modules hold one and the same parameter (b.weight = a.weight), use the parameter itself in "
     "forward() (a.weight.t()), or make the other a copy",
@@ -303,7 +272,6 @@ def _overlap(one: _Place, other: _Place) -> bool:
 
 @check(
     Moment.WRAP_MODEL,
-    cost="O(parameters)",
     refuses="optimizer: parameter {place} of group {index}, shape {shape}, is not a parameter of the model; pass the "
     "model that the optimizer trains",
 )
@@ -319,12 +287,11 @@ def optimizer_of_another_model(wrapped: Wrapped) -> Found:
 
 @check(
     Moment.WRAP_MODEL,
-    cost="O(parameters)",
     refuses="model: has no trainable parameter{besides}; nothing could be averaged",
 )
 def nothing_to_train(wrapped: Wrapped) -> Found:
     """`requires_grad` of each parameter."""
-    if any(one.requires_grad and one not in wrapped.apart for _, one in wrapped.parameters()):
+    if any(one.requires_grad and one not in wrapped.apart for one in wrapped.model.parameters()):
         return None
     return {"besides": " besides its tables" if wrapped.apart else ""}
 
@@ -349,7 +316,6 @@ _running: WeakKeyDictionary[World, WeakSet[Scheduled]] = WeakKeyDictionary()
 
 @check(
     Moment.WRAP_RUN,
-    cost="O(optimizers)",
     refuses="schedule {mine!r}: its steps per round {own} and those of {other!r}, {theirs}, which runs in the same "
     "process, are not in one proportion, so workers would wait for each other in a circle; give both the same steps "
     "per round",

@@ -83,11 +83,10 @@ class Engine:
         Raises:
             InputError: a model or optimizer that was changed, or gradients that are to be skipped and are averaged.
         """
-        self.guard.before_step()
+        self.guard.before_step(skip=skip, found_inf=found_inf, scale=scale)
         scaled = found_inf is not None
         if skip or scaled or scale is not None:
             self.runner.check_step(Asked(skip=skip, scaled=scaled))
-            self.guard.special_step(skip=skip, found_inf=found_inf, scale=scale)
             own_gradients(self.run.flat.slots())
             if scaled and scale is not None:
                 unscale(self.optimizer, scale)
@@ -121,8 +120,7 @@ class Engine:
 
     def _step_by_own_gradients(self, closure: Callable[[], Any] | None, *, skip: bool) -> Any:  # noqa: ANN401
         step, loss = self._progress.step, None
-        if closure is None and not skip:
-            self.guard.compare_data()
+        self.guard.compare_first(gradients=closure is None and not skip)
         if self._has_tables:  # whose lookups, in the closure too, all workers do
             if closure is not None:
                 loss, closure = self._evaluated(closure), None
@@ -150,11 +148,10 @@ class Engine:
 
     def _average(self) -> None:
         """Have mean gradients in place; the runner may take further steps on the way there."""
-        self.guard.compare_starts()
+        self.guard.compare_first(gradients=True)
         if self._has_tables:
             self.run.tables.close_step()
         own_gradients(self.run.flat.slots())
-        self.guard.compare_data()
         self._arrived = ON_TIME  # for functions that average unless that is done, such as clip_grad_norm_
         try:
             self._arrived = self.runner.begin(self._progress.step)
@@ -297,7 +294,7 @@ class Engine:
         """Do a round that others do, without data; False where nobody does it after all."""
         if not self.traits.averages_gradients:
             return self._take_part_in_round(after_averaging)
-        self.guard.compare_starts()
+        self.guard.compare_first(gradients=False)
         own_gradients(self.run.flat.slots())
         self.optimizer.zero_grad(set_to_none=False)
         if not self._serves_tables(after_averaging):

@@ -194,21 +194,13 @@ def state_of_a_new_group(s):
 
 
 @case
-def live_model_evaluated(s):
+def live_model_used(s):
     model, _ = s.begin(PAIR_OR_NOBODY)
     for _ in range(2):  # in the second round nobody averages
         s.step()
     model.eval()
     with torch.no_grad():
         model(torch.ones(2, 3))
-
-
-@case
-def live_model_saved(s):
-    model, _ = s.begin(PAIR_OR_NOBODY)
-    for _ in range(2):
-        s.step()
-    model.state_dict()
 
 
 # In a step.
@@ -365,7 +357,7 @@ def data_in_different_orders(s):
     with one_at_a_time:  # what a process was given is noted in one place, and here workers are threads
         take_dealt()
         note_dealt([s.world.rank, 2, 3])
-        s.optimizer.engine.guard.compare_data()
+        s.optimizer.engine.guard.compare_first(gradients=True)
 
 
 @case
