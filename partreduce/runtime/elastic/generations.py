@@ -352,7 +352,8 @@ class Generations(FixedMembership):
                 if self.voting.is_called and not entry.meets:
                     operation = self._first.recorder.begin("vote", 0, entry.place[0] // self.turns, group.members, 0)
                     raise self.broke(operation, RuntimeError("a vote is under way"))
-                self._sum(flight, group)
+                # What is no turn's counts to the round that its caller says: members may have ended after the last turn.
+                self._sum(flight, group, flight.round if entry.meets else entry.place[0] // self.turns)
             except _BrokenError as broke:
                 self.voting.forwarded = False
                 self.voting.feed(Broken())
@@ -364,7 +365,7 @@ class Generations(FixedMembership):
                     continue
             return
 
-    def _sum(self, flight: Flight, group: Group) -> None:
+    def _sum(self, flight: Flight, group: Group, round_: int) -> None:
         """Sum into scratch arrays, then hear that all members have done so.
 
         Raises:
@@ -376,7 +377,7 @@ class Generations(FixedMembership):
             flight.wait()
             self.voting.feed(Summed())
             place = self.voting.state.place
-            self._first.agree("confirm", place[0] // self.turns, group, *place)
+            self._first.agree("confirm", round_, group, *place)
             self.voting.feed(Confirmed())
 
     @contextlib.contextmanager

@@ -103,7 +103,7 @@ def test_a_checkpoint_of_sharded_replicas_resumes_with_as_many_shards_or_another
         for name, (losses, numbers, _) in one["found"].items():
             assert [losses, numbers, {"own": one["rank"]}] == other["found"][name], name
     for report in answered(driver, "checkpoints, 2", MESH="2x1", DIRECTORY=str(tmp_path)):
-        assert "strategy/late/0/sums/0 of another number of shards" in report["found"].pop("pipeline")
+        assert "strategy/flight/0/sums/0 of another number of shards" in report["found"].pop("pipeline")
         del report["found"]["groups"]  # whose random numbers were each rank's own
         assert len(report["found"]) == 3
         for name, (_, numbers, extra) in report["found"].items():
