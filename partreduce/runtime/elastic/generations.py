@@ -352,7 +352,7 @@ class Generations(FixedMembership):
                 if self.voting.is_called and not entry.meets:
                     operation = self._first.recorder.begin("vote", 0, entry.place[0] // self.turns, group.members, 0)
                     raise self.broke(operation, RuntimeError("a vote is under way"))
-                # What is no turn's counts to the round that its caller says: members may have ended after the last turn.
+                # What is no turn's counts to its own round: members may have ended after the last turn.
                 self._sum(flight, group, flight.round if entry.meets else entry.place[0] // self.turns)
             except _BrokenError as broke:
                 self.voting.forwarded = False
