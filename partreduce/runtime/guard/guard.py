@@ -48,8 +48,9 @@ class Guard(Facts):
         before, averaging = checks_at(Moment.BEFORE_STEP), checks_at(Moment.BEFORE_AVERAGING)
         if not self._is_early and not self.always:
             before, averaging = (tuple(row for row in rows if row.when is When.ALWAYS) for rows in (before, averaging))
-        self._before_averaging = averaging
-        self._before_step = tuple((row.look, row) for row in before)
+        self._before_step, self._before_averaging = (
+            tuple((row.look, row) for row in rows) for rows in (before, averaging)
+        )
 
     # From wrapping to the end.
 
@@ -76,7 +77,7 @@ class Guard(Facts):
         # Not where it is defined: it imports the compiler, as every optimizer that is made has done by now.
         torch.compiler.assume_constant_result(_forward_begins)  # type: ignore[no-untyped-call]
         model = self.flat.model
-        _watch(model, _wholes, self)
+        _wholes[model], _modules[id(model)] = ref(self), model
         self._hooks = [
             model.register_forward_pre_hook(_BeforeForward()),
             *(
@@ -88,7 +89,7 @@ class Guard(Facts):
         if self._is_early or self.always:  # a wrapper may hold a part alone, or call the parts and never the model
             for part in model.modules():
                 if part is not model and next(part.parameters(recurse=False), None) is not None:
-                    _watch(part, _parts, self)
+                    _parts[part], _modules[id(part)] = ref(self), part
                     self._part_hooks.append(part.register_forward_pre_hook(_BeforeForward()))
 
     def pause(self) -> None:
@@ -143,8 +144,9 @@ class Guard(Facts):
     def before_averaging(self, *, skip: bool) -> None:
         """In step(), which is to average the gradients as they are now, or zeros where it is to `skip`."""
         self.skips = skip
-        for row in self._before_averaging:
-            row(self)
+        for look, row in self._before_averaging:
+            if (found := look(self)) is not None:
+                row.report(found)
         self.made.clear()
 
     def compare_first(self, *, gradients: bool) -> None:
@@ -187,9 +189,8 @@ class Guard(Facts):
             self.has_stepped = True
             if self.shares:
                 with LOCK:
-                    shares = list(self.shares.values())
-                for share in shares:
-                    share.means = [version_of(slot.parameter) for slot in share.slots]
+                    held = [slot.parameter for share in self.shares.values() for slot in share]
+                self.left = {parameter: version_of(parameter) for parameter in held}
 
     def went_on(self) -> None:
         """The run goes on from another step, with what was loaded."""
@@ -250,12 +251,6 @@ _wholes: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDicti
 _parts: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]] = WeakKeyDictionary()
 """Apart, since a part of one optimizer's model may be the whole model of another."""
 _modules: WeakValueDictionary[int, torch.nn.Module] = WeakValueDictionary()
-
-
-def _watch(
-    module: torch.nn.Module, watched: WeakKeyDictionary[torch.nn.Module, ReferenceType[Guard]], guard: Guard
-) -> None:
-    watched[module], _modules[id(module)] = ref(guard), module
 
 
 NOTHING = contextlib.nullcontext.__exit__
@@ -332,13 +327,11 @@ class _BeforeStateDict(ModuleHook):
 _watching: WeakSet[Guard] = WeakSet()
 _hooked: list[object] = []
 """Torch's handle of the hook, which all runs of the process share."""
-_STEP_CHECKS = checks_at(Moment.OPTIMIZER_STEP)
 
 
 def _before_optimizer_step(optimizer: torch.optim.Optimizer, _arguments: object, _named: object) -> None:
     with LOCK:
         watching = list(_watching)
     for guard in watching:
-        if not guard.run.applier.is_stepping:
-            for row in _STEP_CHECKS:
-                row(guard, optimizer)
+        if not guard.run.applier.is_stepping and (id(optimizer) in guard.own or guard.share_of(optimizer)):
+            _run(Moment.OPTIMIZER_STEP, guard, optimizer)

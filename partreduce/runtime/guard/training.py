@@ -6,7 +6,6 @@ import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -45,14 +44,6 @@ def version_of(parameter: torch.Tensor) -> Version:
     return (0, 0) if gradient is None else (id(gradient), gradient._version)  # noqa: SLF001 - torch has no public way
 
 
-@dataclass(slots=True)
-class Share:
-    """What another optimizer holds of a model, and, once it was seen, the mean gradients that step() left there."""
-
-    slots: list[Slot]
-    means: list[Version] | None = None
-
-
 LOCK = threading.Lock()
 """Optimizers of several threads step, and each step looks at all runs: none may come while another one lists."""
 
@@ -87,7 +78,9 @@ class Facts(Layout):
         """Where workers are processes: what they compare their first gradients by, until these said enough."""
         self.num_compared = 0
         self.own = {id(one) for one in with_inner(engine.optimizer)}  # the wrapped optimizer, and those inside it
-        self.shares: WeakKeyDictionary[torch.optim.Optimizer, Share] = WeakKeyDictionary()
+        self.shares: WeakKeyDictionary[torch.optim.Optimizer, list[Slot]] = WeakKeyDictionary()
+        """What each other optimizer that has stepped holds of the model."""
+        self.left: dict[torch.Tensor, Version] = {}  # their gradients as the last step left them, which are means
         self.has_stepped = False
 
     def once(self, what: str) -> bool:
@@ -102,15 +95,20 @@ class Facts(Layout):
             return {}
         return {name: digest_of([values]) for name, values in self.flat.named_frozen()}
 
-    def first_local(self, optimizer: torch.optim.Optimizer) -> Found:
-        """The first parameter that another optimizer steps by a gradient that is no mean."""
+    def share_of(self, optimizer: torch.optim.Optimizer) -> list[Slot]:
+        """What an optimizer holds of the model."""
         if (share := self.shares.get(optimizer)) is None:
             held = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-            share = Share([slot for slot in self.flat.slots() if slot.parameter in held])
+            share = [slot for slot in self.flat.slots() if slot.parameter in held]
             with LOCK:
                 self.shares[optimizer] = share
-        for index, slot in enumerate(share.slots):
-            is_mean = self.has_stepped if share.means is None else share.means[index] == version_of(slot.parameter)
+        return share
+
+    def first_local(self, optimizer: torch.optim.Optimizer) -> Found:
+        """The first parameter that another optimizer steps by a gradient that is no mean."""
+        for slot in self.share_of(optimizer):
+            left = self.left.get(slot.parameter)
+            is_mean = self.has_stepped if left is None else left == version_of(slot.parameter)
             if slot.parameter.grad is not None and not is_mean:
                 return {"kind": type(optimizer).__name__, "name": slot.names[0], "rank": self.rank}
         return None
