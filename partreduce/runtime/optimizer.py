@@ -491,7 +491,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state = whole_states(self.run.tables, self.optimizer, dict(self.optimizer.state_dict()))
         own: dict[str, Any] = {"steps": self.steps, "schedule": self.schedule.name}
         if self.ending.is_running:
-            kept = self.engine.strategy_state(self.ending.guard)
+            kept = self.ending.guard(self.runner.state) if self.run.traits.carries_state else {}
             own |= {"strategy": {name: tensor.detach().clone() for name, tensor in kept.items()}} if kept else {}
         state["partreduce"] = own
         return state

@@ -56,7 +56,7 @@ class Flight:
     before: Piggybacked = field(default_factory=list)
     """What rode along, as it was when the sum began; empty where it is taken from the sums as it is."""
     scaled: bool = False
-    """Whether a GradScaler was at work, so that a gradient that is not finite must be looked for."""
+    """Whether gradients were scaled by a GradScaler: the step is skipped if an averaged one is infinite or NaN."""
     sums: Sums | None = None
     """None before they have begun, and after they were lost."""
     is_waited: bool = False
@@ -89,7 +89,7 @@ class Flight:
         self.kept = []
 
     def lose(self, why: str) -> None:
-        """Give the sums up: something may still arrive in their arrays. Lets go of connections that others wait for."""
+        """Abandon the sums. Their arrays are not used again, as the backend may still write to them."""
         for reducer, reduction in self.sums or ():
             if not self.is_waited:
                 reducer.recorder.end(reduction.operation, f"failed: {why}")
@@ -140,7 +140,7 @@ class FixedMembership:
             raise
 
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:  # noqa: ARG002 - for members that change
-        """Wait for an operation, which begins here where it has not, and take it from the queue to be committed.
+        """Wait for an operation, and take it from the queue to be committed. A synchronous one begins here, too.
 
         With `meets` it is one of all members that belongs to no turn of the schedule.
 
@@ -221,11 +221,12 @@ class FixedMembership:
 def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: bool = False) -> State:
     """A flight by the names that its tensors have in a file; its sums have arrived.
 
-    For a worker that `joins` without the sums, which begin again: what it has to know of them, and parameters that it
-    adds to them as its donor does. Of gradients it has none to give.
+    A worker that `joins` gets sums of a checkpoint, which all have. Other sums begin again: of these it gets what it
+    has to know, and the parameters that it adds, which are its donor's. Of gradients it has none to give.
     """
-    sums = [] if joins else flight.sums or []
-    facts = [flight.turn, flight.step, flight.round, flight.scaled, len(sums), len(flight.before)]
+    begins_again = joins and not flight.is_restored
+    sums, rode = ([], []) if begins_again else (flight.sums or [], flight.before)
+    facts = [flight.turn, flight.step, flight.round, flight.scaled, len(sums), len(rode)]
     named = {f"{prefix}/facts": torch.tensor([int(fact) for fact in facts])}
     common = json.dumps([flight.kind, flight.settings]).encode()
     named[f"{prefix}/common"] = torch.frombuffer(bytearray(common), dtype=torch.uint8)
@@ -237,7 +238,7 @@ def state_of(flight: Flight, prefix: str, buckets: Sequence[Bucket], *, joins: b
     for index, (bucket, snapshot) in enumerate(zip(buckets, flight.kept, strict=bool(flight.kept))):
         if snapshot.array is not None and not snapshot.is_of_gradients:
             named[f"{prefix}/kept/{index}"] = snapshot.array[: bucket.size]
-    for index, values in enumerate([] if joins else flight.before):
+    for index, values in enumerate(rode):
         named |= {f"{prefix}/before/{index}/{at}": value for at, value in enumerate(values) if value is not None}
     return named
 

@@ -90,7 +90,7 @@ class Reducer:
         self.checks = DeviceChecks(world, recorder, heartbeat, timeout=timeout)
 
     def of(self, buckets: Sequence[Bucket], name: str) -> Reducer:
-        """A reducer of some of the buckets, whose operations no other's are taken for."""
+        """A reducer of some of the buckets; `name` is part of its tags."""
         part = Reducer(
             self.world, buckets, self.recorder, self.heartbeat, key=f"{self.key} {name}", timeout=self.timeout
         )
@@ -121,11 +121,10 @@ class Reducer:
 
         With a `lag` of 1 the operation belongs to the beginning of the round and is waited for at its end. What was
         `kept`, a snapshot for each bucket, takes the place of what is live now. Gradients are divided by the number of
-        members, or by `divisor`;
-        everything else by the number of members. With `codings`, one for each bucket, parameters (or gradients) travel
-        coded, and what else is in the arrays as it is. With `since` only what parameters have become since that
-        reference is summed; all members must have the same one, and the same `settings` of the optimizer that will step
-        with the sums (see `settings_of`).
+        members, or by `divisor`; everything else by the number of members. With `codings`, one for each bucket,
+        parameters (or gradients) travel coded, and what else is in the arrays as it is. With `since` only what
+        parameters have become since that reference is summed; all members must have the same one, and the same
+        `settings` of the optimizer that will step with the sums (see `settings_of`).
 
         Raises:
             PeerFailedError: an earlier operation is found to have failed, or this one cannot start.

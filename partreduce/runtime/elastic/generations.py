@@ -46,8 +46,8 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.fragments import round_ends
 
 SHORTEST_GLANCE = 0.05
-MOST_QUESTIONS = 1280
-"""That a store is asked in a second by all workers, where each waits for an operation and hears of nothing."""
+MAX_STORE_QUERIES = 1280
+"""A second, of all workers together that wait for an operation."""
 
 
 class _BrokenError(UnavailableError):
@@ -82,7 +82,7 @@ class Generations(FixedMembership):
     ) -> None:
         super().__init__(tuple(range(world.size)))
         self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
-        self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MOST_QUESTIONS))
+        self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MAX_STORE_QUERIES))
         self.turns = schedule.strategy.payload.num_fragments
         """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
         self._entered: Flight | None = None
@@ -184,6 +184,9 @@ class Generations(FixedMembership):
                 self.voting.feed(Broken())
                 self._go_on(broke)
                 broke.note()
+            except InputError:  # all members refuse it
+                self.flights.remove(flight)
+                raise
 
     def settle(self) -> None:
         """What is in flight neither hinders a mean of all nor is changed by it."""

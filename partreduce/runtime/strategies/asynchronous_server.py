@@ -66,12 +66,12 @@ class AsynchronousServer(OneSided):
             self._shard = _Shard(self.driver.machine, self.driver.machine.shards[own], [b[own] for b in self._bounds])
         self._mailbox.start()
 
-    def begin(self, step: int) -> Arrived:
+    def before_step(self, step: int) -> Arrived:
         """Before the first step: where progress is counted from."""
         self._open(step // self.run.steps_per_round)
         return ON_TIME
 
-    def end(self, step: int) -> Ended:
+    def after_step(self, step: int) -> Ended:
         """After a round: send its progress and take the model that comes back."""
         round_, taken = divmod(step, self.run.steps_per_round)
         if taken + 1 < self.run.steps_per_round:

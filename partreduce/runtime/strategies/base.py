@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from partreduce.runtime.averaging.applier import Applier
@@ -66,10 +66,6 @@ class Run:
         """What moves arrays to host memory and back, where outer steps keep theirs there."""
         return self.reducer.streams if self.keeps_on_host else None
 
-    def with_reducer(self, reducer: Reducer) -> Run:
-        """The same run with its group operations done by another reducer."""
-        return replace(self, reducer=reducer)
-
 
 class Arrived(NamedTuple):
     """What came of averaging the gradients of a step."""
@@ -121,7 +117,7 @@ class Runner:
         self.mailboxes: list[Mailbox] = []
         """Closed together with this runner."""
 
-    def begin(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
+    def before_step(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
         """What is due before the wrapped optimizer's step: mean gradients are in place afterwards, if any are averaged.
 
         Raises:
@@ -129,7 +125,7 @@ class Runner:
         """
         return ON_TIME
 
-    def end(self, step: int) -> Ended:  # noqa: ARG002 - as above
+    def after_step(self, step: int) -> Ended:  # noqa: ARG002 - as above
         """What is due after it; a worker whose data ended calls this alone.
 
         Raises:
@@ -145,7 +141,7 @@ class Runner:
         """
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - as above
-        """Come as far as all others, who meet at `place`, and out of every group that may need this worker meanwhile.
+        """Reach the round at which all workers meet at `place`, and serve the operations that still need this worker.
 
         Without `apply` what it takes to come there is dropped: other parameters are about to be loaded. Returns the
         steps that this took.

@@ -66,7 +66,7 @@ class GeneratedMeans(Runner):
         )
         others.add(self)
 
-    def begin(self, step: int) -> Arrived:
+    def before_step(self, step: int) -> Arrived:
         """Ask for the round's group, and remember where the round began."""
         if step % self.run.steps_per_round == 0:
             self.client.begin()
@@ -74,7 +74,7 @@ class GeneratedMeans(Runner):
                 self._starts = [bucket.flat.clone() for bucket in self.run.flat.buckets]
         return ON_TIME
 
-    def end(self, step: int) -> Ended:
+    def after_step(self, step: int) -> Ended:
         """After the last step of a round: average with the round's group, if there is one, and ask for the next."""
         if (step + 1) % self.run.steps_per_round:
             return DIFFERENT

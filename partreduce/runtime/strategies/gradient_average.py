@@ -65,8 +65,8 @@ class GradientAverage(Runner):
         if pipeline is not None and pipeline.width > 2 and run.rank == 0:
             warn_user(f"partreduce: schedule {run.schedule.name!r} has a pipeline of {pipeline.width}: {WIDER}")
 
-    def begin(self, step: int) -> Arrived:
-        """Put mean gradients in place: those of this step, or of K - 1 steps ago, and let this step's go."""
+    def before_step(self, step: int) -> Arrived:
+        """Put mean gradients in place, of this step or of K - 1 steps ago, and start the sum of this step's."""
         membership, applier = self.membership, self.run.applier
         newest = Flight(
             # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part
@@ -119,8 +119,13 @@ class GradientAverage(Runner):
         )
         return [(self.run.reducer, reduction)]
 
-    def _commit(self, flight: Flight) -> torch.Tensor | None:
-        """Make the sums the parameters' gradients; the device's check on them."""
+    def _commit(self, flight: Flight) -> None:
+        """Make the sums the gradients of the coming step."""
+        if (ok := self._put(flight)) is not None:
+            self.run.applier.remember(ok)
+
+    def _put(self, flight: Flight, *, changes: bool = False) -> torch.Tensor | None:
+        """Make the sums the parameters' gradients, with `changes` as the script changes means; the device's check."""
         is_late, ok = flight.turn > flight.step, None
         for reducer, reduction in flight.sums or ():
 
@@ -132,8 +137,8 @@ class GradientAverage(Runner):
             reducer.commit(reduction, commit)
             ok = reduction.ok
         flight.release_kept()
-        if ok is not None:
-            self.run.applier.remember(ok)
+        if changes and (change := self.run.applier.after_averaging) is not None:
+            change()
         return ok
 
     def _correct_buffers(self, flight: Flight) -> None:
@@ -152,7 +157,7 @@ class GradientAverage(Runner):
             work.is_completed() for _, reduction in flights[0].sums or () for work in reduction.works
         )
 
-    def end(self, step: int) -> Ended:
+    def after_step(self, step: int) -> Ended:
         """Undo the step where the device found that the gradients are no means; on CPU nothing is left to undo."""
         if self._lag and (flights := self.membership.flights) and flights[-1].step == step:
             flights[-1].scaled = self.run.applier.scaled
@@ -198,7 +203,7 @@ class GradientAverage(Runner):
             flight = self.membership.wait(flights[0], meets=True)
             self._correct_buffers(flight)
             if self._pipeline is not None and self._pipeline.drain is DrainPolicy.APPLY:
-                self.run.applier.apply(lambda one=flight: self._commit(one), check_finite=flight.scaled)  # type: ignore[misc]
+                self.run.applier.apply(lambda one=flight: self._put(one, changes=True), check_finite=flight.scaled)  # type: ignore[misc]
             else:
                 flight.release()
         super().settle()

@@ -51,12 +51,12 @@ class PairMeans(OneSided):
         self.pair.mailbox = self._mailbox
         self._mailbox.start()
 
-    def begin(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
+    def before_step(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
         """Before the first step: the model starts from the live parameters."""
         self._open()
         return ON_TIME
 
-    def end(self, step: int) -> Ended:
+    def after_step(self, step: int) -> Ended:
         """After a round: add its progress to the model; an active worker also starts or awaits an exchange."""
         round_, taken = divmod(step, self.run.steps_per_round)
         if taken + 1 < self.run.steps_per_round:

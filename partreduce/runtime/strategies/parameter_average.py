@@ -141,7 +141,7 @@ class Part:
         return equal
 
     def drop(self) -> None:
-        """Go on from other parameters: from a new reference, without momentum, and with the first step's as a start."""
+        """Forget the round: the next step takes a new reference, and begins without momentum."""
         self.flight, self._started, self._is_inside = None, -1, False
         self.reference, self._starts = None, []
         self.outer.clear()
@@ -205,6 +205,7 @@ class Part:
             self.flight = restored(
                 flight, KEY, self.reducer, self._start, self._group, lag=int(self.is_delayed), since=self._since
             )
+            self._is_of_all = self.flight.group is not None and self._has_all(self.flight.group)
             if self.membership.may_change and self.flight.kept:
                 self.flight.lose("is begun again, by those who are there")
                 self.flight.is_restored = False
@@ -228,6 +229,7 @@ class Part:
         """Start the sum of the parameters, or of what they have become since the reference; what rides along as now."""
         if flight in self.membership.flights:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.reducer.buckets]
+        self._is_of_all = self._has_all(group)
         codings = self._codings.of_buckets if self._codings is not None and self._is_coded(group) else None
         reduction = self.reducer.begin(
             self.name,
@@ -241,14 +243,17 @@ class Part:
         )
         return [(self.reducer, reduction)]
 
+    def _has_all(self, group: Group) -> bool:
+        """Whether all workers that are there are members."""
+        return len(group.members) == len(self.membership.members)
+
     def _is_coded(self, group: Group) -> bool:
         """Whether anything that this group sends is rounded."""
         return self._nodes is None or len({self._nodes[member] for member in group.members}) > 1
 
     def _since(self, group: Group) -> Reference | None:
         """The reference from which a group's operation is measured."""
-        self._is_of_all = len(group.members) == len(self.membership.members)
-        is_measured = self._is_coded(group) or (self._is_outer and self._is_of_all)
+        is_measured = self._is_coded(group) or (self._is_outer and self._has_all(group))
         return self.reference if is_measured and not self._is_own else None
 
     def _commit(self, flight: Flight, reduction: Reduction) -> None:
@@ -308,8 +313,7 @@ class Part:
 
     def _makes_equal(self, group: Group) -> bool:
         """Whether all workers hold the same model after this group's operation, buffers included."""
-        everyone = len(group.members) == len(self.membership.members)
-        return everyone and group.relaxation == 1 and not (
+        return self._has_all(group) and group.relaxation == 1 and not (
             self.run.flat.keeps_buffers or self.is_delayed or self._is_own or self._groups
         )  # fmt: skip
 
@@ -375,14 +379,14 @@ class ParameterAverage(Runner):
             for move in moves(count, run.steps_per_round, self._late):
                 self._moves.setdefault(move.taken, []).append(move)
 
-    def begin(self, step: int) -> Arrived:
+    def before_step(self, step: int) -> Arrived:
         """Remember where the round begins."""
         round_, taken = divmod(step, self.run.steps_per_round)
         for part in self.parts:  # all at once; a run may be loaded inside a round
             part.open(step, round_, first=taken == 0 or self._takes_turns)
         return ON_TIME
 
-    def end(self, step: int) -> Ended:
+    def after_step(self, step: int) -> Ended:
         """Merge and send what is due."""
         round_, taken = divmod(step, self.run.steps_per_round)
         for move in self._moves.get(taken + 1, ()):
@@ -390,7 +394,7 @@ class ParameterAverage(Runner):
             if move.merges:
                 part.merge()
             else:
-                self.begin(step)  # as with the workers that take steps
+                self.before_step(step)  # as with the workers that take steps
                 part.send(step, round_, early=self._late > 0)
         is_over = taken + 1 == self.run.steps_per_round and not self._takes_turns
         return Ended(are_equal=is_over and self.parts[0].end_round(step, round_))

@@ -22,7 +22,7 @@ class Traits:
     keeps_equal: bool
     """Whether all workers step with the same mean gradients, so that their models are equal wherever all meet."""
     agrees_on_end: bool = False
-    """Whether workers learn from one another's operations who has no more data: nothing of it goes by the store."""
+    """Whether the protocol itself tells who has no more data, so that nothing of it goes by the store."""
     drains_together: bool = False
     """Whether no worker may begin to `drain` before all others are ready to: they still answer one another."""
     carries_state: bool = False
@@ -41,7 +41,7 @@ def traits_of(schedule: Schedule) -> Traits:
     has_equal_steps = len(set(schedule.worker_steps().tolist())) == 1
     normalizes = strategy.averaging is Averaging.STEP_NORMALIZED
     if isinstance(strategy.sync, PartialAllReduce):
-        return Traits(True, strategy.sync.keeps_equal, agrees_on_end=True, carries_state=True)
+        return Traits(True, strategy.sync.keeps_equal, agrees_on_end=True)
     if strategy.averages_gradients:
         return Traits(True, keeps_equal=True, carries_state=True)
     if isinstance(strategy, DynamicGroups):
@@ -62,6 +62,6 @@ def traits_of(schedule: Schedule) -> Traits:
         carries_state=has_reference,
         measures_from_start=has_reference,
         needs_round_start=not takes_turns and (normalizes or strategy.is_delayed),
-        # At unequal steps per round a worker may have had turns in a round that others still lack.
-        saves_inside_rounds=not takes_turns or has_equal_steps,
+        # At unequal steps per round some workers may have begun an operation that others still lack.
+        saves_inside_rounds=has_equal_steps or not (takes_turns or strategy.is_delayed),
     )

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from partreduce.runtime.averaging.gradients import own_gradients, unscale
-from partreduce.runtime.averaging.in_flight import State
 from partreduce.runtime.guard.guard import Guard
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.strategies.base import ON_TIME, Arrived, Asked, Run, Runner
@@ -35,7 +34,7 @@ class Engine:
         """Whether the worker has joined the run, and its script has still to come to the step that it goes on with."""
         self.data_epoch = (-1, 0)
         """The epoch of the data that is dealt by rounds, and the round with which it began."""
-        self._joining = False
+        self._joining = self._has_stepped = False
         self._arrived: Arrived | None = None
         """What `average_gradients()` has put in the place of this step's gradients, or is about to; else None."""
         self._are_equal = False
@@ -97,7 +96,7 @@ class Engine:
         return self._step_by_own_gradients(closure, skip=skip or (found_inf is not None and bool(found_inf)))
 
     def _step_by_mean_gradients(self, closure: Callable[[], Any] | None, *, skip: bool, scaled: bool) -> Any:  # noqa: ANN401
-        applier, loss = self.run.applier, None
+        applier, loss, self._has_stepped = self.run.applier, None, True
         applier.scaled = scaled
         if closure is not None:
             loss = self._evaluated(closure)
@@ -125,7 +124,7 @@ class Engine:
             if closure is not None:
                 loss, closure = self._evaluated(closure), None
             self.run.tables.close_step()
-        self.runner.begin(step)
+        self.runner.before_step(step)
         if not skip:
             if closure is None:
                 self.run.applier.plain_step()
@@ -154,7 +153,7 @@ class Engine:
         own_gradients(self.run.flat.slots())
         self._arrived = ON_TIME  # for functions that average unless that is done, such as clip_grad_norm_
         try:
-            self._arrived = self.runner.begin(self._progress.step)
+            self._arrived = self.runner.before_step(self._progress.step)
         except BaseException:
             self._arrived = None
             raise
@@ -178,13 +177,13 @@ class Engine:
 
     def _end(self, step: int) -> None:
         """What the schedule asks for after a step; steps of rounds that the runner skips count as taken."""
-        skipped, self._are_equal = self.runner.end(step)
+        skipped, self._are_equal = self.runner.after_step(step)
         if skipped:
             steps = skipped * self._steps_per_round
             self.skipped += steps
             self._batches_to_drop += steps
         if (step + 1) % self._steps_per_round == 0:
-            self._count(self._progress.step + skipped * self._steps_per_round)  # what it does, though no further
+            self._count(self._progress.step + skipped * self._steps_per_round)  # with what it skipped
 
     @staticmethod
     def _evaluated(closure: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the closure returns
@@ -229,10 +228,6 @@ class Engine:
         drops = self._batches_to_drop > 0
         self._batches_to_drop -= drops
         return drops
-
-    def strategy_state(self, guard: Callable[[Callable[[], State]], State]) -> State:
-        """What an optimizer's state holds of the strategy's: gradients still to be applied, an outer momentum."""
-        return guard(self.runner.state) if self.traits.carries_state else {}
 
     def check_load(self, steps: int) -> None:
         """Refuse a step inside a round where the runner measures rounds from their beginning."""
@@ -294,12 +289,14 @@ class Engine:
         """Do a round that others do, without data; False where nobody does it after all."""
         if not self.traits.averages_gradients:
             return self._take_part_in_round(after_averaging)
+        if not self._has_stepped:  # nobody has said here whether the others' gradients are scaled
+            self.run.applier.scaled = True
         self.guard.compare_first(gradients=False)
         own_gradients(self.run.flat.slots())
         self.optimizer.zero_grad(set_to_none=False)
         if not self._serves_tables(after_averaging):
             return False
-        self._arrived = self.runner.begin(self._progress.step)
+        self._arrived = self.runner.before_step(self._progress.step)
         if after_averaging is not None:
             self.guard.after_averaging()
             after_averaging()

@@ -293,7 +293,7 @@ def test_a_product_with_the_check_would_leave_what_is_not_finite(monkeypatch):
 
 
 def test_without_undoing_the_step_momentum_moves_parameters_after_a_fault(monkeypatch):
-    monkeypatch.setattr(gradient_average.GradientAverage, "end", lambda *_: DIFFERENT)
+    monkeypatch.setattr(gradient_average.GradientAverage, "after_step", lambda *_: DIFFERENT)
     assert "without the failed average" in judge_fault(
         BY_NAME["allreduce of gradients"], "pretended", Fault("wrong tag", 2)
     )

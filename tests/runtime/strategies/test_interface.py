@@ -12,7 +12,7 @@ from partreduce.runtime.strategies.base import Runner
 from partreduce.runtime.strategies.traits import traits_of
 
 ROOT = Path(partreduce.runtime.__file__).parent
-METHODS = {"begin", "end", "check_step", "pause", "settle", "drain", "state", "load", "close"}
+METHODS = {"before_step", "after_step", "check_step", "pause", "settle", "drain", "state", "load", "close"}
 VALUES = {"is_measured", "membership", "reducers"}
 
 
@@ -42,7 +42,7 @@ def test_a_runner_has_these_methods_and_no_flags():
 TRAITS = {
     "allreduce": "averages_gradients keeps_equal carries_state",
     "allreduce, pipeline": "averages_gradients keeps_equal carries_state",
-    "allreduce, quorum": "averages_gradients keeps_equal agrees_on_end carries_state",
+    "allreduce, quorum": "averages_gradients keeps_equal agrees_on_end",
     "allreduce, layers": "averages_gradients keeps_equal carries_state",
     "allreduce, every 2": "saves_inside_rounds",
     "allreduce, late": "needs_round_start saves_inside_rounds",

@@ -37,7 +37,7 @@ class GapMeans(OneSided):
     they ride on the update that leaves at the same moment; in the serial order they go by themselves, since to wait for
     the next update would hold up the neighbors for as long as the round computes.
 
-    A worker that skips is some rounds further after `end`. One whose data ended continues taking part
+    A worker that skips is some rounds further after `after_step`. One whose data ended continues taking part
     with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
     is on its way, one more array (two in the parallel order with skips), and the queues: `status` says how full they
     are.
@@ -82,13 +82,13 @@ class GapMeans(OneSided):
         self._round = 0
         self._mailbox.start()
 
-    def begin(self, step: int) -> Arrived:
+    def before_step(self, step: int) -> Arrived:
         round_, taken = divmod(step, self.run.steps_per_round)
         if not taken:
             self._open(step, round_)
         return ON_TIME
 
-    def end(self, step: int) -> Ended:
+    def after_step(self, step: int) -> Ended:
         """After a round: send, reduce and enter the next, or a later one, waiting where the protocol says so."""
         round_, taken = divmod(step, self.run.steps_per_round)
         if taken + 1 < self.run.steps_per_round:

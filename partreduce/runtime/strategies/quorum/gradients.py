@@ -105,7 +105,7 @@ class QuorumGradients(Runner):
         self._thread.start()
         self._open()
 
-    def begin(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
+    def before_step(self, step: int) -> Arrived:  # noqa: ARG002 - the signature of all
         """Add the gradients to the send buffer, wait for results, apply all but the last and put that one in place."""
         self.check_failure()
         self.count_from_here()
@@ -118,7 +118,7 @@ class QuorumGradients(Runner):
         self.driver.say(self.run.reducer.heartbeat.doing)
         return Arrived(taken.by - 1, last is not None and last.scaled)
 
-    def end(self, step: int) -> Ended:  # noqa: ARG002 - the signature of all
+    def after_step(self, step: int) -> Ended:  # noqa: ARG002 - the signature of all
         """Where it is time for that: the mean of all models."""
         self._settings.applied()
         self._synchronize()
