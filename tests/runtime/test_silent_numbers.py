@@ -98,6 +98,23 @@ def test_a_scaler_looks_at_the_gradients_and_not_at_scratch_memory(ranks):
     assert ranks.run(2, work) == [0.75] * 2
 
 
+def test_a_worker_without_any_data_skips_the_scaled_steps_that_the_others_skip(ranks):
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        with optimizer.join():
+            for factor in [float("inf"), 0.5] if world.rank == 0 else []:
+                optimizer.zero_grad()
+                scaler.scale(model.weight * factor).sum().backward()
+                scaler.step(optimizer)
+                scaler.update()
+        own = model.weight.item()
+        optimizer.finish()
+        return own
+
+    assert ranks.run(2, work) == [0.75] * 2
+
+
 @pytest.mark.parametrize("place", ["finish", "mean_model"])  # in a step: the idiom "unfreezing"
 def test_a_parameter_unfrozen_after_wrapping_is_refused(ranks, place):
     def work(world):

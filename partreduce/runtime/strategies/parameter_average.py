@@ -74,6 +74,7 @@ class Part:
         self._nodes = run.schedule.cluster.node_of().tolist() if transport.where is CodecScope.ACROSS_NODES else None
         self._is_own, self._is_outer = outer.has_own_outer_params, not outer.is_plain
         self._measures = rounds or self._is_outer
+        self._has_equal_steps = len(set(run.schedule.worker_steps().tolist())) == 1
         self.outer = OuterOptimizer(outer, reducer.buckets, run.host)
         self.reference: Reference | None = None
         self._starts_made = 0
@@ -161,10 +162,12 @@ class Part:
         joins, named = self.membership.is_between, dict[str, torch.Tensor]()
         if self.run.host is not None:
             self.run.host.settle()
+        # Between two rounds it begins again from the model; at unequal steps others may be inside theirs.
+        is_kept = self._is_inside or joins or not self._has_equal_steps
         flight = self.flight if self.flight in self.membership.flights else None
-        if flight is not None and not joins and (self._is_inside or self.reference is not None):
+        if flight is not None and not joins and (is_kept or self.reference is not None):
             self.membership.arrive(flight)
-        if flight is not None and (self._is_inside or joins):
+        if flight is not None and is_kept:
             named |= state_of(flight, KEY, self.reducer.buckets, joins=joins)
         if self._is_inside and self.normalizes and not self.is_delayed:
             named |= {f"start/{index}": start for index, start in enumerate(self._starts)}

@@ -62,6 +62,6 @@ def traits_of(schedule: Schedule) -> Traits:
         carries_state=has_reference,
         measures_from_start=has_reference,
         needs_round_start=not takes_turns and (normalizes or strategy.is_delayed),
-        # At unequal steps per round some workers may have begun an operation that others still lack.
-        saves_inside_rounds=has_equal_steps or not (takes_turns or strategy.is_delayed),
+        # At unequal steps per round a worker may have had turns in a round that others still lack.
+        saves_inside_rounds=not takes_turns or has_equal_steps,
     )

@@ -310,6 +310,30 @@ def test_a_run_saved_inside_a_round_goes_on_bit_for_bit(ranks, tmp_path, kind, i
     assert ranks.run(3, run) == whole
 
 
+@pytest.mark.parametrize("inside", [0, 2])
+def test_a_late_average_is_saved_where_one_worker_is_inside_its_round_and_another_between_two(ranks, tmp_path, inside):
+    phases = GroupPhases((Phase.from_groups(2, [(0, 1)]),))
+    plan = Schedule(
+        "late", Cluster.regular(1, 2), StaticGroups(phases=phases, steps_per_round=(4, 1), sync=DelayedAveraging())
+    )
+
+    def run(world):
+        model, optimizer = make(world, plan, initial="broadcast")
+        resumed = load_checkpoint(optimizer, tmp_path)
+        saved_at = 20 + inside if world.rank == 0 else 5
+        for step in range(optimizer.steps, 9 * plan.steps_per_round_of(world.rank)):
+            for parameter in model.parameters():
+                parameter.grad = parameter.detach().sin() + (step % 5) * (world.rank + 1) / 7
+            optimizer.step()
+            if resumed is None and step + 1 == saved_at:
+                save_checkpoint(optimizer, tmp_path)
+        assert resumed is None or resumed.steps == saved_at
+        return [tensor.tolist() for tensor in model.parameters()]
+
+    whole = ranks.run(2, run)
+    assert ranks.run(2, run) == whole
+
+
 def test_where_a_round_cannot_be_saved_inside_the_next_step_that_can_is_named(ranks, tmp_path):
     def work(world):
         model, optimizer = make(

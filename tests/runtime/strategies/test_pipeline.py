@@ -245,6 +245,24 @@ def test_a_scaler_with_unscale_and_average_gradients_clips_the_late_mean(ranks):
     assert ranks.run(2, work) == [[0, 1, 2.5, 4]] * 2
 
 
+def test_the_end_of_join_clips_late_means_as_the_script_said(ranks):
+    def work(world):
+        model, optimizer = wrapped(world)
+        clip = lambda: torch.nn.utils.clip_grad_value_(model.parameters(), 1.5)  # noqa: E731
+        with optimizer.join(after_averaging=clip):
+            for step in range(1, 4):
+                optimizer.zero_grad()
+                model.backward(float(step))
+                optimizer.average_gradients()
+                clip()
+                optimizer.step()
+        value = -model.values[0]
+        optimizer.finish()
+        return value
+
+    assert ranks.run(2, work) == [1 + 1.5 + 1.5] * 2
+
+
 def test_the_end_of_join_drains_and_the_next_epoch_begins_with_a_zero(ranks):
     def work(world):
         model, optimizer = wrapped(world)
