@@ -17,7 +17,7 @@ changes later is named when it is averaged, or where all workers meet: in `mean_
 `save_checkpoint()`. Clipping that begins later than in step {first}, and a DistributedDataParallel around a part of the
 model that is called later for the first time, are not noticed.
 
-`PARTREDUCE_CHECK=always` runs all checks in every step. It costs about 2 µs more for each parameter and buffer.
+`PARTREDUCE_CHECK=always` runs all checks in every step. It costs about 4 µs more for each parameter.
 
 Beside these, strategies refuse what does not go with how they average ([strategies](strategies.md)), sending layer by
 layer refuses changes of what has left ([whole, or layer by layer](runtime.md#whole-or-layer-by-layer)), and workers
