@@ -74,7 +74,6 @@ def save_checkpoint(
         return directory
     run = optimizer.run
     optimizer.engine.guard.meeting()
-    ending.guard(lambda: optimizer.engine.pause("save_checkpoint()"))
     if optimizer.steps % run.steps_per_round and not run.traits.saves_inside_rounds:
         last = (optimizer.round + 1) * run.steps_per_round
         raise InputError(
@@ -84,6 +83,7 @@ def save_checkpoint(
         )
     if keep < 1:
         raise InputError(f"keep: is {keep}; at least 1 checkpoint stays")
+    ending.guard(lambda: optimizer.engine.pause("save_checkpoint()"))
     with _assembled(optimizer, "save_checkpoint()") as members:
         saved = _saved_shards if optimizer.run.flat.sharders.shards else _saved
         return saved(optimizer, directory, extra, keep, members)
@@ -338,6 +338,10 @@ def _model_sha256(optimizer: DistributedOptimizer) -> str:
 
 def _check_other_run(optimizer: DistributedOptimizer, manifest: Mapping[str, Any], folder: Path) -> None:
     way_out = "pass allow_different_run=True to start from the mean model under this schedule"
+    if manifest.get("version", VERSION) < VERSION:
+        raise InputError(
+            f"{folder}: was saved by an earlier partreduce, which named what strategies keep otherwise; {way_out}"
+        )
     num_workers, sha256, mine = (
         manifest["num_workers"],
         manifest["schedule_sha256"],

@@ -98,6 +98,25 @@ def test_a_scaler_looks_at_the_gradients_and_not_at_scratch_memory(ranks):
     assert ranks.run(2, work) == [0.75] * 2
 
 
+def test_a_step_may_be_skipped_after_one_that_raised_behind_its_average(ranks):
+    def work(world):
+        model, optimizer = wrapped(world, AllReduce())
+        plain = optimizer.optimizer.step
+        model.backward(1.0)
+        optimizer.average_gradients()
+        optimizer.optimizer.step = lambda *_: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            optimizer.step()
+        optimizer.optimizer.step = plain
+        optimizer.skip()
+        model.backward(0.5)
+        optimizer.step()
+        optimizer.finish()
+        return model.weight.item()
+
+    assert ranks.run(2, work) == [0.5] * 2
+
+
 def test_a_worker_without_any_data_skips_the_scaled_steps_that_the_others_skip(ranks):
     def work(world):
         model, optimizer = wrapped(world, AllReduce())

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,10 +25,11 @@ from partreduce.runtime.averaging.reduction import Reduction
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.streams import Streams
+from partreduce.topo.errors import InputError
 from partreduce.topo.phase import Group
 
 Sums = list[tuple[Reducer, Reduction]]
-Piggybacked = list[list[torch.Tensor | None]]
+Piggybacked = Sequence[Sequence[torch.Tensor | None]]
 """By bucket the values of what rides along; None where there is nothing yet."""
 State = dict[str, torch.Tensor]
 KEY = "flight"
@@ -51,9 +52,9 @@ class Flight:
     kind: str = ""
     settings: Settings = ()
     """What all members must have in common where gradients are sent."""
-    kept: list[Snapshot] = field(default_factory=list)
+    kept: Sequence[Snapshot] = ()
     """By bucket what is sent, as it was when the operation began, where it is needed for longer."""
-    before: Piggybacked = field(default_factory=list)
+    before: Piggybacked = ()
     """What rode along, as it was when the sum began; empty where it is taken from the sums as it is."""
     scaled: bool = False
     """Whether gradients were scaled by a GradScaler: the step is skipped if an averaged one is infinite or NaN."""
@@ -86,12 +87,12 @@ class Flight:
         """Give back the copy of what was sent."""
         for snapshot in self.kept:
             snapshot.release()
-        self.kept = []
+        self.kept = ()
 
     def lose(self, why: str) -> None:
         """Abandon the sums. Their arrays are not used again, as the backend may still write to them."""
         for reducer, reduction in self.sums or ():
-            if not self.is_waited:
+            if not self.is_waited and reduction.operation.end is None:
                 reducer.recorder.end(reduction.operation, f"failed: {why}")
             reduction.works.clear()
             for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
@@ -148,7 +149,7 @@ class FixedMembership:
             PeerFailedError: a member is gone, or too late.
             InputError: all members refuse the sums.
         """
-        if flight not in self.flights:
+        if not (self.flights and flight in self.flights):
             if flight.sums is None and flight.group is not None:
                 flight.sums = flight.start(flight, flight.group)
             flight.wait()
@@ -163,7 +164,7 @@ class FixedMembership:
         """Wait for the sums of an operation that stays in flight, to be saved."""
         try:
             flight.wait()
-        except BaseException:
+        except InputError:  # all members refuse it
             self.flights.remove(flight)
             raise
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from partreduce.runtime.averaging.bucket import Bucket
@@ -38,7 +40,7 @@ def snapshot_piggybacked(bucket: Bucket) -> list[torch.Tensor | None]:
 
 
 def commit_piggybacked(
-    bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: list[torch.Tensor | None] | None = None
+    bucket: Bucket, sums: torch.Tensor, ok: torch.Tensor | None, before: Sequence[torch.Tensor | None] | None = None
 ) -> None:
     """Write averaged buffers and optimizer state back; with `before` what changed since that snapshot stays."""
     for index, tensor in enumerate(bucket.piggybacked):

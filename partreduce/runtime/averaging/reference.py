@@ -80,23 +80,27 @@ class Reference:
         """Let a mean over all workers be the reference of one bucket, unless the device's check says otherwise."""
         self.arrays[index].put(mean, ok)
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """Arrays and place by name, for checkpoints."""
-        named = {f"reference/{index}": array.values for index, array in enumerate(self.arrays)}
-        return named | {"reference/place": torch.tensor([self.starts, self.round])}
+    def state(self, name: str) -> dict[str, torch.Tensor]:
+        """Arrays and place by names that begin so, for checkpoints."""
+        named = {f"{name}/{index}": array.values for index, array in enumerate(self.arrays)}
+        return named | {f"{name}/place": torch.tensor([self.starts, self.round])}
 
     @classmethod
-    def restored(cls, state: Mapping[str, torch.Tensor], buckets: Sequence[Bucket], host: Streams | None) -> Reference:
+    def restored(
+        cls, name: str, state: Mapping[str, torch.Tensor], buckets: Sequence[Bucket], host: Streams | None
+    ) -> Reference:
         """What `state` gave.
 
         Raises:
             InputError: it is another strategy's.
         """
-        names = [f"reference/{index}" for index in range(len(buckets))]
-        if set(state) != {*names, "reference/place"}:
-            raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(state))} instead of a reference")
+        names = [f"{name}/{index}" for index in range(len(buckets))]
+        if set(state) != {*names, f"{name}/place"}:
+            raise InputError(
+                f"load_checkpoint: the file holds {', '.join(sorted(state)) or 'nothing'} instead of {name}/…"
+            )
         arrays = [
-            Kept(state[name].to(bucket.device, copy=True), host) for name, bucket in zip(names, buckets, strict=True)
+            Kept(state[one].to(bucket.device, copy=True), host) for one, bucket in zip(names, buckets, strict=True)
         ]
-        starts, round_ = map(int, state["reference/place"])
+        starts, round_ = map(int, state[f"{name}/place"])
         return cls(arrays, starts, round_)

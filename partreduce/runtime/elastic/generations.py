@@ -60,7 +60,8 @@ class _BrokenError(UnavailableError):
 
     def note(self) -> None:
         """The run went on without it."""
-        self._recorder.end(self.operation, f"failed: {self.why}")
+        if self.operation.end is None:
+            self._recorder.end(self.operation, f"failed: {self.why}")
 
 
 class Generations(FixedMembership):

@@ -20,7 +20,8 @@ from typing import Any
 from partreduce.topo.document.reader import read_json
 from partreduce.topo.errors import DocumentError, FileError, InputError, PartreduceError
 
-FORMAT, VERSION = "partreduce.checkpoint", 1
+FORMAT, VERSION = "partreduce.checkpoint", 2
+"""Of version 1 only the models can be read, since what strategies keep had other names."""
 MANIFEST = "manifest.json"
 MAX_MANIFEST_BYTES = 64 * 2**20
 MAX_HEADER_BYTES = 64 * 2**20
@@ -83,7 +84,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     workers = manifest.get("workers")
     if (
         type(version) is not int
-        or version != VERSION
+        or not 1 <= version <= VERSION
         or not all(isinstance(manifest.get(key), str) for key in ("schedule", "schedule_sha256", "model_sha256"))
         or not isinstance(manifest.get("lineage"), str)
         or not all(

@@ -44,6 +44,7 @@ class GradientAverage(Runner):
         super().__init__(run)
         self._divisor, self._pipeline = divisor, pipeline
         self._lag = 0 if pipeline is None else pipeline.lag
+        self._due = run.schedule.strategy.sync.due
         group = run.schedule.group_of(run.rank, 0)
         assert group is not None, "all-reduce has every worker in its group"
         self.group = group
@@ -72,7 +73,7 @@ class GradientAverage(Runner):
             # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part
             # unnoticed.
             kind=f"{KIND} after a changed mean" if applier.changes_means else KIND,
-            turn=self.run.schedule.strategy.sync.due(step), step=step, round=step, start=self._start, group=self.group,
+            turn=self._due(step), step=step, round=step, start=self._start, group=self.group,
             settings=settings_of(applier.optimizer),
         )  # fmt: skip
         if newest.turn == step:
@@ -81,8 +82,10 @@ class GradientAverage(Runner):
         if membership.may_change:
             newest.kept = [Snapshot.of_gradients(bucket) for bucket in self.run.flat.buckets]
         arrived = None
-        if membership.flights and membership.flights[0].turn == step:
-            arrived = membership.wait(membership.flights[0])
+        if len(membership.flights) >= self._lag:  # also where a step failed, or a state of another pipeline was loaded
+            oldest = membership.flights[0]
+            oldest.turn = step
+            arrived = membership.wait(oldest)
             # Before this step's leave: they are to be what the others will see corrected.
             self._correct_buffers(arrived)
         else:
@@ -101,7 +104,7 @@ class GradientAverage(Runner):
             PeerFailedError: a worker is gone.
             InputError: gradients were changed after they had left.
         """
-        is_late = flight.turn > flight.step
+        is_late, flight.before = flight.turn > flight.step, ()
         if is_late and flight.step % self._lag == 0 and len(group.members) > 1:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]
         if self.layers is not None:

@@ -74,6 +74,7 @@ class Part:
         self._nodes = run.schedule.cluster.node_of().tolist() if transport.where is CodecScope.ACROSS_NODES else None
         self._is_own, self._is_outer = outer.has_own_outer_params, not outer.is_plain
         self._measures = rounds or self._is_outer
+        self._reference_name = "outer_params" if self._is_own else "reference"
         self._has_equal_steps = len(set(run.schedule.worker_steps().tolist())) == 1
         self.outer = OuterOptimizer(outer, reducer.buckets, run.host)
         self.reference: Reference | None = None
@@ -173,7 +174,7 @@ class Part:
             named |= {f"start/{index}": start for index, start in enumerate(self._starts)}
         if self.reference is not None:
             self.reducer.flush()
-            named |= self.reference.state() | self.outer.state()
+            named |= self.reference.state(self._reference_name) | self.outer.state()
             named |= {} if self._codings is None else self._codings.state()
         return named
 
@@ -183,10 +184,11 @@ class Part:
         Raises:
             InputError: it is not what this run keeps.
         """
-        buckets, rest = self.reducer.buckets, dict(state)
+        buckets, rest, reference = self.reducer.buckets, dict(state), self.reference
         left = {name: rest.pop(name) for name in state if name.startswith("feedback")}
         flight = {name: rest.pop(name) for name in state if name.startswith(f"{KEY}/")}
         starts = {name: rest.pop(name) for name in state if name.startswith("start/")}
+        momenta = {name: rest.pop(name) for name in self.outer.names & rest.keys()}
         if (rest or left) and not self._measures:
             raise InputError(
                 f"load_checkpoint: the file holds {', '.join(sorted(rest | left))}, which this run does not keep; "
@@ -196,23 +198,33 @@ class Part:
             feedback = self._codings is not None and self.run.schedule.strategy.transport.error_feedback
             if bool(left) != feedback:
                 raise InputError("load_checkpoint: the file and this run do not both have error feedback")
+            reference = Reference.restored(self._reference_name, rest, buckets, self.run.host)
+            if momenta.keys() != self.outer.names:
+                raise InputError("load_checkpoint: the file and this run do not both have an outer momentum")
+        try:
+            begun = [starts[f"start/{index}"].to(b.device, copy=True) for index, b in enumerate(buckets) if starts]
+            self.reference, sent = reference, None
+            if flight:
+                lag = int(self.is_delayed)
+                sent = restored(flight, KEY, self.reducer, self._start, self._group, lag=lag, since=self._since)
+        except (KeyError, IndexError, ValueError, RuntimeError) as error:
+            self.reference = None
+            raise InputError(
+                f"load_checkpoint: the file holds {', '.join(sorted(flight | starts)[:3])} and so on, which this run "
+                f"does not keep ({error})"
+            ) from None
+        if reference is not None:
+            self._starts_made = reference.starts
+            self.outer.load_state(momenta)
             if self._codings is not None:
                 self._codings.load_state(left)
-            if not self.outer.names <= rest.keys():
-                raise InputError(f"load_checkpoint: the file holds {', '.join(sorted(rest))} instead of a reference")
-            self.outer.load_state({name: rest.pop(name) for name in self.outer.names})
-            self.reference = Reference.restored(rest, buckets, self.run.host)
-            self._starts_made = self.reference.starts
-        self._starts = [starts[f"start/{index}"].to(b.device, copy=True) for index, b in enumerate(buckets) if starts]
-        if flight:
-            self.flight = restored(
-                flight, KEY, self.reducer, self._start, self._group, lag=int(self.is_delayed), since=self._since
-            )
-            self._is_of_all = self.flight.group is not None and self._has_all(self.flight.group)
-            if self.membership.may_change and self.flight.kept:
-                self.flight.lose("is begun again, by those who are there")
-                self.flight.is_restored = False
-            self.membership.flights.append(self.flight)
+        self._starts, self.flight = begun, sent
+        if sent is not None:
+            self._is_of_all = sent.group is not None and self._has_all(sent.group)
+            if self.membership.may_change and sent.kept:
+                sent.lose("is begun again, by those who are there")
+                sent.is_restored = False
+            self.membership.flights.append(sent)
         self._is_inside = bool(starts or flight)
 
     def resume(self, step: int, round_: int) -> None:

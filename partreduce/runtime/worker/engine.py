@@ -164,7 +164,7 @@ class Engine:
         """Step with the means that are in place."""
         assert self._arrived is not None, "averaged before"
         step, scaled = self._progress.step, self.run.applier.scaled or self._arrived.scaled
-        self._arrived = None
+        self._arrived, self.guard.means = None, None
         if scaled:
             self.run.applier.step(check_finite=True)
         else:
@@ -178,12 +178,11 @@ class Engine:
     def _end(self, step: int) -> None:
         """What the schedule asks for after a step; steps of rounds that the runner skips count as taken."""
         skipped, self._are_equal = self.runner.after_step(step)
-        if skipped:
-            steps = skipped * self._steps_per_round
-            self.skipped += steps
-            self._batches_to_drop += steps
-        if (step + 1) % self._steps_per_round == 0:
-            self._count(self._progress.step + skipped * self._steps_per_round)  # with what it skipped
+        steps = skipped * self._steps_per_round
+        self.skipped += steps
+        self._batches_to_drop += steps
+        if not self.traits.averages_gradients and (step + 1) % self._steps_per_round == 0:
+            self._count(self._progress.step + steps)
 
     @staticmethod
     def _evaluated(closure: Callable[[], Any]) -> Any:  # noqa: ANN401 - what the closure returns
@@ -283,7 +282,8 @@ class Engine:
                 self.uneven_inputs.close()
                 break
             self.pause("join")
-        self.runner.settle(ends=True)
+        if self.traits.averages_gradients:  # what is late is applied by all who are at the end of their data
+            self.runner.settle(ends=True)
 
     def _take_part(self, after_averaging: Callable[[], object] | None) -> bool:
         """Do a round that others do, without data; False where nobody does it after all."""
@@ -299,7 +299,11 @@ class Engine:
         self._arrived = self.runner.before_step(self._progress.step)
         if after_averaging is not None:
             self.guard.after_averaging()
-            after_averaging()
+            try:
+                after_averaging()
+            except BaseException:
+                self._arrived = None
+                raise
             self.run.applier.changes_means = self.guard.means_changed()
         self._take()
         return True

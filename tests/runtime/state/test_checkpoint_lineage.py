@@ -110,7 +110,7 @@ def test_what_a_crash_left_unfinished_goes_with_the_old_ones(ranks, tmp_path):
 
 def newer(folder):
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["version"] = 2
+    manifest["version"] = 3
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -118,7 +118,7 @@ def test_a_newer_format_is_refused_by_name_with_the_older_one_that_could_be_used
     run(ranks, tmp_path, 2, 4)
     newer(tmp_path / "round-00000004")
     text = refusal(ranks, tmp_path, InputError)
-    assert f"{tmp_path}/round-00000004/manifest.json: version: is 2, newer than 1" in text
+    assert f"{tmp_path}/round-00000004/manifest.json: version: is 3, newer than 2" in text
     assert "move it away to resume from round-00000002" in text
 
 

@@ -157,8 +157,9 @@ def test_a_resumed_run_is_bit_for_bit_the_same_also_from_inside_a_round(ranks, t
 
     for (one, kept), (other, theirs) in zip(ranks.run(3, whole), ranks.run(3, resumed), strict=True):
         assert torch.equal(one, other)
-        names = ["reference/0", "reference/place"]
-        assert sorted(kept) == ["momentum/0", *names]
+        name = "outer_params" if strategy.payload.outer.has_own_outer_params else "reference"
+        names = [f"{name}/0", f"{name}/place"]
+        assert sorted(kept) == sorted(["momentum/0", *names])
         assert all(torch.equal(kept[name], theirs[name]) for name in kept)
 
 
@@ -331,3 +332,17 @@ def test_what_four_bits_leave_over_of_a_movement_is_added_to_the_next(ranks, fee
         expected.append(outer_params)
     for seen in ranks.run(4, work):
         np.testing.assert_allclose(seen, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_outer_parameters_of_each_worker_are_not_taken_for_those_of_all(ranks, own):
+    def work(world):
+        each = StaticGroups(phases=GroupPhases((Phase.from_groups(3, [range(3)]),)), steps_per_round=2, payload=OWN)
+        shared = replace(each, payload=Payload(outer=replace(OWN.outer, outer_params="shared")))
+        saved, other = (training_of(world, one) for one in ((each, shared) if own else (shared, each)))
+        saved.steps(2)
+        other.optimizer.load_state_dict(saved.optimizer.state_dict())
+        return other.optimizer.runner.state()
+
+    with pytest.warns(UserWarning, match="is dropped: load_checkpoint: the file holds"):
+        assert ranks.run(3, work) == [{}] * 3

@@ -571,3 +571,71 @@ def test_coded_gradients_of_a_pipeline_are_the_synchronous_ones_one_step_later(r
     assert all(torch.equal(mine, other) for mine, other in zip(first, second, strict=True))
     assert not first[0].any()
     assert all(torch.equal(mine, should) for mine, should in zip(first[1:], at_once[:-1], strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:partreduce. schedule .* has a pipeline of 3")
+@pytest.mark.parametrize("width", [2, 3])
+def test_a_step_that_raises_once_on_all_workers_delays_what_is_late_and_stops_nothing(ranks, width):
+    def work(world):
+        model, optimizer = wrapped(world, width=width)
+        plain, seen = optimizer.optimizer.step, []
+        for step in range(1, 13):
+            optimizer.zero_grad()
+            model.backward(1.0)
+            if step == 5:
+                optimizer.optimizer.step = lambda *_: 1 / 0
+                with pytest.raises(ZeroDivisionError):
+                    optimizer.step()
+                optimizer.optimizer.step = plain
+                continue
+            optimizer.step()
+            seen.append((-model.values[0], len(optimizer.run.membership.flights)))
+        return seen
+
+    first, second = ranks.run(2, work)
+    assert first == second
+    assert first[-1] == (12 - width, width - 1), "a mean was lost with its step, and another comes in each"
+
+
+def test_a_state_with_late_gradients_is_taken_up_behind_a_longer_warm_up(ranks):
+    def work(world):
+        model, optimizer = wrapped(world)
+        for _ in range(3):
+            model.backward(1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        state = optimizer.state_dict()
+        optimizer.finish()
+        model = Numbers()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = Schedule("longer", Cluster.regular(1, world.size), AllReduce(sync=Pipeline(warm_up=6)))
+        optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
+        optimizer.load_state_dict(state)
+        for _ in range(9):
+            optimizer.zero_grad()
+            model.backward(1.0)
+            optimizer.step()
+        return -model.values[0], len(optimizer.run.membership.flights)
+
+    assert ranks.run(2, work) == [(9.0, 1)] * 2
+
+
+def test_late_gradients_are_dropped_with_a_word_where_parameters_are_averaged(ranks):
+    def work(world):
+        model, optimizer = wrapped(world)
+        for _ in range(4):
+            model.backward(1.0)
+            optimizer.step()
+        state = optimizer.state_dict()
+        optimizer.finish()
+        model = Numbers()
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = Schedule("rounds", Cluster.regular(1, world.size), AllReduce(steps_per_round=2))
+        optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
+        optimizer.load_state_dict(state)
+        model.backward(1.0)
+        optimizer.step()
+        return -model.values[0], optimizer.steps
+
+    with pytest.warns(UserWarning, match="is dropped: load_checkpoint: the file holds flight/0/"):
+        assert ranks.run(2, work) == [(1.0, 5)] * 2
