@@ -22,9 +22,6 @@ def checked_timeout(timeout: float) -> float:
     """A timeout as a number of seconds that a deadline can be made of.
 
     A deadline of NaN would never pass, and one of 0 has passed before anybody could answer.
-
-    Raises:
-        InputError: anything but a number above 0, up to `LONGEST_TIMEOUT`.
     """
     is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
     if not is_number or not 0 < timeout <= LONGEST_TIMEOUT:

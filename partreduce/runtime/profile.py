@@ -113,10 +113,6 @@ def profile(
         device: cpu by default.
         world: how to reach the others; found from the launcher's environment by default.
         progress: told what is being measured.
-
-    Raises:
-        InputError: the run has another number of workers, or a group budget is exceeded.
-        UnavailableError: a worker is gone.
     """
     where = device or torch.device("cpu")
     reached = world or default_world(

@@ -14,13 +14,7 @@ from partreduce.topo.schedule import Schedule
 
 
 def read_schedule(schedule: Schedule | str | Path) -> Schedule:
-    """A schedule from a value or a file; the certificate that a file carries is checked before anything runs.
-
-    Raises:
-        InputError: neither a value nor a path, or a catalogue's name where no such file is.
-        DocumentError: the file is refused.
-        RefutedError: an entry of its certificate does not hold.
-    """
+    """A schedule from a value or a file; the certificate that a file carries is checked before anything runs."""
     if isinstance(schedule, Schedule):
         return schedule
     if not isinstance(schedule, (str, os.PathLike)):

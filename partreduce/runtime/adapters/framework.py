@@ -29,10 +29,6 @@ class FrameworkRun:
         optimizer, model, schedule, options: as `DistributedOptimizer` takes them.
         who: the adapter, for messages.
         clipping: the framework's setting that clips gradients before `step()`, if it is in use.
-
-    Raises:
-        InputError: a schedule that a loop of equally many steps on all workers cannot follow, or clipping where the
-            schedule averages gradients: it would act on each worker's own.
     """
 
     def __init__(

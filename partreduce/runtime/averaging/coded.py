@@ -53,11 +53,7 @@ class CodedPart:
         return whole
 
     def check_beyond_range(self, where: str) -> None:
-        """Refuse a sum that left the codec's range; to be called where the host may look.
-
-        Raises:
-            InputError: as said, on all members.
-        """
+        """Refuse a sum that left the codec's range; to be called where the host may look."""
         values = self.array[: self.bucket.size]
         if _peak(values) < math.inf:
             return

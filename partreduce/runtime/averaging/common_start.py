@@ -25,9 +25,6 @@ def common_start(
     """The reference of the run's `starts`-th start, from which all members measure their parameters.
 
     Broadcasts it from the first worker, unless all have it. With `host` it is kept in host memory.
-
-    Raises:
-        PeerFailedError: a worker is gone, too late, or at another round.
     """
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     operation = reducer.recorder.begin("reference", step, round_, members, sum(array.nbytes for array in arrays))
@@ -51,11 +48,7 @@ def common_start(
 def same_start(
     reducer: Reducer, is_same: Callable[[str], bool], starts: int, round_: int, *, host: Streams | None
 ) -> Reference:
-    """The same where nothing is sent; `is_same` says whether all have this digest.
-
-    Raises:
-        InputError: they have not.
-    """
+    """The same where nothing is sent; `is_same` says whether all have this digest."""
     arrays = [bucket.flat.detach().clone() for bucket in reducer.buckets]
     if not is_same(digest_of(arrays)):
         raise InputError(

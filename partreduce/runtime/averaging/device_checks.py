@@ -90,11 +90,7 @@ class DeviceChecks:
             self._healthy = None
 
     def look(self, most: int = MAX_IN_FLIGHT - 1, given_up: Callable[[], str | None] | None = None) -> None:
-        """Read the checks that are there, and wait until at most `most` operations are in flight.
-
-        Raises:
-            PeerGoneError: an operation failed, or did not finish within the timeout.
-        """
+        """Read the checks that are there, and wait until at most `most` operations are in flight."""
         start, since = time.monotonic(), own_time()
         look = start + LOOK_SECONDS
         while True:
@@ -122,11 +118,7 @@ class DeviceChecks:
         self._closed = True
 
     def flush(self, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait until the device has finished everything that was queued, and read all checks.
-
-        Raises:
-            PeerGoneError: an operation failed, or did not finish within the timeout.
-        """
+        """Wait until the device has finished everything that was queued, and read all checks."""
         self.look(0, given_up)
 
     def _read(self, pending: _Pending) -> None:

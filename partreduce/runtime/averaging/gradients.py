@@ -40,11 +40,7 @@ class Snapshot:
 
     @classmethod
     def of_gradients(cls, bucket: Bucket) -> Snapshot:
-        """Those that are in place, in an array that the bucket lends.
-
-        Raises:
-            InputError: a gradient is sparse.
-        """
+        """Those that are in place, in an array that the bucket lends."""
         array = bucket.lend()
         with torch.no_grad():
             return cls(bucket, array, load_some(bucket.slots, bucket.windows(array), 1))
@@ -74,9 +70,6 @@ def load_gradients(
 
     `tail` is that of an array in host memory; `kept` takes the place of the gradients as they are. Returns the slots
     whose parameters have none here.
-
-    Raises:
-        InputError: a gradient is sparse.
     """
     if kept is None:
         absent = load_some(bucket.slots, bucket.windows(scratch), divisor)
@@ -91,11 +84,7 @@ def load_gradients(
 
 
 def load_some(slots: Sequence[Slot], targets: list[torch.Tensor], divisor: int) -> frozenset[int]:
-    """Fill the places of some parameters with their gradients' shares, or zeros; the places of those without one.
-
-    Raises:
-        InputError: a gradient is sparse.
-    """
+    """Fill the places of some parameters with their gradients' shares, or zeros; the places of those without one."""
     gradients = [slot.gradient for slot in slots]
     if absent := frozenset([place for place, gradient in enumerate(gradients) if gradient is None]):
         for place in absent:

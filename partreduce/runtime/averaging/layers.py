@@ -118,12 +118,7 @@ class LayerSender:
         return bool(self._made) and not self._closed
 
     def finish(self, step: int) -> Reduction:
-        """Send what is still to be sent; the whole operation.
-
-        Raises:
-            PeerFailedError: a worker is gone, which may have been found during backward.
-            InputError: gradients were changed after backward, or backward ran more than once.
-        """
+        """Send what is still to be sent; the whole operation."""
         problem = self._problem or self._changed(step)
         if problem is not None:
             if isinstance(problem, InputError):

@@ -21,9 +21,6 @@ def average_model(reducers: Sequence[Reducer], members: tuple[int, ...], step: i
     """Replace the parameters of `members` by their means over all of them, and buffers by their rules; alone, nothing.
 
     What is read or kept next is this mean, so the checks on it are waited for.
-
-    Raises:
-        PeerFailedError: a worker is gone, or at another round.
     """
     if len(members) == 1:
         return
@@ -42,11 +39,7 @@ def commit_plain_mean(_index: int, bucket: Bucket, sums: torch.Tensor, ok: torch
 
 @contextmanager
 def restore_local_values(flat: FlatModel, rank: int) -> Iterator[list[torch.Tensor]]:
-    """Afterwards parameters, buffers and optimizer state that rides along are what they were before, bit for bit.
-
-    Raises:
-        InputError: worker `rank` has given a buffer another shape inside; everything else is what it was.
-    """
+    """Afterwards parameters, buffers and optimizer state that rides along are what they were before, bit for bit."""
     tensors, buffers = _values(flat), dict(flat.named_buffers())
     with torch.no_grad():
         own = [tensor.clone() for tensor in tensors]

@@ -22,10 +22,6 @@ def state_keys(optimizer: torch.optim.Optimizer, group: Mapping[str, Any] | None
         optimizer: the optimizer.
         group: one of its parameter groups, whose settings may differ from the defaults (`momentum`, `amsgrad`);
             without it what a parameter gets that is in none.
-
-    Raises:
-        InputError: the optimizer cannot be built from its settings, so its state is unknown before the first step; or
-            it keeps tensors of other shapes than its parameters', which cannot ride with these.
     """
     device = optimizer.param_groups[0]["params"][0].device  # some settings, such as `capturable`, need a GPU
     probe = torch.nn.Parameter(torch.zeros(2, 3, device=device))

@@ -15,9 +15,6 @@ def load_piggybacked(bucket: Bucket, array: torch.Tensor, divisor: int, *, is_fi
     """Copy what rides along into an operation's array, divided by the number of members; zero where there is none.
 
     Of what is copied from the lowest rank that one sends its values, and the others zeros.
-
-    Raises:
-        InputError: worker `rank` has removed a buffer, or given it a form that has no place in the array.
     """
     for tensor in bucket.piggybacked:
         value = tensor.fetch()

@@ -125,9 +125,6 @@ class Reducer:
         parameters (or gradients) travel coded, and what else is in the arrays as it is. With `since` only what
         parameters have become since that reference is summed; all members must have the same one, and the same
         `settings` of the optimizer that will step with the sums (see `settings_of`).
-
-        Raises:
-            PeerFailedError: an earlier operation is found to have failed, or this one cannot start.
         """
         reduction = self._announced(kind, step, round_, group, lag=lag, since=since, settings=settings)
         try:
@@ -155,21 +152,13 @@ class Reducer:
         return reduction
 
     def begin_parts(self, kind: str, step: int, round_: int, group: Group, *, settings: Settings = ()) -> Reduction:
-        """An operation whose parts the caller starts by `send`, one after the other, the same on all members.
-
-        Raises:
-            PeerFailedError: an earlier operation is found to have failed.
-        """
+        """An operation whose parts the caller starts by `send`, one after the other, the same on all members."""
         reduction = self._announced(kind, step, round_, group, settings=settings)
         self.send(reduction, lambda: self._look(reduction.operation))
         return reduction
 
     def send(self, reduction: Reduction, action: Callable[[], None]) -> None:
-        """Start parts of an operation; a failure is the operation's.
-
-        Raises:
-            PeerFailedError: they cannot start.
-        """
+        """Start parts of an operation; a failure is the operation's."""
         try:
             action()
             self._fills_first()
@@ -274,9 +263,6 @@ class Reducer:
             group: who compares.
             fields: what must be equal on all members.
             deferred: where the host runs ahead of the device, leave the check to it; it holds for what follows, too.
-
-        Raises:
-            PeerFailedError: members differ, or one is gone.
         """
         if len(group.members) == 1:
             return
@@ -317,22 +303,14 @@ class Reducer:
         streams.rejoin()
 
     def flush(self) -> None:
-        """Wait for the device's checks on everything that was begun and waited for; nothing to do on CPU.
-
-        Raises:
-            PeerFailedError: an operation failed, or did not finish within the timeout.
-        """
+        """Wait for the device's checks on everything that was begun and waited for; nothing to do on CPU."""
         try:
             self.checks.flush()
         except PeerGoneError as error:
             raise self.failure(self.recorder.last()[-1], error) from None
 
     def wait(self, reduction: Reduction) -> None:
-        """Wait until the sums are there and check the tags; on CUDA only order the streams and remember to check.
-
-        Raises:
-            PeerFailedError: a member is gone, the timeout passed, or the members ran different operations.
-        """
+        """Wait until the sums are there and check the tags; on CUDA only order the streams and remember to check."""
         try:
             self._complete(reduction)
         except (RuntimeError, PeerGoneError) as error:
@@ -409,11 +387,7 @@ class Reducer:
         self.heartbeat.now = reduction.operation.finished, ()
 
     def check_if_gone(self, watch: PeerWatch, step: int, round_: int) -> None:
-        """For strategies in which nobody waits for all: now and then look whether the run can still end well.
-
-        Raises:
-            PeerFailedError: a worker is gone; one who waited for it would find out, too.
-        """
+        """For strategies in which nobody waits for all: now and then look whether the run can still end well."""
         if (why := watch.gone()) is not None:
             raise self.failure(
                 self.recorder.begin("look", step, round_, tuple(range(self.world.size)), 0), PeerGoneError(why)
@@ -501,12 +475,7 @@ class Reducer:
                 reduction.works.append(communicator.all_reduce(side))
 
     def wait_for(self, work: Work, operation: Operation, given_up: Callable[[], str | None] | None = None) -> None:
-        """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come.
-
-        Raises:
-            RuntimeError: the collective failed, or a member cannot come.
-            PeerGoneError: it took longer than the timeout.
-        """
+        """Wait for one collective; give up early when a member's note, or `given_up`, says that it cannot come."""
         members, round_ = operation.members, operation.rounds_before
         if not self.streams.runs_ahead:
             self.heartbeat.now = operation.entered, members

@@ -89,11 +89,7 @@ class Reference:
     def restored(
         cls, name: str, state: Mapping[str, torch.Tensor], buckets: Sequence[Bucket], host: Streams | None
     ) -> Reference:
-        """What `state` gave.
-
-        Raises:
-            InputError: it is another strategy's.
-        """
+        """What `state` gave."""
         names = [f"{name}/{index}" for index in range(len(buckets))]
         if set(state) != {*names, f"{name}/place"}:
             raise InputError(

@@ -21,9 +21,6 @@ def roll_call(reducer: Reducer, place: str, operation: Operation, mine: str) -> 
     """What each member of `operation` says at `place`, by rank; waits until all have come there.
 
     A place is used once by each reducer. The advice of the gathering around it is given to who is missing.
-
-    Raises:
-        PeerGoneError: a member is gone, elsewhere, or does not come within the timeout.
     """
     heartbeat, rank = reducer.heartbeat, reducer.world.rank
     notes = Notes(reducer.world.store, f"{place}/{reducer.key}")

@@ -129,9 +129,6 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
         model: the model.
         mesh: the dimension along which the replicas lie.
         schedule: whose workers are the replicas.
-
-    Raises:
-        InputError: shards, or a schedule, that the ranks of one replica cannot average each for itself.
     """
     shards = {name: parameter for name, parameter in model.named_parameters() if is_sharded(parameter)}
     if mesh is None and shards:
@@ -177,11 +174,7 @@ def replica_of(model: torch.nn.Module, mesh: DeviceMesh | None, schedule: Schedu
 
 
 def replica_group(model: torch.nn.Module) -> dist.ProcessGroup:
-    """The ranks of a sharded model.
-
-    Raises:
-        InputError: its parameters lie over several dimensions.
-    """
+    """The ranks of a sharded model."""
     mesh, *others = {_mesh_of(parameter) for parameter in model.parameters() if is_sharded(parameter)}
     if others or mesh.ndim > 1:
         raise InputError(

@@ -101,9 +101,6 @@ class Generations(FixedMembership):
         """The run's operations go by these; wait until the launcher knows of all workers that they are connected.
 
         From then on a loss is one that the others outlive. Who was started again waits until it is a member.
-
-        Raises:
-            PeerFailedError: one of them failed before.
         """
         self.regrouping.reducers, self.regrouping.held = {reducer: reducer.key for reducer in reducers}, state
         self.heartbeat.with_each = self.voting.look
@@ -143,13 +140,7 @@ class Generations(FixedMembership):
         self._start_ahead(flight)
 
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:
-        """As `FixedMembership`: by all its members or by none, and with those who are left if one is lost.
-
-        Raises:
-            PeerFailedError: the run ends; nobody continued.
-            EvictedError: the others continued without this worker.
-            InputError: all members refuse the sums.
-        """
+        """As `FixedMembership`: by all its members or by none, and with those who are left if one is lost."""
         turn, place = flight.turn, self.voting.state.place
         if not meets:
             place = turn, place[1]
@@ -167,12 +158,7 @@ class Generations(FixedMembership):
         return flight
 
     def arrive(self, flight: Flight) -> None:
-        """As `FixedMembership`, with those who are left.
-
-        Raises:
-            PeerFailedError: as above.
-            EvictedError: as above.
-        """
+        """As `FixedMembership`, with those who are left."""
         while not flight.is_waited:
             try:
                 self._start(flight)
@@ -247,11 +233,7 @@ class Generations(FixedMembership):
         return self.voting.state.view.resume[0]
 
     def check_to_go_back(self, round_: int) -> None:
-        """Refuse to load a round before the generation's first one: until then nobody averages.
-
-        Raises:
-            InputError: it lies before that.
-        """
+        """Refuse to load a round before the generation's first one: until then nobody averages."""
         if round_ * self.turns < self.resumes:
             raise InputError(
                 f"load_checkpoint: this would go back to round {round_}, and since a worker was lost or came back the "
@@ -263,12 +245,7 @@ class Generations(FixedMembership):
         return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
 
     def average_model(self, reducers: Sequence[Reducer], members: Members, step: int, round_: int) -> None:  # noqa: ARG002 - who is left
-        """As `FixedMembership`, over all who are left.
-
-        Raises:
-            PeerFailedError: as above.
-            EvictedError: as above.
-        """
+        """As `FixedMembership`, over all who are left."""
 
         def start(_: Flight, group: Group) -> Sums:
             return [(reducer, reducer.begin("mean model", step, round_, group)) for reducer in reducers]
@@ -280,11 +257,7 @@ class Generations(FixedMembership):
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
     ) -> Reference:
-        """As `FixedMembership`; nothing is sent that a failure could cut off, so all who are left have it already.
-
-        Raises:
-            InputError: they have not.
-        """
+        """As `FixedMembership`; nothing is sent that a failure could cut off, so all who are left have it already."""
         del step
 
         def is_same(digest: str) -> bool:
@@ -303,12 +276,7 @@ class Generations(FixedMembership):
         return round_ * steps_per_round + round_ends(self.turns, steps_per_round)[fragment] - 1
 
     def leave(self) -> None:
-        """This worker has committed everything and needs nobody any more.
-
-        Raises:
-            PeerFailedError: the run ends; nobody continued.
-            EvictedError: the others continued without this worker, and without what it has committed last.
-        """
+        """This worker has committed everything and needs nobody any more."""
         self.voting.leave()
         if self.voting.state.phase is not Phase.LEFT:
             self._go_on(None)
@@ -370,11 +338,7 @@ class Generations(FixedMembership):
             return
 
     def _sum(self, flight: Flight, group: Group, round_: int) -> None:
-        """Sum into scratch arrays, then hear that all members have done so.
-
-        Raises:
-            _BrokenError: some member may not have.
-        """
+        """Sum into scratch arrays, then hear that all members have done so."""
         with self._outliving():
             if flight.sums is None:
                 flight.sums = flight.start(flight, group)
@@ -415,12 +379,7 @@ class Generations(FixedMembership):
     # A loss.
 
     def _go_on(self, broke: _BrokenError | None) -> None:
-        """Come from a vote, or from outside, to the next generation in which all members are connected.
-
-        Raises:
-            PeerFailedError: the run ends.
-            EvictedError: the others continued without this worker.
-        """
+        """Come from a vote, or from outside, to the next generation in which all members are connected."""
         voting, regrouping = self.voting, self.regrouping
         while voting.state.phase is not Phase.RUN:
             match voting.state.phase:

@@ -18,11 +18,7 @@ from partreduce.topo.survivors import after_failure_of_nodes
 
 
 def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
-    """What the workers run that torchrun has started: the schedule, or what it plans for the nodes that are left.
-
-    Raises:
-        InputError: some are missing, and the schedule plans for no such loss.
-    """
+    """What the workers run that torchrun has started: the schedule, or what it plans for the nodes that are left."""
     size, wanted = place()[1], schedule.num_workers
     if not may_be_started_again() or not 1 < size < wanted:
         return schedule

@@ -125,11 +125,7 @@ class Regrouping:
         handshake(store, place, len(view.members), facts, key=key, timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
-        """The donor gives its state to all that have joined, which begin with it: a sum to which these add nothing.
-
-        Raises:
-            UnavailableError: one of them is lost.
-        """
+        """The donor gives its state to all that have joined, which begin with it: a sum to which these add nothing."""
         held, first = self.held, self.first
         assert held is not None, "as above"
         is_donor, line = self.world.rank == view.donor, self.world.communicator(members)

@@ -97,9 +97,6 @@ class Survivors(FixedMembership):
         """Wait until everybody who is not lost has come to the present gathering; who has, connected.
 
         Who is lost is asked before who has come, so all that are here agree: a lost worker has come for all or none.
-
-        Raises:
-            UnavailableError: a worker lives and does not come, or was lost between coming and connecting.
         """
         everybody = frozenset(range(self.world.size))
         wait = Wait(self.heartbeat, everybody, self.timeout)
@@ -123,11 +120,7 @@ class Survivors(FixedMembership):
         return members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
-        """Have a communicator of all survivors.
-
-        Raises:
-            UnavailableError: one of them was lost meanwhile.
-        """
+        """Have a communicator of all survivors."""
         lost = sorted(self.lost().intersection(members))
         ok = not lost and self.connected(members, place, lambda: self._why(members))
         if not ok:

@@ -57,22 +57,14 @@ def new_key() -> str:
 
 
 def key_in(text: str, source: str) -> str:
-    """The key that a file or a variable holds.
-
-    Raises:
-        InputError: it holds anything else, which is not shown.
-    """
+    """The key that a file or a variable holds."""
     if re.fullmatch(rf"[0-9a-f]{{{2 * KEY_BYTES}}}\s*", text) is None:
         raise InputError(f"{source}: does not hold the keys of a job; let `partreduce generator` write them")
     return text.strip()
 
 
 def write_key(path: str | os.PathLike[str], key: str) -> None:
-    """Write a file that only its owner can read.
-
-    Raises:
-        FileError: it cannot be written.
-    """
+    """Write a file that only its owner can read."""
     target = Path(path)
     # Next to its place, then renamed: half a key file would be taken for the key of the job that is started next.
     part = target.with_name(f".{target.name}.{secrets.token_hex(6)}.part")
@@ -88,12 +80,7 @@ def write_key(path: str | os.PathLike[str], key: str) -> None:
 
 
 def read_key(path: str | os.PathLike[str]) -> str:
-    """The key of a file.
-
-    Raises:
-        FileError: it is absent, or others than its owner can read it.
-        InputError: it does not hold a key.
-    """
+    """The key of a file."""
     try:
         with open(path, encoding="utf-8") as stream:  # noqa: PTH123 - the open file's mode is what counts
             mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
@@ -127,11 +114,7 @@ class FromWorker:
 
 
 def unpack_request(rank: int, kind: str, numbers: Sequence[int], num_workers: int) -> FromWorker:
-    """A worker's message.
-
-    Raises:
-        InputError: anything that `FromWorker.packed` does not give.
-    """
+    """A worker's message."""
     if not 0 <= rank < num_workers:
         raise InputError(f"rank: is not a number in 0..{num_workers - 1}")
     if kind not in (ASK, ALIVE, GOODBYE) or len(numbers) < 2:
@@ -190,11 +173,7 @@ def pack_reply(reply: Reply | Refused | Heard) -> tuple[str, list[int]]:
 
 
 def unpack_reply(kind: str, numbers: Sequence[int]) -> Reply | Refused | Heard:
-    """The generator's message.
-
-    Raises:
-        InputError: anything that `pack_reply` does not give.
-    """
+    """The generator's message."""
     if kind.startswith(REFUSED) and not numbers:
         return Refused(kind.removeprefix(REFUSED)[:200])
     if kind == HEARD and numbers:

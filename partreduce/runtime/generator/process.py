@@ -39,9 +39,6 @@ def generator_process(schedule: Path, host: str = "127.0.0.1") -> Iterator[dict[
     Args:
         schedule: a file that can be read more than once.
         host: the address of this machine at which it listens.
-
-    Raises:
-        UnavailableError: it did not start; its own message stands before this one on standard error.
     """
     key = new_key()
     _sweep()

@@ -62,10 +62,6 @@ class Log:
     when it was opened. What a crash cut off nobody was answered on account of, and SQLite drops it; damage anywhere
     else is refused. SQLite does not see damage inside a row, so each row's checksum covers all rows before it; nor
     commits that it can no longer read, so those are looked for (every checkpoint empties the file of old ones).
-
-    Raises:
-        UnavailableError: another service has it open.
-        FileError: it is damaged, is no log, or cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -92,11 +88,7 @@ class Log:
             raise
 
     def append(self, contents: Iterable[bytes], *, instead: bool = False) -> None:
-        """Write records, perhaps instead of all that are there, and wait until the disk has them: all or none.
-
-        Raises:
-            FileError: the disk is full or failed; nothing may be answered then.
-        """
+        """Write records, perhaps instead of all that are there, and wait until the disk has them: all or none."""
         rows, checksum = [], 0 if instead else self._checksum
         for content in contents:
             checksum = zlib.crc32(content, checksum)
@@ -188,11 +180,6 @@ class GeneratorService:
         job: what the log belongs to, such as the schedule's hash; a log of another job is refused.
         probe: called with the name of each point of the loop; tests end the process there.
         on_note: called with what the machine notes: ("started", seq, members), ("void", seq, members).
-
-    Raises:
-        UnavailableError: the address or the log is in use.
-        FileError: the log is damaged.
-        InputError: the log belongs to another job.
     """
 
     def __init__(
@@ -274,11 +261,7 @@ class GeneratorService:
             self._probe("after append")
 
     def run(self, seconds: float = float("inf")) -> None:
-        """Serve until every worker has ended, `stop`, or `seconds` have passed.
-
-        Raises:
-            FileError: the log cannot be written; nobody was answered on account of what is not in it.
-        """
+        """Serve until every worker has ended, `stop`, or `seconds` have passed."""
         end = time.monotonic() + seconds
         while not self._stopped and time.monotonic() < end:
             if self._endpoint.is_readable(POLL_SECONDS):

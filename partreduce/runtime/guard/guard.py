@@ -118,12 +118,7 @@ class Guard(Facts):
     def before_step(
         self, *, skip: bool = False, found_inf: torch.Tensor | None = None, scale: torch.Tensor | None = None
     ) -> None:
-        """Before a step, as it is asked of `Engine.step`.
-
-        Raises:
-            InputError: the model or the optimizer was changed in a way that cannot be averaged; or this process would
-                decide by itself for others that do not.
-        """
+        """Before a step, as it is asked of `Engine.step`."""
         if not self.steps:
             self.frozen = self.frozen_now()
         self.steps += 1

@@ -17,10 +17,6 @@ def read_hosts(path: Path) -> dict[str, int | None]:
 
     A host that is named in several lines has the slots of all, one for each where none are said, as in the node files
     of batch systems.
-
-    Raises:
-        FileError: it cannot be read.
-        InputError: a line that is no host, or no line at all.
     """
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -54,9 +50,6 @@ def placed(
         num_workers: in all, if it was said.
         cluster: the schedule's, if there is one. Where it has several nodes they are the hosts, in their order.
         path: the hosts' file, for messages.
-
-    Raises:
-        InputError: hosts, slots, workers and nodes do not fit.
     """
     total = cluster.num_workers if cluster is not None else num_workers
     if cluster is not None and cluster.num_nodes == len(hosts):

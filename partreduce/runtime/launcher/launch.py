@@ -179,11 +179,7 @@ def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
 
 
 def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int) -> None:
-    """Check that one worker remains, and that failed workers start again only where the others continue.
-
-    Raises:
-        InputError: it is one of these.
-    """
+    """Check that one worker remains, and that failed workers start again only where the others continue."""
     if not 0 <= max_failures < num_workers:
         raise InputError(
             f"--tolerate-failures {max_failures}: of {num_workers} workers 0 to {num_workers - 1} may fail"

@@ -165,10 +165,6 @@ def reached(placed: Mapping[str, Sequence[int]], *, ssh: str = "ssh", address: s
         placed: the workers of each host, by its name as ssh knows it.
         ssh: the program with options of its own, as rsync's `-e`.
         address: of this machine, at which all hosts reach it; by default where ssh came from, as they see it.
-
-    Raises:
-        UnavailableError: a host could not be reached, or has no partreduce.
-        InputError: the hosts see this machine at several addresses.
     """
     outlet, hosts = LogMultiplexer(), list[Host]()
     paths = [str(Path(path).resolve()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]

@@ -28,11 +28,6 @@ def decided(world: World, prefix: str, decide: Callable[[], Any], timeout: float
         decide: called on worker 0.
         timeout: seconds for which the others wait.
         who: decides, for messages.
-
-    Raises:
-        InputError: what `decide` raises of ours, unless somebody is gone.
-        PeerFailedError: that `decide` raises, or worker 0 is gone.
-        UnavailableError: likewise, or worker 0 said nothing within the timeout.
     """
     if world.rank == 0:
         try:
@@ -56,10 +51,6 @@ def gather_from_store(world: World, prefix: str, writers: Mapping[str, int], tim
         writers: the rank that writes each.
         timeout: seconds to wait, for all of them together.
         who: waits, for messages.
-
-    Raises:
-        PeerFailedError: one of those that have not written is gone.
-        UnavailableError: some wrote nothing within the timeout.
     """
     notes, deadline, look = Notes(world.store, prefix), Deadline(timeout), 0.0
     said: dict[str, str] = {}

@@ -43,10 +43,6 @@ def handshake(
         details: for a fact that is a hash, the lines it was made of; the first differing line is named.
         key: which handshake of the run this is, equal on all workers.
         timeout: seconds to wait for the others.
-
-    Raises:
-        HandshakeError: workers differ; the same sentence on all of them.
-        UnavailableError: a worker never arrived, or the store is gone.
     """
     notes = Notes(store, f"handshake/{key}")
     mine = {"number of workers": str(size), **facts}

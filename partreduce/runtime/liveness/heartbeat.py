@@ -144,11 +144,7 @@ class Heartbeat(SignsOfLife):
         return self._changes - self.settled + (self._deaths.problem is not None)
 
     def check_without_store(self) -> None:
-        """Stop a run whose store is gone, before it works on for nothing.
-
-        Raises:
-            StoreLostError: the store is gone, or has not answered for as long as this run waits for anything.
-        """
+        """Stop a run whose store is gone, before it works on for nothing."""
         if (error := self.store_lost()) is not None:
             raise error
 

@@ -50,9 +50,6 @@ class KeepaliveSockets:
         size: of the run.
         key: of the optimizer; the notes of its heartbeats tell who ended with a word.
         place: this worker's own host, as `own_host` says it.
-
-    Raises:
-        OSError: nothing can listen there.
     """
 
     def __init__(self, store: Store, rank: int, size: int, key: str, place: tuple[str, bool]) -> None:

@@ -50,10 +50,6 @@ class UnevenInputs:
         """Whether anybody does this round; waits until that is known.
 
         With `lost` the workers that it names are not waited for.
-
-        Raises:
-            PeerFailedError: a worker is gone, or waits for all where this one does not come.
-            UnavailableError: nobody decided within the timeout.
         """
         begun, ended = f"{self.generation}/round/{round_}", f"{self.generation}/ended"
         wait = Wait(self.heartbeat, range(self.size), self.timeout)
@@ -91,10 +87,6 @@ class UnevenInputs:
         """Wait for everybody at the end of the run and compare rounds; returns who is there.
 
         With `lost` a worker that it names is not waited for, unless it has noted its end before it was lost.
-
-        Raises:
-            PeerFailedError: a worker ended after another number of rounds, or is gone.
-            UnavailableError: a worker did not finish within the timeout.
         """
         self.heartbeat.finished(round_)
         waiting = [rank for rank in range(self.size) if rank != self.rank]

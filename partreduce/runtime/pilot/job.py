@@ -81,9 +81,6 @@ def probes(cluster: Cluster, *, steps: int, data: str) -> list[Schedule]:
 
     Their consensus distance spreads over a factor of ten, so that its price shows; half of them are late, so that what
     delay costs can be told from the consensus distance that it brings.
-
-    Raises:
-        InputError: too few steps, or data said to differ between nodes where there is one.
     """
     if data == "per-node" and cluster.num_nodes == 1:
         raise InputError(

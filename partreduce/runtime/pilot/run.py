@@ -61,11 +61,6 @@ def run_pilot(
         then: asked on worker 0, with all curves so far, what else to run, until that is nothing.
         timeout: seconds for any single operation.
         progress: told what is run.
-
-    Raises:
-        InputError: a function that makes no job, jobs that differ where they must not, a loss of All-Reduce that is
-            no number, a run of one worker, or what `then` raises.
-        UnavailableError: a worker is gone.
     """
     say = progress or (lambda _: None)
     where = cluster or cluster_of(_world(_built(build, seeds[0]), timeout))

@@ -64,10 +64,6 @@ class Exchange:
             parts: what it asks for, or brings; without repetitions. Lookups concern one table.
             source: the layout of a lookup, and how this worker answers it.
             problem: a mistake of this worker's user, for which all stop.
-
-        Raises:
-            InputError: workers do different things, or one found a mistake; the same line on all of them.
-            PeerFailedError: a worker is gone.
         """
         with self.wire.reducer.heartbeat.exchange():
             return self._perform(self._with_problem(call, problem or self._problem), parts, source)

@@ -33,11 +33,7 @@ def embeddings_of(model: torch.nn.Module) -> dict[str, tuple[torch.nn.Parameter,
 
 
 def find_tables(model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule) -> Tables:
-    """The tables of a schedule that travel apart from the strategy's averaging.
-
-    Raises:
-        InputError: a name that no embedding has, or an embedding that cannot go its route.
-    """
+    """The tables of a schedule that travel apart from the strategy's averaging."""
     routes = schedule.strategy.payload
     known = embeddings_of(model)
     found = []

@@ -38,11 +38,6 @@ def whole(tables: Tables, table: Table, array: torch.Tensor, number: int) -> tor
         table: which one's rows they are.
         array: this worker's rows of it.
         number: which array of the table it is, equal on all workers.
-
-    Raises:
-        FileError: worker 0 cannot make its file.
-        InputError: workers do different things.
-        PeerFailedError: a worker is gone.
     """
     assert table.layout is not None, "only sharded tables are put together"
     shape = (table.route.rows, *array.shape[1:])
@@ -83,11 +78,7 @@ def backed_by_file(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def own_rows(table: Table, value: torch.Tensor) -> torch.Tensor:
-    """This worker's rows of a whole table.
-
-    Raises:
-        InputError: a tensor that has no numbers, since it is not worker 0's, or not all rows.
-    """
+    """This worker's rows of a whole table."""
     if value.is_meta:
         raise InputError(
             f"load_state_dict: parameter {table.name!r} has no numbers, since only worker 0's state_dict() holds whole "
@@ -202,10 +193,6 @@ def redistribute(
         saved: what `layouts_of` gave when they were saved.
         old_ranks: whose files there are.
         read: the tensors of such a file; called on worker 0 only.
-
-    Raises:
-        InputError: the files lack a table, or rows of it.
-        PeerFailedError: a worker is gone.
     """
     state = optimizer.state_dict()
     indices = {table.name: index for index, table in places_of(tables, optimizer)}

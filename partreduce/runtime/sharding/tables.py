@@ -85,9 +85,6 @@ class Tables:
             cluster: which worker is on which node.
             guard: ends the run where an operation fails.
             engine: knows the step that this worker is in, and tells those without data when it begins one.
-
-        Raises:
-            UnavailableError: a worker did not connect.
         """
         self.rank, self.num_workers = reducer.world.rank, reducer.world.size
         self._guard, self._engine = guard, engine

@@ -71,9 +71,6 @@ def looking(
     """Inside, what is given calls the model with a batch and says which rows that looks up.
 
     Nothing is changed: no dropout, no statistics, no row that is shortened.
-
-    Raises:
-        InputError: an index is out of range.
     """
     known = embeddings_of(model)
     names: dict[torch.Tensor, str] = {parameter: name for name, (parameter, _) in known.items()}

@@ -50,11 +50,7 @@ def file_of(rank: int) -> str:
 
 
 def folders(directory: Path) -> list[Path]:
-    """The folders of checkpoints, whole or not; none if there is no such directory.
-
-    Raises:
-        FileError: it cannot be read.
-    """
+    """The folders of checkpoints, whole or not; none if there is no such directory."""
     try:
         inside = list(directory.iterdir())
     except FileNotFoundError:
@@ -65,13 +61,7 @@ def folders(directory: Path) -> list[Path]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """A manifest, refused if it is not one.
-
-    Raises:
-        NewerFormatError: a later version of partreduce wrote it.
-        DocumentError: it is not what `save_checkpoint` writes.
-        FileError: it cannot be read.
-    """
+    """A manifest, refused if it is not one."""
     place = folder / MANIFEST
     manifest = read_json(place, MAX_MANIFEST_BYTES)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
@@ -119,9 +109,6 @@ def survey(directory: Path, rank: int | None) -> list[Seen]:
     """What lies there, newest first, as far as the third that can be loaded; of a worker's own file, or of all.
 
     A folder without a manifest does not count: nobody finished it.
-
-    Raises:
-        FileError: the directory cannot be read.
     """
     manifests: list[tuple[Path, dict[str, Any]]] = []
     seen: list[Seen] = []
@@ -167,10 +154,6 @@ def chosen(directory: Path, reports: Sequence[Mapping[str, Any]], ranks: Sequenc
         directory: where they lie.
         reports: what each worker saw: `seen` (see `survey`), or `problem`.
         ranks: of these workers.
-
-    Raises:
-        FileError: nothing can be loaded although something is there; the message names it.
-        InputError: a checkpoint of a newer format is there; an older one is not taken for it unasked.
     """
     problem = next((f"worker {r}: {p}" for r, e in zip(ranks, reports, strict=True) if (p := e.get("problem"))), None)
     if problem is not None:
@@ -260,11 +243,7 @@ def delete(superfluous_folders: Sequence[Path], rank: int) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content.
-
-    Raises:
-        FileError: it cannot be read.
-    """
+    """A file's content."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -56,11 +56,7 @@ class Handover:
         self._groups: list[dict[str, Any]] = []
 
     def add(self, objects: tuple[Stateful, ...]) -> None:
-        """Further objects whose states go along; on a worker that has joined they get the donor's at once.
-
-        Raises:
-            InputError: one of them has no state, or the donor gave fewer.
-        """
+        """Further objects whose states go along; on a worker that has joined they get the donor's at once."""
         for one in objects:
             if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
                 raise InputError(f"register_stateful: a {type(one).__name__} has no state_dict() and load_state_dict()")
@@ -76,11 +72,7 @@ class Handover:
             group.update(taken)  # a scheduler that is made sets the first learning rate
 
     def check_unfit(self) -> None:
-        """Refuse a script of which one that joins would know too little.
-
-        Raises:
-            InputError: a learning-rate scheduler follows the optimizer, and nobody hands it over.
-        """
+        """Refuse a script of which one that joins would know too little."""
         steps = (getattr(one, "step", None) for one in (self.optimizer, self._wrapper()))
         if any(hasattr(step, "_wrapped_by_lr_sched") for step in steps) and not self.objects:
             raise InputError(f"scheduler: {BEHIND}")
@@ -102,11 +94,7 @@ class Handover:
         return pack(self._file(), extra, self.meeting.lineage)
 
     def take(self, data: bytes, turn: int) -> None:
-        """Put in place what another gave, and continue with the step before the operation of a turn.
-
-        Raises:
-            InputError: what another handed over cannot be read here.
-        """
+        """Put in place what another gave, and continue with the step before the operation of a turn."""
         tensors, facts = unpack(data, Path("the state of another worker"))
         kept = self._file().restore(tensors, facts, own_random_states=False)
         self._groups = [

@@ -129,12 +129,7 @@ class StateFile:
 
 
 def pack(state: StateFile, extra: object, lineage: str) -> bytes:
-    """A safetensors file; its header says of which lineage it is (see `checkpoint_directory`).
-
-    Raises:
-        MissingDependencyError: safetensors is not installed.
-        InputError: something is neither a tensor nor JSON.
-    """
+    """A safetensors file; its header says of which lineage it is (see `checkpoint_directory`)."""
     tensors, facts = state.collect()
     try:
         text = json.dumps(facts | {"extra": extra})
@@ -146,11 +141,7 @@ def pack(state: StateFile, extra: object, lineage: str) -> bytes:
 
 
 def unpack(data: bytes, place: Path) -> tuple[Tensors, dict[str, Any]]:
-    """Tensors and facts of a file.
-
-    Raises:
-        DocumentError: it is not a file of ours.
-    """
+    """Tensors and facts of a file."""
     try:
         tensors: Tensors = _safetensors().load(data)
         length = int.from_bytes(data[:8], "little")

@@ -31,11 +31,7 @@ OWN = ("buffer/", "random/")
 
 
 def newest(directory: Path, worker: int) -> Path | None:
-    """The newest checkpoint that all replicas have; None where there is none at all. All ranks of the job call it.
-
-    Raises:
-        FileError: there are some, and none that all have.
-    """
+    """The newest checkpoint that all replicas have; None where there is none at all. All ranks of the job call it."""
     seen = [path.name for path in directory.glob("round-*") if (_place(path, worker) / METADATA).exists()]
     said = all_gather_json(seen)
     if common := set.intersection(*map(set, said)):
@@ -66,12 +62,7 @@ def _place(folder: Path, worker: int) -> Path:
 
 
 def save(folder: Path, worker: int, flat: FlatModel, tensors: Tensors, facts: dict[str, Any]) -> None:
-    """Write one replica's state; all its ranks call it.
-
-    Raises:
-        InputError: `facts` are not JSON on some rank; all ranks say so.
-        FileError: a rank could not write.
-    """
+    """Write one replica's state; all its ranks call it."""
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     own = f"shard-{dist.get_rank(group)}"
     text, problem = "", ""
@@ -104,10 +95,6 @@ def load(
     """One replica's state, as `save` was given it, and whether as many shards wrote it; all its ranks call it.
 
     Of another number of shards this rank has what all have in common, and the first one's facts and buffers.
-
-    Raises:
-        FileError: a rank could not read.
-        InputError: the strategy's state was laid out for another number of shards.
     """
     group, place, dcp = replica_group(flat.model), _place(folder, worker), _torchs()
     trained = [parameter for held in optimizer.param_groups for parameter in held["params"]]

@@ -95,11 +95,7 @@ _RUNNERS: tuple[_Entry[Any], ...] = (
 
 
 def build(run: Run) -> Runner:
-    """The runner of a schedule's strategy.
-
-    Raises:
-        MissingDependencyError: no strategy here runs schedules of this kind.
-    """
+    """The runner of a schedule's strategy."""
     strategy = run.schedule.strategy
     for entry in _RUNNERS:
         if entry.kind is type(strategy):

@@ -46,9 +46,6 @@ class AsynchronousServer(OneSided):
     the worker. n workers move the model n times as far per step of time as one does: start from a rate divided by n.
     With `staleness` s a host answers a worker only when that is at most s rounds ahead of the slowest. With overlap the
     answer is awaited one round later. Buffers are averaged in the mean model only.
-
-    Raises:
-        InputError: a policy that asks for optimizer state to travel.
     """
 
     def __init__(self, server: Server, run: Run) -> None:

@@ -32,9 +32,6 @@ class GeneratedMeans(Runner):
     If a member dies the others keep their parameters as they were, report the group and continue; see `Survivors`. To
     know it in time, a group's members wait until the device has ended its sum.
     Where the generator is comes from the environment, which `partreduce run` sets.
-
-    Raises:
-        InputError: no generator is named, or a policy that cannot be kept.
     """
 
     client: GeneratorClient

@@ -98,12 +98,7 @@ class GradientAverage(Runner):
         return Arrived(scaled=arrived.scaled)
 
     def _start(self, flight: Flight, group: Group) -> Sums:
-        """Start the sum of gradients as they are, or were, or what is left to start of it.
-
-        Raises:
-            PeerFailedError: a worker is gone.
-            InputError: gradients were changed after they had left.
-        """
+        """Start the sum of gradients as they are, or were, or what is left to start of it."""
         is_late, flight.before = flight.turn > flight.step, ()
         if is_late and flight.step % self._lag == 0 and len(group.members) > 1:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.run.flat.buckets]
@@ -185,11 +180,7 @@ class GradientAverage(Runner):
             self.layers.check_late()
 
     def pause(self, place: str, *, apply: bool = True) -> int:
-        """The others could not tell whether the step of a backward pass still comes.
-
-        Raises:
-            InputError: its gradients have left, and it has not come.
-        """
+        """The others could not tell whether the step of a backward pass still comes."""
         if apply and self.layers is not None and self.layers.is_under_way:
             raise InputError(
                 f"{place}: this step's gradients have left during backward(), since they are sent by layers; "
@@ -252,11 +243,7 @@ class GradientAverage(Runner):
         return named
 
     def load(self, state: State, step: int) -> None:
-        """Put back what `state` gave.
-
-        Raises:
-            InputError: it is not what this run keeps.
-        """
+        """Put back what `state` gave."""
         late = {name for name in state if name.startswith(f"{KEY}/")}
         if rest := {name: tensor for name, tensor in state.items() if name not in late}:
             if self._codings is None or not self._codings.state():

@@ -21,9 +21,6 @@ class OneSided(Runner):
         place: with whom optimizer state would have to be averaged, for the refusal.
         deliver: called with each message from `start` on.
         bound: what may be on the way to each worker, where the mailbox's own is not what the protocol needs.
-
-    Raises:
-        InputError: a policy that asks for optimizer state to travel.
     """
 
     def __init__(
@@ -57,11 +54,7 @@ class OneSided(Runner):
         reducer.recorder.attach("mailbox", self._mailbox.traffic_facts)
 
     def until(self, done: Callable[[], bool], members: Sequence[int], operation: Operation | None = None) -> None:
-        """Wait until messages made `done` true, with which an operation is over.
-
-        Raises:
-            PeerFailedError: a member can no longer answer, or does not in time.
-        """
+        """Wait until messages made `done` true, with which an operation is over."""
         reducer = self.run.reducer
         try:
             self._mailbox.until(done, reducer.heartbeat, members, None if operation is None else operation.round)

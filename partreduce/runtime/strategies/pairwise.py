@@ -29,9 +29,6 @@ class PairMeans(OneSided):
     optimizer's step. Without overlap an active worker waits for the answer at the end of its round; with it, the
     exchange runs while the next round computes. The pairing is the explored machine of `schedulers.protocols.adpsgd`.
     Costs two more copies of the parameters, a third one on active workers. Buffers are averaged in the mean model only.
-
-    Raises:
-        InputError: a policy that asks for optimizer state to travel.
     """
 
     def __init__(self, strategy: Pairwise, run: Run) -> None:

@@ -109,11 +109,7 @@ class Part:
         return equal
 
     def send(self, step: int, round_: int, *, early: bool = False) -> None:
-        """Start an operation; where that is `early`, steps are taken until it is merged.
-
-        Raises:
-            PeerFailedError: a member is gone.
-        """
+        """Start an operation; where that is `early`, steps are taken until it is merged."""
         self.flight = Flight(
             kind=self.name, turn=self.turn_of(round_), step=step, round=round_, start=self._start,
             group=self._group(round_),
@@ -124,11 +120,7 @@ class Part:
             self.membership.begin(self.flight)
 
     def merge(self) -> bool:
-        """Complete and commit the operation that is in flight, if one is; whether all hold the same model now.
-
-        Raises:
-            PeerFailedError: a member is gone, or too late.
-        """
+        """Complete and commit the operation that is in flight, if one is; whether all hold the same model now."""
         if (flight := self.flight) is None:
             return False
         equal = False
@@ -179,11 +171,7 @@ class Part:
         return named
 
     def load(self, state: State) -> None:
-        """Put back what `state` gave.
-
-        Raises:
-            InputError: it is not what this run keeps.
-        """
+        """Put back what `state` gave."""
         buckets, rest, reference = self.reducer.buckets, dict(state), self.reference
         left = {name: rest.pop(name) for name in state if name.startswith("feedback")}
         flight = {name: rest.pop(name) for name in state if name.startswith(f"{KEY}/")}
@@ -356,9 +344,6 @@ class ParameterAverage(Runner):
     Neighbors (D-PSGD): x ← W_k (x + u) after each round; with a delay x ← W_k x + u(x), Hop's serial and parallel order
     (its Figure 2). A worker without edges in a round keeps its parameters. Step-normalized averaging brings every
     worker's progress to the mean steps per round of all, since neighborhoods overlap.
-
-    Raises:
-        InputError: a buffer policy that needs a group with one lowest rank.
     """
 
     def __init__(self, strategy: StaticGroups | AllReduce | NeighborAveraging, run: Run) -> None:
@@ -435,11 +420,7 @@ class ParameterAverage(Runner):
         return {f"{number}/{name}": tensor for number, state in named for name, tensor in state.items()}
 
     def load(self, state: State, step: int) -> None:
-        """Put back what `state` gave, and begin what was in flight and is not in it.
-
-        Raises:
-            InputError: it is not what this run keeps.
-        """
+        """Put back what `state` gave, and begin what was in flight and is not in it."""
         for number, part in enumerate(self.parts):
             prefix = f"{number}/" if self._takes_turns else ""
             own = {name.removeprefix(prefix): one for name, one in state.items() if name.startswith(prefix)}

@@ -154,9 +154,6 @@ def wait_for_missing(
         check_failure: raises if no message can come any more.
         told: what this worker waited for, as it stands in an error.
         place: where it waits, as its heartbeat says it.
-
-    Raises:
-        PeerWaitError: as said, with the worker whose message is missing.
     """
     lack: Missing | None = None
     wait = Wait(heartbeat, (), timeout, why=lambda: None if lack is None else why(lack))

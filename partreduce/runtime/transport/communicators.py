@@ -77,9 +77,6 @@ class Communicator:
         """Start a sum over the group, in place; with a `coding` the tensor holds the decoded sum once it is waited for.
 
         In 16 bits the backend adds the coded numbers. All members end with the same bits.
-
-        Raises:
-            MissingDependencyError: a codec of blocks, for which the group was not made.
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)

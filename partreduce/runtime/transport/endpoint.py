@@ -126,9 +126,6 @@ class Endpoint:
         max_header: bytes of the largest header.
         max_bytes: of the largest frame; a larger one closes the connection before memory is taken for it.
         queue: how many messages libzmq holds for a connection; 0 where `mailbox.Account` bounds them.
-
-    Raises:
-        MissingDependencyError: pyzmq is not installed.
     """
 
     def __init__(
@@ -163,9 +160,6 @@ class Endpoint:
         """Open the inbox, to which only those connect who know the password; returns the address with its port.
 
         With `answers`, what it reads has a route for `reply`.
-
-        Raises:
-            UnavailableError: nobody can listen there.
         """
         zmq = self._zmq
         self._access = self._context.socket(zmq.REP)

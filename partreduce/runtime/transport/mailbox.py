@@ -260,11 +260,6 @@ class Mailbox:
         The payload travels from its own memory, which must not change any more (`arrays.Snapshots` knows when it may).
         To oneself nothing is copied at all. What is `urgent` keeps its order among its like only, and may arrive before
         what was sent earlier.
-
-        Raises:
-            UnavailableError: the receiver never left its address, or the side thread has ended; in `deliver`, as many
-                messages wait for the receiver as may.
-            PeerGoneError: the receiver can no longer make room, or did not within the timeout.
         """
         message = self._addressed(to, kind, numbers, payload, urgent=urgent)
         size = message.num_bytes
@@ -355,12 +350,7 @@ class Mailbox:
         round_: int | None,
         purpose: str = "",
     ) -> None:
-        """Wait until messages made `done` true, which is asked under the lock.
-
-        Raises:
-            PeerGoneError: a member can no longer answer, the timeout passed, or delivery failed; where the wait has a
-                `purpose`, which then stands in the error, also if the run ended.
-        """
+        """Wait until messages made `done` true, which is asked under the lock."""
         has_come = False
 
         def is_over() -> bool:

@@ -158,12 +158,7 @@ def place_of(device: torch.device) -> str:
 
 
 def check_shared_gpus(store: Store, rank: int, size: int, device: torch.device, attempt: int) -> None:
-    """Compare over all workers which GPU each has.
-
-    Raises:
-        InputError: two have the same, which NCCL refuses in words that name neither.
-        UnavailableError: a worker did not say it in time.
-    """
+    """Compare over all workers which GPU each has."""
     notes = Notes(store, f"gpu/{attempt}")
     notes.write(str(rank), place_of(device))
     check_equal_places({other: notes.wait_for(str(other)) for other in range(size)})

@@ -72,12 +72,7 @@ def place(mesh: DeviceMesh | None = None) -> tuple[int, int]:
 
 
 def connect_store(timeout: timedelta) -> Store:
-    """The store of the run: the process group's, or the launcher's, or one hosted by rank 0.
-
-    Raises:
-        InputError: this process was not started by a launcher.
-        UnavailableError: the store did not answer within the timeout.
-    """
+    """The store of the run: the process group's, or the launcher's, or one hosted by rank 0."""
     if dist.is_initialized():
         return _settled(NamedPrefixStore("partreduce", default_store()), dist.get_rank(), timeout)
     missing = [name for name in RENDEZVOUS if not os.environ.get(name)]
@@ -137,10 +132,6 @@ def default_world(
     """The world of this process, made once per kind of device; `check` runs before anything that could hang.
 
     With `mesh`, of one dimension, the workers are its replicas.
-
-    Raises:
-        InputError: no launcher, or a CUDA run without NCCL.
-        UnavailableError: the store did not answer.
     """
     kind = "cuda" if device.type == "cuda" and not over_gloo() else "cpu"
     if kind == "cuda" and not dist.is_nccl_available():
@@ -207,9 +198,6 @@ def agreed_attempt(store: Store, rank: int, size: int, timeout: timedelta) -> st
     itself, and a node whose workers are ended for those of another counts none, so the number that a worker is given is
     no name. Each worker asks with a word that nobody else has, and worker 0 answers. It asks for all, since a worker
     that died with the attempt before may have left its question.
-
-    Raises:
-        UnavailableError: a worker did not come within the timeout.
     """
     if rank:
         word = secrets.token_hex(16)

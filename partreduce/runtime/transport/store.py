@@ -70,11 +70,7 @@ class StoreLine:
         Background(self._run, name="partreduce-store", stop=self.close).start()
 
     def ask(self, action: Callable[[Store], Answer]) -> Answer:
-        """What the action finds in the store.
-
-        Raises:
-            StoreLostError: the store is gone, or gave no answer within the timeout.
-        """
+        """What the action finds in the store."""
         question = _Question(action)
         self._questions.put(question)
         deadline = Deadline(self.timeout)
@@ -249,11 +245,7 @@ class Notes:
         return self._ask(read)
 
     def wait_for(self, key: str) -> str:
-        """A note that is there or is sure to come.
-
-        Raises:
-            UnavailableError: it did not come within the store's timeout.
-        """
+        """A note that is there or is sure to come."""
         bare: Any = self._store  # torch's stubs lack its timeout
         limit = bare.timeout.total_seconds() if self.line is None else self.line.timeout
         deadline, pauses = Deadline(limit), Pauses()
@@ -345,9 +337,6 @@ def own_host(store: Store) -> tuple[str, bool]:
 
     `GLOO_SOCKET_IFNAME` names another interface, as for gloo. Where the store has no address and there is no launcher
     it is this machine only.
-
-    Raises:
-        UnavailableError: the interface has no address, or the store's host cannot be resolved or reached.
     """
     if interface := chosen_interface():
         return _address_of(interface), False

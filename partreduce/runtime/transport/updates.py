@@ -130,9 +130,6 @@ class UpdateSender:
         """Send the arrays as they are now to each neighbor that has numbers; afterwards they may change.
 
         Each part comes as a message with the numbers (part, *numbers of that neighbor).
-
-        Raises:
-            UnavailableError, PeerGoneError: as `Mailbox.send`.
         """
         for index, views in enumerate(self._copied(arrays)):
             frames = [self.mailbox.shared(view) for view in views]
@@ -213,10 +210,6 @@ class PayloadRings:
         """Take in one part of an update; those of one update come in order, and so do the updates of one sender.
 
         Its memory belongs to the ring from now on.
-
-        Raises:
-            PlaceTakenError: with the first part: the step is too far ahead, or its place holds an update that is still
-                needed.
         """
         with self._lock:
             if part == 0:
@@ -275,11 +268,7 @@ class PayloadRings:
             return {source: (len(ring), self._capacities[source]) for source, ring in self._rings.items()}
 
     def restore(self, source: int, step: int, tensors: Sequence[torch.Tensor]) -> None:
-        """Put in an update as a checkpoint has it, in memory of its own.
-
-        Raises:
-            PlaceTakenError: as `receive`.
-        """
+        """Put in an update as a checkpoint has it, in memory of its own."""
         with self._lock:
             self._put(source, step, [frame_of(tensor.clone()) for tensor in tensors])
 

@@ -195,11 +195,7 @@ class Wait(PeerWatch):
         self._deadline.renew()
 
     def look(self) -> float:
-        """Called between two pauses, several times a second; returns in how many seconds it wants to be called again.
-
-        Raises:
-            PeerGoneError: there is nothing to wait for any more, or it took too long.
-        """
+        """Called between two pauses; returns in how many seconds it wants to be called again."""
         if self.is_due():
             why = self._heartbeat.gone(self._members, self._round) if self._why is None else self._why()
             if why is not None:
@@ -216,11 +212,7 @@ class Wait(PeerWatch):
         return left < -DIAGNOSE_SECONDS or self._heartbeat.sees_silence(self._members)
 
     def until(self, condition: threading.Condition, done: Callable[[], bool]) -> None:
-        """Wait for what another thread brings about, which it tells the condition; `done` is asked under its lock.
-
-        Raises:
-            PeerGoneError: as `look`.
-        """
+        """Wait for what another thread brings about, which it tells the condition; `done` is asked under its lock."""
         while True:
             with condition:
                 if condition.wait_for(done, GLANCE_SECONDS):

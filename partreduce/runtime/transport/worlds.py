@@ -142,12 +142,7 @@ class GroupTable(World):
         """What carries out sums of several stages."""
 
     def prepare(self, schedule: Schedule) -> None:
-        """Make the groups of this worker; see World.prepare.
-
-        Raises:
-            InputError: more groups, or more file descriptors, than this worker may have.
-            UnavailableError: members did not arrive within the timeout.
-        """
+        """Make the groups of this worker; see World.prepare."""
         own = member_sets(schedule, self.rank)
         wanted = own | {tuple(range(self.size))}
         in_blocks = schedule.strategy.transport.codec.has_blocks
@@ -174,9 +169,6 @@ class GroupTable(World):
             name: of a further communicator of members who have one, for a thread of its own.
             instance: names one making of a group that may have to be made again.
             within: how long connecting may take, where that is known to be shorter than the world's timeout.
-
-        Raises:
-            UnavailableError: members did not arrive within the timeout, or the world is abandoned.
         """
         if self.abandoned:
             raise UnavailableError(f"group {Group(members)}: the groups of this run were destroyed after a failure")
@@ -226,11 +218,7 @@ class GroupTable(World):
         return signs.gone(lost) if lost else None if (problem := signs.store_lost()) is None else str(problem)
 
     def communicator(self, members: Sequence[int], *, name: str = "") -> Communicator:
-        """The group with these members, or their further communicator of this name.
-
-        Raises:
-            UnavailableError: the groups were destroyed, or this one was never made.
-        """
+        """The group with these members, or their further communicator of this name."""
         key = tuple(members)
         communicator = self._further.get((key, name)) if name else self._groups.get(key)
         if communicator is None:
@@ -365,12 +353,7 @@ def over_gloo() -> bool:
 
 
 def chosen_algorithm(algorithm: AllReduceAlgorithm | str, device: torch.device) -> AllReduceAlgorithm:
-    """The algorithm that the user asks for.
-
-    Raises:
-        InputError: no such algorithm.
-        MissingDependencyError: CUDA tensors that go over gloo.
-    """
+    """The algorithm that the user asks for."""
     try:
         chosen = AllReduceAlgorithm(algorithm)
     except ValueError:

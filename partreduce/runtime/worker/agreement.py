@@ -41,11 +41,7 @@ class Policies:
 
     @classmethod
     def chosen(cls, buffers: str, optimizer_state: str, initial: str, outer_state: str) -> Policies:
-        """The policies of these names.
-
-        Raises:
-            InputError: a name that there is not.
-        """
+        """The policies of these names."""
         chosen_buffers = _choice(BufferPolicy, "buffers", buffers)
         chosen_state = _choice(StatePolicy, "optimizer_state", optimizer_state)
         if initial not in ("broadcast", "keep"):
@@ -108,11 +104,6 @@ def agree(
     """Compare `facts`, and the lines behind those that are hashes, over all workers; join the run if no world is given.
 
     With `mesh` the workers are its replicas, and `replica` are the ranks of this one's processes, this one first.
-
-    Raises:
-        HandshakeError: workers differ; all of them name the rank and the field.
-        UnavailableError: a worker did not arrive within the timeout; all others name it.
-        InputError: no launcher, or a CUDA run without NCCL.
     """
     if is_alone(world, mesh):
         return Agreed(SingleProcessWorld(), "alone")

@@ -21,10 +21,6 @@ def with_codec(schedule: Schedule, algorithm: AllReduceAlgorithm, codec: str | N
         algorithm: of the groups that will be made.
         codec: what the user asks for; None for the schedule's own.
         device: of the parameters.
-
-    Raises:
-        InputError: no such codec, or a strategy that may not round what it sends.
-        MissingDependencyError: sums of several stages of CUDA tensors that go over gloo.
     """
     strategy = schedule.strategy
     transport = strategy.transport

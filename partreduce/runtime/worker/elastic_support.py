@@ -19,11 +19,7 @@ from partreduce.topo.survivors import sends_whole
 
 
 def supports_elastic(schedule: Schedule, world: World, key: str, tables: Tables, replica: Sequence[int]) -> bool:
-    """Whether the launcher lets this run continue after failures.
-
-    Raises:
-        MissingDependencyError: it does, and no run of this kind can yet.
-    """
+    """Whether the launcher lets this run continue after failures."""
     if not os.environ.get(MAX_FAILED):
         if schedule.failure_plan is not None and not world.rank and not may_be_started_again():
             warn_user(

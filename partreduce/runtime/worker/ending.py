@@ -101,12 +101,7 @@ class Ending:
                 self.state = RUNNING
 
     def finish(self) -> None:
-        """Meet all others after the same round, make the model their mean, and close everything.
-
-        Raises:
-            PeerFailedError: a worker ended after another number of rounds, or is gone.
-            UnavailableError: a worker did not finish within the timeout.
-        """
+        """Meet all others after the same round, make the model their mean, and close everything."""
         self.check_unless_running("finish")
         # The others of this worker's groups may still have rounds to do, so it cannot wait for them here.
         self.engine.pause("finish")

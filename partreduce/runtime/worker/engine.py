@@ -78,9 +78,6 @@ class Engine:
             found_inf: GradScaler's verdict on this worker's gradients, which it leaves to the optimizer: it would not
                 call step() at all on a worker with an infinite gradient, and its group would wait.
             scale: what GradScaler multiplied the loss by.
-
-        Raises:
-            InputError: a model or optimizer that was changed, or gradients that are to be skipped and are averaged.
         """
         self.guard.before_step(skip=skip, found_inf=found_inf, scale=scale)
         scaled = found_inf is not None
@@ -199,9 +196,6 @@ class Engine:
         """Come to a place where all workers meet, which must be at the same round then.
 
         Without `apply` what it takes to come there is dropped: other parameters are about to be loaded.
-
-        Raises:
-            InputError: means were not applied that other workers do apply.
         """
         if apply and self._arrived is not None and self.traits.agrees_on_end:
             raise InputError(
@@ -262,9 +256,6 @@ class Engine:
         """This worker's data ended: take part in all rounds that others still do.
 
         `after_averaging` is what the others do with the mean gradients of a step before they take it.
-
-        Raises:
-            InputError: this worker changed its means, too, while it had data, and is not told how to go on so.
         """
         self.pause("join")  # whoever waits here for the others' next round can answer nobody's group meanwhile
         if self.traits.agrees_on_end:

@@ -32,9 +32,6 @@ class Meeting:
         """What every worker, or each of some, has to say of `what`, in the order of their ranks.
 
         Called inside `heartbeat.gathering`, once in each for a `what`.
-
-        Raises:
-            PeerFailedError: a worker is gone, or does something else.
         """
         return self.ending.guard(lambda: self._exchange(what, mine, members or self.run.everyone))
 
@@ -52,11 +49,7 @@ class Meeting:
         return [json.loads(said[rank]) for rank in members]
 
     def broadcast(self, members: Sequence[int] | None = None) -> None:
-        """Copy the parameters and buffers of worker 0, or of the first of some, to all of them.
-
-        Raises:
-            PeerFailedError: a worker is gone.
-        """
+        """Copy the parameters and buffers of worker 0, or of the first of some, to all of them."""
         self.ending.guard(lambda: self._broadcast(self.run.everyone if members is None else members))
 
     def _broadcast(self, members: Sequence[int]) -> None:

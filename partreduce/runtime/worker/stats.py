@@ -43,12 +43,7 @@ def stats_of(engine: Engine, recorder: Recorder) -> Stats:
 
 
 def write_stats(stats: Stats, writer: Writer) -> None:
-    """Give the numbers to a writer; of those that nobody knows TensorBoard gets none.
-
-    Raises:
-        InputError: it is nothing that takes numbers.
-        FileError: a CSV file cannot be written.
-    """
+    """Give the numbers to a writer; of those that nobody knows TensorBoard gets none."""
     if callable(add := getattr(writer, "add_scalar", None)):
         for name, number in stats.items():
             if not math.isnan(number):

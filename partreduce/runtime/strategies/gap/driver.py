@@ -159,11 +159,7 @@ class GapDriver(GenerationDriver[HopState]):
         return tensors
 
     def unpack(self, round_: int, tensors: dict[str, torch.Tensor]) -> None:
-        """Be where `packed` was, with its arrays put into the empty rings.
-
-        Raises:
-            InputError: the tensors are of another round than the checkpoint.
-        """
+        """Be where `packed` was, with its arrays put into the empty rings."""
         step, stage = tensors[PLACE].tolist()
         if step != round_:
             raise InputError(f"load_checkpoint: the queues are those of step {step}, and the checkpoint is of {round_}")

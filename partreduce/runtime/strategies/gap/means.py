@@ -41,9 +41,6 @@ class GapMeans(OneSided):
     with its parameters as they are. Buffers are averaged in the mean model only. Costs one snapshot for each round that
     is on its way, one more array (two in the parallel order with skips), and the queues: `status` says how full they
     are.
-
-    Raises:
-        InputError: a policy that asks for optimizer state to travel.
     """
 
     def __init__(self, strategy: NeighborAveraging, run: Run) -> None:
@@ -144,11 +141,7 @@ class GapMeans(OneSided):
         return self.driver.packed()
 
     def load(self, state: dict[str, torch.Tensor], step: int) -> None:
-        """Be where the checkpoint was, with its queues; the update of this round, if sent by then, is not sent again.
-
-        Raises:
-            InputError: it is not of a run that keeps a gap, or of another round.
-        """
+        """Be where the checkpoint was, with its queues; an update that was sent by then is not sent again."""
         if PLACE not in state:
             super().load(state, step)
             return

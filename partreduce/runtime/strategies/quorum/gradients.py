@@ -255,11 +255,7 @@ class QuorumGradients(Runner):
         return further
 
     def check_failure(self) -> None:
-        """Raise what ended the collective thread.
-
-        Raises:
-            PeerFailedError: a worker is gone or too late.
-        """
+        """Raise what ended the collective thread."""
         error = self.driver.error
         if isinstance(error, PartreduceError):
             raise error
@@ -277,9 +273,6 @@ class QuorumGradients(Runner):
 
         A sum needs every worker's process, so the end of any of them is everybody's; how slow one may be is another
         matter. A round that runs has a limit of its own, which the collective thread keeps.
-
-        Raises:
-            PeerFailedError: it cannot come.
         """
         reducer, everyone = self.run.reducer, self.run.everyone
         try:

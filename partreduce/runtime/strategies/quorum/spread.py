@@ -44,11 +44,7 @@ class Spread:
         self._has_tree = num_workers > DIRECT
 
     def send(self, targets: Iterable[int], kind: str, numbers: tuple[int, ...]) -> None:
-        """Tell these workers; all others, where the run is large, by the tree that begins here.
-
-        Raises:
-            UnavailableError: the side thread of the mailbox has ended.
-        """
+        """Tell these workers; all others, where the run is large, by the tree that begins here."""
         told = tuple(targets)
         if self._has_tree and len(told) == self._size - 1:
             self._pass_on(self._mailbox.rank, kind, numbers)

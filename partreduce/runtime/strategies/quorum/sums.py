@@ -70,11 +70,7 @@ class GradientSums:
         return GradientSum(arrays)
 
     def check_sparse(self) -> None:
-        """Refuse gradients that have no array.
-
-        Raises:
-            InputError: a gradient is sparse.
-        """
+        """Refuse gradients that have no array."""
         for bucket in self.buckets:
             for slot in bucket.slots:
                 gradient = slot.parameter.grad
