@@ -152,7 +152,8 @@ class FixedMembership:
         if not (self.flights and flight in self.flights):
             if flight.sums is None and flight.group is not None:
                 flight.sums = flight.start(flight, flight.group)
-            flight.wait()
+            for reducer, reduction in flight.sums or ():
+                reducer.wait(reduction)
             return flight
         try:
             flight.wait()
@@ -182,9 +183,9 @@ class FixedMembership:
     def skip(self, turn: int) -> None:
         """A turn in which nothing is due yet."""
 
-    def givers(self, step: int, members: int) -> int:  # noqa: ARG002 - for members that join
-        """How many of the members of a group took a step."""
-        return members
+    def givers(self, step: int) -> int:  # noqa: ARG002 - for members that join
+        """How many members took a step."""
+        return len(self._members)
 
     def common_start(
         self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None

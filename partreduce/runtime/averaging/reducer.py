@@ -32,7 +32,7 @@ from partreduce.runtime.recorder import Operation, Recorder
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.streams import Streams
 from partreduce.runtime.transport.tags import TAG_LENGTH, Tail, agreement, sums_agree, tag_of
-from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, PeerGoneError, PeerWatch, Wait
+from partreduce.runtime.transport.waiting import DIAGNOSE_SECONDS, GLANCE_SECONDS, PeerGoneError, PeerWatch, Wait
 from partreduce.runtime.transport.work import Work
 from partreduce.runtime.transport.worlds import World
 from partreduce.topo.errors import InputError, PeerFailedError, StoreLostError, UnavailableError
@@ -479,7 +479,8 @@ class Reducer:
         members, round_ = operation.members, operation.rounds_before
         if not self.streams.runs_ahead:
             self.heartbeat.now = operation.entered, members
-        if self.streams.runs_ahead or work.is_completed():
+        glance = GLANCE_SECONDS if self.outlives is None else self.outlives.glance
+        if self.streams.runs_ahead or work.ends_soon(glance):
             work.wait()  # on a device the user's stream waits, not the host
             return
 
@@ -494,7 +495,6 @@ class Reducer:
                 raise RuntimeError(reason)  # which may have a cause of its own
             return None
 
-        glance = None if self.outlives is None else self.outlives.glance
         work.wait(Wait(self.heartbeat, members, self.timeout, why=why, glance=glance).look)
 
     def _why(self, operation: Operation, error: Exception) -> str:

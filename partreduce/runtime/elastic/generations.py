@@ -240,7 +240,7 @@ class Generations(FixedMembership):
                 f"others average from round {self.resumes // self.turns} on; end the run and start it again to load it"
             )
 
-    def givers(self, step: int, members: int) -> int:  # noqa: ARG002 - of those who are left
+    def givers(self, step: int) -> int:
         """How many members have taken a step, with one step per round: all but those that joined since."""
         return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
 

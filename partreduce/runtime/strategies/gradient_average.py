@@ -73,7 +73,7 @@ class GradientAverage(Runner):
             # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part
             # unnoticed.
             kind=f"{KIND} after a changed mean" if applier.changes_means else KIND,
-            turn=self._due(step), step=step, round=step, start=self._start, group=self.group,
+            turn=self._due(step) if self._lag else step, step=step, round=step, start=self._start, group=self.group,
             settings=settings_of(applier.optimizer),
         )  # fmt: skip
         if newest.turn == step:
@@ -111,7 +111,7 @@ class GradientAverage(Runner):
             group,
             gradients=True,
             kept=flight.kept,
-            divisor=self._divisor or self.membership.givers(flight.step, len(group.members)),
+            divisor=self._divisor or (self.membership.givers(flight.step) if self.membership.may_change else None),
             codings=None if self._codings is None else self._codings.of_buckets,
             settings=flight.settings,
         )
@@ -134,7 +134,8 @@ class GradientAverage(Runner):
 
             reducer.commit(reduction, commit)
             ok = reduction.ok
-        flight.release_kept()
+        if flight.kept:
+            flight.release_kept()
         if changes and (change := self.run.applier.after_averaging) is not None:
             change()
         return ok

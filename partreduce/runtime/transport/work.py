@@ -80,6 +80,12 @@ class Work:
             action, self._then = self._then, None
             action()
 
+    def ends_soon(self, seconds: float) -> bool:
+        """Wait for so long where nobody need look meanwhile; whether it has ended."""
+        return self.is_completed() or (
+            self.ended_within is not None and self._may_wait_inside() and self.ended_within(seconds)
+        )
+
     def _may_wait_inside(self) -> bool:
         """Only the main thread cannot be inside the library when the interpreter ends."""
         return not self._on_main_thread or threading.current_thread() is threading.main_thread()
