@@ -18,7 +18,6 @@ from torch.utils.hooks import RemovableHandle
 
 from partreduce.runtime.averaging.mean_model import sample_of
 from partreduce.runtime.guard import training
-from partreduce.runtime.guard.layout import embedding_changed
 from partreduce.runtime.guard.table import FIRST_STEPS, Moment, When, checks_always, checks_at
 from partreduce.runtime.guard.training import LOCK, Facts, Special, Version, version_of
 from partreduce.runtime.transport.store import Notes
@@ -50,8 +49,7 @@ class Guard(Facts):
         if not self._is_early and not self.always:
             before, averaging = (tuple(row for row in rows if row.when is When.ALWAYS) for rows in (before, averaging))
         self._before_step, self._before_averaging = (
-            tuple((row.look, row) for row in rows if row is not embedding_changed or self.tables)
-            for rows in (before, averaging)
+            tuple((row.look, row) for row in rows) for rows in (before, averaging)
         )
 
     # From wrapping to the end.
