@@ -149,16 +149,14 @@ class FixedMembership:
             PeerFailedError: a member is gone, or too late.
             InputError: all members refuse the sums.
         """
-        if not (self.flights and flight in self.flights):
-            if flight.sums is None and flight.group is not None:
-                flight.sums = flight.start(flight, flight.group)
-            for reducer, reduction in flight.sums or ():
-                reducer.wait(reduction)
-            return flight
+        is_queued = flight in self.flights
+        if not is_queued and flight.sums is None and flight.group is not None:
+            flight.sums = flight.start(flight, flight.group)
         try:
             flight.wait()
         finally:  # also where all refuse it
-            self.flights.remove(flight)
+            if is_queued:
+                self.flights.remove(flight)
         return flight
 
     def arrive(self, flight: Flight) -> None:

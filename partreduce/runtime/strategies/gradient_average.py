@@ -73,7 +73,7 @@ class GradientAverage(Runner):
             # In the tag, so that workers of whom only some clipped in the last step hear of it, rather than part
             # unnoticed.
             kind=f"{KIND} after a changed mean" if applier.changes_means else KIND,
-            turn=self._due(step) if self._lag else step, step=step, round=step, start=self._start, group=self.group,
+            turn=self._due(step), step=step, round=step, start=self._start, group=self.group,
             settings=settings_of(applier.optimizer),
         )  # fmt: skip
         if newest.turn == step:
@@ -134,8 +134,7 @@ class GradientAverage(Runner):
 
             reducer.commit(reduction, commit)
             ok = reduction.ok
-        if flight.kept:
-            flight.release_kept()
+        flight.release_kept()
         if changes and (change := self.run.applier.after_averaging) is not None:
             change()
         return ok

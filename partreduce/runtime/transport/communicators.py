@@ -80,10 +80,7 @@ class Communicator:
         """
         if coding is not None and not (self.is_inside_a_node and coding.transport.where is CodecScope.ACROSS_NODES):
             return self._coded(tensor, coding)
-        try:  # as `_started`, without two calls more in each step
-            return _work(self._live().allreduce([tensor], self._sum_options), tensor)
-        except RuntimeError as error:
-            raise UnavailableError(first_line(error)) from None
+        return self._started(tensor, lambda backend: backend.allreduce([tensor], self._sum_options))
 
     def _coded(self, tensor: torch.Tensor, coding: Coding) -> Work:
         if coding.in_blocks:
