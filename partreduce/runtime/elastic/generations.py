@@ -46,6 +46,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.fragments import round_ends
 
 SHORTEST_GLANCE = 0.05
+MEMBERS_CHANGE = "a worker is lost, or joins"
 MAX_STORE_QUERIES = 1280
 """A second, of all workers together that wait for an operation."""
 
@@ -209,7 +210,7 @@ class Generations(FixedMembership):
         """Before the groups are destroyed: no sum in flight arrives any more."""
         for flight in self.flights:
             if not (flight.is_restored or (flight is self._entered and flight.is_waited)):
-                flight.lose("a worker is lost, or joins")
+                flight.lose(MEMBERS_CHANGE)
 
     def _start_again(self) -> None:
         """All members are connected, and have a state: begin again what was in flight, in one order.
@@ -219,7 +220,7 @@ class Generations(FixedMembership):
         for flight in self.flights:
             if flight is not self._entered or not self.voting.forwarded:
                 if flight is self._entered and not flight.is_restored:
-                    flight.lose("a worker is lost, or joins")
+                    flight.lose(MEMBERS_CHANGE)
                 self._start_ahead(flight)
 
     @property
@@ -333,7 +334,7 @@ class Generations(FixedMembership):
                 broke.note()
                 if not self.voting.forwarded:
                     if flight not in self.flights and not flight.is_restored:
-                        flight.lose("a worker is lost, or joins")
+                        flight.lose(MEMBERS_CHANGE)
                     continue
             return
 
@@ -368,7 +369,7 @@ class Generations(FixedMembership):
     def why(self, operation: Operation) -> str | None:
         """Why it makes no sense to wait for an operation any longer."""
         if self.voting.is_open:
-            return "a worker is lost, or joins"
+            return MEMBERS_CHANGE
         round_ = operation.rounds_before
         return self.heartbeat.gone(operation.members, round_) or self.heartbeat.elsewhere(operation.members, round_)
 

@@ -59,7 +59,7 @@ class Facts(Layout):
         run: Run = engine.run
         super().__init__(run.flat, run.rank, engine.optimizer, run.tables)
         self.engine, self.run = engine, run
-        self.averages_gradients = run.schedule.strategy.averages_gradients and not run.alone
+        self.averages_gradients = run.traits.averages_gradients
         self.steps = 0  # that began since wrapping
         self.skips = False  # whether the step that has begun is skipped
         self.said: set[str] = set()  # what was warned of
@@ -114,6 +114,11 @@ class Facts(Layout):
         return None
 
 
+def _parameters_of(group: Mapping[str, Any]) -> list[torch.nn.Parameter]:
+    """Those of an optimizer's group, of which torch takes pairs (name, parameter) as well."""
+    return [entry[1] if isinstance(entry, tuple) else entry for entry in group["params"]]
+
+
 @check(
     Moment.ADD_GROUP,
     cost="O(group)",
@@ -122,8 +127,7 @@ class Facts(Layout):
 )
 def added_parameter_not_wrapped(facts: Facts, group: Mapping[str, Any]) -> Found:
     """The parameters of the new group."""
-    for entry in group["params"]:
-        parameter = entry[1] if isinstance(entry, tuple) else entry  # torch takes (name, parameter) as well
+    for parameter in _parameters_of(group):
         if not facts.flat.holds(parameter):
             return {"shape": list(parameter.shape)}
     return None
@@ -139,8 +143,8 @@ def state_of_a_new_group(facts: Facts, group: Mapping[str, Any]) -> Found:
     """With `optimizer_state='average'`: what the optimizer keeps under the new group's settings."""
     riding = facts.flat.riding
     keys = set(state_keys(facts.optimizer, group)) if riding else set()
-    for entry in group["params"]:
-        if missed := keys - set(riding.get(entry[1] if isinstance(entry, tuple) else entry, ())):
+    for parameter in _parameters_of(group):
+        if missed := keys - set(riding.get(parameter, ())):
             return {"missed": ", ".join(sorted(missed))}
     return None
 
@@ -413,7 +417,7 @@ def plain_optimizer_stepped(facts: Facts, optimizer: torch.optim.Optimizer) -> F
 )
 def another_optimizer_first(facts: Facts, optimizer: torch.optim.Optimizer) -> Found:
     """Before the first step of outer steps and servers: whether it trains a part of the model."""
-    opens = facts.run.traits.measures_from_start and not facts.run.progress.step
+    opens = not facts.run.progress.step and facts.run.traits.measures_from_start
     return facts.first_local(optimizer) if opens else None
 
 

@@ -55,12 +55,12 @@ def traits_of(schedule: Schedule) -> Traits:
             needs_round_start=normalizes and not has_equal_steps,
         )  # fmt: skip
     takes_turns = strategy.takes_turns
-    has_reference = takes_turns or not strategy.payload.outer.is_plain
+    has_outer_state = takes_turns or not strategy.payload.outer.is_plain
     return Traits(
         False,
         keeps_equal=False,
-        carries_state=has_reference,
-        measures_from_start=has_reference,
+        carries_state=has_outer_state,
+        measures_from_start=has_outer_state,
         needs_round_start=not takes_turns and (normalizes or strategy.is_delayed),
         # At unequal steps per round a worker may have had turns in a round that others still lack.
         saves_inside_rounds=not takes_turns or has_equal_steps,

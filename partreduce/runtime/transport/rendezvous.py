@@ -110,7 +110,7 @@ def _settled(store: Store, rank: int, timeout: timedelta) -> Store:
     fresh_line(store, timeout.total_seconds())
     if hosts_store(rank, store):
         served: Any = root_store(store)
-        let_forks_go_without(served.port)
+        close_in_forks(served.port)
     return store
 
 
@@ -235,7 +235,7 @@ _listeners: set[int] = set()
 """Inodes of the sockets at which this process serves a store; a port may be somebody else's by the time of a fork."""
 
 
-def let_forks_go_without(port: int) -> None:
+def close_in_forks(port: int) -> None:
     """From now on children that this process forks hold no socket of the store that it serves at this port.
 
     The kernel closes the sockets of a dead process when nobody else holds them. A fork does, such as a data loader's
@@ -249,7 +249,7 @@ def let_forks_go_without(port: int) -> None:
     )
 
 
-def _let_go() -> None:
+def _close_sockets() -> None:
     """Put something else into the place of each socket, which the store's own objects may close at any time."""
     if not _listeners:
         return
@@ -275,7 +275,7 @@ def _tcp_sockets() -> Iterator[socket.socket]:
                 held.detach()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_sockets)
 
 
 def is_alone(world: World | None, mesh: DeviceMesh | None = None) -> bool:

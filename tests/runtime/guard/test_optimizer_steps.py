@@ -35,7 +35,7 @@ def watching(own):
         progress=SimpleNamespace(step=1),
         tables=(),
         schedule=SimpleNamespace(strategy=AllReduce()),
-        traits=SimpleNamespace(measures_from_start=False),
+        traits=SimpleNamespace(averages_gradients=True, measures_from_start=False),
     )
     return Guard(
         SimpleNamespace(

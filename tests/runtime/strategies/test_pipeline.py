@@ -99,10 +99,21 @@ class Numbers(torch.nn.Module):
         return [weight.item() for weight in self.weights]
 
 
-def wrapped(world, *, model=None, make=torch.optim.SGD, buffers="average", rate=1.0, timeout=60, options=None, **sync):
+def wrapped(
+    world,
+    *,
+    model=None,
+    make=torch.optim.SGD,
+    buffers="average",
+    rate=1.0,
+    timeout=60,
+    options=None,
+    strategy=None,
+    **sync,
+):
     model = model or Numbers()
     inner = make(model.parameters(), lr=rate, **(options or {}))
-    schedule = Schedule("late", Cluster.regular(1, world.size), AllReduce(sync=Pipeline(**sync)))
+    schedule = Schedule("late", Cluster.regular(1, world.size), strategy or AllReduce(sync=Pipeline(**sync)))
     return model, DistributedOptimizer(inner, model, schedule, timeout=timeout, buffers=buffers, world=world)
 
 
@@ -464,10 +475,7 @@ def test_late_gradients_that_a_schedule_cannot_keep_are_dropped_with_a_word(rank
         state = optimizer.state_dict()
         optimizer.finish()
         for sync in (Pipeline(), Synchronous()):
-            model = Numbers()
-            inner = torch.optim.SGD(model.parameters(), lr=1.0)
-            schedule = Schedule("other", Cluster.regular(1, world.size), AllReduce(sync=sync))
-            optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
+            _, optimizer = wrapped(world, strategy=AllReduce(sync=sync))
             optimizer.load_state_dict(state)
             assert optimizer.steps == 3
             optimizer.finish()
@@ -606,10 +614,7 @@ def test_a_state_with_late_gradients_is_taken_up_behind_a_longer_warm_up(ranks):
             optimizer.zero_grad()
         state = optimizer.state_dict()
         optimizer.finish()
-        model = Numbers()
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        schedule = Schedule("longer", Cluster.regular(1, world.size), AllReduce(sync=Pipeline(warm_up=6)))
-        optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
+        model, optimizer = wrapped(world, warm_up=6)
         optimizer.load_state_dict(state)
         for _ in range(9):
             optimizer.zero_grad()
@@ -628,10 +633,7 @@ def test_late_gradients_are_dropped_with_a_word_where_parameters_are_averaged(ra
             optimizer.step()
         state = optimizer.state_dict()
         optimizer.finish()
-        model = Numbers()
-        inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        schedule = Schedule("rounds", Cluster.regular(1, world.size), AllReduce(steps_per_round=2))
-        optimizer = DistributedOptimizer(inner, model, schedule, timeout=60, world=world)
+        model, optimizer = wrapped(world, strategy=AllReduce(steps_per_round=2))
         optimizer.load_state_dict(state)
         model.backward(1.0)
         optimizer.step()

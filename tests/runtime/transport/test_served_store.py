@@ -93,9 +93,9 @@ def test_what_a_forked_child_loses_is_the_store_alone(monkeypatch):
     monkeypatch.setattr(rendezvous, "_listeners", set())
     with socket.create_server(("127.0.0.1", 0)) as former:
         port = former.getsockname()[1]
-        rendezvous.let_forks_go_without(port)
+        rendezvous.close_in_forks(port)
     with socket.create_server(("127.0.0.1", port)) as mine, socket.create_server(("127.0.0.1", 0)) as store:
-        rendezvous.let_forks_go_without(store.getsockname()[1])
+        rendezvous.close_in_forks(store.getsockname()[1])
         with socket.create_connection(store.getsockname()) as client, store.accept()[0] as accepted:
             child = os.fork()
             if child == 0:
