@@ -138,7 +138,7 @@ def run_with_failure(
 
     A turn is a round, or a round and a fragment.
     """
-    from helpers.goes_on_runs import own, run
+    from helpers.elastic_runs import own, run
 
     code, said, _ = run(
         {worker: (instant, turn)},

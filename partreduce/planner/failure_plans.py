@@ -17,12 +17,12 @@ from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError, ScheduleError
-from partreduce.topo.failure_plan import FailurePlan, SurvivorRule, check_covered
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule, check_planned
 from partreduce.topo.failure_symmetries import Failure, planned_classes
 from partreduce.topo.hardware import Hardware, Switch
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import RulePhases, StaticGroups
-from partreduce.topo.survivors import after_failure, sends_whole
+from partreduce.topo.survivors import after_failure
 from partreduce.verify.base import Status
 from partreduce.verify.survives import MAX_CLASSES, prove_survives
 
@@ -48,23 +48,13 @@ class Survival:
     words: str
 
 
-def goes_on(schedule: Schedule) -> bool:
+def has_plan(schedule: Schedule) -> bool:
     """Whether a failure plan of the schedule can be made, and run."""
     try:
-        _check_runs(schedule)
+        check_planned(schedule.strategy)
     except ScheduleError:
         return False
     return True
-
-
-def _check_runs(schedule: Schedule) -> None:
-    """Raise for what ends a run at the first failure, whatever is planned (see `runtime.worker.elastic_support`)."""
-    check_covered(schedule.strategy)
-    if not sends_whole(schedule):
-        raise ScheduleError(
-            "strategy.transport.gradient_buckets: expected single, with which survivors continue, got per_layer; "
-            "leave it out"
-        )
 
 
 def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None] = lambda _: None) -> Survival:
@@ -73,7 +63,7 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
     Raises:
         ScheduleError: no plan of such a schedule can be made.
     """
-    _check_runs(schedule)
+    check_planned(schedule.strategy)
     bare = replace(schedule, failure_plan=None, certificate=None)
     say(f"planning for the failure of up to {job.tolerate_failures} workers or one node")
     plans = [one for one in (_with_rule(bare, rule, job.tolerate_failures) for rule in _rules(bare)) if one is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from partreduce.planner.axes import Axes
 from partreduce.planner.competitors import competitors
-from partreduce.planner.failure_plans import goes_on
+from partreduce.planner.failure_plans import has_plan
 from partreduce.planner.front import front
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import Label
@@ -70,7 +70,7 @@ def weigh(job: PlanRequest, clock: Clock, until: float, say: Callable[[str], Non
         weighed.options += kind.options(trials)
         weighed.left_out[kind.name] = trials.left_out
     if job.tolerate_failures:
-        weighed.options = [option for option in weighed.options if goes_on(option.schedule)]
+        weighed.options = [option for option in weighed.options if has_plan(option.schedule)]
     if job.tables:
         weighed.options = [one for one in weighed.options if not one.schedule.strategy.tables_unsupported_reason()]
     return weighed

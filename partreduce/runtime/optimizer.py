@@ -33,6 +33,7 @@ from partreduce.runtime.averaging.shards import replica_of
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
 from partreduce.runtime.elastic.generations import Generations, generations_of
 from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes, warn_nodes_missing
+from partreduce.runtime.elastic.support import supports_elastic
 from partreduce.runtime.elastic.voting import joins
 from partreduce.runtime.guard.wrapping import check_model, check_module, check_optimizer, check_run
 from partreduce.runtime.launcher.last_line import install_excepthook
@@ -53,7 +54,6 @@ from partreduce.runtime.transport.worlds import World, chosen_algorithm, formed
 from partreduce.runtime.user_warning import warn_user
 from partreduce.runtime.worker.agreement import Policies, agree, facts_of
 from partreduce.runtime.worker.codec import fact_of, warn_of_rounded_signs, with_codec
-from partreduce.runtime.worker.elastic_support import supports_elastic
 from partreduce.runtime.worker.ending import RUNNING, Ending
 from partreduce.runtime.worker.engine import Engine
 from partreduce.runtime.worker.meeting import Meeting
@@ -164,7 +164,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             check_other_shapes(tables, self.schedule)
             reached = formed(agreed.world, group_algorithm, self.schedule.cluster)
         own_process = world is None and not alone
-        lives_on = own_process and supports_elastic(plan, reached, agreed.key, tables, replica)
+        lives_on = own_process and supports_elastic(plan, reached, agreed.key, replica)
         heartbeat = Heartbeat(
             reached.store,
             reached.rank,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -13,9 +13,8 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.fields import Choice, Closed
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.base import HasGroups, Strategy
-from partreduce.topo.strategies.outer import PLAIN
-from partreduce.topo.strategies.payload import PLAIN_PAYLOAD
+from partreduce.topo.strategies.axes import GradientBuckets
+from partreduce.topo.strategies.base import Averaging, HasGroups, Strategy
 from partreduce.topo.strategies.static import MAX_EXPLICIT_WORKERS, RulePhases, StaticGroups
 
 MAX_FAILURES = 4
@@ -80,7 +79,7 @@ def check_failure_plan(plan: FailurePlan, cluster: Cluster, strategy: Strategy) 
     Raises:
         ScheduleError: the place, the value and the rule.
     """
-    check_covered(strategy)
+    check_planned(strategy)
     n = cluster.num_workers
     most = min(MAX_FAILURES, n - 2)
     if most < 1:
@@ -124,27 +123,111 @@ def _first_overlap(cluster: Cluster, strategy: Strategy) -> int | None:
     return None
 
 
+class AfterFailure(Choice):
+    """What becomes of a run when a worker fails."""
+
+    CONTINUES = "continues"
+    """Survivors continue in place."""
+
+    RESTARTS = "restarts"
+    """All workers restart from their last checkpoint (`--max-restarts`); with `--tolerate-failures` it is refused."""
+
+    REFUSED = "refused"
+    """It is refused, in a line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A kind of strategy, or a feature of one or of a run, and what becomes of a run with it when a worker fails."""
+
+    name: str
+    answer: AfterFailure
+    words: str
+    """How survivors continue, or why they cannot."""
+    place: str = ""
+    """Of what keeps a schedule from continuing, in its `strategy`; empty where it is the run that does."""
+    applies: Callable[[Strategy], bool] = lambda _: False
+    """Whether a strategy has what keeps it from continuing."""
+
+
+CONTINUES, RESTARTS, REFUSED = AfterFailure
+
+
+def _kind(kind: str, words: str, *, name: str = "", answer: AfterFailure = RESTARTS) -> Case:
+    words = f"is {kind}; failure plans are for static and allreduce: {words}"
+    return Case(name or kind, answer, words, "kind", lambda strategy: strategy.kind == kind)
+
+
+UNPLANNED = (
+    Case("failure plan for outer parameters per worker", REFUSED, "is per_worker, for which no failure plan is proved; "
+         "leave failure_plan out, and survivors average all together", "payload.outer.outer_params",
+         lambda strategy: strategy.payload.outer.has_own_outer_params),
+    Case("failure plan for a sync.merge with alpha", REFUSED, "is not 0, for which no failure plan is proved; leave "
+         "failure_plan out, and survivors average all together", "sync.merge.alpha",
+         lambda strategy: bool(strategy.sync.kept)),
+)  # fmt: skip
+"""What survivors continue with, though not by a plan."""
+CASES = (
+    Case("allreduce of gradients", CONTINUES, "the step is done, or done again by the survivors; models stay equal"),
+    Case("allreduce of parameters", CONTINUES, "the round is done, or done again by the survivors"),
+    Case("static", CONTINUES, "the same, in the groups of the failure plan, or all together"),
+    Case("unequal steps per round", CONTINUES, "each survivor keeps its own, also where averaging is by steps"),
+    Case("sync.pipeline", CONTINUES, "sums in flight begin again, of gradients that each worker keeps until then"),
+    Case("sync.delay", CONTINUES, "a sum in flight begins again from the models with which the round began"),
+    Case("sync.merge", CONTINUES, "sums in flight begin again from what each survivor had sent"),
+    Case("transport.codec", CONTINUES, "a sum that begins again is rounded again; what roundings left over is dropped"),
+    Case("payload.outer", CONTINUES, "outer parameters and momentum stay, also where each worker has its own"),
+    Case("payload.fragments", CONTINUES, "the turn is done, or done again; the other fragments keep what they have"),
+    Case("gradient_buckets per_layer", CONTINUES, "all layers of the step are sent again, also those that had left"),
+    Case("dynamic_groups", CONTINUES, "the group generator evicts who is silent; it needs no --tolerate-failures"),
+    Case("neighbor with sync.iteration_gap", RESTARTS, "is iteration_gap, and what a worker waits for may never come",
+         "sync", lambda strategy: strategy.sync.word == "iteration_gap"),
+    _kind("neighbor", "neighborhoods overlap, so that no group commits an average, or does not, as one"),
+    _kind("pairwise", "its workers agree on pairs as it comes"),
+    _kind("server", "what a server holds fails with its host"),
+    _kind("dynamic_groups", "its survivors continue without --tolerate-failures", answer=REFUSED,
+          name="dynamic_groups with --tolerate-failures"),
+    Case("sync.partial", RESTARTS, "is partial; gradients that came too late wait on their worker for a later sum",
+         "sync", lambda strategy: strategy.sync.word == "partial"),
+    Case("payload.tables", RESTARTS, "are there, and rows fail with the worker that holds them", "payload.tables",
+         lambda strategy: bool(strategy.payload)),
+    Case("per_layer in a pipeline", RESTARTS, "is per_layer; no worker keeps late gradients that left by layers",
+         "transport.gradient_buckets", lambda strategy: strategy.sync.delays_gradients and _is_per_layer(strategy)),
+    Case("sync.delay with averaging by steps", RESTARTS, "is by steps, and a worker that joins a late average took "
+         "as many as its donor", "averaging",
+         lambda strategy: strategy.mixes_late and strategy.averaging is not Averaging.MEAN),
+    Case("sharded replicas", RESTARTS, "its replicas are sharded"),
+    Case("a second DistributedOptimizer", RESTARTS, "it belongs to the second DistributedOptimizer of this process"),
+    Case("groups of NCCL", RESTARTS, "its groups are not gloo's"),
+)  # fmt: skip
+"""By kind and feature. The first that applies says why survivors do not continue."""
+BY_NAME = {case.name: case for case in (*CASES, *UNPLANNED)}
+"""The table: each kind and feature, and what becomes of a run with it."""
+
+
 def check_covered(strategy: Strategy) -> None:
-    """Refuse schedules with which survivors cannot go on yet.
+    """Refuse schedules whose survivors cannot continue.
 
     Raises:
-        ScheduleError: the place, and what is not covered.
+        ScheduleError: the place, and why.
     """
-    if strategy.kind not in ("static", "allreduce"):
-        raise ScheduleError(f"strategy.kind: is {strategy.kind}; failure plans are for static and allreduce")
-    payload = strategy.payload
-    shares_outer_params = (
-        replace(payload, outer=PLAIN, fragments=1) == PLAIN_PAYLOAD and not payload.outer.has_own_outer_params
-    )
-    is_timely = strategy.sync.word in ("synchronous", "pipeline", "delay")
-    for name, is_covered in (("sync", is_timely), ("payload", shares_outer_params)):
-        if not is_covered:
-            raise ScheduleError(
-                f"strategy.{name}: failure plans are for what is averaged synchronously, in a pipeline of gradients or "
-                f"late by a round, without tables or outer parameters of each worker's own; leave {name} out"
-            )
-    if strategy.mixes_late and strategy.transport.codec.rounds:
-        raise ScheduleError(
-            f"strategy.transport.codec: is {strategy.transport.codec}; failure plans are for late averages without "
-            "one; leave out codec, or sync"
-        )
+    _check(strategy, CASES)
+
+
+def check_planned(strategy: Strategy) -> None:
+    """Refuse schedules that can have no failure plan.
+
+    Raises:
+        ScheduleError: the place, and why.
+    """
+    _check(strategy, (*CASES, *UNPLANNED))
+
+
+def _check(strategy: Strategy, cases: Iterable[Case]) -> None:
+    for case in cases:
+        if case.applies(strategy):
+            raise ScheduleError(f"strategy.{case.place}: {case.words}")
+
+
+def _is_per_layer(strategy: Strategy) -> bool:
+    return strategy.transport.gradient_buckets is GradientBuckets.PER_LAYER

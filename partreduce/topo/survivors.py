@@ -15,7 +15,6 @@ from partreduce.topo.failure_plan import SurvivorRule, check_covered
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import GradientBuckets
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
 
@@ -61,11 +60,6 @@ def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:
     if not plan.covers(cluster, failed):
         raise ScheduleError(f"it plans for no failure of {f'{count} nodes' if count > 1 else 'a node'}")
     return after_failure(schedule, failed)
-
-
-def sends_whole(schedule: Schedule) -> bool:
-    """Whether its sums are sent whole: with no others the run-time lets survivors go on yet."""
-    return schedule.strategy.transport.gradient_buckets is GradientBuckets.SINGLE
 
 
 def _worker_steps_left(schedule: Schedule, failed: frozenset[int]) -> int | tuple[int, ...]:

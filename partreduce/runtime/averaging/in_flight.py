@@ -8,6 +8,7 @@ members of its group or by none. What is in flight is part of a checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -90,13 +91,11 @@ class Flight:
         self.kept = ()
 
     def lose(self, why: str) -> None:
-        """Abandon the sums. Their arrays are not used again, as the backend may still write to them."""
+        """Abandon the sums."""
         for reducer, reduction in self.sums or ():
             if not self.is_waited and reduction.operation.end is None:
                 reducer.recorder.end(reduction.operation, f"failed: {why}")
-            reduction.works.clear()
-            for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
-                bucket.lose(array)
+            reduction.lose()
         self.sums, self.is_waited = None, False
 
 
@@ -124,6 +123,10 @@ class FixedMembership:
         return False
 
     # Operations.
+
+    def outliving(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, a failure is the operation's, which begins again where members may change."""
+        return contextlib.nullcontext()
 
     def begin(self, flight: Flight) -> None:
         """Put an operation in flight: its sum runs while this worker computes.

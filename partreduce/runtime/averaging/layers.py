@@ -20,6 +20,7 @@ import torch
 from partreduce.runtime.averaging.bucket import Bucket, Slot
 from partreduce.runtime.averaging.coded import Given, launch_beside
 from partreduce.runtime.averaging.gradients import load_presence, load_some, sparse_gradient
+from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.averaging.piggybacked import load_piggybacked
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reduction import Reduction
@@ -27,7 +28,7 @@ from partreduce.runtime.codecs import Coding, Codings
 from partreduce.runtime.liveness.settings import Settings
 from partreduce.runtime.transport.tags import TAG_LENGTH, tag_of
 from partreduce.runtime.transport.torch_api import torch_compile_disable
-from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 from partreduce.topo.phase import Group
 
 SEGMENT_BYTES = 128 * 2**10
@@ -71,7 +72,7 @@ class LayerSender:
         reducer: carries the operations out.
         order: the parameters from the first layer to the last.
         kind: of the operations, for reports and tags.
-        group: over which gradients are summed.
+        membership: says over whom gradients are summed.
         divisor: of gradients, the number of workers by default.
     """
 
@@ -80,11 +81,11 @@ class LayerSender:
         reducer: Reducer,
         order: Iterable[torch.nn.Parameter],
         kind: str,
-        group: Group,
+        membership: FixedMembership,
         *,
         divisor: int | None = None,
     ) -> None:
-        self.reducer, self.kind, self.group, self._divisor = reducer, kind, group, divisor
+        self.reducer, self.kind, self.membership, self._divisor = reducer, kind, membership, divisor
         self.segments = segments_of(reducer.buckets, order)
         self.codings: Codings | None = None
         self.clock: Callable[[], int] = lambda: 0
@@ -142,6 +143,14 @@ class LayerSender:
         self._problem = None
         self._made.clear()
 
+    def restart(self) -> None:
+        """The members have changed: what had left is lost, and `finish` sends all of it again."""
+        if self._reduction is not None:
+            self._reduction.lose()
+        self._forget()
+        if isinstance(self._problem, UnavailableError):
+            self._problem = None
+
     def drop(self) -> None:
         """Give up what backward has made: all its parts are sent, with a tag that fits nobody's sums."""
         if self.is_under_way:
@@ -181,7 +190,8 @@ class LayerSender:
         if self._problem is not None:
             return
         try:
-            self._send_ready()
+            with self.membership.outliving():
+                self._send_ready()
         except PartreduceError as error:
             self._problem = error
 
@@ -195,7 +205,8 @@ class LayerSender:
     def _opened(self, step: int) -> Reduction:
         """The step's operation, begun now if it was not."""
         if self._reduction is None:
-            self._reduction = self.reducer.begin_parts(self.kind, step, step, self.group, settings=self.settings())
+            group = Group(self.membership.members)
+            self._reduction = self.reducer.begin_parts(self.kind, step, step, group, settings=self.settings())
             self._coded = None if self.codings is None else self.codings.of_buckets
             self._sent, self._given = 0, {}
         return self._reduction

@@ -181,12 +181,10 @@ class Reducer:
             if self.streams.runs_ahead:
                 self.checks.flush(given_up)
         except (RuntimeError, PeerGoneError, UnavailableError) as error:
-            reduction.works.clear()
             self.checks.drop(reduction.operation)
             self.recorder.end(reduction.operation, f"failed: {error}")
             self._lines.pop(group.members, None)
-            for bucket, array in zip(reduction.buckets, reduction.arrays, strict=True):
-                bucket.lose(array)
+            reduction.lose()
             self.heartbeat.doing(f"continued without {reduction.operation}")
             return None
         return reduction

@@ -62,10 +62,16 @@ class Reduction:
         return len(self.group.members)
 
     def release(self) -> None:
-        """Give the arrays back: the sums are committed, or will not be. After a failure they are not: they are lost."""
+        """Give the arrays back: the sums are committed, or will not be."""
         for bucket, array in zip(self.buckets, self.arrays, strict=True):
             bucket.give_back(array)
         self.arrays = []
+
+    def lose(self) -> None:
+        """Abandon the sums. Their arrays are not used again, as the backend may still write to them."""
+        self.works.clear()
+        for bucket, array in zip(self.buckets, self.arrays, strict=True):
+            bucket.lose(array)
 
     def load(self, index: int, part: slice, kept: Snapshot | None = None) -> None:
         """Put this worker's share of the parameters, or of what they added since the reference, into its array."""

@@ -140,6 +140,17 @@ class Generations(FixedMembership):
         self.flights.append(flight)
         self._start_ahead(flight)
 
+    @contextlib.contextmanager
+    def outliving(self) -> Iterator[None]:
+        """Inside, what fails is a `_BrokenError`."""
+        for reducer in self.regrouping.reducers:
+            reducer.outlives = self
+        try:
+            yield
+        finally:
+            for reducer in self.regrouping.reducers:
+                reducer.outlives = None
+
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:
         """As `FixedMembership`: by all its members or by none, and with those who are left if one is lost."""
         turn, place = flight.turn, self.voting.state.place
@@ -165,7 +176,7 @@ class Generations(FixedMembership):
                 self._start(flight)
                 if flight.sums is None:
                     return
-                with self._outliving():
+                with self.outliving():
                     flight.wait()
             except _BrokenError as broke:
                 self.voting.forwarded = False
@@ -203,7 +214,7 @@ class Generations(FixedMembership):
         if self.is_between or flight.turn < self.resumes or flight.sums is not None:
             return
         if (group := self.regrouping.group_of(flight.turn // self.turns)) is not None:
-            with self._outliving():
+            with self.outliving():
                 flight.sums = flight.start(flight, group)
 
     def _lose(self) -> None:
@@ -340,7 +351,7 @@ class Generations(FixedMembership):
 
     def _sum(self, flight: Flight, group: Group, round_: int) -> None:
         """Sum into scratch arrays, then hear that all members have done so."""
-        with self._outliving():
+        with self.outliving():
             if flight.sums is None:
                 flight.sums = flight.start(flight, group)
             flight.wait()
@@ -348,17 +359,6 @@ class Generations(FixedMembership):
             place = self.voting.state.place
             self._first.agree("confirm", round_, group, *place)
             self.voting.feed(Confirmed())
-
-    @contextlib.contextmanager
-    def _outliving(self) -> Iterator[None]:
-        """Inside, what fails is a `_BrokenError`."""
-        for reducer in self.regrouping.reducers:
-            reducer.outlives = self
-        try:
-            yield
-        finally:
-            for reducer in self.regrouping.reducers:
-                reducer.outlives = None
 
     @property
     def _first(self) -> Reducer:

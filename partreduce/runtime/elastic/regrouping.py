@@ -70,7 +70,8 @@ class Regrouping:
         if self._now is self.schedule:
             return self._now.group_of(rank, round_)
         if self._now is None:
-            return Group(members)
+            own = self.schedule.group_of(rank, round_)
+            return Group(members) if own is None else Group(members, own.relaxation)
         group = self._now.group_of(members.index(rank), round_)
         return None if group is None else Group(tuple(members[place] for place in group.members), group.relaxation)
 

@@ -51,7 +51,8 @@ class GradientAverage(Runner):
         transport = run.schedule.strategy.transport
         self.layers: LayerSender | None = None
         if transport.gradient_buckets is GradientBuckets.PER_LAYER:
-            self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, group, divisor=divisor)
+            self.layers = LayerSender(run.reducer, run.flat.model.parameters(), KIND, self.membership, divisor=divisor)
+            self.membership.changed.append(self.layers.restart)
             self.layers.clock = lambda: run.progress.step
             self.layers.settings = lambda: settings_of(run.applier.optimizer)
             if pipeline is not None:

@@ -7,6 +7,7 @@ also where several are in flight: what was sent first is merged first.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -30,7 +31,7 @@ from partreduce.topo.phase import Group
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.axes import CodecScope
 from partreduce.topo.strategies.base import Averaging
-from partreduce.topo.strategies.fragments import Move, moves
+from partreduce.topo.strategies.fragments import Move, moves, round_ends
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.outer import OuterStep
 from partreduce.topo.strategies.static import StaticGroups
@@ -71,6 +72,7 @@ class Part:
         if self._codings is not None:
             # What roundings left over is of shards that others have then, and a sum that is repeated rounds again.
             membership.changed.append(self._codings.clear)
+        membership.changed.append(lambda: self._rescale(self._starts, 1.0))
         self._nodes = run.schedule.cluster.node_of().tolist() if transport.where is CodecScope.ACROSS_NODES else None
         self._is_own, self._is_outer = outer.has_own_outer_params, not outer.is_plain
         self._measures = rounds or self._is_outer
@@ -81,6 +83,8 @@ class Part:
         self._starts_made = 0
         self._starts: list[torch.Tensor] = []
         """Where the round began, for progress that is to be rescaled."""
+        self._factor = 1.0
+        """By which it has been, until it is merged."""
         self.flight: Flight | None = None
         self._started = -1
         self._is_inside = False
@@ -98,30 +102,28 @@ class Part:
         if self._started < round_:
             self._begin_round(step, round_)
         self._is_inside = False
-        group = self._group(round_)
-        if self.normalizes and group is not None:
-            self._normalize(group)
         if not self.is_delayed:
             self.send(step, round_)
-        equal = self.merge()
+        equal = self.merge(round_)
         if self.is_delayed:
             self._begin_round(step, round_ + 1)
         return equal
 
-    def send(self, step: int, round_: int, *, early: bool = False) -> None:
-        """Start an operation; where that is `early`, steps are taken until it is merged."""
+    def send(self, step: int, round_: int, *, early: bool = False, due: int | None = None) -> None:
+        """Start an operation; where that is `early`, steps are taken until it is merged, in round `due`."""
         self.flight = Flight(
-            kind=self.name, turn=self.turn_of(round_), step=step, round=round_, start=self._start,
-            group=self._group(round_),
+            kind=self.name, turn=self.turn_of(round_ if due is None else due), step=step, round=round_,
+            start=self._start, group=self._group(round_),
         )  # fmt: skip
-        if self.is_delayed:
+        if self.is_delayed or (early and self.membership.may_change):
             self.flight.kept = [Snapshot.copy(bucket, bucket.flat) for bucket in self.reducer.buckets]
         if early or self.is_delayed:
             self.membership.begin(self.flight)
 
-    def merge(self) -> bool:
+    def merge(self, round_: int) -> bool:
         """Complete and commit the operation that is in flight, if one is; whether all hold the same model now."""
         if (flight := self.flight) is None:
+            self.membership.skip(self.turn_of(round_))
             return False
         equal = False
         try:
@@ -129,9 +131,12 @@ class Part:
         finally:  # until then it is what a worker that joins has to know
             self.flight = None
         for _, reduction in flight.sums or ():
+            if self.normalizes:
+                self._normalize(flight, reduction.group)
             self._commit(flight, reduction)
             equal = self._makes_equal(reduction.group)
         flight.release_kept()
+        self._factor = 1.0
         return equal
 
     def drop(self) -> None:
@@ -230,6 +235,8 @@ class Part:
 
     def _start(self, flight: Flight, group: Group) -> Sums:
         """Start the sum of the parameters, or of what they have become since the reference; what rides along as now."""
+        if self.normalizes and not self.is_delayed:
+            self._normalize(flight, group)
         if flight in self.membership.flights:
             flight.before = [snapshot_piggybacked(bucket) for bucket in self.reducer.buckets]
         self._is_of_all = self._has_all(group)
@@ -267,7 +274,7 @@ class Part:
                 self._measure(index, sums[: bucket.size], reduction, self.reference)
             if not is_alone:
                 commit_piggybacked(bucket, sums, ok, flight.before[index] if flight.before else None)
-            start = flight.kept[index].array if flight.kept else None
+            start = flight.kept[index].array if flight.kept and self.is_delayed else None
             if start is not None:
                 commit_delayed(bucket, sums, start, relaxation, ok)
             else:
@@ -320,18 +327,19 @@ class Part:
             self.run.flat.keeps_buffers or self.is_delayed or self._is_own or self._groups
         )  # fmt: skip
 
-    def _normalize(self, group: Group) -> None:
+    def _normalize(self, flight: Flight, group: Group) -> None:
         """Bring this worker's progress to the mean steps per round of the members; of all, where groups overlap."""
-        schedule = self.run.schedule
-        members = range(schedule.num_workers) if self._groups else group.members
-        worker_steps = [schedule.steps_per_round_of(member) for member in members]
-        factor = sum(worker_steps) / len(worker_steps) / self.run.steps_per_round
-        if factor == 1.0:
-            return
-        kept = [one.array for one in self.flight.kept] if self.is_delayed and self.flight is not None else self._starts
-        for bucket, start in zip(self.reducer.buckets, kept, strict=True):
-            assert start is not None, "of parameters"
-            rescale_progress(bucket, start, factor)
+        members = self.membership.members if self._groups else group.members
+        worker_steps = [self.run.schedule.steps_per_round_of(member) for member in members]
+        starts = [one.array for one in flight.kept if one.array is not None] if self.is_delayed else self._starts
+        self._rescale(starts, sum(worker_steps) / len(worker_steps) / self.run.steps_per_round)
+
+    def _rescale(self, starts: Sequence[torch.Tensor], factor: float) -> None:
+        """Multiply the round's progress, as it was taken, by a factor."""
+        if factor != self._factor:
+            for bucket, start in zip(self.reducer.buckets, starts, strict=True):
+                rescale_progress(bucket, start, factor / self._factor)
+            self._factor = factor
 
 
 class ParameterAverage(Runner):
@@ -375,6 +383,7 @@ class ParameterAverage(Runner):
             for number, own in enumerate(self.reducers or [reducer])
         ]
         self._moves: dict[int, list[Move]] = {}
+        self._ends = round_ends(count, run.steps_per_round)
         if strategy.takes_turns:
             for move in moves(count, run.steps_per_round, self._late):
                 self._moves.setdefault(move.taken, []).append(move)
@@ -392,10 +401,10 @@ class ParameterAverage(Runner):
         for move in self._moves.get(taken + 1, ()):
             part = self.parts[move.fragment]
             if move.merges:
-                part.merge()
+                part.merge(round_)
             else:
                 self.before_step(step)  # as with the workers that take steps
-                part.send(step, round_, early=self._late > 0)
+                part.send(step, round_, early=self._late > 0, due=round_ + (move.taken > self._ends[move.fragment]))
         is_over = taken + 1 == self.run.steps_per_round and not self._takes_turns
         return Ended(are_equal=is_over and self.parts[0].end_round(step, round_))
 
@@ -427,6 +436,8 @@ class ParameterAverage(Runner):
             if own:
                 part.load(own)
             part.resume(step, step // self.run.steps_per_round)
+        if self.membership.is_between:  # what the others have in flight they begin again in this order
+            self.membership.flights = deque(sorted(self.membership.flights, key=lambda flight: flight.turn))
 
 
 def _copy_to(old: list[torch.Tensor], new: list[torch.Tensor]) -> list[torch.Tensor]:

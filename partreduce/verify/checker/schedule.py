@@ -345,24 +345,19 @@ def _unroll(raw: dict[str, Any], phases: list[list[Average]], counts: list[int])
 def _read_failure_plan(
     raw: dict[str, Any], cluster: _Cluster, options: Options, phases: list[list[Average]]
 ) -> FailurePlan:
-    """What survivors run: of groups that average models, whole or in turns, synchronously, or gradients, also late.
+    """What survivors run: of groups that average models, whole or in turns, or gradients, on time or late.
 
     Where the schedule has a round of all, as a codec and outer steps need it, survivors have one of all survivors,
     whatever the rule.
     """
-    is_late = (
-        options.quorum
-        or options.late_steps
-        or options.kept
-        or (options.is_late and options.transport["codec"] != "none")
-    )
     tables = options.tables
-    is_whole = not tables.listed and not tables.outer.has_own_outer_params
-    is_covered = raw["strategy"]["kind"] != "neighbor" and not is_late and is_whole
+    is_whole = not (tables.listed or tables.outer.has_own_outer_params or options.kept)
+    is_repeatable = not (options.pipeline and options.transport["gradient_buckets"] == "per_layer")
+    is_repeatable &= not (options.quorum or (options.is_late and options.is_step_normalized))
     require(
-        is_covered,
+        raw["strategy"]["kind"] != "neighbor" and is_whole and is_repeatable,
         "failure_plan",
-        "is for static and allreduce: synchronous, pipeline or a round late; no tables, shared outer parameters",
+        "is for static and allreduce; no quorum, tables, layers in a pipeline, late averages by steps, own outer steps",
     )
     plan = read_failure_plan(raw, cluster.num_workers)
     for t, phase in enumerate(phases if plan.rule != "all_reduce" else ()):

@@ -10,7 +10,7 @@ from partreduce.planner.failure_plans import FACTOR, survival, survivors_of
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
-from partreduce.runtime.worker.elastic_support import refusal_of
+from partreduce.runtime.elastic.support import refusal_of
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import schedule_text
@@ -62,14 +62,15 @@ def test_groups_that_still_serve_are_kept_and_all_is_proved() -> None:
 def test_only_what_the_run_time_continues_with_is_planned() -> None:
     asked = replace(job(2, 2, 1), effort=0.2)
     assert not refusal_of(plan(asked).recommendation.schedule)
-    layers = Schedule(
-        "layers", asked.cluster, AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))
-    )
-    assert refusal_of(layers)
-    with pytest.raises(
-        ScheduleError, match="gradient_buckets: expected single, with which survivors continue, got per_layer"
-    ):
-        survival(layers, asked)
+    by_layers = AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER))
+    layers = Schedule("layers", asked.cluster, by_layers)
+    found = survival(layers, asked).schedule
+    assert prove(found).verdict is Status.PROVED
+    assert not refusal_of(found)
+    late = replace(layers, strategy=replace(by_layers, sync=Pipeline()))
+    assert refusal_of(late)
+    with pytest.raises(ScheduleError, match="gradient_buckets: is per_layer; no worker keeps late gradients"):
+        survival(late, asked)
     for other, sync in (("gap", "iteration_gap"), ("quorum", "partial")):
         with pytest.raises(InputError, match=f"sync: expected synchronous, delay or pipeline .*, got {sync}; leave"):
             replace(asked, **{other: True})

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from helpers import children
-from helpers.goes_on_runs import RATE, gradient, start_of, wait_for
+from helpers.elastic_runs import RATE, gradient, start_of, wait_for
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.beginning_again import attempts
 from partreduce.runtime.launcher.launch import launch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.goes_on_runs import replayed
+from helpers.elastic_runs import replayed
 from helpers.host_runs import LIMIT, Begun, wait_until
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
@@ -27,7 +27,7 @@ ROUND = 5
 TRAIN = f"""
 import json, os, signal, sys, time, torch, partreduce
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from helpers.goes_on_runs import RATE, ask_when_awaited, gradient, start_of, wait_for
+from helpers.elastic_runs import RATE, ask_when_awaited, gradient, start_of, wait_for
 rank, steps_per_round, timeout, happens = int(os.environ["RANK"]), int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 back, restarted = [int(one) for one in sys.argv[4:]], "PARTREDUCE_RESTARTED" in os.environ
 if restarted:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from helpers import children
-from helpers.goes_on_runs import RATE, START, gradient
+from helpers.elastic_runs import RATE, START, gradient
 from partreduce import write_schedule
 from partreduce.runtime.transport.waiting import Deadline
 from partreduce.topo.cluster import Cluster
@@ -31,7 +31,7 @@ import json, os, sys, time
 from pathlib import Path
 import torch
 import partreduce
-from helpers.goes_on_runs import RATE, START, gradient
+from helpers.elastic_runs import RATE, START, gradient
 
 folder, rank, size = Path(sys.argv[1]), int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 model = torch.nn.Module()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.goes_on_runs import RATE, START, gradient
+from helpers.elastic_runs import RATE, START, gradient
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer

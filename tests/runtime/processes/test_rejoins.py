@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.goes_on_runs import own, replayed, run
+from helpers.elastic_runs import own, replayed, run
 from partreduce.runtime.data.sampler import dealt
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule

@@ -149,12 +149,12 @@ BROKEN = [
     (
         text_of(
             RULE
-            | {"strategy": {"kind": "allreduce", "steps_per_round": 2, "sync": {"delay": 1},
-                "transport": {"codec": "bfloat16"}}}
+            | {"strategy": {"kind": "allreduce", "sync": {"pipeline": {}},
+                "transport": {"gradient_buckets": "per_layer"}}}
             | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
         ),
-        "strategy.transport.codec",
-        "failure plans are for late averages without one",
+        "strategy.transport.gradient_buckets",
+        "no worker keeps late gradients that left by layers",
     ),
     (
         text_of(RULE | {"strategy": {"kind": "allreduce"}, "failure_plan": KEEP}),

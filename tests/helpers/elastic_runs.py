@@ -16,6 +16,7 @@ import warnings
 import numpy as np
 import torch
 
+from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import RoundSampler
 from partreduce.runtime.elastic.generations import Generations
@@ -152,6 +153,7 @@ INSTANTS = {
     "in the sum": lambda t: at(Reducer, "wait", lambda _, reduction: is_of(t, reduction)),
     "prepared": lambda t: at(Reducer, "agree", lambda _, kind, round_, _g, number, *a: is_confirm(t, round_, number)),
     "confirmed": lambda t: at(Reducer, "commit", lambda _, reduction, action: is_of(t, reduction)),
+    "layers left": lambda t: at(LayerSender, "_send_next", lambda self, one: one.operation.step == t and self._sent),
     "in flight": lambda t: at(Generations, "wait", lambda _, flight, **n: not n and flight.turn == t),
     "applying": lambda t: at(GradientAverage, "_commit", lambda _, flight: flight.step == t),
     "at the end": lambda t: at(Generations, "wait", lambda _, flight, *, meets=False: meets and flight.step == t),
@@ -317,33 +319,88 @@ def replayed(groups_in, survivors, *, steps_per_round=1, steps=9, workers=4, gra
 
 
 def replayed_in_turns(
-    members_of, survivors, *, steps_per_round, steps, fragments, outer, joins=None, workers=4, size=3
+    members_of, survivors, *, steps_per_round, steps, fragments, outer, joins=None, workers=4, size=3, late=0, alpha=0
 ):
     """What survivors hold before `finish()`, by rank, where fragments of the model make outer steps in turn.
 
     `members_of(turn)` are who averages in it; fragment p has turn `round * fragments + p`, after (p + 1) / fragments of
-    the round's steps. `joins` says by rank in which turn a worker joins, and with whose state.
+    the round's steps. `joins` says by rank in which turn a worker joins, and with whose state. What is averaged is of
+    `late` steps before, and `alpha` of a worker's own model stays.
     """
     models = {rank: np.array(start_of(size)) for rank in range(workers)}
+    sent = {rank: [None] * fragments for rank in range(workers)}
     outer_params, momentum = np.array(start_of(size)), np.zeros(size)
     parts = np.array_split(np.arange(size), fragments)
+    ends = [(number + 1) * steps_per_round // fragments for number in range(fragments)]
     for step in range(steps):
         round_, taken = step // steps_per_round, step % steps_per_round + 1
         moves = {rank: -RATE * np.array(gradient(rank, step, size)) for rank in models}
         models = {rank: model + moves[rank] for rank, model in models.items()}
+        if not late:
+            sent = {rank: [model[part] for part in parts] for rank, model in models.items()}
         for number, part in enumerate(parts):
-            if (number + 1) * steps_per_round // fragments != taken:
+            if ends[number] != taken:
                 continue
             turn = round_ * fragments + number
             for rank, (joined, donor) in (joins or {}).items():
                 if joined == turn:
-                    models[rank] = models[donor] + moves[rank]
-            moved = np.mean([models[rank][part] for rank in members_of(turn)], axis=0) - outer_params[part]
+                    models[rank], sent[rank] = models[donor] + moves[rank], list(sent[donor])
+                    if not late:
+                        sent[rank][number] = models[rank][part]
+            if any(sent[rank][number] is None for rank in members_of(turn)):
+                continue  # nothing was sent yet
+            moved = np.mean([sent[rank][number] for rank in members_of(turn)], axis=0) - outer_params[part]
             momentum[part] = float(outer.momentum) * momentum[part] + moved
             ahead = moved + float(outer.momentum) * momentum[part] if outer.nesterov else momentum[part]
             outer_params[part] += float(outer.lr) * ahead
             for rank in members_of(turn):
-                models[rank][part] = outer_params[part]
+                models[rank][part] = alpha * models[rank][part] + (1 - alpha) * outer_params[part]
+        for number, part in enumerate(parts) if late else ():
+            if (taken + late - ends[number]) % steps_per_round == 0:
+                for rank, model in models.items():
+                    sent[rank][number] = model[part].copy()
+    return {rank: models[rank].tolist() for rank in survivors}
+
+
+def replayed_own_outer(groups_in, survivors, *, steps, outer, joins=None, workers=4, size=3):
+    """What survivors hold before `finish()`, by rank, where each takes outer steps from its last model, every step."""
+    outer_params = {rank: np.array(start_of(size)) for rank in range(workers)}
+    models, momentum = dict(outer_params), {rank: np.zeros(size) for rank in range(workers)}
+    for step in range(steps):
+        moves = {rank: -RATE * np.array(gradient(rank, step, size)) for rank in models}
+        models = {rank: model + moves[rank] for rank, model in models.items()}
+        for rank, (joined, donor) in (joins or {}).items():
+            if joined == step:
+                models[rank] = models[donor] + moves[rank]
+                outer_params[rank], momentum[rank] = outer_params[donor], momentum[donor]
+        for members in groups_in(step):
+            mean = np.mean([models[rank] for rank in members], axis=0)
+            for rank in members:
+                momentum[rank] = float(outer.momentum) * momentum[rank] + mean - outer_params[rank]
+                outer_params[rank] = models[rank] = outer_params[rank] + float(outer.lr) * momentum[rank]
+    return {rank: models[rank].tolist() for rank in survivors}
+
+
+def replayed_by_steps(members_of, survivors, *, worker_steps, rounds, joins=None, size=3):
+    """What survivors hold before `finish()`, by rank, where progress is brought to the members' mean steps per round.
+
+    Who joins adds one step to its donor's progress, which is of the donor's own steps.
+    """
+    models = {rank: np.array(start_of(size)) for rank in range(len(worker_steps))}
+    for round_ in range(rounds):
+        members, brought = members_of(round_), {}
+        mean_steps = np.mean([worker_steps[rank] for rank in members])
+        for rank, model in models.items():
+            steps = range(round_ * worker_steps[rank], (round_ + 1) * worker_steps[rank])
+            progress = sum(-RATE * np.array(gradient(rank, step, size)) for step in steps)
+            brought[rank] = model + progress * mean_steps / worker_steps[rank]
+        for rank, (joined, donor) in (joins or {}).items():
+            if joined == round_:
+                last = -RATE * np.array(gradient(rank, (round_ + 1) * worker_steps[rank] - 1, size))
+                given = models[donor] + (brought[donor] - models[donor]) * worker_steps[donor] / mean_steps
+                brought[rank] = given + last * (mean_steps if worker_steps[rank] == 1 else 1)
+        mean = np.mean([brought[rank] for rank in members], axis=0)
+        models = {rank: mean if rank in members else brought[rank] for rank in models}
     return {rank: models[rank].tolist() for rank in survivors}
 
 
@@ -379,11 +436,12 @@ def replayed_late(said, *, joins=(), lag, steps, warm_up=0, size=3, total=False,
     return own, model
 
 
-def replayed_overlapped(groups_in, survivors, *, steps_per_round, steps, joins=None, workers=4, size=3):
+def replayed_overlapped(groups_in, survivors, *, steps_per_round, steps, joins=None, workers=4, size=3, mean_of=None):
     """What survivors hold before `finish()`, by rank, where a round ends with the mean of its beginning.
 
-    `joins` says by rank in which round a worker joins, and with whose state.
+    `joins` says by rank in which round a worker joins, and with whose state. `mean_of` takes what is averaged.
     """
+    mean_of = mean_of or (lambda starts: np.mean(starts, axis=0))
     models = {rank: np.array(start_of(size)) for rank in range(workers)}
     starts = dict(models)
     for step in range(steps):
@@ -398,6 +456,6 @@ def replayed_overlapped(groups_in, survivors, *, steps_per_round, steps, joins=N
             if joined == round_:
                 models[rank], starts[rank] = models[donor] + moves[rank], starts[donor]
         for members in groups_in(round_):
-            mean = np.mean([starts[rank] for rank in members], axis=0)
+            mean = mean_of([starts[rank] for rank in members])
             models |= {rank: models[rank] + mean - starts[rank] for rank in members}
     return {rank: models[rank].tolist() for rank in survivors}

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from helpers.goes_on_runs import INSTANTS, joins_in, own, replayed_late, run
+from helpers.elastic_runs import INSTANTS, joins_in, own, replayed_late, run
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster

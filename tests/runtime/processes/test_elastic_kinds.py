@@ -1,5 +1,6 @@
 """What else goes on after a loss: sums in stages, codecs, outer steps; each does what a replay of its views does."""
 
+import itertools
 import re
 
 import numpy as np
@@ -7,9 +8,20 @@ import pytest
 import torch
 
 from helpers import coded_sums
-from helpers.goes_on_runs import RATE, gradient, own, replayed, run, start_of, views_of
+from helpers.elastic_runs import (
+    EVEN_ODD,
+    RATE,
+    gradient,
+    own,
+    replayed,
+    replayed_by_steps,
+    replayed_own_outer,
+    run,
+    start_of,
+    views_of,
+)
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import MissingDependencyError
+from partreduce.topo.errors import ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
@@ -24,6 +36,8 @@ from partreduce.topo.strategies import (
     StaticGroups,
     Transport,
 )
+from partreduce.topo.strategies.axes import GradientBuckets
+from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.survivors import after_failure
 
 pytestmark = pytest.mark.processes
@@ -221,10 +235,98 @@ def test_of_groups_with_a_round_of_all_survivors_make_outer_steps_where_all_of_t
     assert own(said) in [replay([]), replay([(0, 1)])], text
 
 
-def test_anchors_of_each_worker_s_own_are_refused_in_a_line():
-    strategy = StaticGroups(
-        phases=PAIRS_THEN_ALL, payload=Payload(outer=OuterStep(lr=0.75, outer_params=OuterParams.PER_WORKER))
+OWN = OuterStep(lr=0.75, momentum=0.25, outer_params=OuterParams.PER_WORKER)
+PAIRS = StaticGroups(
+    phases=GroupPhases(tuple(Phase.from_groups(4, two) for two in EVEN_ODD)), payload=Payload(outer=OWN)
+)
+
+
+@pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
+def test_outer_parameters_of_each_worker_s_own_stay_with_the_survivors(instant):
+    code, said, text = run({2: (instant, 4)}, strategy=PAIRS, steps=12)
+    assert code == 0, text
+    resume = next(after for after, members in said[0]["views"] if len(members) == 3)
+
+    def replay(done):
+        groups = lambda r: EVEN_ODD[r % 2] if r < 4 else done[r - 4] if r < resume else [THREE]  # noqa: E731
+        return near(replayed_own_outer(groups, THREE, steps=12, outer=OWN))
+
+    # Rounds that only one of the pairs had done before the failure are left out by the others.
+    some = [[[], pairs[:1], pairs[1:], pairs] for pairs in (EVEN_ODD[r % 2] for r in range(4, resume))]
+    assert own(said) in [replay(done) for done in itertools.product(*some)], text
+
+
+def test_who_joins_has_the_outer_parameters_of_its_donor():
+    strategy = StaticGroups(phases=GroupPhases((Phase.from_groups(4, [ALL]),)), payload=Payload(outer=OWN))
+    code, said, text = run({2: ("before the sum", 4)}, strategy=strategy, steps=24, restarts=1, back=(2,))
+    assert code == 0, text
+    members = views_of(said)
+    expected = replayed_own_outer(lambda r: [members(r)], ALL, steps=24, outer=OWN, joins=joined(text, 2))
+    assert own(said) == near(expected), text
+
+
+def test_outer_parameters_of_each_worker_s_own_are_in_no_failure_plan():
+    with pytest.raises(ScheduleError, match="per_worker, for which no failure plan is proved"):
+        Schedule("planned", Cluster.regular(1, 4), PAIRS, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
+
+
+# Layers.
+
+LAYERS = Transport(gradient_buckets=GradientBuckets.PER_LAYER)
+LAYER = 2**14
+"""Numbers of a layer that is sent by itself."""
+
+
+@pytest.mark.parametrize("instant", ["layers left", "in the sum", "prepared", "confirmed"])
+def test_layers_that_had_left_are_sent_again_by_the_survivors(instant):
+    code, said, text = run({2: (instant, 4)}, strategy=AllReduce(transport=LAYERS), size=3 * LAYER, parameters=3)
+    assert code == 0, text
+    members = views_of(said)
+    assert members(4 + (instant == "confirmed")) == THREE
+    assert own(said) == replayed(lambda r: [members(r)], THREE, size=3 * LAYER), text
+
+
+def test_layers_of_two_failures_and_of_who_joins():
+    deaths = {2: ("layers left", 3), 1: ("layers left", 5)}
+    options = {"steps": 20, "size": 2 * LAYER, "parameters": 2, "restarts": 2, "back": (1, 2)}
+    code, said, text = run(deaths, strategy=AllReduce(transport=LAYERS), **options)
+    assert code == 0, text
+    members = views_of(said)
+    assert members(19) == ALL
+    assert own(said) == replayed(lambda r: [members(r)], ALL, steps=20, size=2 * LAYER), text
+
+
+def test_layers_by_a_codec_with_feedback_that_begins_again():
+    transport = Transport(
+        codec=Codec.INT8, block=BLOCK, error_feedback=True, gradient_buckets=GradientBuckets.PER_LAYER
     )
-    code, said, text = run({}, strategy=strategy, max_failures=1)
-    assert (code, said) == (MissingDependencyError.exit_code, {}), text
-    assert "strategy.payload: failure plans are for what is averaged synchronously" in text
+    options = {"size": WIDE, "dtype": torch.float32}
+    code, said, text = run({2: ("in the sum", 4)}, strategy=AllReduce(transport=transport), **options)
+    assert code == 0, text
+    assert own(said) == dict.fromkeys(THREE, rounded_means(views_of(said), steps=9, size=WIDE)), text
+
+
+# Averaging by steps.
+
+BY_STEPS = AllReduce(steps_per_round=(2, 3, 2, 1), averaging=Averaging.STEP_NORMALIZED)
+
+
+@pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
+def test_progress_is_brought_to_the_mean_steps_of_the_survivors(instant):
+    code, said, text = run({2: (instant, 3)}, strategy=BY_STEPS, steps=18)
+    assert code == 0, text
+    assert views_of(said)(5) == THREE
+    expected = replayed_by_steps(views_of(said), THREE, worker_steps=BY_STEPS.steps_per_round, rounds=6)
+    assert own(said) == near(expected), text
+
+
+@pytest.mark.parametrize("who", [1, 3])
+def test_who_joins_where_progress_is_by_steps_has_that_of_its_donor_and_a_step(who):
+    code, said, text = run(
+        {who: ("before the sum", 3)}, strategy=BY_STEPS, steps=60, restarts=1, back=(who,), waits_at=14
+    )
+    assert code == 0, text
+    expected = replayed_by_steps(
+        views_of(said), ALL, worker_steps=BY_STEPS.steps_per_round, rounds=20, joins=joined(text, who)
+    )
+    assert own(said) == near(expected), text

@@ -2,13 +2,13 @@
 
 import pytest
 
-from helpers.goes_on_runs import EVEN_ODD, own, pairs_until, replayed, run
+from helpers.elastic_runs import EVEN_ODD, own, pairs_until, replayed, run
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import EvictedError, InputError, MissingDependencyError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, StaticGroups
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, GroupPhases, Pipeline, StaticGroups
 from partreduce.topo.strategies.axes import GradientBuckets, Transport
 from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.strategies.pairwise import Pairwise
@@ -137,10 +137,18 @@ def test_an_error_of_a_worker_itself_ends_the_run():
     ("strategy", "words"),
     [
         (Pairwise(active=(0, 2)), "strategy.kind: is pairwise"),
-        (AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)), "leave by layers"),
         (
-            StaticGroups(phases=PAIRS.phases, steps_per_round=(1, 1, 1, 2), averaging=Averaging.STEP_NORMALIZED),
-            "averages by steps",
+            AllReduce(transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER), sync=Pipeline()),
+            "strategy.transport.gradient_buckets: is per_layer; no worker keeps late gradients",
+        ),
+        (
+            StaticGroups(
+                phases=PAIRS.phases,
+                steps_per_round=(1, 1, 1, 2),
+                averaging=Averaging.STEP_NORMALIZED,
+                sync=DelayedAveraging(),
+            ),
+            "strategy.averaging: is by steps",
         ),
     ],
 )

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from helpers.goes_on_runs import INSTANTS, RATE, START, gradient, replayed, replayed_late, replayed_overlapped
+from helpers.elastic_runs import INSTANTS, RATE, START, gradient, replayed, replayed_late, replayed_overlapped
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer

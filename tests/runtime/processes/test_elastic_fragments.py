@@ -4,10 +4,11 @@ import re
 
 import pytest
 
-from helpers.goes_on_runs import own, replayed_in_turns, run, views_of
+from helpers.elastic_runs import own, replayed_in_turns, run, views_of
 from partreduce.runtime.data.sampler import dealt
 from partreduce.topo.phase import Phase
-from partreduce.topo.strategies import AllReduce, GroupPhases, OuterStep, Payload, StaticGroups
+from partreduce.topo.strategies import AllReduce, DelayedMerge, GroupPhases, OuterStep, Payload, StaticGroups
+from partreduce.topo.strategies.axes import SYNCHRONOUS
 
 pytestmark = pytest.mark.processes
 
@@ -22,17 +23,17 @@ def near(models):
     return {rank: pytest.approx(model, rel=1e-12, abs=1e-12) for rank, model in models.items()}
 
 
-def replay(said, text, *, steps, survivors=ALL, outer=DILOCO):
+def replay(said, text, *, steps, survivors=ALL, outer=DILOCO, **options):
     found = re.findall(r"worker (\d) joined in round (\d+) \(fragment (\d)\) with the state of worker (\d), and", text)
     joins = {int(who): (2 * int(round_) + int(fragment), int(donor)) for who, round_, fragment, donor in found}
     turns = {"steps_per_round": STEPS_PER_ROUND, "steps": steps, "fragments": 2}
-    return near(replayed_in_turns(views_of(said), survivors, **turns, outer=outer, joins=joins))
+    return near(replayed_in_turns(views_of(said), survivors, **turns, outer=outer, joins=joins, **options))
 
 
-def all_in_turns(deaths, *, steps=18, payload=IN_TURN, **options):
+def all_in_turns(deaths, *, steps=18, payload=IN_TURN, sync=SYNCHRONOUS, **options):
     return run(
         deaths,
-        strategy=AllReduce(steps_per_round=STEPS_PER_ROUND, payload=payload),
+        strategy=AllReduce(steps_per_round=STEPS_PER_ROUND, payload=payload, sync=sync),
         steps=steps,
         parameters=2,
         **options,
@@ -110,3 +111,41 @@ def test_a_round_sampler_deals_who_joins_between_two_turns_the_steps_that_are_le
         seen = [sample for _, sample in one["seen"]]
         assert seen == (mine[-len(seen) :] if rank == 2 else mine), text
         assert one["steps"] == STEPS_PER_ROUND * len(rounds)
+
+
+# Merged late.
+
+
+@pytest.mark.parametrize("late", [1, 3])
+@pytest.mark.parametrize("instant", ["before the sum", "in the sum", "prepared", "confirmed"])
+def test_what_was_sent_before_the_failure_is_sent_again_as_it_was_and_merged_at_its_time(instant, late):
+    """Merged 3 steps late the first fragment is sent in the round before, so that two are in flight at once."""
+    sync = DelayedMerge(steps=late, alpha=0.25)
+    code, said, text = all_in_turns({2: (instant, (2, 0))}, sync=sync, steps=26)
+    assert code == 0, text
+    assert [tuple(members) for _, members in said[0]["views"]] == [ALL, THREE], text
+    assert own(said) == replay(said, text, steps=26, survivors=THREE, late=late, alpha=0.25), text
+
+
+@pytest.mark.parametrize("late", [1, 3])
+def test_who_joins_late_merges_adds_what_its_donor_had_sent(late):
+    code, said, text = all_in_turns(
+        {2: ("before the sum", (1, 0))}, sync=DelayedMerge(steps=late), steps=40, restarts=1, back=(2,), waits_at=12
+    )
+    assert code == 0, text
+    assert sorted(said) == list(ALL), text
+    assert own(said) == replay(said, text, steps=40, late=late), text
+
+
+def test_a_whole_model_that_is_merged_late_goes_on_and_one_that_is_left_alone_keeps_its_part():
+    sync, strategy_options = DelayedMerge(steps=2, alpha=0.5), {"workers": 2, "max_failures": 1}
+    strategy = AllReduce(steps_per_round=STEPS_PER_ROUND, payload=Payload(outer=DILOCO), sync=sync)
+    code, said, text = run({1: ("in the sum", 2)}, strategy=strategy, steps=26, **strategy_options)
+    assert code == 0, text
+    members = views_of(said)
+    assert members(5) == (0,)
+    expected = replayed_in_turns(
+        members, (0,), steps_per_round=STEPS_PER_ROUND, steps=26, fragments=1, outer=DILOCO, workers=2, late=2,
+        alpha=0.5,
+    )  # fmt: skip
+    assert own(said) == near(expected), text
