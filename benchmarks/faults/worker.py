@@ -21,7 +21,7 @@ from benchmarks.faults.cell import Task, records_of
 from benchmarks.faults.kinds import rows_of
 from benchmarks.faults.processes import runs
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.elastic.generations import Generations
+from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import FileError, PartreduceError
@@ -155,9 +155,7 @@ def _step(
     diary.note("enters", step)
     optimizer.step()
     membership = optimizer.run.membership
-    diary.note(
-        "leaves", step, list(membership.views) if isinstance(membership, Generations) else list(executed[before:])
-    )
+    diary.note("leaves", step, list(membership.views) if isinstance(membership, Member) else list(executed[before:]))
     every = AGAIN_STEPS if task.restarts else CHECKPOINT_STEPS
     if task.checkpoints is not None and optimizer.steps % every == 0:
         try:

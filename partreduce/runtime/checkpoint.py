@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from partreduce.runtime.as_usual import usually
-from partreduce.runtime.elastic.nodes_left import is_planned
+from partreduce.runtime.elastic.support import is_planned
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.sharding.saved import reader, redistribute
 from partreduce.runtime.state import checkpoint_directory, sharded_checkpoint

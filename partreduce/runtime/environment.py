@@ -5,7 +5,7 @@ from __future__ import annotations
 # What `partreduce run` sets for its workers.
 SCHEDULE = "PARTREDUCE_SCHEDULE"
 """The path of the schedule file."""
-MAX_FAILED = "PARTREDUCE_SURVIVE"
+MAX_FAILED = "PARTREDUCE_MAX_FAILURES"
 """How many workers may fail, where the launcher decides who continues."""
 MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
 """How often in all a failed worker is started again."""

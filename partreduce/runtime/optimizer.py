@@ -31,10 +31,8 @@ from partreduce.runtime.averaging.mean_model import restore_local_values, square
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.shards import replica_of
 from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sampler_of
-from partreduce.runtime.elastic.generations import Generations, generations_of
-from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes, warn_nodes_missing
-from partreduce.runtime.elastic.support import supports_elastic
-from partreduce.runtime.elastic.voting import joins
+from partreduce.runtime.elastic.member import Member, joins
+from partreduce.runtime.elastic.support import schedule_for_present_nodes, supports_elastic, warn_nodes_missing
 from partreduce.runtime.guard.wrapping import check_model, check_module, check_optimizer, check_run
 from partreduce.runtime.launcher.last_line import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
@@ -186,7 +184,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 key=agreed.key,
                 timeout=timeout,
                 tables=tables,
-                membership=generations_of(reached, heartbeat, plan, key=agreed.key, timeout=timeout)
+                membership=Member(reached, heartbeat, plan, key=agreed.key, timeout=timeout)
                 if lives_on
                 else FixedMembership((reached.rank,) if alone else tuple(range(plan.num_workers))),
                 keeps_on_host=policies.keeps_on_host,
@@ -225,9 +223,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for parameter in model.parameters():
             _optimizers[parameter] = ref(self)
         self.engine.guard.attach()
-        if isinstance(generations := run.membership, Generations):
+        if isinstance(member := run.membership, Member):
             reducers = (*run.mean_reducers, *self.runner.reducers)
-            self.ending.guard(lambda: generations.connect_all(reducers, self._handover))
+            self.ending.guard(lambda: member.connect_all(reducers, self._handover))
 
     def _copy_masks(self, *, are_equal: bool) -> None:
         """Find the buffers whose values are those of a mask: on all workers the same ones."""
@@ -273,14 +271,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         of_type(loader, Iterable, "batches", "give a DataLoader or a list of batches")
         sampler = sampler_of(loader)
-        if isinstance(generations := self.run.membership, Generations) and sampler is not None:
-            yield from self._dealt(loader, sampler, generations)
+        if isinstance(member := self.run.membership, Member) and sampler is not None:
+            yield from self._dealt(loader, sampler, member)
             return
         for batch in by_steps_per_round(loader, self.schedule, self.rank):
             if not self.engine.drops_batch():
                 yield batch
 
-    def _dealt(self, loader: Iterable[Batch], sampler: RoundSampler, generations: Generations) -> Iterator[Batch]:
+    def _dealt(self, loader: Iterable[Batch], sampler: RoundSampler, member: Member) -> Iterator[Batch]:
         """As `batches`, and what is left of the epoch is dealt again one round after the members have changed."""
         engine = self.engine
         if engine.is_behind and sampler.epoch != engine.data_epoch[0]:
@@ -289,13 +287,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             engine.data_epoch = sampler.epoch, engine.round
         is_over = False
         while not is_over:
-            views = list(generations.views)
-            sampler.follow(views, engine.data_epoch[1], engine.steps, turns=generations.turns)
+            views = list(member.views)
+            sampler.follow(views, engine.data_epoch[1], engine.steps, turns=member.turns)
             for batch in loader:
                 yield batch
-                if len(generations.views) > len(views) and engine.round > generations.views[-1][0] // generations.turns:
+                if len(member.views) > len(views) and engine.round > member.views[-1][0] // member.turns:
                     break
-            is_over = len(generations.views) == len(views)
+            is_over = len(member.views) == len(views)
 
     @property
     def rank(self) -> int:
@@ -609,7 +607,7 @@ def _connecting(world: World, heartbeat: Heartbeat) -> Iterator[None]:
 
 
 def _prepare(world: World, schedule: Schedule, heartbeat: Heartbeat, *, own_process: bool, connects: bool) -> None:
-    """Connect with the others; a worker that joins does so later (see `Generations`)."""
+    """Connect with the others; a worker that joins does so later (see `Member`)."""
     world.signs = heartbeat
     if own_process:
         publish_stage(world.store, world.rank, "connected its groups")

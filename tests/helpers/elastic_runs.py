@@ -19,9 +19,8 @@ import torch
 from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import RoundSampler
-from partreduce.runtime.elastic.generations import Generations
-from partreduce.runtime.elastic.regrouping import Regrouping
-from partreduce.runtime.elastic.voting import Voting
+from partreduce.runtime.elastic.member import Member, Votes
+from partreduce.runtime.elastic.regroup import Regroup
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
@@ -92,27 +91,27 @@ def fail_after_confirm(round_):
 
 def ask_late(_round):
     """Let a worker that was started again come when the others have finished."""
-    original = Generations.connect_all
+    original = Member.connect_all
 
     def connect_all(self, reducers, state):
         while not all(
-            self.voting.notes.has(f"left/{rank}") for rank in range(self.world.size) if rank != self.world.rank
+            self.votes.notes.has(f"left/{rank}") for rank in range(self.world.size) if rank != self.world.rank
         ):
             time.sleep(0.01)
         original(self, reducers, state)
 
-    Generations.connect_all = connect_all
+    Member.connect_all = connect_all
 
 
 def ask_when_awaited():
     """Let a worker that was started again come when another waits for it: after the loss, in a round that is known."""
-    original = Generations.connect_all
+    original = Member.connect_all
 
     def connect_all(self, reducers, state):
-        self.voting.notes.wait_for(AWAITED)
+        self.votes.notes.wait_for(AWAITED)
         original(self, reducers, state)
 
-    Generations.connect_all = connect_all
+    Member.connect_all = connect_all
 
 
 def fail(_round):
@@ -126,9 +125,9 @@ def fail(_round):
 
 def wait_for(optimizer, back):
     """Wait until these workers are members again, or this one has heard that it is to vote for the next generation."""
-    generations, deadline = optimizer.run.membership, time.monotonic() + 60
-    generations.voting.notes.write(AWAITED, "1")
-    while not (set(back) <= set(generations.members) or generations.voting.is_called):
+    member, deadline = optimizer.run.membership, time.monotonic() + 60
+    member.votes.notes.write(AWAITED, "1")
+    while not (set(back) <= set(member.members) or member.votes.is_called):
         assert time.monotonic() < deadline, f"{back} did not come back"
         time.sleep(0.01)
 
@@ -154,15 +153,15 @@ INSTANTS = {
     "prepared": lambda t: at(Reducer, "agree", lambda _, kind, round_, _g, number, *a: is_confirm(t, round_, number)),
     "confirmed": lambda t: at(Reducer, "commit", lambda _, reduction, action: is_of(t, reduction)),
     "layers left": lambda t: at(LayerSender, "_send_next", lambda self, one: one.operation.step == t and self._sent),
-    "in flight": lambda t: at(Generations, "wait", lambda _, flight, **n: not n and flight.turn == t),
+    "in flight": lambda t: at(Member, "wait", lambda _, flight, **n: not n and flight.turn == t),
     "applying": lambda t: at(GradientAverage, "_commit", lambda _, flight: flight.step == t),
-    "at the end": lambda t: at(Generations, "wait", lambda _, flight, *, meets=False: meets and flight.step == t),
-    "voting": lambda _: at(Voting, "await_view", lambda *_: True),
-    "asking": lambda _: at(Voting, "_answer", lambda *_: True),
+    "at the end": lambda t: at(Member, "wait", lambda _, flight, *, meets=False: meets and flight.step == t),
+    "voting": lambda _: at(Votes, "await_view", lambda *_: True),
+    "asking": lambda _: at(Votes, "_await_answer", lambda *_: True),
     "asking late": ask_late,
     "giving its state": lambda _: at(Handover, "give", lambda *_: True),
     "taking a state": lambda _: at(Handover, "take", lambda *_: True),
-    "rebuilding": lambda _: at(Regrouping, "is_connected", lambda *_: True),
+    "rebuilding": lambda _: at(Regroup, "connect", lambda *_: True),
     "in mean_model()": lambda _: at(Reducer, "begin", lambda _, kind, *a, **n: kind == "mean model"),
     "confirm breaks": fail_after_confirm,
     "stopped": lambda r: at(Reducer, "begin", lambda _, kind, step, in_round, *a, **n: in_round == r, signal.SIGSTOP),
@@ -266,8 +265,8 @@ def run(deaths, *, steps_per_round=1, steps=9, workers=4, max_failures=3, evalua
 
 def _sums_in_stages(optimizer):
     """Whether the group of all who are left does."""
-    generations, world = optimizer.run.membership, optimizer.run.reducer.world
-    members = generations.members
+    member, world = optimizer.run.membership, optimizer.run.reducer.world
+    members = member.members
     return world.has(members) and isinstance(world.communicator(members), HierarchicalCommunicator)
 
 

@@ -2,7 +2,7 @@
 
 `begin → wait → commit`. What is sent may be gradients, parameters, or what parameters have become since a reference.
 The queue belongs to the run's membership, which says who takes part. Here nobody ever comes or goes; a run that
-continues after failures has the same queue (`elastic.generations`), and each of its operations is committed by all
+continues after failures has the same queue (`elastic.member`), and each of its operations is committed by all
 members of its group or by none. What is in flight is part of a checkpoint.
 """
 
@@ -90,12 +90,12 @@ class Flight:
             snapshot.release()
         self.kept = ()
 
-    def lose(self, why: str) -> None:
+    def abandon(self, why: str) -> None:
         """Abandon the sums."""
         for reducer, reduction in self.sums or ():
             if not self.is_waited and reduction.operation.end is None:
                 reducer.recorder.end(reduction.operation, f"failed: {why}")
-            reduction.lose()
+            reduction.abandon()
         self.sums, self.is_waited = None, False
 
 

@@ -146,7 +146,7 @@ class LayerSender:
     def restart(self) -> None:
         """The members have changed: what had left is lost, and `finish` sends all of it again."""
         if self._reduction is not None:
-            self._reduction.lose()
+            self._reduction.abandon()
         self._forget()
         if isinstance(self._problem, UnavailableError):
             self._problem = None

@@ -184,7 +184,7 @@ class Reducer:
             self.checks.drop(reduction.operation)
             self.recorder.end(reduction.operation, f"failed: {error}")
             self._lines.pop(group.members, None)
-            reduction.lose()
+            reduction.abandon()
             self.heartbeat.doing(f"continued without {reduction.operation}")
             return None
         return reduction

@@ -67,7 +67,7 @@ class Reduction:
             bucket.give_back(array)
         self.arrays = []
 
-    def lose(self) -> None:
+    def abandon(self) -> None:
         """Abandon the sums. Their arrays are not used again, as the backend may still write to them."""
         self.works.clear()
         for bucket, array in zip(self.buckets, self.arrays, strict=True):

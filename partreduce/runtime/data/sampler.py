@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes
+from partreduce.runtime.elastic.support import schedule_for_present_nodes
 from partreduce.runtime.schedule_file import read_schedule
 from partreduce.runtime.transport.rendezvous import place
 from partreduce.topo.argument_types import check_arguments

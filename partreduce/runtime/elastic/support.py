@@ -1,20 +1,25 @@
-"""Whether a run continues after failures, and why it does not."""
+"""Support: whether a run continues after failures, and what follows the failure of whole nodes under torchrun.
+
+torchrun starts the workers of the nodes that are left again, numbered from 0, and does not say which nodes failed. So
+its runs follow the file's failure plan where all nodes are equal, and what the others run is the same whichever failed.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 
-from partreduce.runtime.environment import MAX_FAILED
+from partreduce.runtime.environment import LOCAL_WORLD_SIZE, MAX_FAILED
 from partreduce.runtime.transport.gloo import GlooWorld
-from partreduce.runtime.transport.rendezvous import may_be_started_again
+from partreduce.runtime.transport.rendezvous import may_be_started_again, place
 from partreduce.runtime.transport.worlds import World
 from partreduce.runtime.user_warning import warn_user
+from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError, MissingDependencyError, ScheduleError
 from partreduce.topo.failure_plan import BY_NAME, check_covered
 from partreduce.topo.metrics.outer_steps import check_unstable
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.survivors import after_failure
+from partreduce.topo.survivors import after_failure, after_failure_of_nodes
 
 
 def supports_elastic(schedule: Schedule, world: World, key: str, replica: Sequence[int]) -> bool:
@@ -49,3 +54,46 @@ def refusal_of(schedule: Schedule) -> str:
     except (ScheduleError, InputError) as error:
         return str(error)
     return ""
+
+
+def schedule_for_present_nodes(schedule: Schedule) -> Schedule:
+    """What the workers run that torchrun has started: the schedule, or what it plans for the nodes that are left."""
+    size, wanted = place()[1], schedule.num_workers
+    if not may_be_started_again() or not 1 < size < wanted:
+        return schedule
+    try:
+        return _of_nodes_left(schedule, size, int(os.environ.get(LOCAL_WORLD_SIZE, "0")))
+    except ScheduleError as error:
+        raise InputError(
+            f"schedule {schedule.name!r}: is for {wanted} workers, and torchrun has started {size}: {error}; start "
+            f"{wanted}, or design a schedule for {size} and load the checkpoint with allow_different_run=True"
+        ) from None
+
+
+def warn_nodes_missing(schedule: Schedule, started: Schedule) -> None:
+    """One line, for one worker to say."""
+    have, had = started.cluster.num_nodes, schedule.cluster.num_nodes
+    if have < had:
+        warn_user(
+            f"schedule {schedule.name!r}: torchrun has started {have} of its {had} nodes, and they follow its "
+            f"failure plan for the loss of {had - have}"
+        )
+
+
+def is_planned(schedule: Schedule, num_workers: int, sha256: str) -> bool:
+    """Whether so many workers run the schedule of this hash under this one: all do, or those of the nodes left."""
+    if num_workers == schedule.num_workers:
+        return schedule_sha256(schedule) == sha256
+    try:
+        left = _of_nodes_left(schedule, num_workers, schedule.cluster.workers_per_node or 0)
+    except ScheduleError:
+        return False
+    return schedule_sha256(left) == sha256
+
+
+def _of_nodes_left(schedule: Schedule, size: int, on_each: int) -> Schedule:
+    cluster = schedule.cluster
+    missing, rest = divmod(cluster.num_workers - size, cluster.workers_per_node or cluster.num_workers)
+    if rest or not missing or missing < 0 or on_each != cluster.workers_per_node:
+        raise ScheduleError("those are not whole nodes of its cluster")
+    return after_failure_of_nodes(schedule, missing)

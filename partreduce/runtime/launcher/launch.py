@@ -92,7 +92,7 @@ def launch(
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
         max_failures: once all workers are connected, so many may fail by a signal or by silence; the others continue,
-            by the membership of their optimizer (see `elastic.generations`).
+            by the membership of their optimizer (see `elastic.member`).
         max_restarts: so often in all a failed worker is started again, and joins the others.
         restarted: called each time that one is.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from partreduce.runtime.averaging.buffer_rules import BufferRule
-from partreduce.runtime.elastic.generations import Generations
+from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.state.saved_state import StateFile, pack, unpack
 from partreduce.runtime.strategies.base import Run, Runner
 from partreduce.runtime.worker.engine import Engine
@@ -33,7 +33,7 @@ class Stateful(Protocol):
 
 
 class Handover:
-    """One worker's state, to give and to take (see `elastic.regrouping`); the random states stay each worker's own."""
+    """One worker's state, to give and to take (see `elastic.regroup`); the random states stay each worker's own."""
 
     def __init__(
         self,
@@ -79,12 +79,12 @@ class Handover:
 
     def give(self) -> bytes:
         """All of it, as it is between two averages."""
-        states, generations = io.BytesIO(), self.generations
+        states, member = io.BytesIO(), self.member
         torch.save([one.state_dict() for one in self.objects], states)
         extra = {
             "counts": self.run.reducer.heartbeat.counts,
-            "data": [self.engine.data_epoch, generations.views],
-            "since": list(generations.since.items()),
+            "data": [self.engine.data_epoch, member.views],
+            "since": list(member.since.items()),
             "changes_means": self.run.applier.changes_means,
             "rules": self.run.flat.rules,
             "generation": self.engine.uneven_inputs.generation,
@@ -106,10 +106,10 @@ class Handover:
         self.meeting.lineage, self.meeting.earlier = extra["lineage"]
         generation, views = extra["data"]
         self.engine.data_epoch = generation[0], generation[1]
-        self.generations.views = [(after, tuple(members)) for after, members in views]
-        self.generations.since = dict(extra["since"])
+        self.member.views = [(after, tuple(members)) for after, members in views]
+        self.member.since = dict(extra["since"])
         self._taken = torch.load(io.BytesIO(base64.b64decode(extra["objects"])), weights_only=True)
-        steps = self.generations.step_of(turn, self.run.steps_per_round)
+        steps = self.member.step_of(turn, self.run.steps_per_round)
         self.engine.go_on_from(steps)
         self.engine.catch_up()
         self.run.applier.changes_means = extra["changes_means"]
@@ -117,8 +117,8 @@ class Handover:
         self.runner.load(kept, steps)
 
     @property
-    def generations(self) -> Generations:
-        assert isinstance(self.run.membership, Generations), "nobody joins another run"
+    def member(self) -> Member:
+        assert isinstance(self.run.membership, Member), "nobody joins another run"
         return self.run.membership
 
     def _file(self) -> StateFile:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch.distributed as dist
 
 from partreduce.runtime.averaging.mean_model import average_model
-from partreduce.runtime.elastic.generations import Generations
+from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.launcher.last_line import explain_by
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
@@ -110,9 +110,9 @@ class Ending:
         members = self.engine.uneven_inputs.meet(round_, runner.membership.lost_workers)
         runner.settle(ends=True)
         # It counts to the last round, which all have done: nobody who "finished after" as many rounds is missing in it.
-        if isinstance(generations := run.membership, Generations):
-            generations.average_model(run.mean_reducers, generations.members, self.engine.steps, round_ - 1)
-            generations.leave()
+        if isinstance(member := run.membership, Member):
+            member.average_model(run.mean_reducers, member.members, self.engine.steps, round_ - 1)
+            member.leave()
             runner.drain()  # only now: after a loss all begin anew what is in flight on all of them
         else:
             runner.drain()

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from partreduce.runtime.elastic.nodes_left import is_planned, schedule_for_present_nodes, warn_nodes_missing
+from partreduce.runtime.elastic.support import is_planned, schedule_for_present_nodes, warn_nodes_missing
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.errors import InputError

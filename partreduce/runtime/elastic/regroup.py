@@ -1,18 +1,17 @@
-"""Regrouping: all members of a new generation connect, and who has joined takes the state of one of the others.
+"""Regroup: all members of a new generation connect, and a worker that joins takes the state of one of the others.
 
-They first say the same of what they go on with, then make the groups, and go on once all have a state.
+They first compare what they continue with, then make the groups, and continue once all have a state.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.elastic.voting import name_of
 from partreduce.runtime.liveness.handshake import handshake
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.store import NamedPrefixStore
@@ -25,7 +24,7 @@ from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.survivors import after_failure
 
-LOST = "a further worker is lost"
+FAILED = "a further worker is lost"
 
 
 class State(Protocol):
@@ -35,13 +34,18 @@ class State(Protocol):
         """All of it, where a round ends."""
 
     def take(self, data: bytes, turn: int) -> None:
-        """Put in place what another gave, to go on with the step before the operation of a turn."""
+        """Put in place what another gave, to continue with the step before the operation of a turn."""
 
     def check_unfit(self) -> None:
         """Refuse a script of which one that joins would know too little."""
 
 
-class Regrouping:
+def name_of(generation: int) -> str:
+    """Where the groups of a generation meet, and its keys lie."""
+    return f"generation-{generation}"
+
+
+class Regroup:
     """What one worker runs in the present generation, and how it comes to the next.
 
     Args:
@@ -75,55 +79,52 @@ class Regrouping:
         group = self._now.group_of(members.index(rank), round_)
         return None if group is None else Group(tuple(members[place] for place in group.members), group.relaxation)
 
-    def is_connected(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
-        """Connect with all members of a view; False if a further worker is lost meanwhile.
+    def connect(self, view: View, is_open: Callable[[], bool], healed: Callable[[], None]) -> bool:
+        """Connect with all members of a view; False if a further worker fails meanwhile.
 
         `is_open` says whether another vote is under way, and `healed` is called where this worker has got a state.
         """
-        world, name, lost = (
-            self.world,
-            name_of(view.generation),
-            frozenset(range(self.world.size)) - frozenset(view.members),
-        )
-        self._members = view.members
+        world, name, members = self.world, name_of(view.generation), view.members
+        failed = frozenset(range(world.size)) - frozenset(members)
+        self._members = members
         if world.rank in view.joined:
             world.start_over(name)  # where the others went when they voted
-        if not lost:
-            self._now = self.schedule
-        else:
-            self._now = after_failure(self.schedule, lost) if len(view.members) > 1 else None
-        self.first.heartbeat.doing(f"connects the groups of generation {view.generation}", view.members)
+        self._now = now = (
+            self.schedule if not failed else after_failure(self.schedule, failed) if len(members) > 1 else None
+        )
+        self.first.heartbeat.doing(f"connects the groups of generation {view.generation}", members)
         for reducer, key in self.reducers.items():
             reducer.key = f"{key} {name}"
-        if self._now is None:
+        if now is None:
             return True
-        world.given_up = lambda: LOST if is_open() else None
+        world.given_up = lambda: FAILED if is_open() else None
         try:
-            self._say_the_same(view, self._now)
+            facts = {
+                "schedule": schedule_sha256(now),
+                "generation": json.dumps([view.generation, members, view.resume]),
+            }
+            self._compare(view, facts, "")
             healing = tuple(sorted((view.donor, *view.joined)))
             takes_part = {healing} if world.rank in healing else set()
-            own = self._own_groups(self._now)
+            sets = member_sets(now, members.index(world.rank))
+            own = [tuple(members[place] for place in group) for group in sets]
             has_blocks = self.schedule.strategy.transport.codec.has_blocks
-            world.make({view.members, *takes_part, *own}, of_codes=own if has_blocks else ())
+            world.make({members, *takes_part, *own}, of_codes=own if has_blocks else ())
             if takes_part:
                 self._hand_over(view, healing, is_open, healed)
             if view.joined:
-                self._handshake(view, {}, "healed")
+                self._compare(view, {}, "-healed")
         except UnavailableError:
             return False
         finally:
             world.given_up = lambda: None
         return True
 
-    def _say_the_same(self, view: View, schedule: Schedule) -> None:
-        generation = json.dumps([view.generation, view.members, view.resume])
-        self._handshake(view, {"schedule": schedule_sha256(schedule), "generation": generation}, "")
-
-    def _handshake(self, view: View, facts: dict[str, str], what: str) -> None:
+    def _compare(self, view: View, facts: dict[str, str], what: str) -> None:
+        """All members say the same, or have come."""
         name, ranks = name_of(view.generation), {place: [rank] for place, rank in enumerate(view.members)}
         store, place = NamedPrefixStore(name, self.world.store, ranks), view.members.index(self.world.rank)
-        key = f"{self.key}-{name}{what and '-'}{what}"
-        handshake(store, place, len(view.members), facts, key=key, timeout=self.timeout)
+        handshake(store, place, len(view.members), facts, key=f"{self.key}-{name}{what}", timeout=self.timeout)
 
     def _hand_over(self, view: View, members: Members, is_open: Callable[[], bool], healed: Callable[[], None]) -> None:
         """The donor gives its state to all that have joined, which begin with it: a sum to which these add nothing."""
@@ -134,7 +135,7 @@ class Regrouping:
         operation = first.recorder.begin("state for who joins", 0, view.resume[0], members, len(data))
 
         def summed(array: torch.Tensor) -> torch.Tensor:
-            first.wait_for(line.all_reduce(array), operation, lambda: LOST if is_open() else None)
+            first.wait_for(line.all_reduce(array), operation, lambda: FAILED if is_open() else None)
             return array
 
         try:
@@ -150,8 +151,3 @@ class Regrouping:
         if not is_donor:
             held.take(array.numpy().tobytes(), view.resume[0])
             healed()
-
-    def _own_groups(self, schedule: Schedule) -> Sequence[Members]:
-        """The groups of this worker among those who are left."""
-        members = self._members
-        return [tuple(members[one] for one in group) for group in member_sets(schedule, members.index(self.world.rank))]

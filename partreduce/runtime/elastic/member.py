@@ -1,0 +1,567 @@
+"""Member: one worker of a run that continues after failures; each of its operations is committed by all or by none.
+
+Where an operation breaks a worker votes, reads the view that the launcher decides (`elastic.coordinator`), connects with
+the other survivors (`elastic.regroup`) and continues. A worker that was started again joins in the same
+way, from outside. The rules are those of `schedulers.protocols.membership`. Workers keep the ranks that they began
+with, in groups and in messages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, replace
+
+from partreduce.runtime.averaging.common_start import ADVICE, same_start
+from partreduce.runtime.averaging.in_flight import FixedMembership, Flight, Sums
+from partreduce.runtime.averaging.mean_model import commit_plain_mean
+from partreduce.runtime.averaging.reducer import Reducer
+from partreduce.runtime.averaging.reference import Reference
+from partreduce.runtime.elastic.regroup import Regroup, State, name_of
+from partreduce.runtime.elastic.survivors import CONNECT_SECONDS
+from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS, RESTARTED
+from partreduce.runtime.liveness.heartbeat import Heartbeat
+from partreduce.runtime.recorder import Operation, Recorder
+from partreduce.runtime.transport.gloo import GlooWorld
+from partreduce.runtime.transport.store import (
+    ANSWER,
+    CHANGES,
+    JOIN,
+    JOINED,
+    LEFT,
+    MEMBERSHIP,
+    NEWS,
+    OPEN,
+    RELEASED,
+    Notes,
+    Pauses,
+    root_store,
+)
+from partreduce.runtime.transport.streams import Streams
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, PeerGoneError, Wait
+from partreduce.runtime.transport.worlds import World
+from partreduce.schedulers.protocols.base import Note, Received, Send
+from partreduce.schedulers.protocols.membership.machine import Membership
+from partreduce.schedulers.protocols.membership.member import Member as MemberState
+from partreduce.schedulers.protocols.membership.words import (
+    Broken,
+    Confirmed,
+    Connected,
+    Enter,
+    Healed,
+    Join,
+    Knock,
+    Leave,
+    Left,
+    Members,
+    Open,
+    Phase,
+    Released,
+    Summed,
+    View,
+    Vote,
+)
+from partreduce.topo.errors import EvictedError, InputError, PeerFailedError, UnavailableError
+from partreduce.topo.phase import Group
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.fragments import round_ends
+
+LONGEST_PAUSE = 10.0
+"""Seconds between two times that a worker outside asks to join; the first is 0.5 s, then twice as long each time."""
+SHORTEST_GLANCE = 0.05
+MEMBERS_CHANGE = "a worker is lost, or joins"
+MAX_STORE_QUERIES = 1280
+"""A second, of all workers together that wait for an operation."""
+
+
+class Votes:
+    """One worker's part in the votes of a run, by notes in the store.
+
+    Args:
+        world: its communicators, which are destroyed when it votes.
+        heartbeat: says what it waits for.
+        timeout: seconds that an operation may wait for its members, and the launcher for votes.
+        max_failures: how many workers may fail.
+        on_vote: called before its groups are destroyed.
+        on_view: called with each view of which this worker is a member.
+    """
+
+    def __init__(
+        self,
+        world: GlooWorld,
+        heartbeat: Heartbeat,
+        *,
+        timeout: float,
+        max_failures: int,
+        on_vote: Callable[[], None],
+        on_view: Callable[[View], None],
+    ) -> None:
+        self.world, self.heartbeat, self.timeout = world, heartbeat, timeout
+        self._on_vote, self._on_view = on_vote, on_view
+        self._machine = Membership(world.size, max_failures)
+        started, _ = self._machine.start(world.rank)
+        assert isinstance(started, MemberState), "a worker"
+        self.state = self._machine.joiner() if joins() else started
+        self.called = 0
+        """For which generation the launcher asked last to vote, as far as this worker has looked."""
+        self.commits_prepared = False
+        """Whether the last view says to commit what this worker has prepared."""
+        self.notes = Notes(root_store(world.store), MEMBERSHIP)
+        self._asked = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a vote for the next generation is under way."""
+        return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
+
+    def poll(self) -> None:
+        """Now and then, during training: whether a vote is under way that no wait would notice, since all come.
+
+        It runs in another thread: meanwhile that vote may be over, and what it was for lies behind this worker.
+        """
+        generation = self.state.view.generation + 1
+        if self.notes.has(f"{OPEN}/{generation}"):
+            self.called = generation
+
+    @property
+    def is_called(self) -> bool:
+        """Whether `poll` has found one."""
+        return self.called > self.state.view.generation
+
+    def step(self, event: object) -> None:
+        """Let something happen to this member, and carry out what follows."""
+        state, actions = self._machine.step(self.world.rank, self.state, event)
+        assert isinstance(state, MemberState), "a worker"
+        self.state, rank = state, self.world.rank
+        for action in actions:
+            match action:
+                case Send(_, Vote() as vote):
+                    self._write(f"vote/{vote.generation}/{rank}", json.dumps(list(astuple(vote)[1:])))
+                case Send(_, Join()):
+                    self._asked += 1
+                    self._write(f"{JOIN}/{rank}", self._question, JOIN)
+                case Send(_, Left()):
+                    self._write(f"{LEFT}/{rank}", "1", LEFT)
+                case Note(("unblock",)):
+                    self._on_vote()
+                    self.world.start_over(name_of(state.view.generation + 1))
+                case Note(("forward",)):
+                    self.commits_prepared = True
+                case Note(("rebuild", View() as view)):
+                    self._on_view(view)
+
+    def _write(self, key: str, text: str, *kinds: str) -> None:
+        """Say something to the launcher, and count that."""
+        self.notes.write(key, text)
+        for kind in (*kinds, NEWS):
+            self.notes.count(kind, 1)
+
+    def _receive(self, message: Open | Released | View) -> None:
+        self.step(Received(self._machine.authority, message))
+
+    def vote(self) -> None:
+        """Vote, because a vote is under way."""
+        self._receive(Open(self.state.view.generation + 1))
+
+    def leave(self) -> None:
+        """This worker has committed everything and needs nobody any more; wait until it may leave with that."""
+        self.step(Leave())
+        self.await_view()
+
+    def await_view(self) -> bool:
+        """Wait for what the launcher decides, or until this worker may leave; whether it said anything.
+
+        It gives those who are silent as long as any operation, and is given longer here.
+        """
+        generation, deadline = self.state.view.generation + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
+        leaves = self.state.phase is Phase.LEAVING
+        what = "that it may leave" if leaves else f"who continues in generation {generation}"
+        self.heartbeat.doing(f"waits for the launcher to say {what}")
+        pauses = Pauses()
+        while True:
+            if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):
+                self._receive(Released())
+                return True
+            if (text := self.notes.read(f"view/{generation}")) is not None:
+                self._receive(self._view_of(text))
+                return True
+            self.heartbeat.check_without_store()
+            if deadline.is_over:
+                return False
+            pauses.sleep()
+
+    def ask_to_join(self) -> None:
+        """Ask once, and wait for the answer."""
+        time.sleep(min(LONGEST_PAUSE, 0.25 * 2**self._asked) if self._asked else 0.0)
+        self.step(Knock())
+        self._receive(self._await_answer())
+
+    def _await_answer(self) -> View:
+        """The view that the launcher answers a question with; a worker outside waits as long as it takes."""
+        self.heartbeat.doing("waits to join")
+        pauses = Pauses()
+        while (generation := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
+            self.heartbeat.check_without_store()
+            pauses.sleep()
+        return self._view_of(self.notes.wait_for(f"view/{generation}"))
+
+    def _view_of(self, text: str) -> View:
+        view = json.loads(text)
+        self.heartbeat.settled = view[CHANGES]
+        members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
+        return View(view["generation"], **members, donor=view["donor"])
+
+    @property
+    def _question(self) -> str:
+        """Names one time that this process asks to join, among all processes that had this rank."""
+        return f"{os.environ[RESTARTED]}.{self._asked}"
+
+
+def joins() -> bool:
+    """Whether this process was started in the place of one that failed."""
+    return bool(os.environ.get(RESTARTED))
+
+
+class _BrokenError(UnavailableError):
+    """An operation that failed; what becomes of the run is to be decided."""
+
+    def __init__(self, recorder: Recorder, operation: Operation, why: Exception) -> None:
+        super().__init__(str(why))
+        why.__traceback__ = None  # its frames hold the sum, and with that the connections whose end the others wait for
+        self._recorder, self.operation, self.why = recorder, operation, why
+
+    def record(self) -> None:
+        """The run continues without it."""
+        if self.operation.end is None:
+            self._recorder.end(self.operation, f"failed: {self.why}")
+
+
+class Member(FixedMembership):
+    """One worker's operations in the generations of a run. The optimizer that it belongs to is the only one (`key`)."""
+
+    may_change = True
+
+    def __init__(self, world: World, heartbeat: Heartbeat, schedule: Schedule, *, key: str, timeout: float) -> None:
+        assert isinstance(world, GlooWorld), "else it is refused"
+        super().__init__(tuple(range(world.size)))
+        self.world, self.heartbeat, self.schedule, self.timeout = world, heartbeat, schedule, timeout
+        self.glance = min(GLANCE_SECONDS, max(SHORTEST_GLANCE, world.size / MAX_STORE_QUERIES))
+        self.turns = schedule.strategy.payload.num_fragments
+        """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
+        self._entered: Flight | None = None
+        """The operation that this worker is in."""
+        self.votes = Votes(
+            world, heartbeat, timeout=timeout, max_failures=int(os.environ[MAX_FAILED]), on_vote=self._abandon_flights,
+            on_view=self._on_view,
+        )  # fmt: skip
+        self.regroup = Regroup(world, schedule, key=key, timeout=timeout)
+        self._is_fit = not os.environ.get(MAX_RESTARTS)
+        self._key = key
+        self.views: list[tuple[int, Members]] = [(-1, tuple(range(world.size)))]
+        """Which workers are members from which turn on, as data is dealt (see `data.dealing`)."""
+        self.since: dict[int, int] = {}
+        """From which turn on a member that has joined is there; the others are from the first."""
+
+    def connect_all(self, reducers: Sequence[Reducer], state: State) -> None:
+        """The run's operations go by these; wait until the launcher knows of all workers that they are connected.
+
+        From then on survivors continue after a failure. A worker that was started again waits until it is a member.
+        """
+        self.regroup.reducers, self.regroup.held = {reducer: reducer.key for reducer in reducers}, state
+        self.heartbeat.with_each = self.votes.poll
+        if self.votes.state.blank:
+            self._continue(None)
+            return
+        notes = self.votes.notes
+        are_equal = self.schedule.strategy.averages_gradients
+        facts: dict[str, object] = {"timeout": self.timeout, "are_equal": are_equal, "turns": self.turns}
+        notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
+        notes.count(JOINED, 1)
+        wait, pauses = Wait(self.heartbeat, range(self.world.size), self.timeout), Pauses()
+        while notes.count(JOINED) < self.world.size:
+            try:
+                wait.look()
+            except PeerGoneError as gone:
+                raise PeerFailedError(f"before the first step: {gone}") from None
+            pauses.sleep()
+
+    @property
+    def members(self) -> Members:
+        return self.votes.state.view.members
+
+    @property
+    def is_between(self) -> bool:
+        return self.votes.state.phase is not Phase.RUN
+
+    @property
+    def resumes(self) -> int:
+        """The turn from which on all average in this generation."""
+        return self.votes.state.view.resume[0]
+
+    def _on_view(self, view: View) -> None:
+        self.views.append((view.resume[0], view.members))
+        self.since.update(dict.fromkeys(view.joined, view.resume[0]))
+
+    # What the run asks of it.
+
+    def begin(self, flight: Flight) -> None:
+        """Put an operation in flight; if its sums are lost, `wait` finds that out.
+
+        Called in one order by all members of a generation: after an operation in which all were, and when they connect.
+        """
+        self.flights.append(flight)
+        self._start_ahead(flight)
+
+    @contextlib.contextmanager
+    def outliving(self) -> Iterator[None]:
+        """Inside, what fails is a `_BrokenError`."""
+        for reducer in self.regroup.reducers:
+            reducer.outlives = self
+        try:
+            yield
+        finally:
+            for reducer in self.regroup.reducers:
+                reducer.outlives = None
+
+    def wait(self, flight: Flight, *, meets: bool = False) -> Flight:
+        """As `FixedMembership`: by all its members or by none, and again with the survivors if one fails."""
+        turn, place = flight.turn, self.votes.state.place
+        if not meets:
+            place = turn, place[1]
+            if self.regroup.held is not None and not self._is_fit:
+                self._is_fit = True
+                self.regroup.held.check_unfit()
+        is_ahead = flight in self.flights
+        self._entered = flight
+        try:
+            self._carry_out(flight, Enter(place, (), meets=meets))
+        finally:
+            self._entered = None
+            if is_ahead:
+                self.flights.remove(flight)
+        return flight
+
+    def arrive(self, flight: Flight) -> None:
+        while not flight.is_waited:
+            try:
+                self._start(flight)
+                if flight.sums is None:
+                    return
+                with self.outliving():
+                    flight.wait()
+            except _BrokenError as broken:
+                self._recover(broken)
+            except InputError:  # all members refuse it
+                self.flights.remove(flight)
+                raise
+
+    def settle(self) -> None:
+        """What is in flight neither hinders a mean of all nor is changed by it."""
+
+    def drop(self) -> None:
+        """Give up all that is in flight: all members do, at one place."""
+        while self.flights:
+            flight = self.flights.popleft()
+            if not flight.is_restored:
+                flight.abandon("dropped")
+            flight.release()
+
+    def skip(self, turn: int) -> None:
+        """An operation all the same: all members go from turn to turn together."""
+        self.wait(Flight(turn=turn, step=turn, round=turn // self.turns, start=lambda *_: []))
+
+    def check_to_go_back(self, round_: int) -> None:
+        """Refuse to load a round before the generation's first one: until then nobody averages."""
+        if round_ * self.turns < self.resumes:
+            raise InputError(
+                f"load_checkpoint: this would go back to round {round_}, and since a worker was lost or came back the "
+                f"others average from round {self.resumes // self.turns} on; end the run and start it again to load it"
+            )
+
+    def givers(self, step: int) -> int:
+        """How many members have taken a step, with one step per round: all but those that joined since."""
+        return max(1, sum(self.since.get(member, 0) <= step for member in self.members))
+
+    def average_model(self, reducers: Sequence[Reducer], members: Members, step: int, round_: int) -> None:  # noqa: ARG002 - the survivors
+        def start(_: Flight, group: Group) -> Sums:
+            return [(reducer, reducer.begin("mean model", step, round_, group)) for reducer in reducers]
+
+        flight = Flight(turn=0, step=step, round=round_, start=start)
+        for reducer, reduction in self.wait(flight, meets=True).sums or ():
+            reducer.commit(reduction, commit_plain_mean)
+
+    def common_start(
+        self, reducer: Reducer, step: int, round_: int, *, name: str, starts: int, host: Streams | None
+    ) -> Reference:
+        """As `FixedMembership`; nothing is sent that a failure could cut off, so all survivors have it already."""
+        del step
+
+        def is_same(digest: str) -> bool:
+            place = f"start {starts} of the {name}"
+            notes = Notes(self.world.store, f"{place}/{self._key}")
+            notes.write(str(self.world.rank), digest)
+            with self.heartbeat.gathering(place, round_, ADVICE):
+                members = self.gathered(place)
+            return all(notes.read(str(member)) == digest for member in members)
+
+        return same_start(reducer, is_same, starts, round_, host=host)
+
+    def step_of(self, turn: int, steps_per_round: int) -> int:
+        """The step after which a turn's operation is due."""
+        round_, fragment = divmod(turn, self.turns)
+        return round_ * steps_per_round + round_ends(self.turns, steps_per_round)[fragment] - 1
+
+    def leave(self) -> None:
+        """This worker has committed everything and needs nobody any more."""
+        self.votes.leave()
+        if self.votes.state.phase is not Phase.LEFT:
+            self._continue(None)
+
+    # Which workers have failed, for those that wait by notes.
+
+    @property
+    def lost_workers(self) -> Callable[[], frozenset[int]]:
+        return self._failed
+
+    def _failed(self) -> frozenset[int]:
+        """The workers that are no members any more; a worker that waits asks often, and so votes in every vote."""
+        if self.votes.is_open:
+            self.votes.vote()
+            self._continue(None)
+        return frozenset(range(self.world.size)) - frozenset(self.members)
+
+    def gathered(self, place: str) -> tuple[int, ...]:
+        wait, pauses = Wait(self.heartbeat, self.members, self.timeout), Pauses()
+        while True:
+            self.heartbeat.check_without_store()
+            self._failed()
+            missing = sorted(set(self.members) - self.heartbeat.gathered(self.members))
+            if not missing:
+                return self.members
+            self.heartbeat.doing(f"entered {place}", missing)
+            wait.only_for(missing)
+            if wait.is_over():
+                raise UnavailableError(f"{place}: {self.heartbeat.waits_for(missing, self.timeout)}")
+            pauses.sleep()
+
+    # An operation.
+
+    def _carry_out(self, flight: Flight, entry: Enter) -> None:
+        """Bring an operation to where its sums are to be committed; none where this worker has no part in it."""
+        while True:
+            group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
+            self.votes.step(replace(entry, group=() if group is None else group.members))
+            if group is None or not self.votes.state.group:
+                if not flight.is_restored:
+                    flight.abandon("no turn of this worker")
+                    flight.sums = []
+                return
+            try:
+                if self.votes.is_called and not entry.meets:
+                    operation = self._first.recorder.begin("vote", 0, entry.place[0] // self.turns, group.members, 0)
+                    raise self.broke(operation, RuntimeError("a vote is under way"))
+                # What is no turn's counts to its own round: members may have ended after the last turn.
+                self._sum(flight, group, flight.round if entry.meets else entry.place[0] // self.turns)
+            except _BrokenError as broken:
+                self._recover(broken)
+                if not self.votes.commits_prepared:
+                    if flight not in self.flights and not flight.is_restored:
+                        flight.abandon(MEMBERS_CHANGE)
+                    continue
+            return
+
+    def _sum(self, flight: Flight, group: Group, round_: int) -> None:
+        """Sum into scratch arrays, then know that all members have done so."""
+        with self.outliving():
+            if flight.sums is None:
+                flight.sums = flight.start(flight, group)
+            flight.wait()
+            self.votes.step(Summed())
+            self._first.agree("confirm", round_, group, *self.votes.state.place)
+            self.votes.step(Confirmed())
+
+    def _start_ahead(self, flight: Flight) -> None:
+        try:
+            self._start(flight)
+        except _BrokenError as broken:
+            broken.record()
+
+    def _start(self, flight: Flight) -> None:
+        """Begin the sums of a later turn, where this worker has a group in it now."""
+        if self.is_between or flight.turn < self.resumes or flight.sums is not None:
+            return
+        if (group := self.regroup.group_of(flight.turn // self.turns)) is not None:
+            with self.outliving():
+                flight.sums = flight.start(flight, group)
+
+    @property
+    def _first(self) -> Reducer:
+        return self.regroup.first
+
+    # What a reducer asks of it in an operation.
+
+    def why(self, operation: Operation) -> str | None:
+        """Why it makes no sense to wait for an operation any longer."""
+        if self.votes.is_open:
+            return MEMBERS_CHANGE
+        round_ = operation.rounds_before
+        return self.heartbeat.gone(operation.members, round_) or self.heartbeat.elsewhere(operation.members, round_)
+
+    def broke(self, operation: Operation, error: Exception) -> UnavailableError:
+        """What a failed operation raises here, before it is known what it means."""
+        return _BrokenError(self._first.recorder, operation, error)
+
+    # From one generation to the next.
+
+    def _recover(self, broken: _BrokenError) -> None:
+        self.votes.commits_prepared = False
+        self.votes.step(Broken())
+        self._continue(broken)
+        broken.record()
+
+    def _continue(self, broken: _BrokenError | None) -> None:
+        """Come from a vote, or from outside, to the next generation in which all members are connected."""
+        votes = self.votes
+        while votes.state.phase is not Phase.RUN:
+            match votes.state.phase:
+                case Phase.OUTSIDE:
+                    votes.ask_to_join()
+                case Phase.VOTE:
+                    if not votes.await_view():
+                        raise self._end(broken)
+                case Phase.REBUILD:
+                    for forget in self.changed:
+                        forget()
+                    view = votes.state.view
+                    done = self.regroup.connect(view, lambda: votes.is_open, lambda: votes.step(Healed()))
+                    votes.step(Connected() if done else Broken())
+                case Phase.FENCED:
+                    raise EvictedError(
+                        f"worker {self.world.rank} was silent for longer than the others wait, and they went on "
+                        "without it; it changes nothing any more"
+                    )
+                case _:
+                    raise self._end(broken)
+        # All are connected, and have a state: what was in flight begins again, in one order. The sum that this worker
+        # is about to commit all the same is over.
+        for flight in self.flights:
+            if flight is not self._entered or not votes.commits_prepared:
+                if flight is self._entered and not flight.is_restored:
+                    flight.abandon(MEMBERS_CHANGE)
+                self._start_ahead(flight)
+
+    def _abandon_flights(self) -> None:
+        """Before the groups are destroyed: no sum in flight arrives any more."""
+        for flight in self.flights:
+            if not (flight.is_restored or (flight is self._entered and flight.is_waited)):
+                flight.abandon(MEMBERS_CHANGE)
+
+    def _end(self, broken: _BrokenError | None) -> Exception:
+        """Why the run ends here, as if it could not continue."""
+        if broken is None:
+            failed = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
+            return PeerFailedError(f"generation {self.votes.state.view.generation}: {failed}")
+        return self._first.failure(broken.operation, broken.why)
