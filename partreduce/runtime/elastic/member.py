@@ -1,9 +1,9 @@
 """Member: one worker of a run that continues after failures; each of its operations is committed by all or by none.
 
-Where an operation breaks a worker votes, reads the view that the launcher decides (`elastic.coordinator`), connects with
-the other survivors (`elastic.regroup`) and continues. A worker that was started again joins in the same
-way, from outside. The rules are those of `schedulers.protocols.membership`. Workers keep the ranks that they began
-with, in groups and in messages.
+Where an operation breaks a worker votes, reads the view that the launcher decides (`elastic.coordinator`), connects
+with the other survivors (`elastic.regroup`) and continues. A worker that was started again joins in the same way,
+from outside. The rules are those of `schedulers.protocols.membership`. Workers keep the ranks that they began with,
+in groups and in messages.
 """
 
 from __future__ import annotations
