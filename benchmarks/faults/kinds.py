@@ -6,8 +6,9 @@ ones; so a row tells how much of one worker entered an average, and the last row
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from partreduce.topo.strategies import (
     Codec,
     DelayedAveraging,
     DelayedMerge,
+    GradientBuckets,
     GroupPhases,
     OuterParams,
     OuterStep,
@@ -43,6 +45,8 @@ from partreduce.topo.strategies.static import StaticGroups
 WORKERS = 4
 PLAIN = OuterStep()
 DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
+NOLOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(1, 2), outer_params=OuterParams.PER_WORKER)
+LAYERS = Transport(gradient_buckets=GradientBuckets.PER_LAYER)
 DPSGD = UpdateOrder.DPSGD
 HIERARCHICAL = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL)
 PAIRS = ([[0, 1], [2, 3]], [[0, 2], [1, 3]])
@@ -90,7 +94,8 @@ class Kind:
     def schedule(self) -> Schedule:
         cluster = Cluster.regular(self.num_nodes, WORKERS // self.num_nodes)
         rule = SurvivorRule.ALL_REDUCE if self.strategy.averages_everyone else SurvivorRule.KEEP_GROUPS
-        plan = FailurePlan(rule, self.max_failures) if self.max_failures else None
+        is_planned = self.max_failures and not (self.kept or self.outer.has_own_outer_params)
+        plan = FailurePlan(rule, self.max_failures) if is_planned else None
         return Schedule("under-faults", cluster, self.strategy, failure_plan=plan)
 
     @property
@@ -189,22 +194,19 @@ def _outer_steps(*, fragments: int = 1, late_steps: int = 0, kept: float = 0.0) 
     return Kind(strategy, (ALL,), "reference", steps_a_round=3, outer=DILOCO, **turns)
 
 
-def _in_turns(fragments: int, steps_per_round: int) -> AllReduce:
-    """DiLoCo of fragments that go on."""
-    patterns = tuple((f"rows{part}",) for part in range(fragments))
-    return AllReduce(steps_per_round=steps_per_round, payload=Payload(outer=DILOCO, fragments=patterns))
-
-
-def _goes_on(strategy: Strategy, **options: object) -> Kind:
-    """All average, and who is left goes on."""
+def _elastic(strategy: Strategy, **options: object) -> Kind:
+    """All average, and survivors continue."""
     return Kind(strategy, (ALL,), "views", max_failures=2, **options)  # type: ignore[arg-type] - of many types
 
 
-def _own_outer_params() -> Kind:
-    """NoLoCo: the same of pairs."""
-    outer = OuterStep(lr=Fraction(7, 10), momentum=Fraction(1, 2), outer_params=OuterParams.PER_WORKER)
-    strategy = StaticGroups(phases=_phases(), steps_per_round=2, payload=Payload(outer=outer))
-    return Kind(strategy, _PAIR_MEANS, "reference", steps_a_round=2, outer=outer)
+def _elastic_outer_steps(**turns: Any) -> Kind:  # noqa: ANN401 - of many types
+    return replace(_outer_steps(**turns), law="views", max_failures=2)
+
+
+def _own_outer_params(phases: GroupPhases) -> Kind:
+    """NoLoCo: the same of groups."""
+    strategy = StaticGroups(phases=phases, steps_per_round=2, payload=Payload(outer=NOLOCO))
+    return Kind(strategy, _PAIR_MEANS, "reference", steps_a_round=2, outer=NOLOCO)
 
 
 def _phases() -> GroupPhases:
@@ -220,20 +222,23 @@ KINDS = {
     "static": Kind(StaticGroups(phases=_phases()), _PAIR_MEANS, "reference"),
     "static late": Kind(StaticGroups(phases=_phases(), sync=DelayedAveraging()), _PAIR_MEANS, "reference", late=True),
     "allreduce": Kind(AllReduce(), (ALL,), "reference", gradients=True),
-    "elastic allreduce": _goes_on(AllReduce(), gradients=True),
-    "elastic pipeline": _goes_on(AllReduce(sync=Pipeline()), gradients=True, lag=1),
-    "elastic late": _goes_on(AllReduce(sync=DelayedAveraging()), late=True),
-    "elastic codec": _goes_on(AllReduce(transport=Transport(codec=Codec.BFLOAT16)), gradients=True),
-    "elastic stages": _goes_on(AllReduce(transport=HIERARCHICAL), gradients=True, num_nodes=2),
-    "elastic outer": _goes_on(
-        AllReduce(steps_per_round=3, payload=Payload(outer=DILOCO)), steps_a_round=3, outer=DILOCO
-    ),
-    "elastic fragments": _goes_on(_in_turns(2, 3), steps_a_round=3, outer=DILOCO, fragments=2),
+    "elastic allreduce": _elastic(AllReduce(), gradients=True),
+    "elastic pipeline": _elastic(AllReduce(sync=Pipeline()), gradients=True, lag=1),
+    "elastic late": _elastic(AllReduce(sync=DelayedAveraging()), late=True),
+    "elastic codec": _elastic(AllReduce(transport=Transport(codec=Codec.BFLOAT16)), gradients=True),
+    "elastic stages": _elastic(AllReduce(transport=HIERARCHICAL), gradients=True, num_nodes=2),
+    "elastic layers": _elastic(AllReduce(transport=LAYERS), gradients=True),
+    "elastic outer": _elastic_outer_steps(),
+    "elastic merged late": _elastic_outer_steps(late_steps=1, kept=0.5),
+    "elastic fragments": _elastic_outer_steps(fragments=2),
+    "elastic fragments merged late": _elastic_outer_steps(fragments=2, late_steps=2),
+    "elastic own outer": replace(_own_outer_params(GroupPhases((Phase.from_groups(WORKERS, [range(WORKERS)]),))),
+                                 law="views", rounds=(ALL,), max_failures=2),
     "allreduce pipeline": Kind(AllReduce(sync=Pipeline()), (ALL,), "reference", gradients=True, lag=1),
     "allreduce every 2": Kind(AllReduce(steps_per_round=2), (ALL,), "reference", steps_a_round=2),
     "outer": _outer_steps(),
     "outer merged late": _outer_steps(late_steps=1, kept=0.5),
-    "outer of pairs": _own_outer_params(),
+    "outer of pairs": _own_outer_params(_phases()),
     "fragments": _outer_steps(fragments=2),
     "fragments merged late": _outer_steps(fragments=2, late_steps=2, kept=0.5),
     "allreduce late": Kind(AllReduce(sync=DelayedAveraging()), (ALL,), "reference", late=True),

@@ -63,8 +63,10 @@ class Replay:
     x: Values = field(default_factory=lambda: np.zeros((WORKERS, WORKERS)))
     since: dict[int, int] = field(default_factory=dict)
     """With which step a member began that has joined."""
-    outer_params: Values = field(default_factory=lambda: np.zeros(WORKERS))
-    momentum: Values = field(default_factory=lambda: np.zeros(WORKERS))
+    outer_params: Values = field(default_factory=lambda: np.zeros((WORKERS, WORKERS)))
+    momentum: Values = field(default_factory=lambda: np.zeros((WORKERS, WORKERS)))
+    past: list[Values] = field(default_factory=list)
+    """What all held after each step."""
 
     def members(self, step: int) -> tuple[int, ...]:
         """Who takes part in what comes next when a step is taken."""
@@ -83,16 +85,21 @@ class Replay:
         for worker, begun in sorted(joined.items(), key=lambda one: one[1].sum()):  # who has another joiner's is later
             self.x[worker] = held[worker] = begun + own[worker]
             donor = next((other for other, x in held.items() if other != worker and same(x, begun)), worker)
-            starts[worker] = starts[donor]
+            for held_too in (starts, self.outer_params, self.momentum, *self.past):
+                held_too[worker] = held_too[donor]
         if self.kind.late:
             self.x[members] += starts[members].mean(axis=0) - starts[members]
             return
-        rows, outer = self.kind.is_due(step), self.kind.outer
-        movement = self.x[members].mean(axis=0)[rows] - self.outer_params[rows]
-        self.momentum[rows] = float(outer.momentum) * self.momentum[rows] + movement
-        ahead = movement + float(outer.momentum) * self.momentum[rows] if outer.nesterov else self.momentum[rows]
-        self.outer_params[rows] += float(outer.lr) * ahead
-        self.x[np.ix_(members, rows)] = self.outer_params[rows]
+        late, kept, outer = self.kind.late_steps, self.kind.kept, self.kind.outer
+        if step >= late:
+            due = np.ix_(members, self.kind.is_due(step))
+            sent = self.past[-late] if late else self.x
+            movement = sent[due].mean(axis=0) - self.outer_params[due]
+            self.momentum[due] = momentum = float(outer.momentum) * self.momentum[due] + movement
+            ahead = movement + float(outer.momentum) * momentum if outer.nesterov else momentum
+            self.outer_params[due] += float(outer.lr) * ahead
+            self.x[due] = kept * self.x[due] + (1 - kept) * self.outer_params[due]
+        self.past.append(self.x.copy())
 
     def ends(self, step: int) -> list[Values]:
         """What all may finish with after so many steps: what is late then is applied by those who were left by then."""
