@@ -81,6 +81,8 @@ def ages(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """`staleness` and `end`, which rest on the rounds after which everybody has met everybody."""
     end = stated.claim("end", lambda numbers: _end(schedule, numbers))
     why = "a weight is negative, or a worker gives up all of its own value, so what has arrived may leave again."
+    if schedule.strategy.payload.outer.momentum > 0:
+        why = "outer momentum may take back what has arrived."
     if end is not None and (end.numbers or {}).get("behind") == NONE:
         why = "somebody never hears of somebody else, on whatever way."
     age = stated.claim("staleness", lambda numbers: _staleness(schedule, numbers)) or not_proved("staleness", why)
