@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from fractions import Fraction
-from math import comb, sqrt
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, semidefinite_pivots
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.survivors import after_failure, planned_failures
-from partreduce.verify.base import Claim, not_proved, proved, refuted, some
+from partreduce.verify.base import Claim, not_proved, proved, refuted, some, upper
 from partreduce.verify.checker.claims.consensus import lengthens_nothing
 from partreduce.verify.checker.claims.survives import ASKED, Cells, Confirmed, cells_of, off_mean, parts_left
 from partreduce.verify.checker.failure_classes import MAX_CLASSES, classes_of_plan, runs_after, values_on
@@ -115,7 +115,7 @@ def _survives(schedule: Schedule, bounds: dict[tuple[int, ...], Fraction]) -> Cl
         text += (
             f"One failure was looked at of each of {len(bounds)} class{'es' * (len(bounds) > 1)} of failures that "
             f"symmetries map to one another; of {len(rated)} of them it is proved how much a period leaves of "
-            f"differences: at most {sqrt(max(rated, default=Fraction(1))):.6g}."
+            f"differences: at most {upper(max(rated, default=Fraction(1)), power=2)}."
         )
     else:
         text += "All of them average in one group, which leaves nothing of differences."

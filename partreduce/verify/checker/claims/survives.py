@@ -171,33 +171,29 @@ def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]],
     choices = with_another(used, radices)
     count = prod(map(len, choices)) * size
     work.spend(20 * count * (1 + schedule.period))
-    place: dict[int, int] = {}
     sizes: list[int] = []
     gone = frozenset(failed)
-    patterns = list(product(*choices))
-    for digits in patterns:
+    rows: list[tuple[tuple[int, ...], list[int]]] = []  # digits, and the cell of each local rank, -1 of a failed one
+    for digits in product(*choices):
         alike = prod(1 if value in values else rest for value, values, rest in zip(digits, used, left, strict=True))
         first = node_of(digits, radices) * size
+        row = []
         for worker in range(first, first + size):
-            if worker not in gone:
-                place[worker] = len(sizes)
-                sizes.append(alike)
-    phases = [
-        [group for block in phase for group in _groups_of_cells(block, patterns, place, radices, size)]
-        for phase in schedule.phases
-    ]
+            row.append(-1 if worker in gone else len(sizes))
+            sizes += [alike] * (worker not in gone)
+        rows.append((digits, row))
+    phases = [[group for block in phase for group in _groups_of_cells(block, rows)] for phase in schedule.phases]
     return Cells(sizes, phases, [digit for digit, rest in enumerate(left) if rest >= 2])
 
 
 def _groups_of_cells(
-    block: Average, patterns: Sequence[tuple[int, ...]], place: dict[int, int], radices: Sequence[int], size: int
+    block: Average, rows: Sequence[tuple[tuple[int, ...], list[int]]]
 ) -> list[tuple[list[int], Fraction]]:
+    kept = [digit for digit in range(len(rows[0][0])) if digit not in block.across]
     groups: dict[tuple[int, ...], list[int]] = {}
-    for digits in patterns:
-        kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
-        first = node_of(digits, radices) * size
-        found = groups.setdefault(kept, [])
-        found += [place[first + rank] for rank in block.members if first + rank in place]
+    for digits, row in rows:
+        found = groups.setdefault(tuple([digits[digit] for digit in kept]), [])
+        found += [row[rank] for rank in block.members if row[rank] >= 0]
     return [(members, block.relaxation) for members in groups.values() if len(members) > 1]
 
 

@@ -18,9 +18,9 @@ these are at most `age_steps`, `age` times the largest steps_per_round.
 
 *Outer steps.* With outer parameters of each worker's own, and no outer momentum, a group of s members with the outer
 rate r leaves to a member's outer parameters the weight 1 − r + r/s, and gives r/s to what each other member has: an
-average with relaxation r. With an outer momentum nothing is stated of them. With shared outer parameters, a round of all
-adds what everybody did since the last one to them, times r > 0; none of what they have is taken back. Where workers keep
-a share α of their own besides, what arrives is the sum of the outer steps so far. Without momentum that is
+average with relaxation r. With an outer momentum nothing is stated of them. With shared outer parameters a round of
+all adds what everybody did since the last one to them, times r > 0; none of what they have is taken back. Where workers
+keep a share α of their own besides, what arrives is the sum of the outer steps so far. Without momentum that is
 r·(1 − qᵏ)/(1 − q) after k rounds, q = α·(1 − r), which is positive for |q| < 1, as the reader asks; with it nothing is
 stated.
 
