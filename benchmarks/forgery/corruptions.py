@@ -72,8 +72,7 @@ def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
         aimed_limit(draw, entry)
         return
     if entry["claim"] == "survives" and entry["classes"] and draw.random() < 0.6:
-        one, part = draw.choice(entry["classes"]), Fraction(draw.randrange(999_999), 10**6)
-        one["squared"] = str(Fraction(one["squared"]) * part)
+        aimed_class(draw, entry["classes"])
         return
     if isinstance(entry.get("squared"), str) and draw.random() < 0.5:
         entry["squared"] = str(Fraction(entry["squared"]) * Fraction(draw.randrange(999_999), 10**6))
@@ -95,6 +94,20 @@ def aimed_entry(draw: random.Random, entry: dict[str, Any]) -> None:
         draw.shuffle(where)
     else:
         aimed_leaf(draw, where, path[-1])
+
+
+def aimed_class(draw: random.Random, classes: list[dict[str, Any]]) -> None:
+    """A smaller bound, a class left out, one twice, or another failure in its place."""
+    one, kind = draw.choice(classes), draw.randrange(5)
+    if kind == 0:
+        classes.remove(one)
+    elif kind == 1:
+        other = draw.choice(classes)
+        other["failed"] = list(one["failed"])
+    elif kind == 2:
+        one["failed"] = sorted({*one["failed"][1:], draw.randrange(8)})
+    else:
+        one["squared"] = str(Fraction(one["squared"]) * Fraction(draw.randrange(999_999), 10**6))
 
 
 def aimed_limit(draw: random.Random, entry: dict[str, Any]) -> None:

@@ -302,6 +302,11 @@ def has_stages(raw: dict[str, Any], group: tuple[int, ...]) -> bool:
 
 def _staleness(entry: dict[str, Any], raw: dict[str, Any], listed: Groups, matrices: list[Matrix]) -> bool:
     n, late, delay = len(matrices[0]), missing_rounds(raw), delay_of(raw)
+    outer = raw["strategy"].get("payload", {}).get("outer", {})
+    if outer.get("outer_params") == "per_worker":
+        if outer.get("momentum"):
+            return False
+        matrices = [np.eye(n) + float(Fraction(outer["lr"])) * (w - np.eye(n)) for w in matrices]
     if any(w.min() < -TOLERANCE or w.diagonal().min() < TOLERANCE for w in matrices):
         return False
     age, steps_per_round = oldest_age(matrices, late=late, delay=delay), max(worker_steps(raw, n))

@@ -21,7 +21,7 @@ from partreduce.topo.strategies.axes import WIDER
 from partreduce.topo.units import parse_size
 from partreduce.user_function import function_of
 from partreduce.verify import checker
-from partreduce.verify.base import Claim, Proof, Status
+from partreduce.verify.base import Claim, Proof, Status, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.functions import prove_function
 from partreduce.verify.prove import prove
@@ -101,7 +101,7 @@ def _sent_bytes(proof: Proof, model_bytes: str) -> dict[str, dict[str, int]]:
 def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     """The fact `sent-bytes` in words."""
     is_same = schedule is None or schedule.has_one_steps_per_round
-    worker, node, way = (size(sent[name]) for name in ("of_worker", "of_node", "in_flight"))
+    worker, node, way = (size(float(upper(Fraction(sent[name]), 4))) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
         f"sent-bytes, a fact: in one {'step' if is_same else 'round'} no more than {worker} leave a worker and {node} "
         f"a node, and no more than {way} of a worker's are on their way."
@@ -259,8 +259,8 @@ def _bound_of(claim: Claim) -> str:
     """The number that a claim proves, rounded up; empty where it proves none."""
     entry = claim.entry or {}
     if "squared" in entry and claim.claim in {"contraction", "outer-consensus"}:
-        return f"≤ {number(float(Fraction(entry['squared'])) ** 0.5)}"
-    return f"≤ {number(float(Fraction(entry['at_most'])))}" if "at_most" in entry else ""
+        return f"≤ {upper(Fraction(entry['squared']), 4, power=2)}"
+    return f"≤ {upper(Fraction(entry['at_most']), 4)}" if "at_most" in entry else ""
 
 
 def _print_claims(proof: Proof) -> None:

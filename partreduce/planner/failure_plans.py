@@ -3,7 +3,7 @@
 The rules are those of `topo.failure_plan.SurvivorRule`, in that order: the schedule's own groups, its own rule on the
 nodes that are left, All-Reduce. The first is taken after which the survivors of every failure reach consensus, proved,
 and whose predicted time to the loss is at most FACTOR of that of the fastest such rule. The time of a rule is that
-after the slowest failure, of one of each class (`topo.failures`). A large rule is compared on fewer nodes, of which
+after the slowest failure, of one of each class (`verify.survives`). A large rule is compared on fewer nodes, of which
 each lost one is a larger part.
 """
 
@@ -18,13 +18,13 @@ from partreduce.planner.measuring import measure
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError, ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule, check_planned
-from partreduce.topo.failure_symmetries import Failure, planned_classes
 from partreduce.topo.hardware import Hardware, Switch
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.static import RulePhases, StaticGroups
-from partreduce.topo.survivors import after_failure
+from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify.base import Status
-from partreduce.verify.survives import MAX_CLASSES, prove_survives
+from partreduce.verify.checker.refusal import TooLarge
+from partreduce.verify.survives import planned_classes, prove_survives
 
 FACTOR = 1.1
 """A rule is taken if it takes at most so many times the least predicted time to the loss."""
@@ -97,15 +97,22 @@ def _time(planned: Schedule, job: PlanRequest) -> float:
     schedule, job = _compared(planned, job)
     if schedule.num_workers > COMPARED:
         return inf
-    # the classes of the other rules stand for All-Reduce's, whose survivors differ in where they are
+    failures = _failures(schedule)
+    return max(_time_after(schedule, failed, job) for failed in failures[:: -(-len(failures) // MEASURED)])
+
+
+def _failures(schedule: Schedule) -> list[tuple[int, ...]]:
+    """One of each class; those of kept groups stand for All-Reduce's, whose survivors differ in where they are."""
     plan = schedule.failure_plan
     assert plan is not None, "planned"
-    listed = replace(schedule, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, plan.failures))
-    classes = planned_classes(listed if plan.rule is SurvivorRule.ALL_REDUCE else schedule, MAX_CLASSES)
-    return max(_time_after(schedule, failed, job) for failed in classes[:: -(-len(classes) // MEASURED)])
+    rule = SurvivorRule.KEEP_GROUPS if plan.rule is SurvivorRule.ALL_REDUCE else plan.rule
+    try:
+        return planned_classes(replace(schedule, failure_plan=replace(plan, rule=rule)))
+    except TooLarge:
+        return list(planned_failures(schedule, FailurePlan(rule, 1)))
 
 
-def _time_after(schedule: Schedule, failed: Failure, job: PlanRequest) -> float:
+def _time_after(schedule: Schedule, failed: tuple[int, ...], job: PlanRequest) -> float:
     try:
         found = after_failure(schedule, failed)
         left = replace(job, cluster=survivors_of(job.cluster, failed), tolerate_failures=0, take=None)
@@ -126,25 +133,24 @@ def _words(schedule: Schedule) -> str:
 
 def _compared(schedule: Schedule, job: PlanRequest) -> tuple[Schedule, PlanRequest]:
     """The schedule that times are compared on: a large rule on fewer nodes, without what single ones have."""
-    phases, size = getattr(schedule.strategy, "phases", None), schedule.cluster.workers_per_node
-    is_large = schedule.num_workers > COMPARED and isinstance(phases, RulePhases) and size is not None
-    if not is_large or not isinstance(schedule.strategy.steps_per_round, int):
+    strategy, size = schedule.strategy, schedule.cluster.workers_per_node
+    if not isinstance(strategy, StaticGroups) or not isinstance(strategy.phases, RulePhases):
         return schedule, job
-    assert isinstance(phases, RulePhases), "asked above"
-    assert isinstance(schedule.strategy, StaticGroups), "only these have phases"
+    if schedule.num_workers <= COMPARED or not isinstance(strategy.steps_per_round, int):
+        return schedule, job
     assert size is not None, "rules have equal nodes"
-    radices = list(phases.node_radices)
+    radices = list(strategy.phases.node_radices)
     least = job.tolerate_failures + 1
     while prod(radices) * size > COMPARED and max(radices) > least:
         largest = radices.index(max(radices))
         radices[largest] = max(least, radices[largest] // 2)
     hardware = replace(job.hardware, node_inside=(), node_nic=(), switches=(), slowdown=())
     cluster = Cluster.regular(prod(radices), size, hardware=hardware)
-    strategy = replace(schedule.strategy, phases=RulePhases(tuple(radices), phases.phases))
-    return replace(schedule, cluster=cluster, strategy=strategy), replace(job, cluster=cluster)
+    smaller = replace(strategy, phases=RulePhases(tuple(radices), strategy.phases.phases))
+    return replace(schedule, cluster=cluster, strategy=smaller), replace(job, cluster=cluster)
 
 
-def survivors_of(cluster: Cluster, failed: Failure) -> Cluster:
+def survivors_of(cluster: Cluster, failed: tuple[int, ...]) -> Cluster:
     """The cluster that is left, with the hardware of its nodes and workers under their new numbers."""
     shape, hardware, gone = cluster.without(failed), cluster.hardware, frozenset(failed)
     if hardware is None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import combinations
 
 import numpy as np
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.failure_plan import SurvivorRule, check_covered
+from partreduce.topo.failure_plan import FailurePlan, SurvivorRule, check_covered
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -38,6 +39,16 @@ def after_failure(schedule: Schedule, failed: Collection[int]) -> Schedule:
     plan = schedule.failure_plan
     is_planned = plan is not None and plan.covers(schedule.cluster, gone)
     return _continued(schedule, gone, plan.rule if plan is not None and is_planned else SurvivorRule.ALL_REDUCE)
+
+
+def planned_failures(schedule: Schedule, plan: FailurePlan) -> Iterator[tuple[int, ...]]:
+    """Every failure that a plan covers: of up to so many workers, smaller ones first; then those of larger nodes."""
+    n, cluster = schedule.num_workers, schedule.cluster
+    for count in range(1, plan.failures + 1):
+        yield from combinations(range(n), count)
+    for node in map(cluster.workers_of, range(cluster.num_nodes)):
+        if len(node) > plan.failures and n - len(node) >= 2:
+            yield tuple(sorted(node))
 
 
 def after_failure_of_nodes(schedule: Schedule, count: int) -> Schedule:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, Context, Decimal
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil, frexp
@@ -225,6 +226,20 @@ def fraction_above(value: float, bits: int = 32) -> Fraction:
     """The least fraction of that many significant bits that is not below a positive float."""
     unit = Fraction(2) ** (frexp(value)[1] - bits)
     return ceil(Fraction(value) / unit) * unit
+
+
+def upper(value: Fraction, digits: int = 6, *, power: int = 1) -> str:
+    """A bound for a sentence: the least decimal of so many digits that is not below the value's root.
+
+    More digits where a bound below 1 would read as 1.
+    """
+    near = Context(prec=digits + 8).divide(Decimal(value.numerator), Decimal(value.denominator))
+    number = Context(prec=digits, rounding=ROUND_CEILING).plus(near if power == 1 else near.sqrt(Context(digits + 8)))
+    while Fraction(number) ** power < value:
+        number = number.next_plus(Context(prec=digits))
+    if number >= 1 > value:
+        return upper(value, digits + 3, power=power)
+    return f"{float(number):.{digits}g}" if digits < 16 else f"{number:f}"
 
 
 def some(items: Sequence[int], limit: int = 12) -> str:

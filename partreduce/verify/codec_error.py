@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Transport
-from partreduce.verify.base import Claim, Status
+from partreduce.verify.base import Claim, Status, upper
 from partreduce.verify.checker.facts.codec_error import (
     FIRST_ROUNDINGS,
     ROUNDING,
@@ -49,9 +49,9 @@ def codec_error_of_a_server(schedule: Schedule) -> Claim | None:
 def _in_words(transport: Transport, numbers: Numbers, averaged: str) -> str:
     each = "of each member's largest in its block" if transport.codec.has_blocks else "of the members' magnitudes"
     rest = " What error feedback adds from earlier steps counts as given." if transport.error_feedback else ""
-    part, near_zero = float(Fraction(numbers["relative"])), float(Fraction(numbers["absolute"]))
+    part, near_zero = upper(Fraction(numbers["relative"]), 3), upper(Fraction(numbers["absolute"]), 2)
     return (
-        f"Each decoded number is off the exact mean of {averaged} by at most {part:.3g} times the mean {each}, and "
-        f"{near_zero:.2g} near zero, after {numbers['roundings']} roundings by the codec {transport.codec}, or it is "
+        f"Each decoded number is off the exact mean of {averaged} by at most {part} times the mean {each}, and "
+        f"{near_zero} near zero, after {numbers['roundings']} roundings by the codec {transport.codec}, or it is "
         f"not finite. Claims about averaging speak of the exact averages; rounding adds this much to each.{rest}"
     )

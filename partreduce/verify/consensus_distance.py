@@ -13,7 +13,7 @@ from partreduce.topo.arithmetic import lyapunov
 from partreduce.topo.metrics.sectors import NEVER, Sectors
 from partreduce.topo.metrics.steady_state import after_period, noise_traces
 from partreduce.topo.schedule import Schedule
-from partreduce.verify.base import Claim, not_proved, proved
+from partreduce.verify.base import Claim, not_proved, proved, upper
 from partreduce.verify.steady_state import (
     GUARD,
     MAX_BITS,
@@ -22,7 +22,6 @@ from partreduce.verify.steady_state import (
     bits_for,
     motion_of,
     rounded_up,
-    shown,
 )
 
 Stack = npt.NDArray[np.float64]
@@ -68,9 +67,9 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
     exact = _bound(motion, np.ldexp(rounded, -bits))
     at_most = rounded_up(exact * (1 + FLOATS) + size * units)
     text = (
-        f"consensus distance ≤ {shown(at_most)}: a covariance of the workers is listed that one period with its noise "
-        "makes smaller, and what averaging does keeps that order; so no period that starts with equal workers leads "
-        "above it, nor does the steady state."
+        f"consensus distance ≤ {upper(at_most, 8)}: a covariance of the workers is listed that one period with its "
+        "noise makes smaller, and what averaging does keeps that order; so no period that starts with equal workers "
+        "leads above it, nor does the steady state."
     )
     lower = np.tril_indices(size)
     covariance = [as_integers(x[lower], 0) for x in rounded]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from math import ceil, lcm, log2, sqrt
+from math import ceil, lcm, log2
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from partreduce.topo.mixing import exact_product, period_product
 from partreduce.topo.round import MixingStep, Round
 from partreduce.topo.rule import RuleView, distinct_classes
 from partreduce.topo.schedule import Schedule
-from partreduce.verify.base import Claim, fraction_above, not_proved, proved
+from partreduce.verify.base import Claim, fraction_above, not_proved, proved, upper
 from partreduce.verify.classes import MAX_DIGITS, MAX_SIZE, class_product, class_products
 from partreduce.verify.view import rule_view
 
@@ -84,7 +84,8 @@ def prove_power(schedule: Schedule, name: str, max_periods: int) -> Claim | None
         )
         squared = least_square(matrices)
         if squared < 1:
-            text = f"Over {periods} periods every difference shrinks by a factor of at most {sqrt(squared):.6g} < 1."
+            factor = upper(squared, power=2)
+            text = f"Over {periods} periods every difference shrinks by a factor of at most {factor} < 1."
             return proved(name, text, method="power", periods=periods, squared=str(squared))
     return None
 
@@ -141,13 +142,13 @@ def _by_norms(schedule: Schedule) -> Claim:
 def _bound(squared: Fraction) -> str:
     if squared.numerator.bit_length() - squared.denominator.bit_length() > 1000:
         return f"c² ≤ {_short(squared)}"
-    return f"contraction ≤ {sqrt(squared):.9g}, c² = {squared}"
+    return f"contraction ≤ {upper(squared, 9, power=2)}, c² = {squared}"
 
 
 def _short(number: Fraction) -> str:
     """A number that may be beyond floats."""
     bits = number.numerator.bit_length() - number.denominator.bit_length()
-    return f"{float(number):.6g}" if bits < 1000 else f"2^{bits + 1}"
+    return upper(number) if bits < 1000 else f"2^{bits + 1}"
 
 
 def product_minus_mean(schedule: Schedule, periods: int = 1) -> ExactMatrix:

@@ -7,13 +7,14 @@ schedule file. None of them has an entry in the certificate: the checker has no 
 from __future__ import annotations
 
 from collections import Counter
+from fractions import Fraction
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import DynamicGroups, Pairwise, Server
 from partreduce.topo.strategies.axes import Codec
-from partreduce.verify.base import Claim, Status
+from partreduce.verify.base import Claim, Status, upper
 from partreduce.verify.codec_error import codec_error_of_a_server
 from partreduce.verify.runs import ASSUMED
 
@@ -94,7 +95,8 @@ def _convergence(strategy: DynamicGroups, cluster: Cluster) -> Claim:
         "against": list(found.against),
         "assumes": found.assumes,
     }
-    words = f"λ₂ of E[WᵀW] is {'at most ' if found.independent else ''}{float(second):.6g} for {second.how}"
+    value = f"at most {upper(Fraction(float(second)))}" if found.independent else f"{float(second):.6g}"
+    words = f"λ₂ of E[WᵀW] is {value} for {second.how}"
     if not found.independent:
         return Claim("convergence", Status.NOT_PROVED, f"{'; '.join(found.against)}. ({words}.)", witness)
     if not found.contracts:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from partreduce.topo.arithmetic.lyapunov import steady_state
 from partreduce.topo.metrics.outer_steps import EDGE, outer_operators, radius_of
 from partreduce.topo.schedule import Schedule
-from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted
+from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, upper
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.membership import prove_membership
@@ -65,11 +65,13 @@ def _prove_consensus(schedule: Schedule, plain: Schedule) -> Claim:
         c = radius + share * (1 - radius)
         weights = [_weights(matrix, c) for _, matrix in parts]
         if all(found is not None for found in weights):
+            squared = fraction_above(c * c)
             text = (
-                f"where gradients are zero, outer parameters come to agree, and momenta to rest, by at most {c:.6g} "
+                "where gradients are zero, outer parameters come to agree, and momenta to rest, by at most "
+                f"{upper(squared, power=2)} "
                 f"a period in a norm that is listed for each of {len(parts)} classes (radius {radius:.6g})."
             )
-            return proved(NAME, text, {"radius": radius}, squared=str(fraction_above(c * c)), weights=weights)
+            return proved(NAME, text, {"radius": radius}, squared=str(squared), weights=weights)
     return not_proved(NAME, f"workers agree too slowly for a certificate in integers (radius {radius:.9g}).")
 
 

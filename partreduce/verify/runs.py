@@ -13,7 +13,7 @@ from typing import Any
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import WIDER, Codec, DrainPolicy, Pipeline
 from partreduce.topo.strategies.base import Averaging
-from partreduce.verify.base import Claim, not_proved
+from partreduce.verify.base import Claim, not_proved, upper
 from partreduce.verify.codec_error import codec_error
 from partreduce.verify.stated import Numbers, Stated
 from partreduce.verify.view import rule_view
@@ -81,6 +81,8 @@ def ages(schedule: Schedule, stated: Stated) -> tuple[Claim, ...]:
     """`staleness` and `end`, which rest on the rounds after which everybody has met everybody."""
     end = stated.claim("end", lambda numbers: _end(schedule, numbers))
     why = "a weight is negative, or a worker gives up all of its own value, so what has arrived may leave again."
+    if schedule.strategy.payload.outer.momentum > 0:
+        why = "outer momentum may take back what has arrived."
     if end is not None and (end.numbers or {}).get("behind") == NONE:
         why = "somebody never hears of somebody else, on whatever way."
     age = stated.claim("staleness", lambda numbers: _staleness(schedule, numbers)) or not_proved("staleness", why)
@@ -261,10 +263,10 @@ def sent_bytes(schedule: Schedule, stated: Stated) -> Claim | None:
     def words(numbers: Numbers) -> str:
         whole = "gradients" if schedule.strategy.averages_gradients else "the model"
         what, turn = ("the largest fragment", "turn") if numbers["parts"] > 1 else (whole, "round")
-        of_worker, of_node, in_flight = (float(Fraction(numbers[name])) for name in SENT)
+        of_worker, of_node, in_flight = (upper(Fraction(numbers[name])) for name in SENT)
         return (
-            f"For each byte of {what} at most {of_worker:.6g} bytes leave a worker and {of_node:.6g} a node in one "
-            f"{turn}, of which a step begins at most one, and at most {in_flight:.6g} are on their way at a time. What "
+            f"For each byte of {what} at most {of_worker} bytes leave a worker and {of_node} a node in one "
+            f"{turn}, of which a step begins at most one, and at most {in_flight} are on their way at a time. What "
             "rounding up to whole numbers and blocks adds is not counted, and sums go around one ring in the order of "
             "ranks."
         )

@@ -93,11 +93,6 @@ def rounded_up(value: float) -> Fraction:
     return fraction_above(value) if value > 0 else fraction_above(2.0**-64)
 
 
-def shown(at_most: Fraction) -> str:
-    """A bound for a sentence: 8 digits, rounded so that they are not below it."""
-    return f"{float(at_most) * (1 + 1e-7):.8g}"
-
-
 def as_integers(matrix: Matrix, bits: int) -> list[int]:
     """The entries times 2^bits, rounded, in order."""
     return [int(entry) for entry in np.rint(np.ldexp(matrix, bits)).ravel()]

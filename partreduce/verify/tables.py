@@ -15,7 +15,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.outer import PLAIN
 from partreduce.topo.strategies.payload import Placement, TablePlacement
-from partreduce.verify.base import Claim, not_proved, refuted
+from partreduce.verify.base import Claim, not_proved, refuted, upper
 from partreduce.verify.stated import Numbers, Stated
 
 ONE_ROUTE, ONE_OWNER, ORDER, NIC_BYTES = "one-route", "one-owner", "table-order", "nic-bytes"
@@ -125,7 +125,7 @@ def _nic_bytes(numbers: Numbers) -> str:
 def _row_error(schedule: Schedule, numbers: Numbers) -> str:
     codecs = {route.parameter: route.codec for route in _coded(schedule)}
     told = "; ".join(
-        f"{name} in {codecs[name]} {float(Fraction(relative)):.3g} and {float(Fraction(absolute)):.2g}"
+        f"{name} in {codecs[name]} {upper(Fraction(relative), 3)} and {upper(Fraction(absolute), 2)}"
         for name, relative, absolute in numbers["gradients"]
     )
     return (

@@ -255,6 +255,11 @@ AFTER_TWO_NODES = [*["0 1,0 1,0 1"] * 4, *["0 1,0 1"] * 2]
 DIGITS = rule([2, 2], 1, [([0], [0, 1])])
 """On three nodes it is a rule of one digit."""
 SQUARE = rule([2, 2], 1, [([0], [0])], [([0], [1])])
+KINDS_3 = groups(3, [[0, 1, 2]], [[1, 2]])
+AFTER_KINDS_3 = ["0 1,0 1,0 1,0 1", *["0 1,0 1,-,-"] * 2]
+PAIRS_OF_4 = [([0, 1], 0), ([0, 2], 0), ([0, 3], 0)]
+AFTER_4 = [*["0 1,0 1,0 1"] * 4, *["0 1,0 1"] * 6]
+"""Of four in one group, of which two may fail."""
 
 
 def of_nodes(n):
@@ -303,6 +308,34 @@ SURVIVING = [
         (losing(TWO_NODES), survives(1, CLASSES_OF_TWO_NODES, *AFTER_TWO_NODES)),
         (losing(TWO_NODES), survives(1, [([1], 0), *CLASSES_OF_TWO_NODES[1:]], *AFTER_TWO_NODES)),
         ".classes[0].failed[0] is 1; expected 0",
+    ),
+    Edge(
+        SURVIVES,
+        "workers of two kinds are of two classes",
+        (losing(KINDS_3), survives(1, alone_3(1, 1, 1), *AFTER_KINDS_3)),
+        (losing(KINDS_3), survives(1, alone_3(1, 1, 1)[1:], *AFTER_KINDS_3)),
+        ".classes is 2; expected 3 classes of failures",
+    ),
+    Edge(
+        SURVIVES,
+        "workers of one kind are of one class",
+        (losing(rule([], 3, [([0, 1, 2], [])])), survives(1, [([0], 0)], *AFTER_3)),
+        (losing(rule([], 3, [([0, 1, 2], [])])), survives(1, [([0], 0), ([1], 0)], *AFTER_3)),
+        ".classes is 2; expected 1 classes of failures",
+    ),
+    Edge(
+        SURVIVES,
+        "failures whose nodes have one value in another digit are of two classes",
+        (losing(DIGITS, failures=2), survives(2, [([0], 0), *PAIRS_OF_4], *AFTER_4)),
+        (losing(DIGITS, failures=2), survives(2, [([0], 0), PAIRS_OF_4[0], PAIRS_OF_4[0], PAIRS_OF_4[2]], *AFTER_4)),
+        ".classes[2].failed[1] is 1; expected 2",
+    ),
+    Edge(
+        SURVIVES,
+        "a failure of workers that differ in both digits is covered by no other",
+        (losing(DIGITS, failures=2), survives(2, [([0], 0), *PAIRS_OF_4], *AFTER_4)),
+        (losing(DIGITS, failures=2), survives(2, [([0], 0), *PAIRS_OF_4[:2]], *AFTER_4)),
+        ".classes is 3; expected 4 classes of failures",
     ),
     Edge(
         SURVIVES,

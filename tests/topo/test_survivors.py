@@ -12,7 +12,6 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.failure_symmetries import planned_classes, planned_failures
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -28,7 +27,8 @@ from partreduce.topo.strategies import (
     StaticGroups,
     Transport,
 )
-from partreduce.topo.survivors import after_failure, after_failure_of_nodes, reapplied
+from partreduce.topo.survivors import after_failure, after_failure_of_nodes, planned_failures, reapplied
+from partreduce.verify.survives import planned_classes
 
 PAIRS = StaticGroups(
     phases=GroupPhases((Phase.from_groups(5, [[0, 3], [1, 4]]), Phase.from_groups(5, [[0, 1, 2]]))),
@@ -186,7 +186,7 @@ def test_planned_losses_of_a_million_workers_need_no_list_of_groups() -> None:
     bare = build("prague-figure-10", Cluster.regular(250_000, 4))
     schedule = replace(bare, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
     assert len(schedule_text(schedule)) < 1000
-    assert len(planned_classes(schedule, 100)) == 5
+    assert len(planned_classes(schedule)) == 5
     found = after_failure(schedule, {777_777})
     assert found.num_workers == 999_999
     assert found.group_of(777_777, 1) == Group((777_776, 777_777, 777_778))

@@ -1,6 +1,7 @@
 """What a proof says about failures is what every single failure shows, taken out by brute force."""
 
 import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations
@@ -14,7 +15,6 @@ from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.failure_symmetries import Symmetries, planned_classes, planned_failures
 from partreduce.topo.mixing import period_product
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
@@ -30,12 +30,13 @@ from partreduce.topo.strategies import (
     StaticGroups,
     Transport,
 )
-from partreduce.topo.survivors import after_failure
+from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Proof, Status
 from partreduce.verify.checker import failure_classes
+from partreduce.verify.checker.claims import survives
+from partreduce.verify.checker.failure_classes import Symmetries
 from partreduce.verify.checker.refusal import Work
-from partreduce.verify.survives import MAX_CLASSES
 
 WORKERS = 2
 
@@ -138,20 +139,24 @@ def bounds_of(proof: Proof) -> dict[tuple[int, ...], Fraction]:
     return {tuple(one["failed"]): Fraction(one["squared"]) for one in proof["survives"].entry["classes"]}
 
 
-def class_of(schedule: Schedule, failed: tuple[int, ...]) -> tuple[int, ...]:
-    """The loss that stands for this one, if the schedule's groups are kept."""
-    return Symmetries.of(schedule).representative(failed)
+def read_by_checker(schedule: Schedule) -> Any:
+    return checker.read_schedule(json.loads(json.dumps(dump_schedule(schedule))))
+
+
+def patterns_of(schedule: Schedule) -> Callable[[Iterable[int]], failure_classes.Pattern]:
+    """The pattern of a failure, if the schedule's groups are kept."""
+    return Symmetries.of(read_by_checker(schedule), Work("it")).pattern
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_loss(seed: int) -> None:
     schedule = planned(random_schedule(seed))
-    failures = all_failures(schedule)
-    lonely = {class_of(schedule, failed) for failed in failures if not agree(schedule, failed)}
+    failures, pattern = all_failures(schedule), patterns_of(schedule)
+    lonely = {pattern(failed) for failed in failures if not agree(schedule, failed)}
     proof = prove(schedule)
     if lonely:
         assert proof["survives"].status is Status.REFUTED
-        assert tuple(proof["survives"].witness["failed"]) in lonely
+        assert pattern(proof["survives"].witness["failed"]) in lonely
         assert proof.verdict is Status.REFUTED
         schedule = planned(schedule, rule=ALL)
         proof = prove(schedule)
@@ -159,10 +164,10 @@ def test_the_verdict_and_every_bound_are_what_brute_force_finds_for_each_single_
     assert claim.status is Status.PROVED, claim.explanation
     assert claim.entry["answers"]
     assert "survives" in confirmed(schedule, proof)
-    bounds = bounds_of(proof)
+    bounds = {pattern(failed): bound for failed, bound in bounds_of(proof).items()}
     for failed in failures:
         assert agree(schedule, failed)
-        bound = 0 if lonely else bounds[class_of(schedule, failed)]
+        bound = 0 if lonely else bounds[pattern(failed)]
         assert norm(schedule, failed) ** 2 == pytest.approx(float(bound), abs=1e-8)
 
 
@@ -240,9 +245,6 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
     assert sorted(planned_failures(schedule, plan)) == failures
     nodes = failure_classes.all_nodes(read)
     assert sorted(failure_classes.all_failures(read.num_workers, nodes, plan.failures)) == failures
-    assert planned_classes(schedule, MAX_CLASSES) == failure_classes.classes_of_plan(
-        read, read.failure_plan, Work("it")
-    )
     for failed in failures:
         assert plan.covers(cluster, failed)
         left = [worker for worker in range(schedule.num_workers) if worker not in failed]
@@ -251,9 +253,10 @@ def test_checker_prover_and_program_have_the_same_survivors_groups_on_any_nodes(
         of_program = [
             {(group.members, str(group.relaxation)) for group in phase} for phase in map(runs.phase, range(runs.period))
         ]
+        found, missing = failure_classes.runs_after(read, read.failure_plan, failed)
         of_checker = [
-            {(tuple(members), relaxation) for members, relaxation in phase}
-            for phase in failure_classes.groups_after(read, read.failure_plan, failed)
+            {(tuple(members), str(relaxation)) for members, relaxation in phase}
+            for phase in survives.cells_of(found, missing, list(map(range, found.radices)), Work("it")).phases
         ]
         assert of_checker == of_program
         if rule is not REAPPLY or len({worker // (cluster.workers_per_node or 1) for worker in left}) == (
@@ -284,9 +287,10 @@ def test_one_proof_holds_for_every_number_of_nodes() -> None:
             (nodes,), ((Block((0, 1), (0,)), Block((2,))), (Block((0,)), Block((1, 2), (0,))), (Block((0, 2)),))
         )
         schedule = planned(Schedule("rule", Cluster.regular(nodes, 3), StaticGroups(phases=rule)))
-        bounds = bounds_of(prove(schedule))
+        pattern = patterns_of(schedule)
+        bounds = {pattern(failed): bound for failed, bound in bounds_of(prove(schedule)).items()}
         for failed in all_failures(schedule):
-            assert norm(schedule, failed) ** 2 == pytest.approx(float(bounds[class_of(schedule, failed)]), abs=1e-8)
+            assert norm(schedule, failed) ** 2 == pytest.approx(float(bounds[pattern(failed)]), abs=1e-8)
 
 
 @pytest.mark.parametrize("of", [KEEP, REAPPLY])

@@ -20,7 +20,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, DynamicGroups, Pairwise, Server
 from partreduce.topo.strategies.axes import WIDER, Codec, DrainPolicy, GradientReduction, Pipeline, Transport
 from partreduce.verify import Status, prove
-from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some
+from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
 from partreduce.verify.prove import PROVERS
 from partreduce.verify.view import contracts, every_relaxation_tame, explicit_view, is_tame, rule_view
@@ -36,6 +36,30 @@ ESSENTIAL = {
 }
 OF_RUNS = ["staleness", "end", "memory", "sent-bytes"]
 OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "consensus-distance"]
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_bounds_are_rounded_outwards_and_by_no_more_than_one_digit(power):
+    draw = Random("bounds")
+    for _ in range(2000):
+        digits = draw.choice((2, 3, 4, 6, 9))
+        value = Fraction(draw.randrange(1, 10**9), 10 ** draw.randrange(19)) + Fraction(1, draw.randrange(1, 10**6))
+        said = Fraction(upper(value, digits, power=power))
+        assert said**power >= value
+        assert (said * (1 - Fraction(1, 10 ** (digits - 1)))) ** power < value, "one digit less is below"
+    assert [upper(Fraction(one), 4) for one in ("1/3", "1/4", "0", "1", "62500066/1000000000", "2/3")] == [
+        "0.3334", "0.25", "0", "1", "0.06251", "0.6667",
+    ]  # fmt: skip
+    assert upper(Fraction(3, 4), 9, power=2) == "0.866025404"
+    assert upper(Fraction(1, 9), 4, power=2) == "0.3334"
+
+
+def test_a_bound_below_1_is_never_said_to_be_1():
+    for exponent in (3, 6, 9, 12, 30):
+        value = 1 - Fraction(1, 10**exponent)
+        assert value <= Fraction(upper(value)) < 1
+        assert value <= Fraction(upper(value, power=2)) ** 2 < 1
+    assert upper(1 + Fraction(1, 10**9)) == "1.00001"
 
 
 def test_what_no_schedule_of_a_kind_should_be_run_without():

@@ -3,7 +3,7 @@
     python -I verify/checker certificate.json schedule.json
 
 It needs this folder, which may be copied and renamed, and Python 3.11; it imports nothing of the prover, which takes
-the numbers of facts from it, and computes with integers and fractions only. Where to read:
+the numbers of facts and the classes of failures from it, and computes with integers and fractions only. Where to read:
 
 * `claims/`: one claim a file, the theorem on top and below it the check of the witness that a certificate brings. This
   is what a mathematician confirms.
@@ -16,6 +16,7 @@ the numbers of facts from it, and computes with integers and fractions only. Whe
 * `schedule.py`: what a schedule file says, and its hash; `axes.py`, `kept_gap.py`, `quorum.py`: who waits for whom, how
   late averages are, and how payload travels; `tables.py`: which tables go their own way, and who owns their rows.
   `certificate.py`: which check decides which entry.
+* `failure_plans.py`, `failure_classes.py`: what survivors run when workers fail, and which failures are equivalent.
 * `strict_json.py`, `refusal.py`, `program.py`: strict reading, the two ways to say no, and the command line.
 
 From Python: `check(certificate, read_schedule(document))` yields the claims that hold, and raises Refusal at the first

@@ -9,110 +9,103 @@ node; failures that leave one worker or none are none. `keep_groups`: the schedu
 
 * in a rule, any permutation of the values of a digit, on all nodes at once: two nodes agree outside some digits after
   it exactly if they did before;
-* on one node, the exchange of two local ranks that in every phase stand in one block, or both in no group: every group
-  holds both of them, or neither;
-* where groups are listed, the exchange of two workers of one node that are together in the same sense.
+* on one node, any permutation of local ranks of one *kind*, which in every phase stand in one block, or all in no
+  group: every group holds all of them, or none;
+* where groups are listed, any permutation of workers of one node that are of one kind in the same sense.
 
 Steps per round change no group, so they make no difference here.
 
-**Classes.** Two failures are *equivalent* if a product of symmetries maps one to the other. The *representative* of
-one: for each order of its nodes write the values of each digit as 0, 1, … in order of first appearance, and take the
-first local ranks of their kind as failed; of all that comes out the smallest is the representative. It is equivalent to
-the failure; and of failures that are equivalent the same comes out, because numbering by appearance forgets a
-permutation of values, and counting a kind forgets who of it failed.
+**Pattern.** Write the failed workers in some order. The pattern is their kinds, and for each digit and each of them the
+first of them with the same value. Of two failures with one pattern a symmetry maps the first worker of one to the first
+of the other, and so on: values are equal in one exactly where they are in the other, so they can be permuted; then the
+nodes are the same, and as many local ranks of each kind failed on each. Any order will do. The one below depends on
+numbers of workers only where it must, so that few patterns are equivalent.
 
-**All classes.** Every failure of k + 1 workers is a failure of k and one worker more. Map the k to their
-representative. Then values of a digit that none of its nodes has may still be permuted, and so may local ranks of a
-kind that did not fail. So every class of k + 1 has a member that is a representative of k workers and one more: on a
-node whose digits have values of these nodes or the first other one, the first of its kind that did not fail.
+**All classes.** Every failure of k + 1 workers is a failure of k and one worker more. Let a symmetry map the k to the
+failure L that was taken for their class. Values of a digit that L does not have may still be permuted, and so may local
+ranks of a kind that did not fail. So every failure of k + 1 is equivalent to L and a worker that in each digit has a
+value of L or the first other one, and is the first of its kind that did not fail there. One of each pattern is taken.
 
 **A rule that is applied again.** After a failure number the nodes with survivors. What survivors run is the rule on so
 many nodes, without the workers that these nodes lack. So two failures that leave as many nodes are equivalent if a
 symmetry of that rule maps what the nodes lack of one to what they lack of the other. Every set of workers without a
-whole node is what some failure of so many nodes leaves out, so the classes are those of such sets; a class is named by
-its representative and the last nodes.
+whole node is what some failure of so many nodes leaves out, and so are its subsets: the same induction covers them.
 """
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import combinations, islice, permutations, product
+from itertools import combinations, islice, product
 from math import comb
 from typing import NamedTuple
 
-from .averages import Average
+from .averages import PLAIN, Average
 from .failure_plans import Failure, FailurePlan
-from .refusal import Work
+from .refusal import UNREADABLE, TooLarge, Work
 from .schedule import Schedule
 
-Groups = list[tuple[list[int], str]]
-"""Members and relaxation of each group of a phase."""
+MAX_CLASSES = 2**16
+"""Classes of failures that are looked at."""
+
+Pattern = tuple[tuple[int, ...], ...]
 
 
 class Symmetries(NamedTuple):
-    """Nodes with these digits, on each `size` local ranks; `kinds` has the first rank of its kind for each of them.
+    """Nodes with these digits, on each local ranks of these kinds, which are the first rank of its kind for each.
 
     Listed groups are one node without digits, whose local ranks are all workers.
     """
 
     radices: Sequence[int]
-    size: int
     kinds: Sequence[int]
 
-    def representative(self, failed: Iterable[int]) -> Failure:
-        """Of the failure's class."""
-        counts: dict[tuple[int, ...], Counter[int]] = {}
-        for worker in failed:
-            place, rank = divmod(worker, self.size)
-            counts.setdefault(digits_of(place, self.radices), Counter())[self.kinds[rank]] += 1
-        ranks = {node: self._first(kinds) for node, kinds in counts.items()}
-        found = []
-        for order in permutations(counts):
-            values = [list(dict.fromkeys(node[at] for node in order)) for at in range(len(self.radices))]
-            moved: list[int] = []
-            for node in order:
-                numbered = [listed.index(value) for listed, value in zip(values, node, strict=True)]
-                start = node_of(numbered, self.radices) * self.size
-                moved += [start + rank for rank in ranks[node]]
-            found.append(tuple(sorted(moved)))
-        return min(found)
+    @classmethod
+    def of(cls, schedule: Schedule, work: Work) -> Symmetries:
+        """Those of a schedule of groups, by the local ranks or workers that have everything in common."""
+        size = schedule.width
+        work.spend(size * (1 + schedule.period) * 20)
+        keys = [[node] for node in (schedule.nodes_of(range(size)) if schedule.form == "groups" else [0] * size)]
+        for phase in schedule.phases:
+            home = {rank: at for at, block in enumerate(phase) if is_group(block) for rank in block.members}
+            for rank, key in enumerate(keys):
+                key.append(home.get(rank, -1))
+        seen: dict[tuple[int, ...], int] = {}
+        return cls(schedule.radices, [seen.setdefault(tuple(key), rank) for rank, key in enumerate(keys)])
 
-    def _first(self, counts: Counter[int]) -> list[int]:
-        """So many local ranks of each kind, the first ones."""
-        left, result = counts.total(), []
-        for rank, kind in enumerate(self.kinds):
-            if not left:
-                break
-            if counts[kind] > 0:
-                counts[kind] -= 1
-                left -= 1
-                result.append(rank)
-        return result
+    def pattern(self, failed: Iterable[int]) -> Pattern:
+        """Kinds, and for each digit who of the failed has a value first: those first whose values fewer others have."""
+        rows = [
+            (self.kinds[rank], *digits_of(node, self.radices))
+            for node, rank in (divmod(worker, len(self.kinds)) for worker in failed)
+        ]
+        counts = [Counter(column) for column in zip(*rows, strict=True)]
+        rows.sort(key=lambda row: (row[0], [count[value] for count, value in zip(counts, row, strict=True)], row))
+        columns = list(zip(*rows, strict=True))
+        return (*columns[:1], *(tuple(map(column.index, column)) for column in columns[1:]))
 
-    def classes(self, count: int, work: Work) -> set[Failure]:
-        """The representatives of all failures of so many workers."""
-        found: set[Failure] = {()}
-        for _ in range(count):
-            grown: set[Failure] = set()
-            for failed in found:
-                for worker in self._further(failed, work):
-                    grown.add(self.representative((*failed, worker)))
-            found = grown
+    def classes(self, count: int, work: Work) -> dict[Pattern, Failure]:
+        """A failure of each pattern of up to so many workers, that of none included."""
+        found: dict[Pattern, Failure] = {}
+        grown: Iterable[Failure] = [()]
+        for _ in range(count + 1):
+            last: dict[Pattern, Failure] = {}
+            for failed in grown:
+                last.setdefault(self.pattern(failed), failed)
+                if len(found) + len(last) > MAX_CLASSES + 1:
+                    raise TooLarge(f"{work.place}: the failures fall into over {MAX_CLASSES} classes", UNREADABLE)
+            found |= last
+            grown = (tuple(sorted((*failed, one))) for failed in last.values() for one in self._further(failed, work))
         return found
 
     def _further(self, failed: Failure, work: Work) -> Iterator[int]:
-        nodes = [digits_of(worker // self.size, self.radices) for worker in failed]
-        values = [
-            range(min(radix, 1 + max((node[digit] for node in nodes), default=-1) + 1))
-            for digit, radix in enumerate(self.radices)
-        ]
-        gone = frozenset(failed)
-        for digits in product(*values):
-            first = node_of(digits, self.radices) * self.size
+        size, gone = len(self.kinds), frozenset(failed)
+        for digits in product(*with_another(values_on(failed, size, self.radices), self.radices)):
+            first = node_of(digits, self.radices) * size
             met: set[int] = set()
-            work.spend(self.size)
+            work.spend(size)
             for rank, kind in enumerate(self.kinds):
                 if kind not in met and first + rank not in gone:
                     met.add(kind)
@@ -137,30 +130,18 @@ def node_of(digits: Sequence[int], radices: Sequence[int]) -> int:
     return node
 
 
-def symmetries_of(schedule: Schedule, work: Work) -> Symmetries:
-    """Those of a schedule of groups, by the local ranks or workers that have everything in common."""
-    size = schedule.width
-    work.spend(size * (1 + schedule.period))
-    keys: list[list[int]] = [[] for _ in range(size)]
-    if schedule.form == "rule":
-        for phase in schedule.phases:
-            home = {rank: at for at, block in enumerate(phase) if is_group(block) for rank in block.members}
-            for rank, key in enumerate(keys):
-                key.append(home.get(rank, -1))
-        return Symmetries(schedule.radices, size, _first_alike(keys))
-    work.spend(size * schedule.period * 20)
-    for key, node in zip(keys, schedule.nodes_of(range(size)), strict=True):
-        key.append(node)
-    for listed in expanded(schedule):
-        home = {worker: at for at, (members, _) in enumerate(listed) for worker in members}
-        for worker, key in enumerate(keys):
-            key.append(home.get(worker, -1))
-    return Symmetries([], size, _first_alike(keys))
+def values_on(failed: Iterable[int], size: int, radices: Sequence[int]) -> list[list[int]]:
+    """The values that each digit has on the nodes of some workers."""
+    nodes = [digits_of(node, radices) for node in {worker // size for worker in failed}]
+    return [sorted({node[digit] for node in nodes}) for digit in range(len(radices))]
 
 
-def _first_alike(keys: list[list[int]]) -> list[int]:
-    seen: dict[tuple[int, ...], int] = {}
-    return [seen.setdefault(tuple(key), place) for place, key in enumerate(keys)]
+def with_another(used: Sequence[Sequence[int]], radices: Sequence[int]) -> list[list[int]]:
+    """The used values of each digit and the first other one, if there is one, which stands for all others."""
+    return [
+        [*values, *islice((value for value in range(radix) if value not in values), 1)]
+        for values, radix in zip(used, radices, strict=True)
+    ]
 
 
 def is_group(block: Average) -> bool:
@@ -175,34 +156,44 @@ def all_nodes(schedule: Schedule) -> Iterator[Sequence[int]]:
 
 
 def classes_of_plan(schedule: Schedule, plan: FailurePlan, work: Work) -> list[Failure]:
-    """One failure of each class that a plan covers, smaller ones first; under All-Reduce none is needed."""
-    if plan.rule == "all_reduce":
-        return []
-    found: set[Failure] = set()
+    """A failure of each class that a plan covers, smaller ones first; under All-Reduce none is needed."""
+    n, size = schedule.num_workers, schedule.node_size
+    found: list[Failure] = []
     if plan.rule == "keep_groups":
-        symmetries = symmetries_of(schedule, work)
-        for count in range(1, plan.failures + 1):
-            found |= symmetries.classes(count, work)
+        symmetries = Symmetries.of(schedule, work)
+        classes = symmetries.classes(plan.failures, work)
         # by digits any node may be exchanged for any other
         for node in islice(all_nodes(schedule), 1 if symmetries.radices else None):
-            work.spend(1000 + symmetries.size)
-            if schedule.num_workers - len(node) >= 2:
-                found.add(symmetries.representative(node))
-        return sorted(found, key=lambda failed: (len(failed), failed))
-    size = schedule.node_size
-    for gone in range(schedule.num_workers // size):
-        further = plan.failures - gone * size
-        if further < 0 and (gone > 1 or schedule.num_workers - size < 2):
-            break
-        runs = on_nodes(schedule, schedule.num_workers // size - gone)
-        symmetries = symmetries_of(runs, work)
-        whole = tuple(range(runs.num_workers, schedule.num_workers))
-        for count in range(max(0, further) + 1):
-            for missing in symmetries.classes(count, work):
-                lacks_node = size in Counter(worker // size for worker in missing).values()
-                if missing + whole and not lacks_node:
-                    found.add(missing + whole)
-    return sorted(found, key=lambda failed: (len(failed), failed))
+            work.spend(1000 + 20 * len(node))
+            if n - len(node) >= 2:
+                classes.setdefault(symmetries.pattern(node), tuple(sorted(node)))
+        found += classes.values()
+    elif plan.rule == "reapply_rule":
+        for left in range(n, 1, -size):
+            further = plan.failures - (n - left)
+            if further < 0 and left + size < n:
+                break
+            whole = range(left, n)
+            for missing in (
+                Symmetries.of(on_nodes(schedule, left // size), work).classes(max(0, further), work).values()
+            ):
+                if size not in Counter(worker // size for worker in missing).values():
+                    found.append((*missing, *whole))
+    return sorted(filter(None, found), key=lambda failed: (len(failed), failed))
+
+
+def runs_after(schedule: Schedule, plan: FailurePlan, failed: Failure) -> tuple[Schedule, Failure]:
+    """What the survivors of a failure run: a schedule, and which of its workers are missing in it."""
+    n, size = schedule.num_workers, schedule.node_size
+    if plan.rule == "keep_groups":
+        return schedule, failed
+    if plan.rule == "all_reduce":
+        return replace(schedule, form="groups", radices=[], phases=[[Average(range(n), (), PLAIN)]]), failed
+    per_node = Counter(worker // size for worker in failed)
+    gone = sorted(node for node, number in per_node.items() if number == size)
+    left = (worker for worker in failed if per_node[worker // size] < size)
+    missing = tuple(worker - size * bisect(gone, worker // size) for worker in left)
+    return on_nodes(schedule, n // size - len(gone)), missing
 
 
 def on_nodes(schedule: Schedule, count: int) -> Schedule:
@@ -244,24 +235,6 @@ def prime_factors(number: int) -> list[int]:
     return found
 
 
-def expanded(schedule: Schedule) -> list[Groups]:
-    """The groups of every phase, listed; of a rule by the digits that the nodes of a group agree on."""
-    if schedule.form != "rule":
-        return [[(list(members), str(relaxation)) for members, _, relaxation in phase] for phase in schedule.phases]
-    size, result = schedule.width, []
-    nodes = list(product(*map(range, schedule.radices)))
-    for phase in schedule.phases:
-        listed: Groups = []
-        for block in filter(is_group, phase):
-            groups: dict[tuple[int, ...], list[int]] = {}
-            for number, digits in enumerate(nodes):
-                kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
-                groups.setdefault(kept, []).extend(number * size + rank for rank in block.members)
-            listed += [(sorted(members), str(block.relaxation)) for members in groups.values()]
-        result.append(listed)
-    return result
-
-
 def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) -> Iterator[Failure]:
     """Every failure of up to `most` workers, smaller ones first and then in order; then those of larger nodes."""
     for count in range(1, most + 1):
@@ -274,23 +247,3 @@ def all_failures(num_workers: int, nodes: Iterable[Sequence[int]], most: int) ->
 def number_of_failures(num_workers: int, most: int) -> int:
     """How many failures of up to so many workers there are."""
     return sum(comb(num_workers, count) for count in range(1, most + 1))
-
-
-def groups_after(schedule: Schedule, plan: FailurePlan, failed: Failure) -> list[Groups]:
-    """The groups of every phase that the survivors of one failure run, numbered from 0 in the order of ranks."""
-    gone = frozenset(failed)
-    left = [worker for worker in range(schedule.num_workers) if worker not in gone]
-    if plan.rule == "all_reduce":
-        return [[(list(range(len(left))), "1")]]
-    runs, place = schedule, {worker: worker for worker in left}
-    if plan.rule == "reapply_rule":
-        size = schedule.node_size
-        nodes = sorted({worker // size for worker in left})
-        runs = on_nodes(schedule, len(nodes))
-        place = {worker: nodes.index(worker // size) * size + worker % size for worker in left}
-    number = {place[worker]: at for at, worker in enumerate(left)}
-    kept = (
-        [([number[member] for member in members if member in number], relaxation) for members, relaxation in phase]
-        for phase in expanded(runs)
-    )
-    return [[group for group in phase if len(group[0]) > 1] for phase in kept]

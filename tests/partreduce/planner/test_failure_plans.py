@@ -16,7 +16,6 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import schedule_text
 from partreduce.topo.errors import InputError, ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.failure_symmetries import planned_failures
 from partreduce.topo.hardware import Hardware, Link, Switch
 from partreduce.topo.phase import Phase
 from partreduce.topo.rule import Block
@@ -36,10 +35,11 @@ from partreduce.topo.strategies import (
     StaticGroups,
     Transport,
 )
-from partreduce.topo.survivors import after_failure
-from partreduce.verify import prove, survives
+from partreduce.topo.survivors import after_failure, planned_failures
+from partreduce.verify import prove
 from partreduce.verify.base import Status
 from partreduce.verify.certificate import confirm
+from partreduce.verify.checker import failure_classes
 
 HARDWARE = Hardware(nic=Link(2e-5, 2e-10), inside=Link(5e-6, 1e-10), model_bytes=100_000_000, compute=0.01)
 NODES = StaticGroups(phases=RulePhases((3,), ((Block((0, 1)),), (Block((0, 1), (0,)),))))
@@ -206,8 +206,10 @@ def test_what_cannot_be_planned_is_refused() -> None:
 
 
 def test_of_more_classes_than_are_proved_survivors_average_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(survives, "MAX_CLASSES", 5)
     asked = job(2, 4, 2)
-    found = survival(build("prague-figure-10", asked.cluster), asked).schedule
+    bare = build("node-then-all", asked.cluster)
+    assert survival(bare, asked).schedule.failure_plan == FailurePlan(SurvivorRule.KEEP_GROUPS, 2)
+    monkeypatch.setattr(failure_classes, "MAX_CLASSES", 1)
+    found = survival(bare, asked).schedule
     assert found.failure_plan == FailurePlan(SurvivorRule.ALL_REDUCE, 2)
     assert prove(found).verdict is Status.PROVED

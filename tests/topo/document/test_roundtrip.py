@@ -19,7 +19,6 @@ from partreduce.topo.document.schedule import dump_schedule, load_schedule, pars
 from partreduce.topo.document.writer import schedule_text, write_schedule
 from partreduce.topo.errors import DocumentError, FileError, ScheduleError
 from partreduce.topo.failure_plan import FailurePlan, SurvivorRule
-from partreduce.topo.failure_symmetries import planned_failures
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -41,7 +40,7 @@ from partreduce.topo.strategies import (
     Synchronous,
     Transport,
 )
-from partreduce.topo.survivors import after_failure
+from partreduce.topo.survivors import after_failure, planned_failures
 
 SUMS = (AllReduceAlgorithm.RING, AllReduceAlgorithm.HIERARCHICAL)
 SYNCS = (Synchronous(), DelayedAveraging())

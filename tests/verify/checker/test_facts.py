@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
+from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from benchmarks.forgery.attempt import fresh
@@ -352,6 +354,25 @@ def test_what_is_not_so_is_not_stated():
     assert "staleness" in computed(groups(2, [([0, 1], "199/100")]))
     assert "staleness" not in computed(groups(2, [([0, 1], "-1/100")]))
     assert "staleness" not in computed(groups(4, [[0, 1], [2, 3]])), "two pairs never meet"
+    rows, columns = [[0, 1, 2], [3, 4, 5], [6, 7, 8]], [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    for lr, momentum, is_stated in (("149/100", 0, True), ("3/2", 0, False), ("7/4", 0, False), (1, "1/10", False)):
+        outer = {"lr": lr, "momentum": momentum, "outer_params": "per_worker"}
+        facts = computed(groups(9, rows, columns, payload={"outer": outer}))
+        assert ("staleness" in facts) == is_stated, "1 - r + r/3 is what a worker keeps of its outer parameters"
+    for momentum, is_stated in ((0, True), ("1/10", False)):
+        merged = {"sync": {"merge": {"alpha": "1/2"}}, "payload": {"outer": {"lr": "3/2", "momentum": momentum}}}
+        assert ("staleness" in computed(document(2, 1, kind="allreduce", **merged))) == is_stated
+
+
+@pytest.mark.parametrize("lr", [Fraction(149, 100), Fraction(3, 2), Fraction(7, 4)])
+def test_what_arrives_at_outer_parameters_of_each_worker_stays_below_a_rate_of_3_2(lr):
+    """A unit that worker 0 adds to its own, followed through rows and columns of 3 x 3."""
+    rows, columns = np.arange(9).reshape(3, 3), np.arange(9).reshape(3, 3).T
+    weights = np.eye(9)[0]
+    for members in (rows, columns, rows):
+        for group in members:
+            weights[group] += float(lr) * (weights[group].mean() - weights[group])
+    assert (weights.min() > 1e-9) == (lr < Fraction(3, 2))
     assert "equal-replicas" not in computed(groups(2, [([0, 1], "1/2")]))
     with pytest.raises(checker.Refusal, match="groups that do not share worker 1"):
         computed(groups(4, [[0, 1], [1, 2]]))

@@ -64,16 +64,20 @@ MAX_PERIODS = 1000
 
 def check_by_trees(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     """`trees`: for explicit groups one; for rules one for the class of the empty set, and one for each digit."""
-    lengthens_nothing = schedule.form != "graph" and all(
-        0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes
+    confirm(
+        schedule.form != "graph" and lengthens_nothing(schedule), place, "trees", "0 <= relaxation < 2 in every group"
     )
-    confirm(lengthens_nothing, place, "trees", "0 <= relaxation < 2 in every group")
     listed_classes: list[list[int]] = [[], *([digit] for digit in range(len(schedule.radices)))]
     trees = entry["trees"]
     as_many = isinstance(trees, list) and len(trees) == len(listed_classes)
     confirm(as_many, place, "trees", f"{len(listed_classes)} trees")
     for number, (digits, tree) in enumerate(zip(listed_classes, trees, strict=True)):
         _confirm_tree(schedule, digits, tree, f"{place}.trees[{number}]")
+
+
+def lengthens_nothing(schedule: Schedule) -> bool:
+    """Whether no group lengthens a vector."""
+    return all(0 <= relaxation < 2 for sizes in schedule.group_sizes() for _, relaxation in sizes)
 
 
 def _confirm_tree(schedule: Schedule, digits: Sequence[int], tree: list[Any], place: str) -> None:

@@ -51,7 +51,6 @@ survivors as of all. *It assumes* that groups are disjoint, which `conflict-free
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import product
@@ -63,11 +62,11 @@ from ..failure_classes import (
     all_failures,
     all_nodes,
     classes_of_plan,
-    digits_of,
-    groups_after,
     node_of,
     number_of_failures,
-    on_nodes,
+    runs_after,
+    values_on,
+    with_another,
 )
 from ..failure_plans import Failure, FailurePlan
 from ..linear_algebra import bound_minus_gram, pivots
@@ -75,7 +74,7 @@ from ..period import MAX_SIZE, averages_on_class, classes, distance_from_mean
 from ..refusal import Work, confirm, confirm_equal
 from ..schedule import Schedule
 from ..strict_json import as_fraction, as_list, as_object
-from .consensus import ZERO, Components
+from .consensus import ZERO, Components, lengthens_nothing
 
 ASKED = 2**20
 """Lines of all answers, up to which every failure was asked about."""
@@ -91,7 +90,7 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
     listed = as_list(entry["classes"], f"{place}.classes")
     needed = classes_of_plan(schedule, plan, work)
     confirm(len(listed) == len(needed), f"{place}.classes", len(listed), f"{len(needed)} classes of failures")
-    seen: dict[int, _Confirmed] = {}
+    seen: dict[int, Confirmed] = {}
     for number, (failed, raw) in enumerate(zip(needed, listed, strict=True)):
         at = work.place = f"{place}.classes[{number}]"
         as_object(raw, at, ("failed", "squared"))
@@ -99,49 +98,40 @@ def check(schedule: Schedule, entry: dict[str, Any], place: str) -> None:
         squared = as_fraction(raw["squared"], f"{at}.squared")
         is_bound = 0 <= squared <= 1
         confirm(is_bound, f"{at}.squared", raw["squared"], "from 0 to 1")
-        runs, missing = _runs(schedule, plan, failed)
-        known = seen.setdefault(runs.num_workers, _Confirmed(set(), set()))
-        cells = _cells(runs, missing, work)
-        _confirm_consensus(runs, cells, known, at, work)
+        runs, missing = runs_after(schedule, plan, failed)
+        known = seen.setdefault(runs.num_workers, Confirmed(set(), set()))
+        cells = cells_of(runs, missing, values_on(missing, runs.width, runs.radices), work)
+        confirm(lengthens_nothing(runs), at, "consensus", "0 <= relaxation < 2 in every group")
+        parts, _ = parts_left(runs, cells, known, work)
+        confirm(parts == 1, at, "consensus", f"groups that join all survivors; they leave {parts} parts")
         if squared < 1:
             _confirm_rate(runs, cells, squared, known, work)
-    _confirm_answers(schedule, plan, entry, place)
+    work.place = place
+    _confirm_answers(schedule, plan, entry, work)
 
 
-def _runs(schedule: Schedule, plan: FailurePlan, failed: Failure) -> tuple[Schedule, Failure]:
-    """What the survivors of a class run: a schedule without some workers."""
-    if plan.rule == "keep_groups":
-        return schedule, failed
-    # Whole nodes of a class that failed are the last ones.
-    size = schedule.node_size
-    per_node = Counter(worker // size for worker in failed)
-    runs = on_nodes(schedule, schedule.num_workers // size - list(per_node.values()).count(size))
-    return runs, tuple(worker for worker in failed if worker < runs.num_workers)
-
-
-class _Confirmed(NamedTuple):
+class Confirmed(NamedTuple):
     """What was seen to hold of an undisturbed rule: digits with trees, and bounds on classes."""
 
     joined: set[int]
     bounds: set[tuple[Fraction, tuple[int, ...]]]
 
 
-def _confirm_consensus(runs: Schedule, cells: _Cells, known: _Confirmed, place: str, work: Work) -> None:
-    """No group lengthens, and those that contract join everything: on functions of free digits, and on cells."""
-    lengthens_nothing = all(0 <= relaxation < 2 for sizes in runs.group_sizes() for _, relaxation in sizes)
-    confirm(lengthens_nothing, place, "consensus", "0 <= relaxation < 2 in every group")
-    for digit in set(cells.free) - known.joined:
+def parts_left(runs: Schedule, cells: Cells, known: Confirmed, work: Work) -> tuple[int, int | None]:
+    """The parts that contracting groups leave, 1 where they join all: of a free digit, which comes too, or of cells."""
+    for digit in sorted(set(cells.free) - known.joined):
         groups = [
             ([ZERO, *ranks] if vanishes else ranks, relaxation)
             for phase in runs.phases
             for ranks, vanishes, relaxation in averages_on_class(phase, [digit])
         ]
-        _confirm_joined(groups, range(ZERO, runs.width), place, work)
+        if (parts := _number_of_parts(groups, range(ZERO, runs.width), work)) > 1:
+            return parts, digit
         known.joined.add(digit)
-    _confirm_joined([group for phase in cells.phases for group in phase], range(len(cells.sizes)), place, work)
+    return _number_of_parts([group for phase in cells.phases for group in phase], range(len(cells.sizes)), work), None
 
 
-def _confirm_rate(runs: Schedule, cells: _Cells, squared: Fraction, known: _Confirmed, work: Work) -> None:
+def _confirm_rate(runs: Schedule, cells: Cells, squared: Fraction, known: Confirmed, work: Work) -> None:
     """The bound on the classes that hold a free digit, and on the cells."""
     place = work.place
     is_small = len(cells.sizes) <= MAX_SIZE
@@ -157,17 +147,16 @@ def _confirm_rate(runs: Schedule, cells: _Cells, squared: Fraction, known: _Conf
     confirm(is_norm, place, str(squared), "a larger one: the matrix is indefinite")
 
 
-def _confirm_joined(groups: Sequence[tuple[Sequence[int], Fraction]], vertices: range, place: str, work: Work) -> None:
-    """Groups with a positive relaxation join all vertices."""
+def _number_of_parts(groups: Sequence[tuple[Sequence[int], Fraction]], vertices: range, work: Work) -> int:
     work.spend(20 * sum(len(members) for members, _ in groups))
     components, parts = Components(vertices.stop), len(vertices)
     for members, relaxation in groups:
         for member in members[1:] if relaxation else ():
             parts -= components.join(members[0], member)
-    confirm(parts == 1, place, "consensus", f"groups that join all survivors; they leave {parts} parts")
+    return parts
 
 
-class _Cells(NamedTuple):
+class Cells(NamedTuple):
     """`sizes`: workers of a cell; a group of `phases` is (cells, relaxation); `free`: digits with other functions."""
 
     sizes: list[int]
@@ -175,49 +164,41 @@ class _Cells(NamedTuple):
     free: list[int]
 
 
-def _cells(schedule: Schedule, failed: Failure, work: Work) -> _Cells:
-    """The survivors by the digits of failed nodes; of listed groups one a cell."""
+def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]], work: Work) -> Cells:
+    """The survivors by the values of digits that are told apart, in the order of ranks; of listed groups one a cell."""
     size, radices = schedule.width, schedule.radices
-    nodes = [digits_of(worker // size, radices) for worker in failed]
-    used = [sorted({node[digit] for node in nodes}) for digit in range(len(radices))]
     left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
-    # A value outside stands for all of them: which one makes no difference.
-    outside = [next(v for v in range(r + 1) if v not in values) for values, r in zip(used, radices, strict=True)]
-    choices = [[*values, *([other] if rest else [])] for values, other, rest in zip(used, outside, left, strict=True)]
+    choices = with_another(used, radices)
     count = prod(map(len, choices)) * size
     work.spend(20 * count * (1 + schedule.period))
-    place: dict[int, int] = {}
     sizes: list[int] = []
     gone = frozenset(failed)
-    patterns = list(product(*choices))
-    for digits in patterns:
+    rows: list[tuple[tuple[int, ...], list[int]]] = []  # digits, and the cell of each local rank, -1 of a failed one
+    for digits in product(*choices):
         alike = prod(1 if value in values else rest for value, values, rest in zip(digits, used, left, strict=True))
         first = node_of(digits, radices) * size
+        row = []
         for worker in range(first, first + size):
-            if worker not in gone:
-                place[worker] = len(sizes)
-                sizes.append(alike)
-    phases = [
-        [group for block in phase for group in _groups_of_cells(block, patterns, place, radices, size)]
-        for phase in schedule.phases
-    ]
-    return _Cells(sizes, phases, [digit for digit, rest in enumerate(left) if rest >= 2])
+            row.append(-1 if worker in gone else len(sizes))
+            sizes += [alike] * (worker not in gone)
+        rows.append((digits, row))
+    phases = [[group for block in phase for group in _groups_of_cells(block, rows)] for phase in schedule.phases]
+    return Cells(sizes, phases, [digit for digit, rest in enumerate(left) if rest >= 2])
 
 
 def _groups_of_cells(
-    block: Average, patterns: Sequence[tuple[int, ...]], place: dict[int, int], radices: Sequence[int], size: int
+    block: Average, rows: Sequence[tuple[tuple[int, ...], list[int]]]
 ) -> list[tuple[list[int], Fraction]]:
+    kept = [digit for digit in range(len(rows[0][0])) if digit not in block.across]
     groups: dict[tuple[int, ...], list[int]] = {}
-    for digits in patterns:
-        kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
-        first = node_of(digits, radices) * size
-        found = groups.setdefault(kept, [])
-        found += [place[first + rank] for rank in block.members if first + rank in place]
+    for digits, row in rows:
+        found = groups.setdefault(tuple([digits[digit] for digit in kept]), [])
+        found += [row[rank] for rank in block.members if row[rank] >= 0]
     return [(members, block.relaxation) for members in groups.values() if len(members) > 1]
 
 
-def _weighted_rest(cells: _Cells, squared: Fraction, work: Work) -> list[list[Fraction]]:
-    """c²·diag(w) − (P − J)ᵀ·diag(w)·(P − J), for the period P of the cells and the mean J over all their workers."""
+def off_mean(cells: Cells, work: Work) -> tuple[list[list[int]], int]:
+    """P − J for the period P of the cells and the mean J over all their workers: integers, and their denominator."""
     sizes = cells.sizes
     count, everybody = len(sizes), sum(sizes)
     rows = [[int(i == j) for j in range(count)] for i in range(count)]
@@ -237,8 +218,14 @@ def _weighted_rest(cells: _Cells, squared: Fraction, work: Work) -> list[list[Fr
                 result[member] = [keep * entry + pulled for entry, pulled in zip(rows[member], mean, strict=True)]
         rows, scale = result, scale * factor
     off = [[everybody * entry - scale * size for entry, size in zip(row, sizes, strict=True)] for row in rows]
-    scale *= everybody
-    work.spend(count**3 * (8 + scale.bit_length() // 64))
+    return off, scale * everybody
+
+
+def _weighted_rest(cells: Cells, squared: Fraction, work: Work) -> list[list[Fraction]]:
+    """c²·diag(w) − (P − J)ᵀ·diag(w)·(P − J)."""
+    sizes = cells.sizes
+    off, scale = off_mean(cells, work)
+    work.spend(len(sizes) ** 3 * (8 + scale.bit_length() // 64))
     of_rows = list(zip(*off, strict=True))
     weighted = [[size * entry for size, entry in zip(sizes, column, strict=True)] for column in of_rows]
     matrix = [
@@ -250,16 +237,17 @@ def _weighted_rest(cells: _Cells, squared: Fraction, work: Work) -> list[list[Fr
     return matrix
 
 
-def _confirm_answers(schedule: Schedule, plan: FailurePlan, entry: dict[str, Any], place: str) -> None:
+def _confirm_answers(schedule: Schedule, plan: FailurePlan, entry: dict[str, Any], work: Work) -> None:
     """The hash of what survivors of every failure run, empty where there are too many."""
-    n = schedule.num_workers
+    n, place = schedule.num_workers, f"{work.place}.answers"
     count = len(schedule.nodes) or n // schedule.node_size
     if (number_of_failures(n, plan.failures) + count) * n * schedule.period > ASKED:
-        confirm_equal(f"{place}.answers", entry["answers"], "")
+        confirm_equal(place, entry["answers"], "")
         return
     text = hashlib.sha256()
     for failed in all_failures(n, all_nodes(schedule), plan.failures):
-        for phase in groups_after(schedule, plan, failed):
+        runs, missing = runs_after(schedule, plan, failed)
+        for phase in cells_of(runs, missing, list(map(range, runs.radices)), work).phases:
             home = {worker: f"{members[0]} {relaxation}\n" for members, relaxation in phase for worker in members}
             text.update("".join(home.get(worker, "-\n") for worker in range(n - len(failed))).encode())
-    confirm_equal(f"{place}.answers", entry["answers"], text.hexdigest())
+    confirm_equal(place, entry["answers"], text.hexdigest())

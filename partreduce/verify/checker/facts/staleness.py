@@ -16,6 +16,14 @@ and have arrived everywhere R − 1 rounds later; a late average takes them in `
 `late`. (In a pipeline R = 1, and what a worker did in step k is the gradient that it took.) In steps
 these are at most `age_steps`, `age` times the largest steps_per_round.
 
+*Outer steps.* With outer parameters of each worker's own, and no outer momentum, a group of s members with the outer
+rate r leaves to a member's outer parameters the weight 1 − r + r/s, and gives r/s to what each other member has: an
+average with relaxation r. With an outer momentum nothing is stated of them. With shared outer parameters a round of
+all adds what everybody did since the last one to them, times r > 0; none of what they have is taken back. Where workers
+keep a share α of their own besides, what arrives is the sum of the outer steps so far. Without momentum that is
+r·(1 − qᵏ)/(1 − q) after k rounds, q = α·(1 − r), which is positive for |q| < 1, as the reader asks; with it nothing is
+stated.
+
 It is stated where the weights are such, and everybody meets everybody. A round of the prologue averages over everybody,
 so none of the numbers grows by it.
 """
@@ -30,9 +38,12 @@ from ..schedule import Numbers, Schedule
 
 def numbers(schedule: Schedule, work: Work) -> Numbers | None:
     """`late`, `steps`, `reach`, `age`, `age_steps`."""
+    outer = schedule.tables.outer
+    rate = outer.lr if outer.has_own_outer_params else 1
     sizes = [pair for phase_sizes in schedule.group_sizes() for pair in phase_sizes]
-    keeps_own = all(relaxation >= 0 and relaxation * (size - 1) < size for size, relaxation in sizes)
-    if not (keeps_own and all(map(keeps_something, schedule.rounds))):
+    keeps_own = all(relaxation >= 0 and rate * relaxation * (size - 1) < size for size, relaxation in sizes)
+    takes_back = outer.momentum > 0 and (outer.has_own_outer_params or schedule.kept > 0)
+    if takes_back or not (keeps_own and all(map(keeps_something, schedule.rounds))):
         return None
     reach = rounds_to_meet(schedule, work)
     if reach is None:
