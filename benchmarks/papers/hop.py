@@ -179,7 +179,7 @@ def _gap_rows() -> Iterator[Row]:
     """The paper's spectral gaps, from its graphs alone."""
     from partreduce.topo.graphs.hop import hop_figure_21
     from partreduce.topo.graphs.weights import weigh
-    from partreduce.topo.metrics.hop_gap import hop_gap
+    from partreduce.topo.metrics import hop_gap
 
     for name, printed in PRINTED_GAPS.items():
         gap = hop_gap(weigh(hop_figure_21(name)))

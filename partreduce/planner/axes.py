@@ -3,7 +3,7 @@
 How sums travel changes no metric (`planner.travel`), so the choice needs no search.
 
 What may be late, and k, the steps per round, change metrics and seconds. The metrics of all of them follow from those
-at k = 1 (`topo.metrics.retimed`), the seconds from stages that are costed once for each algorithm and codec. The best k
+at k = 1 (`topo.metrics.late_distance`), the seconds from stages costed once for each algorithm and codec. The best k
 is exact where speeds are fixed: the settings are tried in the order of a lower bound on what the objective minimizes,
 until the bound passes the best. Gradients of All-Reduce at k = 1 may also come late, to all workers, which changes no
 metric and costs steps of its own; or be sent layer by layer. Where workers take different numbers of steps these stay
@@ -26,7 +26,7 @@ from partreduce.planner.timings import Setting, Timings
 from partreduce.planner.travel import coded_words, paying, timed, transports_of, traveling
 from partreduce.schedulers.synthesis.problem import Objective
 from partreduce.topo.metrics.evaluate import retimed
-from partreduce.topo.metrics.retimed import Retimed
+from partreduce.topo.metrics.late_distance import Retimed
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, GradientBuckets
 

@@ -304,7 +304,7 @@ class CandidateSchedule:
 def added_by_delay(schedule: Schedule) -> float:
     """What averages that come a round late add to the consensus distance: the steps of one more round, off the mean.
 
-    That is exact where all workers take the same number of steps (`topo.metrics.retimed`); else it uses their mean.
+    That is exact where all workers take the same number of steps (`topo.metrics.late_distance`); else for their mean.
     """
     steps, count = schedule.strategy.steps_per_round, schedule.num_workers
     return (1 - 1 / count) * (steps if isinstance(steps, int) else sum(steps) / count)

@@ -1,15 +1,23 @@
-"""Mixing matrices of one phase or round: dense, sparse, exact, and their products over a period.
+"""What the rounds of a schedule make of what workers hold, x ← W x: on several spaces and in three arithmetics.
 
-Column j of W says where worker j's parameters go, row i what worker i's become: x ← W x. A phase of group means with
-factors `relaxation` is symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and
-unit column sums only when it is doubly stochastic.
+Column j of W says where worker j's parameters go, row i what worker i's become. Group means with factors `relaxation`
+are symmetric with unit row and column sums; a round of weighted averaging has unit row sums, and unit column sums only
+when it is doubly stochastic.
+
+The same rounds act on smaller spaces, whose *places* are not single workers. On a class of a rule's characters
+(`topo.metrics.classes`) a place is a local rank, and a block's mean survives there or is zero; where some workers are
+never told apart, one place stands for all of them and counts as often in every mean. `Operators` holds the rounds on
+such a space; it gives them as floats for many classes at once, as fractions, and as scipy's LinearOperator.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
 from partreduce.topo.errors import InputError
@@ -17,53 +25,154 @@ from partreduce.topo.phase import Phase
 from partreduce.topo.round import MixingStep, Round
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import numpy.typing as npt
     from scipy.sparse import csr_array
+    from scipy.sparse.linalg import LinearOperator
 
+    from partreduce.topo.rule import RulePhase, RuleView
     from partreduce.topo.schedule import Schedule
 
+Floats = npt.NDArray[np.float64]
 
 MAX_DENSE_WORKERS = 20_000
 MAX_EXACT_WORKERS = 2_000
 
 
-def mixing_matrix(step: MixingStep) -> npt.NDArray[np.float64]:
+@dataclass(frozen=True, slots=True, eq=False)
+class Operators:
+    """The rounds of one period on a space of g places and C classes, the first applied first.
+
+    `rounds` are groups of places, or graphs. `survives`, of every round (groups, C), says on which classes a group's
+    mean is not zero; None where all are workers and all survive. `counts` (g,) says how many workers a place is.
+
+    Raises:
+        ScheduleError: two groups of a round share a worker.
+    """
+
+    rounds: tuple[MixingStep, ...]
+    survives: tuple[npt.NDArray[np.bool_], ...] | None = None
+    counts: npt.NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        for step in set(self.rounds):
+            if isinstance(step, Phase):
+                step.labels()
+
+    @classmethod
+    def of_rule(
+        cls, rule: RuleView, classes: Sequence[Collection[int]], places: Sequence[Sequence[int]] | None = None
+    ) -> Operators:
+        """A rule on characters that are not trivial on just these digits; a place is a local rank, or several of them.
+
+        Local ranks of one place stand in the same blocks. O(phases · blocks · classes).
+        """
+        home = np.arange(rule.workers_per_node, dtype=np.int32)
+        if places is not None:
+            for place, ranks in enumerate(places):
+                home[list(ranks)] = place
+        made = {phase: _of_blocks(phase, classes, home) for phase in set(rule.phases)}
+        rounds, survives = zip(*(made[phase] for phase in rule.phases), strict=True)
+        return cls(rounds, survives, None if places is None else np.array([len(place) for place in places]))
+
+    @property
+    def size(self) -> int:
+        """The number of places."""
+        return self.rounds[0].num_workers
+
+    def apply(self, index: int, values: Floats) -> Floats:
+        """What round `index` makes of values (g, ...), of (g, C, ...) where there are classes. O(values), or edges."""
+        step = self.rounds[index]
+        if isinstance(step, Round):
+            return np.asarray(mixing_sparse(step) @ values)
+        return step.averaged(values, None if self.survives is None else self.survives[index], self.counts)
+
+    def matrices(self) -> Floats:
+        """Every round on every class, (T, C, g, g), where a place has length 1: of groups they are symmetric."""
+        size, num_classes = self.size, 1 if self.survives is None else self.survives[0].shape[1]
+        roots = np.ones(size) if self.counts is None else np.sqrt(self.counts)
+        units: Floats = np.broadcast_to(np.diag(1 / roots)[:, None], (size, num_classes, size))
+        result, made = np.empty((len(self.rounds), num_classes, size, size)), dict[object, int]()
+        for t, step in enumerate(self.rounds):
+            first = made.setdefault(step if self.survives is None else id(self.survives[t]), t)
+            if first < t:
+                result[t] = result[first]
+            elif isinstance(step, Round):
+                result[t, 0] = mixing_matrix(step)
+            else:
+                result[t] = (self.apply(t, units) * roots[:, None, None]).swapaxes(0, 1)
+        return result
+
+    def exact(self, index: int, which: int = 0, onto: ExactMatrix | None = None) -> ExactMatrix:
+        """W of round `index` on class `which`, times `onto` if that is given. O(entries of `onto`), times edges."""
+        step = self.rounds[index]
+        onto = ExactMatrix.identity(self.size) if onto is None else onto
+        if isinstance(step, Round):
+            return onto.drawn(step.edges())
+        alive = [True] * len(step) if self.survives is None else self.survives[index][:, which].tolist()
+        counts = None if self.counts is None else self.counts.tolist()
+        return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
+
+    def period_operator(self, start: int = 0) -> LinearOperator:
+        """P = W_T … W_1 on workers, of the period that begins at round `start`; factors are never multiplied out."""
+        from scipy.sparse.linalg import LinearOperator
+
+        order = [(start + t) % len(self.rounds) for t in range(len(self.rounds))]
+        graphs = {step: mixing_sparse(step) for step in set(self.rounds) if isinstance(step, Round)}
+
+        def through(values: Floats, indices: Sequence[int], *, turned: bool) -> Floats:
+            for step in (self.rounds[t] for t in indices):
+                if isinstance(step, Round):
+                    values = (graphs[step].T if turned else graphs[step]) @ values
+                else:  # group means are their own transpose
+                    values = step.averaged(values)
+            return values
+
+        def forward(values: Floats) -> Floats:
+            return through(values, order, turned=False)
+
+        def backward(values: Floats) -> Floats:
+            return through(values, order[::-1], turned=True)
+
+        shape = (self.size, self.size)
+        return LinearOperator(shape, forward, backward, forward, np.float64, backward)
+
+
+def _of_blocks(
+    phase: RulePhase, classes: Sequence[Collection[int]], home: npt.NDArray[np.int32]
+) -> tuple[Phase, npt.NDArray[np.bool_]]:
+    """The blocks of a rule's phase as groups of places, and on which classes their means survive, (blocks, C)."""
+    groups = sorted(
+        (np.unique(home[list(block.local)]).tolist(), block.relaxation, block.across)
+        for block in phase
+        if block.makes_groups
+    )
+    members = np.array([place for places, _, _ in groups for place in places], dtype=np.int32)
+    factors = tuple(relaxation for _, relaxation, _ in groups) if any(r != 1 for _, r, _ in groups) else None
+    found = Phase.from_arrays(int(home.max()) + 1, members, [len(places) for places, _, _ in groups], factors)
+    alive = [[not set(digits) & set(across) for digits in classes] for _, _, across in groups]
+    return found, np.array(alive, dtype=np.bool_).reshape(len(groups), len(classes))
+
+
+def mixing_matrix(step: MixingStep) -> Floats:
     """The dense mixing matrix W, shape (n, n). O(n²).
 
     Raises:
-        InputError: more than 20,000 workers: use `mixing_sparse`.
+        InputError: more than 20,000 workers: use `Operators.period_operator`.
         ScheduleError: two groups of a phase share a worker.
     """
-    _check_size(step.num_workers, MAX_DENSE_WORKERS, "use mixing_sparse")
+    _check_size(step.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")
+    if isinstance(step, Phase):
+        return step.apply(np.eye(step.num_workers))
     return np.asarray(mixing_sparse(step).todense(), dtype=np.float64)
 
 
-def mixing_sparse(step: MixingStep) -> csr_array:
-    """The mixing matrix in compressed rows; a group of k workers holds k² entries. O(number of entries).
-
-    Raises:
-        ScheduleError: two groups of a phase share a worker.
-    """
+def mixing_sparse(graph: Round) -> csr_array:
+    """The mixing matrix of a graph in compressed rows. O(edges)."""
     from scipy.sparse import coo_array, csr_array, diags_array
 
-    n = step.num_workers
-    if isinstance(step, Round):
-        weights = step.edge_weights()
-        stay = 1.0 - np.bincount(step.targets, weights=weights, minlength=n)
-        moves = coo_array((weights, (step.targets, step.sources)), shape=(n, n))
-        return csr_array(moves + diags_array(stay))
-    labels = step.labels()
-    member = labels >= 0
-    averaging = csr_array(
-        (np.ones(int(member.sum())), (labels[member], np.flatnonzero(member))), shape=(max(len(step), 1), n)
-    )
-    factor = np.zeros(max(len(step), 1))
-    factor[: len(step)] = step.relaxation_factors()
-    share = factor / np.maximum(1, np.bincount(labels[member], minlength=max(len(step), 1)))
-    stay = np.where(member, 1.0 - factor[labels], 1.0)
-    return csr_array(averaging.T @ diags_array(share) @ averaging + diags_array(stay))
+    n, weights = graph.num_workers, graph.edge_weights()
+    stay = 1.0 - np.bincount(graph.targets, weights=weights, minlength=n)
+    moves = coo_array((weights, (graph.targets, graph.sources)), shape=(n, n))
+    return csr_array(moves + diags_array(stay))
 
 
 def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
@@ -75,28 +184,24 @@ def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
     """
     n = steps[0].num_workers
     _check_size(n, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
-    product = ExactMatrix.identity(n)
-    for step in steps:
-        if isinstance(step, Round):
-            product = product.drawn(step.edges())
-        else:
-            step.labels()
-            product = product.averaged((group.members, group.relaxation, True) for group in step)
+    operators, product = Operators(tuple(steps)), ExactMatrix.identity(n)
+    for t in range(len(steps)):
+        product = operators.exact(t, onto=product)
     return product
 
 
-def period_product(schedule: Schedule, start: int = 0) -> npt.NDArray[np.float64]:
+def period_product(schedule: Schedule, start: int = 0) -> Floats:
     """W_{s+T−1} … W_{s+1} W_s, dense, for the period that starts at phase `start`; shape (n, n). O(T · entries · n).
 
     Raises:
         InputError: more than 20,000 workers.
         ScheduleError: the strategy has no fixed phases.
     """
-    steps = schedule.steps()
-    _check_size(schedule.num_workers, MAX_DENSE_WORKERS, "apply mixing_sparse round by round")
+    operators = Operators(schedule.steps())
+    _check_size(schedule.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")
     product = np.eye(schedule.num_workers)
-    for t in range(len(steps)):
-        product = mixing_sparse(steps[(start + t) % len(steps)]) @ product
+    for t in range(len(operators.rounds)):
+        product = operators.apply((start + t) % len(operators.rounds), product)
     return product
 
 

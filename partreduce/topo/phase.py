@@ -151,18 +151,39 @@ class Phase(Arrays):
         return result
 
     def apply(self, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size)."""
+        """Averaged copy: a row of `values` (num_workers, ...) becomes x + relaxation·(mean − x). O(size).
+
+        Raises:
+            ScheduleError: two groups share a worker.
+        """
         self.labels()
+        return self.averaged(values)
+
+    def averaged(
+        self,
+        values: npt.NDArray[np.float64],
+        survives: npt.NDArray[np.bool_] | None = None,
+        counts: npt.NDArray[np.int64] | None = None,
+    ) -> npt.NDArray[np.float64]:
+        """`apply` of groups known to be disjoint, on any space of `topo.mixing`.
+
+        There a row counts as often as `counts` says in the means, and in column c of values (num_workers, C, ...) those
+        means are zero that do not survive, `survives` (len(self), C).
+        """
         result = np.array(values, dtype=np.float64)
         if not len(self):
             return result
         rows = result[self.members]
-        shape = (-1,) + (1,) * (result.ndim - 1)
-        means = np.add.reduceat(rows, self.offsets[:-1], axis=0) / self.sizes.reshape(shape)
+        tail = (1,) * (result.ndim - 1)
+        weighed, totals = rows, self.sizes
+        if counts is not None:
+            weighed = rows * counts[self.members].reshape(-1, *tail)
+            totals = np.add.reduceat(counts[self.members], self.offsets[:-1])
+        means = np.add.reduceat(weighed, self.offsets[:-1], axis=0) / totals.reshape(-1, *tail)
+        if survives is not None:
+            means *= survives.reshape(survives.shape + tail[1:])
         spread = np.repeat(means, self.sizes, axis=0)
-        if self.relaxation is None:
-            result[self.members] = spread
-        else:
-            factor = np.repeat(self.relaxation_factors(), self.sizes).reshape(shape)
-            result[self.members] = rows + factor * (spread - rows)
+        if self.relaxation is not None:
+            spread = rows + np.repeat(self.relaxation_factors(), self.sizes).reshape(-1, *tail) * (spread - rows)
+        result[self.members] = spread
         return result

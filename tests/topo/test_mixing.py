@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, ScheduleError
-from partreduce.topo.metrics.large import period_operator
 from partreduce.topo.mixing import (
+    Operators,
     exact_product,
     has_negative_entries,
     is_doubly_stochastic,
     mixing_matrix,
-    mixing_sparse,
     period_product,
 )
 from partreduce.topo.phase import Group, Phase
@@ -49,7 +48,7 @@ def test_dense_sparse_and_exact_agree(step: Phase | Round) -> None:
     exact = exact_product([step]).rows()
     floats = np.array([[float(value) for value in row] for row in exact])
     assert mixing_matrix(step) == pytest.approx(floats, abs=1e-14)
-    assert mixing_sparse(step).toarray() == pytest.approx(floats, abs=1e-14)
+    assert Operators((step,)).period_operator() @ np.eye(step.num_workers) == pytest.approx(floats, abs=1e-14)
     assert all(sum(row) == 1 for row in exact)
     assert is_doubly_stochastic(step) == all(sum(column) == 1 for column in zip(*exact, strict=True))
     assert has_negative_entries(step) == any(value < 0 for row in exact for value in row)
@@ -86,7 +85,7 @@ def test_period_product_and_operator_agree(data: st.DataObject) -> None:
             for row in exact_product([schedule.steps()[(start + t) % 3] for t in range(3)]).rows()
         ]
         assert np.array(exact) == pytest.approx(expected, abs=1e-12)
-        operator = period_operator(schedule, start)
+        operator = Operators(schedule.steps()).period_operator(start)
         x = np.cos(np.arange(n))
         assert operator @ x == pytest.approx(expected @ x, abs=1e-12)
         assert operator.T @ x == pytest.approx(expected.T @ x, abs=1e-12)
@@ -104,7 +103,7 @@ def test_a_period_is_applied_to_a_million_workers() -> None:
     phase = Phase.from_arrays(n, ranks, np.full(n // 4, 4))
     schedule = Schedule("big", Cluster.regular(n // 4, 4), StaticGroups(phases=GroupPhases((phase,))))
     x = np.arange(n, dtype=float)
-    assert (period_operator(schedule) @ x)[:4] == pytest.approx([1.5] * 4)
+    assert (Operators(schedule.steps()).period_operator() @ x)[:4] == pytest.approx([1.5] * 4)
 
 
 def test_allreduce_mixes_everything() -> None:
@@ -114,11 +113,16 @@ def test_allreduce_mixes_everything() -> None:
 
 def test_overlapping_groups_and_sizes_are_refused() -> None:
     phase = Phase.from_groups(4, [(0, 1), (1, 2)])
-    for function in (mixing_matrix, mixing_sparse, lambda step: exact_product([step]), is_doubly_stochastic):
+    for function in (
+        mixing_matrix,
+        lambda step: Operators((step,)),
+        lambda step: exact_product([step]),
+        is_doubly_stochastic,
+    ):
         with pytest.raises(ScheduleError, match="worker 1"):
             function(phase)
     big = Phase.from_groups(30_000, [(0, 1)])
-    with pytest.raises(InputError, match="mixing_sparse"):
+    with pytest.raises(InputError, match="period_operator"):
         mixing_matrix(big)
     with pytest.raises(InputError, match="exact_consensus_distance"):
         exact_product([big])

@@ -31,7 +31,7 @@ from partreduce.topo.errors import PartreduceError
 from partreduce.topo.metrics.base import Kind as MetricKind
 from partreduce.topo.metrics.base import Metric, absent
 from partreduce.topo.metrics.late_distance import late_distance_like
-from partreduce.topo.metrics.momentum import largest_rate
+from partreduce.topo.metrics.outer_steps import largest_rate
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import SYNCHRONOUS, AllReduceAlgorithm, DelayedAveraging
 from partreduce.topo.strategies.iteration_gap import IterationGap, UpdateOrder

@@ -100,20 +100,25 @@ class ExactMatrix:
     def __sub__(self, other: ExactMatrix) -> ExactMatrix:
         return self + other.scaled(Fraction(-1))
 
-    def averaged(self, groups: Iterable[tuple[Sequence[int], Fraction, bool]]) -> ExactMatrix:
+    def averaged(
+        self, groups: Iterable[tuple[Sequence[int], Fraction, bool]], counts: Sequence[int] | None = None
+    ) -> ExactMatrix:
         """W·self, where W averages disjoint groups of rows: x ← (1 − t)x + t·mean.
 
         A group is (members, t, whether its mean survives); without its mean the rows are only multiplied by 1 − t, as
-        on a character that the group's digits meet. O(columns) for each member.
+        on a character that the group's digits meet. A row counts `counts` times in a mean. O(columns) for each member.
         """
-        listed = [(list(members), relaxation, survives) for members, relaxation, survives in groups]
-        factor = lcm(1, *(relaxation.denominator * len(members) for members, relaxation, _ in listed))
+        sizes = np.ones(self.size, dtype=object) if counts is None else np.array(counts, dtype=object)
+        listed = [(list(rows), relaxation, survives, sizes[list(rows)].sum()) for rows, relaxation, survives in groups]
+        factor = lcm(1, *(relaxation.denominator * total for _, relaxation, _, total in listed))
         numerators = self.numerators * factor
-        for members, relaxation, survives in listed:
-            part = int(relaxation / len(members) * factor)
+        for members, relaxation, survives, total in listed:
+            part = int(relaxation / total * factor)
             before = self.numerators[members]
-            after = (factor - part * len(members)) * before
-            numerators[members] = after + part * before.sum(axis=0) if survives else after
+            after = (factor - part * total) * before
+            if survives:
+                after += part * (before.sum(axis=0) if counts is None else sizes[members] @ before)
+            numerators[members] = after
         result = ExactMatrix(numerators, self.denominator * factor)
         return result.reduced() if result.denominator.bit_length() > LONG else result
 

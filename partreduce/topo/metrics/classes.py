@@ -10,15 +10,14 @@ steps_per_round are merged too: on what sums to zero over them a block acts as t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.topo.errors import ScheduleError, UndecidedError
-from partreduce.topo.metrics.round_steps import RoundSteps
-from partreduce.topo.metrics.sectors import Batch, Sectors
+from partreduce.topo.metrics.sectors import Batch, RoundSteps, Sectors, group_worker_steps
+from partreduce.topo.mixing import Operators
 from partreduce.topo.rule import RuleView
 from partreduce.topo.schedule import Schedule
 
@@ -147,17 +146,7 @@ def batch_of_classes(
 ) -> Batch:
     """The classes, the trivial one first, on vectors that are constant in each lump, in the basis 1_lump / √size."""
     roots = np.sqrt([len(lump) for lump in lumps])
-    matrices = np.zeros((len(rule.phases), len(classes), len(lumps), len(lumps)))
-    for t, phase in enumerate(rule.phases):
-        matrices[t] = np.eye(len(lumps))
-        for block in phase:
-            inside = [i for i, lump in enumerate(lumps) if lump[0] in block.local]
-            relaxation, key = float(block.relaxation), tuple(sorted(block.across))
-            averaging = np.outer(roots[inside], roots[inside]) / len(block.local)
-            for c, merged in enumerate(classes):
-                matrices[t, c, inside, inside] = 1 - relaxation
-                if key not in merged.met:
-                    matrices[t, c][np.ix_(inside, inside)] += relaxation * averaging
+    matrices = Operators.of_rule(rule, [merged.digits for merged in classes], lumps).matrices()
     mean = np.zeros((len(classes), len(lumps)))
     mean[0] = roots / np.sqrt(rule.workers_per_node)
     matrices[:, 0] -= np.outer(mean[0], mean[0])
@@ -165,44 +154,35 @@ def batch_of_classes(
         np.array([float(merged.multiplicity) for merged in classes]),
         matrices,
         mean,
-        steps_of_ranks(schedule, rule, worker_steps, [lump[0] for lump in lumps]),
+        _steps_of_ranks(schedule, rule, worker_steps)([lump[0] for lump in lumps]),
         np.broadcast_to(roots[:, None], (len(classes), len(lumps), 1)),
     )
 
 
 def _odd_batches(
     schedule: Schedule, rule: RuleView, worker_steps: Sequence[int], lumps: Sequence[tuple[int, ...]]
-) -> list[Batch]:
+) -> Iterator[Batch]:
     """What sums to zero within a lump: each block acts as 1 − t there, on every character."""
-    result = []
-    for lump in lumps:
-        if len(lump) < 2:
-            continue
-        factors = np.array(
-            [
-                next((1 - float(block.relaxation) for block in phase if lump[0] in block.local), 1.0)
-                for phase in rule.phases
-            ]
-        )
-        result.append(
-            Batch(
-                np.array([float(rule.num_nodes * (len(lump) - 1))]),
-                factors.reshape(-1, 1, 1, 1),
-                np.zeros((1, 1)),
-                steps_of_ranks(schedule, rule, worker_steps, [lump[0]]),
-                np.zeros((1, 1, 1)),
-            )
-        )
-    return result
-
-
-def steps_of_ranks(schedule: Schedule, rule: RuleView, of_rank: Sequence[int], ranks: Sequence[int]) -> RoundSteps:
-    """The steps of some local ranks, given those of all per round; where these are equal, no group means are needed."""
-    worker_steps = np.array(of_rank, dtype=np.int64)
-    group: npt.NDArray[np.float64] = np.tile(worker_steps[list(ranks)].astype(np.float64), (len(rule.phases), 1))
+    kept = np.ones((len(rule.phases), rule.workers_per_node))
     for t, phase in enumerate(rule.phases):
-        for i, rank in enumerate(ranks):
-            for block in phase:
-                if rank in block.local:
-                    group[t, i] = worker_steps[list(block.local)].mean()
-    return RoundSteps.of(worker_steps[list(ranks)], group, schedule.mixing.averaging, int(worker_steps.max()))
+        for block in phase:
+            kept[t, list(block.local)] = 1 - float(block.relaxation)
+    steps_of = _steps_of_ranks(schedule, rule, worker_steps)
+    for lump in lumps:
+        if len(lump) > 1:
+            count = np.array([float(rule.num_nodes * (len(lump) - 1))])
+            matrices = kept[:, lump[0]].reshape(-1, 1, 1, 1)
+            yield Batch(count, matrices, np.zeros((1, 1)), steps_of([lump[0]]), np.zeros((1, 1, 1)))
+
+
+def _steps_of_ranks(
+    schedule: Schedule, rule: RuleView, of_rank: Sequence[int]
+) -> Callable[[Sequence[int]], RoundSteps]:
+    """The steps of some local ranks, given those of all per round."""
+    worker_steps = np.array(of_rank, dtype=np.int64)
+    group = np.tile(worker_steps.astype(np.float64), (len(rule.phases), 1))
+    if len(set(of_rank)) > 1:
+        group = group_worker_steps(Operators.of_rule(rule, ()).rounds, worker_steps)
+    return lambda ranks: RoundSteps.of(
+        worker_steps[ranks], group[:, ranks], schedule.mixing.averaging, int(worker_steps.max())
+    )

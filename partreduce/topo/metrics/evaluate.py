@@ -1,26 +1,42 @@
-"""The metrics of a schedule, each by the cheapest method that fits its form and size."""
+"""The metrics of a schedule, each by the cheapest method that fits its form and size.
+
+All of them raise ScheduleError for overlapping groups and for a strategy without fixed phases, and UndecidedError where
+a rule has too many character classes or differences grow too much in a period; `metrics` says so instead.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Literal
+
+import numpy as np
 
 from partreduce.topo.argument_types import check_arguments
 from partreduce.topo.errors import InputError, ScheduleError, UndecidedError
 from partreduce.topo.metrics.base import Drift, Kind, Metric, ScheduleMetrics, absent
-from partreduce.topo.metrics.decomposition import DEFAULT, MetricLimits, sectors_of
+from partreduce.topo.metrics.decomposition import DEFAULT, MetricLimits, hop_gap, sectors_of
 from partreduce.topo.metrics.growth import check_growth
-from partreduce.topo.metrics.hop_gap import hop_gap
-from partreduce.topo.metrics.large import large_contraction
-from partreduce.topo.metrics.late_distance import is_small, late_distance_like, late_distance_of
+from partreduce.topo.metrics.late_distance import Retimed, is_small, late_distance_like, late_distance_of
 from partreduce.topo.metrics.pipeline import pipeline_metrics
-from partreduce.topo.metrics.retimed import Retimed
-from partreduce.topo.metrics.sectors import Sectors, contraction_of, contraction_per_start, radius_of, spectral_norms
-from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
-from partreduce.topo.mixing import is_doubly_stochastic, period_product
+from partreduce.topo.metrics.sectors import (
+    ZERO,
+    Sectors,
+    contraction_of,
+    contraction_per_start,
+    radius_of,
+    spectral_norms,
+)
+from partreduce.topo.metrics.steady_state import Push, consensus_distance_of, drift_of
+from partreduce.topo.mixing import Operators, is_doubly_stochastic, period_product
 from partreduce.topo.schedule import Schedule
+
+ACCURACY = 1e-4
+"""The relative residual, of the square of the singular value, at which `svds` stops."""
+MAX_RESTARTS = 200
+SOLVED = f"scipy's svds on sparse factors, to a relative residual of {ACCURACY:g}; the contraction is at least that"
 
 MAX_START_WORK = 2**30
 """Up to this many multiplications `metrics` also lists the contraction from every start."""
@@ -31,30 +47,18 @@ LARGE = absent(
 
 
 def contraction(schedule: Schedule, *, start: int = 0, limit: MetricLimits = DEFAULT) -> Metric:
-    """‖W_T … W_1 − J‖₂ over the period that starts at phase `start`: 0 is exact consensus, below 1 means convergence.
-
-    Raises:
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
-    """
+    """‖W_T … W_1 − J‖₂ over the period that starts at phase `start`: 0 is exact consensus, below 1 converges."""
     return _contraction(schedule, _prepare(schedule, limit), start)
 
 
 def radius(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> Metric:
-    """The spectral radius of the period product off the mean; the same for every start, at most the contraction.
-
-    Raises:
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
-    """
-    return _radius(_prepare(schedule, limit))
+    """The spectral radius of the period product off the mean; the same for every start, at most the contraction."""
+    return _exact(radius_of, _prepare(schedule, limit))
 
 
 def consensus_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> Metric:
-    """Steady-state mean squared distance to the mean under unit noise in every step; infinite if never converging.
-
-    Raises:
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
-    """
-    return _consensus_distance(_prepare(schedule, limit))
+    """Steady-state mean squared distance to the mean under unit noise in every step; infinite if never converging."""
+    return _exact(consensus_distance_of, _prepare(schedule, limit))
 
 
 def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricLimits = DEFAULT) -> Metric:
@@ -62,7 +66,6 @@ def drift(schedule: Schedule, push: Literal["worker", "node"], *, limit: MetricL
 
     Raises:
         InputError: another word than worker or node.
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
     if push not in ("worker", "node"):
         raise InputError(f"drift {push!r}: there is no such push; choose worker or node")
@@ -73,16 +76,13 @@ def late_distance(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> float
     """How far apart averagings that come late leave workers in a curved direction; 0 where none are late.
 
     At unequal steps per round estimated from the consensus distance; infinite where that is not found.
-
-    Raises:
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
     if not schedule.strategy.mixes_late:
         return 0.0
     sectors, worker_steps = _prepare(schedule, limit), schedule.worker_steps()
     if sectors is not None and is_small(sectors) and worker_steps.min() == worker_steps.max():
         return late_distance_of(sectors, int(worker_steps[0]))
-    flat = _consensus_distance(sectors).value
+    flat = _exact(consensus_distance_of, sectors).value
     return math.inf if flat is None else late_distance_like(flat, float(worker_steps.mean()), 1 - 1 / len(worker_steps))
 
 
@@ -91,7 +91,6 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Metri
 
     Raises:
         InputError: steps_per_round is not 1, or it is late already.
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
     """
     if schedule.strategy.steps_per_round != 1 or schedule.strategy.mixes_late:
         raise InputError(
@@ -101,7 +100,7 @@ def retimed(schedule: Schedule, push: Literal["worker", "node"], *, limit: Metri
     shared = float((schedule.cluster.node_sizes().astype(float) ** 2).sum()) / n**2
     return Retimed(
         contraction=_contraction(schedule, sectors, 0),
-        consensus_distance=_consensus_distance(sectors),
+        consensus_distance=_exact(consensus_distance_of, sectors),
         drift=_drift(sectors, push),
         late_drift=_drift(None if sectors is None else replace(sectors, is_delayed=True), push),
         noise=1 - 1 / n,
@@ -124,14 +123,13 @@ def metrics(schedule: Schedule, *, limit: MetricLimits = DEFAULT) -> ScheduleMet
         nothing = absent(f"not {'defined' if isinstance(error, ScheduleError) else 'found'}: {error}")
         drifts = Drift(nothing, nothing)
         return ScheduleMetrics(period, schedule.num_workers, distinct, nothing, nothing, nothing, drifts, nothing)
-    first = _contraction(schedule, sectors, 0)
     return ScheduleMetrics(
         period=period,
         num_workers=schedule.num_workers,
         num_distinct_phases=distinct,
-        contraction=first,
-        radius=_radius(sectors),
-        consensus_distance=_consensus_distance(sectors),
+        contraction=_contraction(schedule, sectors, 0),
+        radius=_exact(radius_of, sectors),
+        consensus_distance=_exact(consensus_distance_of, sectors),
         drift=Drift(_drift(sectors, "worker"), _drift(sectors, "node")),
         hop_gap=_hop(schedule),
         contraction_per_start=_per_start(sectors),
@@ -154,7 +152,7 @@ def _if_defined(count: Callable[[], int]) -> int | None:
 def _contraction(schedule: Schedule, sectors: Sectors | None, start: int) -> Metric:
     keeps_mean = all(map(is_doubly_stochastic, set(schedule.strategy.graphs)))
     if sectors is None:
-        found = large_contraction(schedule, start)
+        found = _large_contraction(schedule, start)
     elif keeps_mean:
         found = Metric(contraction_of(sectors, start), Kind.EXACT, sectors.how)
     else:
@@ -165,30 +163,37 @@ def _contraction(schedule: Schedule, sectors: Sectors | None, start: int) -> Met
     return replace(found, how=f"{found.how}; a round is not doubly stochastic, so P tends to another mean than J")
 
 
-def _radius(sectors: Sectors | None) -> Metric:
+def _large_contraction(schedule: Schedule, start: int) -> Metric:
+    """‖P − J‖₂ as an estimate from below, by Lanczos on factors that are never multiplied out. O(steps · T · n)."""
+    from scipy.sparse.linalg import ArpackNoConvergence, aslinearoperator, svds
+
+    n = schedule.num_workers
+    mean = aslinearoperator(np.full((n, 1), 1 / n)) @ aslinearoperator(np.ones((1, n)))
+    off_mean = Operators(schedule.steps()).period_operator(start) - mean
+    probe = np.random.default_rng(0).standard_normal(n)
+    if np.linalg.norm(off_mean @ probe) <= ZERO * np.linalg.norm(probe):  # svds needs a largest value above rounding
+        return Metric(0.0, Kind.ESTIMATE, SOLVED)
+    try:
+        norms = svds(off_mean, k=1, tol=ACCURACY, v0=probe, maxiter=MAX_RESTARTS, return_singular_vectors=False)
+    except ArpackNoConvergence:
+        return absent(f"not found: scipy's svds did not converge in {MAX_RESTARTS} restarts")
+    return Metric(float(norms[0]), Kind.ESTIMATE, SOLVED)
+
+
+def _exact(find: Callable[[Sectors], float], sectors: Sectors | None) -> Metric:
+    """A metric of all sectors together, absent where there are none."""
     if sectors is None:
         return LARGE
-    return Metric(radius_of(sectors), Kind.EXACT, sectors.how)
-
-
-def _consensus_distance(sectors: Sectors | None) -> Metric:
-    if sectors is None:
-        return LARGE
-    return _steady(consensus_distance_of(sectors), sectors)
-
-
-def _drift(sectors: Sectors | None, push: Literal["worker", "node"]) -> Metric:
-    if sectors is None:
-        return LARGE
-    if push == "node" and any(batch.node_columns is None for batch in sectors.batches):
-        return absent("not found: too many pairs of workers share a node")
-    return _steady(drift_of(sectors, push), sectors)
-
-
-def _steady(value: float, sectors: Sectors) -> Metric:
+    value, how = find(sectors), sectors.how
     if math.isinf(value):
-        return Metric(value, Kind.EXACT, f"{sectors.how}; infinite: the radius is 1 or more, workers never agree")
-    return Metric(value, Kind.EXACT, sectors.how)
+        how += "; infinite: the radius is 1 or more, workers never agree"
+    return Metric(value, Kind.EXACT, how)
+
+
+def _drift(sectors: Sectors | None, push: Push) -> Metric:
+    if sectors is not None and push == "node" and any(batch.node_columns is None for batch in sectors.batches):
+        return absent("not found: too many pairs of workers share a node")
+    return _exact(partial(drift_of, push=push), sectors)
 
 
 def _hop(schedule: Schedule) -> Metric:

@@ -14,9 +14,9 @@ from math import inf, log2
 import numpy as np
 
 from partreduce.topo.errors import UndecidedError
-from partreduce.topo.mixing import has_negative_entries, mixing_matrix
+from partreduce.topo.mixing import has_negative_entries, mixing_matrix, mixing_sparse
 from partreduce.topo.phase import Phase
-from partreduce.topo.round import MixingStep, Round
+from partreduce.topo.round import MixingStep
 from partreduce.topo.schedule import Schedule
 
 MOST_BITS = 24.0
@@ -27,11 +27,7 @@ LARGEST_NORM = 512
 
 
 def growth_bits(schedule: Schedule) -> float:
-    """By how many powers of two differences may grow on the way through a period, at most. O(size), norms besides.
-
-    Raises:
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
-    """
+    """By how many powers of two differences may grow on the way through a period, at most. O(size), norms besides."""
     if (rule := schedule.rule()) is not None:
         return sum(_of_groups(block.relaxation for block in phase if block.makes_groups) for phase in rule.phases)
     steps = schedule.steps()
@@ -40,12 +36,7 @@ def growth_bits(schedule: Schedule) -> float:
 
 
 def check_growth(schedule: Schedule) -> None:
-    """Refuse a period on whose way differences may grow beyond what floats can follow. O(size), norms besides.
-
-    Raises:
-        ScheduleError: overlapping groups, or a strategy without fixed phases.
-        UndecidedError: as said.
-    """
+    """Refuse a period on whose way differences may grow beyond what floats can follow. O(size), norms besides."""
     if (bits := growth_bits(schedule)) > MOST_BITS:
         raise UndecidedError(
             f"differences may grow by 2^{bits:.0f} in a period (a relaxation outside 0..2, or negative weights), where "
@@ -53,26 +44,18 @@ def check_growth(schedule: Schedule) -> None:
         )
 
 
-def _of_step(step: MixingStep) -> float:
-    if isinstance(step, Phase):
-        return _of_groups(step.relaxation or ())
-    return _of_round(step) if has_negative_entries(step) else 0.0
-
-
 def _of_groups(factors: Iterable[Fraction]) -> float:
     """A group's mean has the eigenvalues 1 and 1 − relaxation, so this is the norm."""
     return max((log2(abs(1 - factor)) for factor in set(factors) if not 0 <= factor <= 2), default=0.0)
 
 
-def _of_round(step: Round) -> float:
-    """The lesser of two norms: of distances to the mean, and of the largest difference, which row sums bound."""
-    stay = [1.0] * step.num_workers
-    rows = [0.0] * step.num_workers
-    for _, target, weight in step.edges():
-        stay[target] -= float(weight)
-        rows[target] += abs(float(weight))
-    largest = max(abs(own) + others for own, others in zip(stay, rows, strict=True))
-    norm = inf
+def _of_step(step: MixingStep) -> float:
+    """Of a graph the lesser of two norms: of distances to the mean, and of the largest difference, as rows bound it."""
+    if isinstance(step, Phase):
+        return _of_groups(step.relaxation or ())
+    if not has_negative_entries(step):
+        return 0.0
+    largest, norm = float(abs(mixing_sparse(step)).sum(axis=1).max()), inf
     if step.num_workers <= LARGEST_NORM and largest < 2.0**MOST_BITS:
         matrix = mixing_matrix(step)
         norm = float(np.linalg.norm(matrix - matrix.mean(axis=0), 2))

@@ -8,6 +8,17 @@ agree and rest, at 1 or above they do not. So rate and momentum that one worker 
 
 For a rule M splits into a matrix of size 2G for each class of characters (G workers on a node), for any number of
 nodes: on a class a block averages over its local ranks, or its mean is zero.
+
+`largest_rate` asks the same of workers with momentum of their own that average over a graph. Along an eigenvector of W
+with eigenvalue λ and a direction of curvature h, with learning rate r and momentum β (heavy ball, m ← β m + h x,
+u = −r m), what differs between workers goes
+
+    serial order    x ← λ (x − r m)      parallel order    x ← λ x − r m
+
+Both have determinant β λ, and Jury's conditions (E. I. Jury, 1964) give the rates below which they shrink: in the
+serial order r h < (1 − β)(1 − λ) / −λ for λ < 0 besides r h < (1 + β)(1 + λ) / λ for λ > 0, in the parallel order
+r h < (1 + β)(1 + λ). The mean of all workers (λ = 1) bears 2 (1 + β) in both. So a graph whose matrix has a negative
+eigenvalue bears, in the serial order, far less momentum than All-Reduce does.
 """
 
 from __future__ import annotations
@@ -18,7 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.errors import InputError
-from partreduce.topo.metrics.class_means import Means, means_of_class, means_of_groups
+from partreduce.topo.mixing import Operators, mixing_matrix
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import Round
 from partreduce.topo.rule import distinct_classes
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.outer import OuterStep
@@ -41,7 +54,10 @@ def outer_radius(schedule: Schedule) -> float | None:
 
 def radius_of(parts: Parts) -> float:
     """The spectral radius of what `outer_operators` returns."""
-    return max(_radius(part) for _, part in parts)
+    matrices = [part for _, part in parts]
+    if not np.isfinite(matrices).all():
+        return inf
+    return float(np.abs(np.linalg.eigvals(matrices)).max())
 
 
 def check_unstable(schedule: Schedule) -> None:
@@ -67,37 +83,52 @@ def outer_operators(schedule: Schedule) -> Parts | None:
     """
     rule, outer = schedule.rule(), schedule.strategy.payload.outer
     if rule is None:
-        n = schedule.num_workers
-        if n > MAX_SIZE:
+        if schedule.num_workers > MAX_SIZE:
             return None
-        return [((), _period(outer, n, means_of_groups(schedule.phased.steps(schedule.cluster)), True))]
-    rule = rule.canonical
-    if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
-        return None
-    return [
-        (digits, _period(outer, rule.workers_per_node, means_of_class(rule, digits), not digits))
-        for digits in distinct_classes(rule)
-    ]
+        classes: list[tuple[int, ...]] = [()]
+        operators = Operators(schedule.phased.steps(schedule.cluster))
+    else:
+        rule = rule.canonical
+        if rule.num_digits > MAX_DIGITS or rule.workers_per_node > MAX_SIZE:
+            return None
+        classes = distinct_classes(rule)
+        operators = Operators.of_rule(rule, classes)
+    joint = _period(outer, operators, len(classes))
+    off = np.eye(joint.shape[-1])
+    off[: operators.size, : operators.size] -= 1 / operators.size
+    return [(digits, matrix if digits else off @ matrix @ off) for digits, matrix in zip(classes, joint, strict=True)]
 
 
-def _period(outer: OuterStep, size: int, phases: Means, off_mean: bool) -> Matrix:
-    """off·M·off, shape (2·size, 2·size), for (a, b)."""
-    lr, factor = float(outer.lr), float(outer.momentum)
-    joint = np.eye(2 * size)
-    for means in phases:
-        before = joint.copy()
-        for members, survives, _ in means:
-            a, b = before[members], before[[size + member for member in members]]
-            movement = (a.mean(axis=0) if survives else 0.0) - a
-            momentum = factor * b + movement
-            joint[[size + member for member in members]] = momentum
-            joint[members] = a + lr * (movement + factor * momentum if outer.nesterov else momentum)
-    if off_mean:
-        off = np.eye(2 * size)
-        off[:size, :size] -= 1 / size
-        joint = off @ joint @ off
-    return joint
+def _period(outer: OuterStep, operators: Operators, num_classes: int) -> Matrix:
+    """M on every class, shape (C, 2·size, 2·size), for (a, b)."""
+    lr, factor, size = float(outer.lr), float(outer.momentum), operators.size
+    units = np.broadcast_to(np.eye(2 * size).reshape(2, size, 1, 2 * size), (2, size, num_classes, 2 * size))
+    a, b = units
+    for t, phase in enumerate(operators.rounds):
+        assert isinstance(phase, Phase), "outer steps are made by groups"
+        inside = (phase.labels() >= 0)[:, None, None]
+        movement = operators.apply(t, a) - a
+        momentum = factor * b + movement
+        a = np.where(inside, a + lr * (movement + factor * momentum if outer.nesterov else momentum), a)
+        b = np.where(inside, momentum, b)
+    return np.concatenate([a, b]).swapaxes(0, 1)
 
 
-def _radius(matrix: Matrix) -> float:
-    return float(np.abs(np.linalg.eigvals(matrix)).max()) if np.isfinite(matrix).all() else inf
+def largest_rate(graph: Round, momentum: float, *, parallel: bool) -> float:
+    """The largest learning rate times curvature under which no difference between workers grows. O(n³).
+
+    For symmetric weights, which have real eigenvalues; of others the symmetric part is taken, which is no bound.
+    `momentum` is β, 0 <= β < 1; `parallel` says that parameters are averaged while they are computed with (x ← Wx + u),
+    not afterwards (x ← W(x + u)).
+    """
+    matrix = mixing_matrix(graph)
+    eigenvalues = np.linalg.eigvalsh((matrix + matrix.T) / 2)
+    limits = [2 * (1 + momentum)]
+    for value in eigenvalues.tolist():
+        if parallel:
+            limits.append((1 + momentum) * (1 + value))
+        elif value > 0:
+            limits.append((1 + momentum) * (1 + value) / value)
+        elif value < 0:
+            limits.append((1 - momentum) * (1 - value) / -value)
+    return float(min(limits))

@@ -3,6 +3,10 @@
 A phase acts on each sector as a small g×g matrix. A rule has one sector per character class, a circulant graph one per
 frequency, and an unstructured schedule a single one of size n. A batch holds the sectors of one size; the mean's
 direction is projected out, so that J acts as zero everywhere.
+
+What workers add between two averagings is noise and push. With P = max steps_per_round a round has P equal instants. At
+instant s = 1 … P−1 worker i has made floor(s · pace_i / P) of its steps; at instant P it has made all pace_i and the
+round's averaging is applied.
 """
 
 from __future__ import annotations
@@ -15,7 +19,90 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from partreduce.topo.metrics.round_steps import RoundSteps
+from partreduce.topo.phase import Phase
+from partreduce.topo.round import MixingStep
+from partreduce.topo.strategies.base import Averaging
+
+ZERO = 1e-14
+"""Norms below this are rounding: they are reported as 0."""
+
+NEVER = 1 - 1e-12
+"""A radius from here on is 1 up to rounding: such a schedule never converges."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundSteps:
+    """Steps of g places (workers, or classes of workers) in one round, and sums of them over the inner instants.
+
+    `push[t]` is the progress that is averaged at the end of round t, `noise[t]` its variance: steps_per_round and
+    steps_per_round, or with step-normalized averaging steps_per_round·c and steps_per_round·c² with c = (mean
+    steps_per_round of the group) / steps_per_round. Shapes: `noise`, `push` (T, g); `partial` (g,) = Σ_s steps; `gram`
+    (g, g) = Σ_s steps · stepsᵀ; `instants` = P.
+    """
+
+    instants: int
+    noise: npt.NDArray[np.float64]
+    push: npt.NDArray[np.float64]
+    partial: npt.NDArray[np.float64]
+    gram: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls,
+        worker_steps: npt.NDArray[np.int64],
+        group_worker_steps: npt.NDArray[np.float64],
+        averaging: Averaging,
+        instants: int,
+    ) -> RoundSteps:
+        """From the steps per round of every place (g,), their mean in its group in every phase (T, g), and the most.
+
+        O(P·d² + g²) for d distinct steps per round.
+        """
+        scale = np.ones_like(group_worker_steps)
+        if averaging is Averaging.STEP_NORMALIZED:
+            scale = group_worker_steps / worker_steps
+        distinct, place = np.unique(worker_steps, return_inverse=True)
+        if len(distinct) == 1 and distinct[0] == instants:  # closed sums: a million steps must not make a table
+            sums = np.array([instants * (instants - 1) / 2])
+            grams = np.array([[(instants - 1) * instants * (2 * instants - 1) / 6]])
+        else:
+            sums, grams = _sums(distinct, instants)
+        return cls(instants, worker_steps * scale**2, worker_steps * scale, sums[place], grams[np.ix_(place, place)])
+
+    @classmethod
+    def equal(cls, steps_per_round: int, period: int) -> RoundSteps:
+        """Of one place that stands for all workers, with the same steps in every round."""
+        group = np.full((period, 1), float(steps_per_round))
+        return cls.of(np.array([steps_per_round]), group, Averaging.MEAN, steps_per_round)
+
+
+def _sums(distinct: npt.NDArray[np.int64], instants: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Σ_s f_s and Σ_s f_s f_sᵀ over s = 1 … P−1 for the distinct steps per round, in slices that bound the memory."""
+    sums = np.zeros(len(distinct))
+    grams = np.zeros((len(distinct), len(distinct)))
+    width = max(1, 2**20 // len(distinct))
+    for first in range(1, instants, width):
+        s = np.arange(first, min(first + width, instants), dtype=np.int64)
+        steps = (s[:, None] * distinct // instants).astype(np.float64)
+        sums += steps.sum(axis=0)
+        grams += steps.T @ steps
+    return sums, grams
+
+
+def group_worker_steps(steps: Sequence[MixingStep], worker_steps: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The mean steps per round of each worker's group in each phase, shape (T, n); who skips is its own group.
+
+    Rounds of weighted averaging have no groups: there the mean steps_per_round of all workers stands for each that has
+    an edge. Fractions stay fractions.
+    """
+    result = np.tile(worker_steps / 1, (len(steps), 1))
+    for t, step in enumerate(steps):
+        if not isinstance(step, Phase):
+            result[t, np.union1d(step.sources, step.targets)] = worker_steps.mean()
+        elif len(step):
+            means = np.add.reduceat(worker_steps[step.members], step.offsets[:-1]) / step.sizes
+            result[t, step.members] = np.repeat(means, step.sizes)
+    return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,6 +169,11 @@ def adjoint(matrices: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return result
 
 
+def traces(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """The trace of every matrix in a stack (..., g, g)."""
+    return np.asarray(np.trace(stack, axis1=-2, axis2=-1).real, dtype=np.float64)
+
+
 def spectral_norms(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """‖A‖₂ of every matrix in a stack, shape (C,)."""
     if matrices.shape[-1] == 1:
@@ -95,8 +187,7 @@ def spectral_radii(matrices: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     Eigenvalue solvers answer ε^(1/g) instead of 0 for nilpotent matrices (de Bruijn graphs); a power that vanishes to
     rounding is therefore looked for first.
     """
-    size = matrices.shape[-1]
-    if size == 1:
+    if matrices.shape[-1] == 1:
         return np.asarray(np.abs(matrices[:, 0, 0]), dtype=np.float64)
     if np.array_equal(matrices, adjoint(matrices)):
         return np.asarray(np.abs(np.linalg.eigvalsh(matrices)).max(axis=1), dtype=np.float64)
@@ -114,18 +205,10 @@ def _nilpotent(matrices: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
         norms = np.linalg.norm(power, axis=(-2, -1))
         # A power far below the square of the one before has been canceled, not merely contracted.
         vanished |= norms <= 4 * size * np.finfo(np.float64).eps
-        scale = np.where(vanished, 1.0, norms)
-        power = power / scale[:, None, None]
+        power = power / np.where(vanished, 1.0, norms)[:, None, None]
         power = power @ power
         exponent *= 2
     return vanished
-
-
-ZERO = 1e-14
-"""Norms below this are rounding: they are reported as 0."""
-
-NEVER = 1 - 1e-12
-"""A radius from here on is 1 up to rounding: such a schedule never converges."""
 
 
 def contraction_of(sectors: Sectors, start: int = 0) -> float:

@@ -1,4 +1,4 @@
-"""Metrics of the steady state while workers step: consensus distance and drift.
+"""Metrics of the steady state while workers step: consensus distance, in floats or as a fraction, and drift.
 
 All instants of a period count equally. `off the mean`, as everywhere in this package: the mean's direction is projected
 out. Stacks have the shape (C, g, g) or (C, g, k) for the C sectors of size g of one batch.
@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from partreduce.topo.arithmetic import lyapunov
-from partreduce.topo.metrics.sectors import NEVER, Batch, Sectors, adjoint, radius_of
+from partreduce.topo.arithmetic.exact_matrices import ExactMatrix
+from partreduce.topo.errors import InputError
+from partreduce.topo.metrics.classes import merged_classes, rule_and_worker_steps, rule_sectors
+from partreduce.topo.metrics.sectors import NEVER, Batch, Sectors, adjoint, group_worker_steps, radius_of, traces
+from partreduce.topo.mixing import Operators
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.base import Averaging
 
 Push = Literal["worker", "node"]
 
 NEGLIGIBLE = 1e-18
 """Entries of a power of the period below this add nothing to a covariance any more."""
+MAX_LOCAL = 8
+"""Local ranks up to which the exact consensus distance is solved: its system has g(g+1)/2 unknown fractions."""
 
 
 def consensus_distance_of(sectors: Sectors) -> float:
@@ -41,41 +50,33 @@ def consensus_distance_of(sectors: Sectors) -> float:
 
 def noise_traces(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> float:
     """The mean over a period's instants of tr Σ, over all sectors, from a Σ before phase 0, (C, g, g), off the mean."""
-    inner = _traces(batch.off_mean_diagonal(batch.round_steps.partial))
+    inner = traces(batch.off_mean_diagonal(batch.round_steps.partial))
     instants = batch.round_steps.instants
-    total = np.zeros(len(batch.multiplicity))
-    for matrix, noise in zip(batch.matrices, _noises(batch), strict=True):
+    total, before = np.zeros(len(batch.multiplicity)), traces(covariance)
+    for after in map(traces, _covariances(batch, covariance, is_delayed=is_delayed)):
         # Inside the round W has not acted yet: its instants have the covariance before it plus the steps made so far.
-        total += (instants - 1) * _traces(covariance) + inner
-        covariance = _after_noise(covariance, matrix, noise, is_delayed=is_delayed)
-        total += _traces(covariance)
+        total += (instants - 1) * before + inner + after
+        before = after
     return float(batch.multiplicity @ total) / (batch.period * instants)
 
 
 def after_period(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> npt.NDArray[Any]:
     """What one period with its noise makes of a covariance (C, g, g) before phase 0."""
-    for matrix, noise in zip(batch.matrices, _noises(batch), strict=True):
-        covariance = _after_noise(covariance, matrix, noise, is_delayed=is_delayed)
+    for after in _covariances(batch, covariance, is_delayed=is_delayed):
+        covariance = after
     return covariance
 
 
-def _noises(batch: Batch) -> Iterator[npt.NDArray[Any]]:
-    """The covariance that each round adds, off the mean."""
-    return map(batch.off_mean_diagonal, batch.round_steps.noise)
+def _covariances(batch: Batch, covariance: npt.NDArray[Any], *, is_delayed: bool) -> Iterator[npt.NDArray[Any]]:
+    """What each round of a period makes of a covariance before phase 0, with the noise that it adds off the mean."""
+    for matrix, noise in zip(batch.matrices, map(batch.off_mean_diagonal, batch.round_steps.noise), strict=True):
+        covariance = after_noise(covariance, matrix, adjoint(matrix), noise, is_delayed=is_delayed)
+        yield covariance
 
 
-def _after_noise(
-    covariance: npt.NDArray[Any], matrix: npt.NDArray[Any], noise: npt.NDArray[Any], *, is_delayed: bool
-) -> npt.NDArray[Any]:
-    if is_delayed:
-        result: npt.NDArray[Any] = matrix @ covariance @ adjoint(matrix) + noise
-    else:
-        result = matrix @ (covariance + noise) @ adjoint(matrix)
-    return result
-
-
-def _traces(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    return np.asarray(np.trace(stack, axis1=-2, axis2=-1).real, dtype=np.float64)
+def after_noise(covariance: Any, matrix: Any, turned: Any, noise: Any, *, is_delayed: bool) -> Any:  # noqa: ANN401
+    """Σ after a round, of stacks of floats or of an ExactMatrix; `turned` is the adjoint of the round's matrix."""
+    return matrix @ covariance @ turned + noise if is_delayed else matrix @ (covariance + noise) @ turned
 
 
 def drift_of(sectors: Sectors, push: Push) -> float:
@@ -93,24 +94,29 @@ def drift_of(sectors: Sectors, push: Push) -> float:
 
 def _push_squares(batch: Batch, push: Push, *, is_delayed: bool) -> float:
     count, size = len(batch.multiplicity), batch.size
+    columns: npt.NDArray[Any] | None = batch.node_columns
     if push == "worker":
-        columns: npt.NDArray[Any] = np.broadcast_to(np.eye(size), (count, size, size))
-    else:
-        assert batch.node_columns is not None
-        columns = batch.node_columns
-    pushes = [batch.off_mean(batch.round_steps.push[t][:, None] * columns) for t in range(batch.period)]
+        columns = np.broadcast_to(np.eye(size), (count, size, size))
+    assert columns is not None, "asked for where they are known"
+    pushes = [batch.off_mean(push[:, None] * columns) for push in batch.round_steps.push]
+
+    def rounds(state: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
+        for matrix, move in zip(batch.matrices, pushes, strict=True):
+            state = matrix @ state + move if is_delayed else matrix @ (state + move)
+            yield state
+
     state = np.zeros_like(batch.matrices[0] @ pushes[0])
-    for matrix, move in zip(batch.matrices, pushes, strict=True):
-        state = _after_push(state, matrix, move, is_delayed=is_delayed)
+    for after in rounds(state):
+        state = after
     state = np.linalg.solve(np.eye(size) - batch.product(), state)
     instants = batch.round_steps.instants
     inner = batch.off_mean(batch.round_steps.partial[:, None] * columns)
     constant = _inner_squares(batch, columns)
     total = np.zeros(count)
-    for matrix, move in zip(batch.matrices, pushes, strict=True):
+    for after in rounds(state):
         total += (instants - 1) * _squares(state) + 2 * (state.conj() * inner).sum(axis=(-2, -1)).real + constant
-        state = _after_push(state, matrix, move, is_delayed=is_delayed)
-        total += _squares(state)
+        total += _squares(after)
+        state = after
     return float(batch.multiplicity @ total) / (batch.period * instants)
 
 
@@ -122,12 +128,70 @@ def _inner_squares(batch: Batch, columns: npt.NDArray[Any]) -> npt.NDArray[np.fl
     return np.asarray(whole - (along.conj() * (gram @ along)).sum(axis=(-2, -1)).real)
 
 
-def _after_push(
-    state: npt.NDArray[Any], matrix: npt.NDArray[Any], move: npt.NDArray[Any], *, is_delayed: bool
-) -> npt.NDArray[Any]:
-    result: npt.NDArray[Any] = matrix @ state + move if is_delayed else matrix @ (state + move)
-    return result
-
-
 def _squares(stack: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     return np.asarray((np.abs(stack) ** 2).sum(axis=(-2, -1)), dtype=np.float64)
+
+
+def exact_consensus_distance(schedule: Schedule) -> Fraction | None:
+    """The consensus distance of a rule schedule as a fraction, None if the workers never converge.
+
+    O(classes · G⁶) fraction operations, so for at most 8 local ranks; `consensus_distance` has no such limit.
+
+    Raises:
+        InputError: the schedule is no rule, or has more than 8 local ranks.
+    """
+    known = rule_and_worker_steps(schedule)
+    if known is None:
+        raise InputError(
+            f"schedule {schedule.name!r}: is no rule with one number of steps per local rank; exact_product works "
+            "for it"
+        )
+    rule, worker_steps = known
+    if rule.workers_per_node > MAX_LOCAL:
+        raise InputError(
+            f"exact consensus distance: {rule.workers_per_node} workers per node; at most {MAX_LOCAL} are solved in "
+            "fractions; use consensus distance"
+        )
+    if any(not 0 <= block.relaxation <= 2 for phase in rule.phases for block in phase):
+        # Only such factors can make a norm exceed 1; then the linear system alone would not notice divergence.
+        sectors = rule_sectors(schedule)
+        if sectors is None or radius_of(sectors) >= NEVER:
+            return None
+    classes = merged_classes(rule)
+    operators = Operators.of_rule(rule, [merged.digits for merged in classes])
+    steps = np.array([Fraction(count) for count in worker_steps], dtype=object)
+    noise = np.tile(steps, (len(rule.phases), 1))
+    if schedule.mixing.averaging is Averaging.STEP_NORMALIZED:
+        noise = group_worker_steps(operators.rounds, steps) ** 2 / steps
+    most, total = max(worker_steps), Fraction(0)
+    inner = [Fraction(s * count // most) for s in range(1, most) for count in worker_steps]
+    for which, merged in enumerate(classes):
+        size, center = operators.size, Fraction(int(merged.holds_mean), operators.size)
+        off_mean = ExactMatrix.identity(size).plus(-center)
+        matrices = [operators.exact(t, which).plus(-center) for t in range(len(noise))]
+        noises = [off_mean @ ExactMatrix.diagonal(row) @ off_mean for row in noise]
+        trace = _exact_traces(matrices, noises, sum(inner, Fraction(0)) * (1 - center), most, schedule)
+        if trace is None:
+            return None
+        total += merged.multiplicity * trace
+    return total / (len(noise) * most * rule.num_nodes * rule.workers_per_node)
+
+
+def _exact_traces(
+    matrices: list[ExactMatrix], noises: list[ExactMatrix], inner: Fraction, instants: int, schedule: Schedule
+) -> Fraction | None:
+    """The sum over a period's instants of tr Σ on one class; None if Σ ← PΣPᵀ has a fixed point besides 0."""
+    is_delayed, size = schedule.mixing.mixes_late, matrices[0].size
+    product, covariance = ExactMatrix.identity(size), ExactMatrix.identity(size).scaled(Fraction(0))
+    for matrix, noise in zip(matrices, noises, strict=True):
+        product = (matrix @ product).reduced()
+        covariance = after_noise(covariance, matrix, matrix.transposed, noise, is_delayed=is_delayed).reduced()
+    found = lyapunov.exact_steady_state(product, covariance)
+    if found is None:
+        return None
+    total = Fraction(0)
+    for matrix, noise in zip(matrices, noises, strict=True):
+        total += (instants - 1) * found.trace() + inner
+        found = after_noise(found, matrix, matrix.transposed, noise, is_delayed=is_delayed).reduced()
+        total += found.trace()
+    return total

@@ -23,10 +23,9 @@ from partreduce.topo.metrics import (
 )
 from partreduce.topo.metrics.classes import merged_classes, rule_and_worker_steps, rule_sectors
 from partreduce.topo.metrics.decomposition import dense_sectors
-from partreduce.topo.metrics.exact import class_matrix
 from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
-from partreduce.topo.mixing import exact_product, mixing_matrix, period_product
+from partreduce.topo.mixing import Operators, exact_product, mixing_matrix, period_product
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
@@ -197,11 +196,10 @@ def test_class_matrices_hold_the_whole_spectrum(seed: int) -> None:
     rule, _ = rule_and_worker_steps(schedule)
     classes = merged_classes(rule)
     assert sum(c.multiplicity for c in classes) == schedule.cluster.num_nodes
+    operators = Operators.of_rule(rule, [c.digits for c in classes])
     for t in range(schedule.period):
         whole = sum(row[i] for i, row in enumerate(exact_product([schedule.phase(t)]).rows()))
-        parts = sum(
-            c.multiplicity * class_matrix(rule.phases[t], c.digits, rule.workers_per_node).trace() for c in classes
-        )
+        parts = sum(c.multiplicity * operators.exact(t, which).trace() for which, c in enumerate(classes))
         assert whole == parts
 
 

@@ -21,8 +21,7 @@ from partreduce.topo.metrics import (
     drift,
     metrics,
 )
-from partreduce.topo.metrics.circulant import circulant_sectors
-from partreduce.topo.metrics.decomposition import dense_sectors
+from partreduce.topo.metrics.decomposition import circulant_sectors, dense_sectors
 from partreduce.topo.metrics.sectors import contraction_of, contraction_per_start, radius_of
 from partreduce.topo.metrics.steady_state import consensus_distance_of, drift_of
 from partreduce.topo.mixing import period_product

@@ -5,7 +5,7 @@ import pytest
 
 from partreduce.topo.graphs.hop import ring_based
 from partreduce.topo.graphs.weights import weigh
-from partreduce.topo.metrics.momentum import largest_rate
+from partreduce.topo.metrics.outer_steps import largest_rate
 from partreduce.topo.mixing import mixing_matrix
 
 
