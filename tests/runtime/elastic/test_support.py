@@ -12,7 +12,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.failure_plan import BY_NAME, AfterFailure, FailurePlan, SurvivorRule
+from partreduce.topo.failure_plan import BY_NAME, AfterFailure, FailurePlan, SurvivorRule, table
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
@@ -73,7 +73,7 @@ CONTINUING = {
 }
 UNPLANNED = {
     "failure plan for outer parameters per worker": StaticGroups(phases=PHASES, payload=Payload(outer=OWN)),
-    "failure plan for a sync.merge with alpha": AllReduce(steps_per_round=3, sync=DelayedMerge(steps=2, alpha=0.5)),
+    "failure plan for sync.merge with alpha": AllReduce(steps_per_round=3, sync=DelayedMerge(steps=2, alpha=0.5)),
 }
 STOPPED = {
     "neighbor with sync.iteration_gap": NeighborAveraging(rounds=(RING,), sync=IterationGap(max_ig=2)),
@@ -94,7 +94,7 @@ def schedule_of(strategy, plan=None):
 
 def test_every_line_of_the_table_is_held_here_or_is_the_run_s():
     of_runs = {"sharded replicas", "a second DistributedOptimizer", "groups of NCCL"}
-    assert set(BY_NAME) == {*CONTINUING, *STOPPED, *UNPLANNED, *of_runs, "dynamic_groups"}
+    assert {name for name, _, _ in table()} == {*CONTINUING, *STOPPED, *UNPLANNED, *of_runs, "dynamic_groups"}
     assert all(BY_NAME[name].answer is AfterFailure.CONTINUES for name in CONTINUING)
     assert not any(BY_NAME[name].answer is AfterFailure.CONTINUES for name in STOPPED)
 
@@ -117,7 +117,7 @@ def test_what_continues_has_a_failure_plan_that_is_proved_and_confirmed(strategy
 @pytest.mark.parametrize("name", STOPPED)
 def test_what_does_not_continue_is_refused_for_the_reason_in_the_table_by_plans_and_by_the_checker(name):
     case, schedule = BY_NAME[name], schedule_of(STOPPED[name])
-    assert refusal_of(schedule) == f"strategy.{case.place}: {case.words}"
+    assert refusal_of(schedule) == f"strategy.{case.place}: {case.is_}; {case.words}"
     with pytest.raises(ScheduleError, match=f"^strategy.{case.place}: "):
         schedule_of(STOPPED[name], FailurePlan(SurvivorRule.ALL_REDUCE, 1))
     document = json.loads(json.dumps(dump_schedule(schedule))) | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
@@ -130,7 +130,7 @@ def test_what_no_failure_plan_is_proved_for_is_refused_by_plans_and_by_the_check
     case = BY_NAME[name]
     with pytest.raises(ScheduleError) as refused:
         schedule_of(UNPLANNED[name], FailurePlan(SurvivorRule.ALL_REDUCE, 1))
-    assert str(refused.value) == f"strategy.{case.place}: {case.words}"
+    assert str(refused.value) == f"strategy.{case.place}: {case.is_}; {case.words}"
     document = json.loads(json.dumps(dump_schedule(schedule_of(UNPLANNED[name]))))
     with pytest.raises(checker.Refusal, match="failure_plan"):
         checker.read_schedule(document | {"failure_plan": {"rule": "all_reduce", "failures": 1}})
