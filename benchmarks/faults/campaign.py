@@ -175,7 +175,7 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
         running.undo.append(tiny_disk(folder / "disk"))
     action: Callable[[], int | None]
     if cell.launcher == "run":
-        action = functools.partial(launchers.by_partreduce_run, task)
+        action = functools.partial(launchers.by_partreduce_run, task, KINDS[cell.kind])
     elif cell.launcher == "torchrun":
         action = functools.partial(launchers.by_torchrun, task)
     elif cell.launcher == "nodes":

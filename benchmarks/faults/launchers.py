@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.faults.cell import Task
-from benchmarks.faults.kinds import WORKERS
+from benchmarks.faults.kinds import WORKERS, Kind
 from benchmarks.faults.processes import become
 from benchmarks.faults.worker import work
 from benchmarks.lab.network import Network
@@ -19,12 +19,13 @@ SCRIPT = Path(__file__).with_name("worker.py")
 NETNS = 0x40000000
 
 
-def by_partreduce_run(task: Task) -> int:
-    """The command itself, in this process."""
+def by_partreduce_run(task: Task, kind: Kind) -> int:
+    """The command itself, in this process; how many may fail stands in the schedule's plan, where it has one."""
     from partreduce.__main__ import main
 
+    limit = ["--tolerate-failures", str(kind.max_failures)] if kind.schedule.failure_plan is None else []
     again = ["--max-restarts", str(task.restarts)] if task.restarts else []
-    return main(["run", "--schedule", task.schedule, "--threads", "1", *again, str(SCRIPT)])
+    return main(["run", "--schedule", task.schedule, "--threads", "1", *limit, *again, str(SCRIPT)])
 
 
 def by_torchrun(task: Task) -> int:

@@ -258,7 +258,12 @@ def _loaded(
     tensors, facts = unpack(read_bytes(folder / file_of(source)), folder)
     ending.guard(optimizer.runner.drain)
     kept = _state_file(optimizer).restore(tensors, facts, own_random_states=source == optimizer.rank)
-    steps = int(facts["steps"]) if source == optimizer.rank else int(manifest["round"]) * optimizer.run.steps_per_round
+    # Of a worker that takes other steps per round the round is known, and not how far in it this one would be.
+    at_pace = source == optimizer.rank or (
+        source < optimizer.num_workers
+        and optimizer.schedule.steps_per_round_of(source) == optimizer.run.steps_per_round
+    )
+    steps = int(facts["steps"]) if at_pace else int(manifest["round"]) * optimizer.run.steps_per_round
     optimizer.engine.go_on_from(steps)
     meeting.lineage = manifest["lineage"]
     ending.guard(lambda: optimizer.runner.load(kept, steps))

@@ -37,12 +37,12 @@ class Leftovers:
         """Add what the last rounding at this place left over, in place."""
         kept = self._kept.get(place)
         if kept is not None and kept.shape == values.shape:
-            values.add_(kept)
+            values.add_(kept.to(values.device))  # what was loaded lies in host memory
 
     def keep(self, place: str, values: torch.Tensor, decoded: torch.Tensor) -> None:
         """Remember the difference between numbers and their code; zero where one of them is not finite."""
         kept = self._kept.get(place)
-        if kept is None or kept.shape != values.shape:
+        if kept is None or kept.shape != values.shape or kept.device != values.device:
             kept = self._kept[place] = torch.empty_like(values)
         torch.sub(values, decoded, out=kept)
         kept.nan_to_num_(0.0, 0.0, 0.0)

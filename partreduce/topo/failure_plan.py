@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -146,25 +146,24 @@ class Case:
     """How survivors continue, or why they cannot."""
     place: str = ""
     """Of what keeps a schedule from continuing, in its `strategy`; empty where it is the run that does."""
+    is_: str = ""
+    """What stands there."""
     applies: Callable[[Strategy], bool] = lambda _: False
-    """Whether a strategy has what keeps it from continuing."""
+
+
+def _kind(kind: str, words: str, *, name: str = "", answer: AfterFailure = AfterFailure.RESTARTS) -> Case:
+    is_ = f"is {kind}, and failure plans are for static and allreduce"
+    return Case(name or kind, answer, words, "kind", is_, lambda strategy: strategy.kind == kind)
 
 
 CONTINUES, RESTARTS, REFUSED = AfterFailure
-
-
-def _kind(kind: str, words: str, *, name: str = "", answer: AfterFailure = RESTARTS) -> Case:
-    words = f"is {kind}; failure plans are for static and allreduce: {words}"
-    return Case(name or kind, answer, words, "kind", lambda strategy: strategy.kind == kind)
-
-
 UNPLANNED = (
-    Case("failure plan for outer parameters per worker", REFUSED, "is per_worker, for which no failure plan is proved; "
-         "leave failure_plan out, and survivors average all together", "payload.outer.outer_params",
-         lambda strategy: strategy.payload.outer.has_own_outer_params),
-    Case("failure plan for a sync.merge with alpha", REFUSED, "is not 0, for which no failure plan is proved; leave "
-         "failure_plan out, and survivors average all together", "sync.merge.alpha",
-         lambda strategy: bool(strategy.sync.kept)),
+    Case("failure plan for outer parameters per worker", REFUSED,
+         "none is proved; leave failure_plan out, and survivors average all together",
+         "payload.outer.outer_params", "is per_worker", lambda s: s.payload.outer.has_own_outer_params),
+    Case("failure plan for sync.merge with alpha", REFUSED,
+         "none is proved; leave failure_plan out, and survivors average all together",
+         "sync.merge.alpha", "is not 0", lambda s: bool(s.sync.kept)),
 )  # fmt: skip
 """What survivors continue with, though not by a plan."""
 CASES = (
@@ -180,22 +179,22 @@ CASES = (
     Case("payload.fragments", CONTINUES, "the turn is done, or done again; the other fragments keep what they have"),
     Case("gradient_buckets per_layer", CONTINUES, "all layers of the step are sent again, also those that had left"),
     Case("dynamic_groups", CONTINUES, "the group generator evicts who is silent; it needs no --tolerate-failures"),
-    Case("neighbor with sync.iteration_gap", RESTARTS, "is iteration_gap, and what a worker waits for may never come",
-         "sync", lambda strategy: strategy.sync.word == "iteration_gap"),
+    Case("neighbor with sync.iteration_gap", RESTARTS, "what a worker waits for may never come", "sync",
+         "is iteration_gap", lambda s: s.sync.word == "iteration_gap"),
     _kind("neighbor", "neighborhoods overlap, so that no group commits an average, or does not, as one"),
-    _kind("pairwise", "its workers agree on pairs as it comes"),
+    _kind("pairwise", "workers agree on pairs as it comes"),
     _kind("server", "what a server holds fails with its host"),
-    _kind("dynamic_groups", "its survivors continue without --tolerate-failures", answer=REFUSED,
+    _kind("dynamic_groups", "survivors continue without --tolerate-failures", answer=REFUSED,
           name="dynamic_groups with --tolerate-failures"),
-    Case("sync.partial", RESTARTS, "is partial; gradients that came too late wait on their worker for a later sum",
-         "sync", lambda strategy: strategy.sync.word == "partial"),
-    Case("payload.tables", RESTARTS, "are there, and rows fail with the worker that holds them", "payload.tables",
-         lambda strategy: bool(strategy.payload)),
-    Case("per_layer in a pipeline", RESTARTS, "is per_layer; no worker keeps late gradients that left by layers",
-         "transport.gradient_buckets", lambda strategy: strategy.sync.delays_gradients and _is_per_layer(strategy)),
-    Case("sync.delay with averaging by steps", RESTARTS, "is by steps, and a worker that joins a late average took "
-         "as many as its donor", "averaging",
-         lambda strategy: strategy.mixes_late and strategy.averaging is not Averaging.MEAN),
+    Case("sync.partial", RESTARTS, "gradients that came too late wait on their worker for a later sum", "sync",
+         "is partial", lambda s: s.sync.word == "partial"),
+    Case("payload.tables", RESTARTS, "rows fail with the worker that holds them", "payload.tables", "are there",
+         lambda s: bool(s.payload)),
+    Case("per_layer in a pipeline", RESTARTS, "no worker keeps late gradients that left by layers",
+         "transport.gradient_buckets", "is per_layer",
+         lambda s: s.sync.delays_gradients and s.transport.gradient_buckets is GradientBuckets.PER_LAYER),
+    Case("sync.delay with averaging by steps", RESTARTS, "a worker that joins a late average took as many as its donor",
+         "averaging", "is by steps", lambda s: s.mixes_late and s.averaging is not Averaging.MEAN),
     Case("sharded replicas", RESTARTS, "its replicas are sharded"),
     Case("a second DistributedOptimizer", RESTARTS, "it belongs to the second DistributedOptimizer of this process"),
     Case("groups of NCCL", RESTARTS, "its groups are not gloo's"),
@@ -203,6 +202,11 @@ CASES = (
 """By kind and feature. The first that applies says why survivors do not continue."""
 BY_NAME = {case.name: case for case in (*CASES, *UNPLANNED)}
 """The table: each kind and feature, and what becomes of a run with it."""
+
+
+def table() -> Iterator[tuple[str, str, str]]:
+    """Its rows, as documents show them: kind or feature, answer, how or why."""
+    yield from ((case.name, str(case.answer), case.words) for case in BY_NAME.values())
 
 
 def check_covered(strategy: Strategy) -> None:
@@ -226,8 +230,4 @@ def check_planned(strategy: Strategy) -> None:
 def _check(strategy: Strategy, cases: Iterable[Case]) -> None:
     for case in cases:
         if case.applies(strategy):
-            raise ScheduleError(f"strategy.{case.place}: {case.words}")
-
-
-def _is_per_layer(strategy: Strategy) -> bool:
-    return strategy.transport.gradient_buckets is GradientBuckets.PER_LAYER
+            raise ScheduleError(f"strategy.{case.place}: {case.is_}; {case.words}")

@@ -19,7 +19,7 @@ import torch
 from partreduce.runtime.averaging.layers import LayerSender
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.data.sampler import RoundSampler
-from partreduce.runtime.elastic.member import Member, Votes
+from partreduce.runtime.elastic.member import Member
 from partreduce.runtime.elastic.regroup import Regroup
 from partreduce.runtime.environment import RESTARTED
 from partreduce.runtime.launcher.launch import launch
@@ -94,9 +94,7 @@ def ask_late(_round):
     original = Member.connect_all
 
     def connect_all(self, reducers, state):
-        while not all(
-            self.votes.notes.has(f"left/{rank}") for rank in range(self.world.size) if rank != self.world.rank
-        ):
+        while not all(self.notes.has(f"left/{rank}") for rank in range(self.world.size) if rank != self.world.rank):
             time.sleep(0.01)
         original(self, reducers, state)
 
@@ -108,7 +106,7 @@ def ask_when_awaited():
     original = Member.connect_all
 
     def connect_all(self, reducers, state):
-        self.votes.notes.wait_for(AWAITED)
+        self.notes.wait_for(AWAITED)
         original(self, reducers, state)
 
     Member.connect_all = connect_all
@@ -126,8 +124,8 @@ def fail(_round):
 def wait_for(optimizer, back):
     """Wait until these workers are members again, or this one has heard that it is to vote for the next generation."""
     member, deadline = optimizer.run.membership, time.monotonic() + 60
-    member.votes.notes.write(AWAITED, "1")
-    while not (set(back) <= set(member.members) or member.votes.is_called):
+    member.notes.write(AWAITED, "1")
+    while not (set(back) <= set(member.members) or member.is_called):
         assert time.monotonic() < deadline, f"{back} did not come back"
         time.sleep(0.01)
 
@@ -156,8 +154,8 @@ INSTANTS = {
     "in flight": lambda t: at(Member, "wait", lambda _, flight, **n: not n and flight.turn == t),
     "applying": lambda t: at(GradientAverage, "_commit", lambda _, flight: flight.step == t),
     "at the end": lambda t: at(Member, "wait", lambda _, flight, *, meets=False: meets and flight.step == t),
-    "voting": lambda _: at(Votes, "await_view", lambda *_: True),
-    "asking": lambda _: at(Votes, "_await_answer", lambda *_: True),
+    "voting": lambda _: at(Member, "await_view", lambda *_: True),
+    "asking": lambda _: at(Member, "_await_answer", lambda *_: True),
     "asking late": ask_late,
     "giving its state": lambda _: at(Handover, "give", lambda *_: True),
     "taking a state": lambda _: at(Handover, "take", lambda *_: True),

@@ -77,149 +77,6 @@ MAX_STORE_QUERIES = 1280
 """A second, of all workers together that wait for an operation."""
 
 
-class Votes:
-    """One worker's part in the votes of a run, by notes in the store.
-
-    Args:
-        world: its communicators, which are destroyed when it votes.
-        heartbeat: says what it waits for.
-        timeout: seconds that an operation may wait for its members, and the launcher for votes.
-        max_failures: how many workers may fail.
-        on_vote: called before its groups are destroyed.
-        on_view: called with each view of which this worker is a member.
-    """
-
-    def __init__(
-        self,
-        world: GlooWorld,
-        heartbeat: Heartbeat,
-        *,
-        timeout: float,
-        max_failures: int,
-        on_vote: Callable[[], None],
-        on_view: Callable[[View], None],
-    ) -> None:
-        self.world, self.heartbeat, self.timeout = world, heartbeat, timeout
-        self._on_vote, self._on_view = on_vote, on_view
-        self._machine = Membership(world.size, max_failures)
-        started, _ = self._machine.start(world.rank)
-        assert isinstance(started, MemberState), "a worker"
-        self.state = self._machine.joiner() if joins() else started
-        self.called = 0
-        """For which generation the launcher asked last to vote, as far as this worker has looked."""
-        self.commits_prepared = False
-        """Whether the last view says to commit what this worker has prepared."""
-        self.notes = Notes(root_store(world.store), MEMBERSHIP)
-        self._asked = 0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a vote for the next generation is under way."""
-        return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
-
-    def poll(self) -> None:
-        """Now and then, during training: whether a vote is under way that no wait would notice, since all come.
-
-        It runs in another thread: meanwhile that vote may be over, and what it was for lies behind this worker.
-        """
-        generation = self.state.view.generation + 1
-        if self.notes.has(f"{OPEN}/{generation}"):
-            self.called = generation
-
-    @property
-    def is_called(self) -> bool:
-        """Whether `poll` has found one."""
-        return self.called > self.state.view.generation
-
-    def step(self, event: object) -> None:
-        """Let something happen to this member, and carry out what follows."""
-        state, actions = self._machine.step(self.world.rank, self.state, event)
-        assert isinstance(state, MemberState), "a worker"
-        self.state, rank = state, self.world.rank
-        for action in actions:
-            match action:
-                case Send(_, Vote() as vote):
-                    self._write(f"vote/{vote.generation}/{rank}", json.dumps(list(astuple(vote)[1:])))
-                case Send(_, Join()):
-                    self._asked += 1
-                    self._write(f"{JOIN}/{rank}", self._question, JOIN)
-                case Send(_, Left()):
-                    self._write(f"{LEFT}/{rank}", "1", LEFT)
-                case Note(("unblock",)):
-                    self._on_vote()
-                    self.world.start_over(name_of(state.view.generation + 1))
-                case Note(("forward",)):
-                    self.commits_prepared = True
-                case Note(("rebuild", View() as view)):
-                    self._on_view(view)
-
-    def _write(self, key: str, text: str, *kinds: str) -> None:
-        """Say something to the launcher, and count that."""
-        self.notes.write(key, text)
-        for kind in (*kinds, NEWS):
-            self.notes.count(kind, 1)
-
-    def _receive(self, message: Open | Released | View) -> None:
-        self.step(Received(self._machine.authority, message))
-
-    def vote(self) -> None:
-        """Vote, because a vote is under way."""
-        self._receive(Open(self.state.view.generation + 1))
-
-    def leave(self) -> None:
-        """This worker has committed everything and needs nobody any more; wait until it may leave with that."""
-        self.step(Leave())
-        self.await_view()
-
-    def await_view(self) -> bool:
-        """Wait for what the launcher decides, or until this worker may leave; whether it said anything.
-
-        It gives those who are silent as long as any operation, and is given longer here.
-        """
-        generation, deadline = self.state.view.generation + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
-        leaves = self.state.phase is Phase.LEAVING
-        what = "that it may leave" if leaves else f"who continues in generation {generation}"
-        self.heartbeat.doing(f"waits for the launcher to say {what}")
-        pauses = Pauses()
-        while True:
-            if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):
-                self._receive(Released())
-                return True
-            if (text := self.notes.read(f"view/{generation}")) is not None:
-                self._receive(self._view_of(text))
-                return True
-            self.heartbeat.check_without_store()
-            if deadline.is_over:
-                return False
-            pauses.sleep()
-
-    def ask_to_join(self) -> None:
-        """Ask once, and wait for the answer."""
-        time.sleep(min(LONGEST_PAUSE, 0.25 * 2**self._asked) if self._asked else 0.0)
-        self.step(Knock())
-        self._receive(self._await_answer())
-
-    def _await_answer(self) -> View:
-        """The view that the launcher answers a question with; a worker outside waits as long as it takes."""
-        self.heartbeat.doing("waits to join")
-        pauses = Pauses()
-        while (generation := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
-            self.heartbeat.check_without_store()
-            pauses.sleep()
-        return self._view_of(self.notes.wait_for(f"view/{generation}"))
-
-    def _view_of(self, text: str) -> View:
-        view = json.loads(text)
-        self.heartbeat.settled = view[CHANGES]
-        members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
-        return View(view["generation"], **members, donor=view["donor"])
-
-    @property
-    def _question(self) -> str:
-        """Names one time that this process asks to join, among all processes that had this rank."""
-        return f"{os.environ[RESTARTED]}.{self._asked}"
-
-
 def joins() -> bool:
     """Whether this process was started in the place of one that failed."""
     return bool(os.environ.get(RESTARTED))
@@ -253,10 +110,16 @@ class Member(FixedMembership):
         """How many operations a round has: one, or that of each fragment. The protocol counts these, from 0."""
         self._entered: Flight | None = None
         """The operation that this worker is in."""
-        self.votes = Votes(
-            world, heartbeat, timeout=timeout, max_failures=int(os.environ[MAX_FAILED]), on_vote=self._abandon_flights,
-            on_view=self._on_view,
-        )  # fmt: skip
+        self._machine = Membership(world.size, int(os.environ[MAX_FAILED]))
+        started, _ = self._machine.start(world.rank)
+        assert isinstance(started, MemberState), "a worker"
+        self.state = self._machine.joiner() if joins() else started
+        self.called = 0
+        """For which generation the launcher asked last to vote, as far as this worker has looked."""
+        self.commits_prepared = False
+        """Whether the last view says to commit what this worker has prepared."""
+        self.notes = Notes(root_store(world.store), MEMBERSHIP)
+        self._asked = 0
         self.regroup = Regroup(world, schedule, key=key, timeout=timeout)
         self._is_fit = not os.environ.get(MAX_RESTARTS)
         self._key = key
@@ -271,11 +134,11 @@ class Member(FixedMembership):
         From then on survivors continue after a failure. A worker that was started again waits until it is a member.
         """
         self.regroup.reducers, self.regroup.held = {reducer: reducer.key for reducer in reducers}, state
-        self.heartbeat.with_each = self.votes.poll
-        if self.votes.state.blank:
+        self.heartbeat.with_each = self.poll
+        if self.state.blank:
             self._continue(None)
             return
-        notes = self.votes.notes
+        notes = self.notes
         are_equal = self.schedule.strategy.averages_gradients
         facts: dict[str, object] = {"timeout": self.timeout, "are_equal": are_equal, "turns": self.turns}
         notes.write(f"{JOINED}/{self.world.rank}", json.dumps(facts))
@@ -290,20 +153,16 @@ class Member(FixedMembership):
 
     @property
     def members(self) -> Members:
-        return self.votes.state.view.members
+        return self.state.view.members
 
     @property
     def is_between(self) -> bool:
-        return self.votes.state.phase is not Phase.RUN
+        return self.state.phase is not Phase.RUN
 
     @property
     def resumes(self) -> int:
         """The turn from which on all average in this generation."""
-        return self.votes.state.view.resume[0]
-
-    def _on_view(self, view: View) -> None:
-        self.views.append((view.resume[0], view.members))
-        self.since.update(dict.fromkeys(view.joined, view.resume[0]))
+        return self.state.view.resume[0]
 
     # What the run asks of it.
 
@@ -328,7 +187,7 @@ class Member(FixedMembership):
 
     def wait(self, flight: Flight, *, meets: bool = False) -> Flight:
         """As `FixedMembership`: by all its members or by none, and again with the survivors if one fails."""
-        turn, place = flight.turn, self.votes.state.place
+        turn, place = flight.turn, self.state.place
         if not meets:
             place = turn, place[1]
             if self.regroup.held is not None and not self._is_fit:
@@ -416,8 +275,9 @@ class Member(FixedMembership):
 
     def leave(self) -> None:
         """This worker has committed everything and needs nobody any more."""
-        self.votes.leave()
-        if self.votes.state.phase is not Phase.LEFT:
+        self.handle(Leave())
+        self.await_view()
+        if self.state.phase is not Phase.LEFT:
             self._continue(None)
 
     # Which workers have failed, for those that wait by notes.
@@ -428,8 +288,8 @@ class Member(FixedMembership):
 
     def _failed(self) -> frozenset[int]:
         """The workers that are no members any more; a worker that waits asks often, and so votes in every vote."""
-        if self.votes.is_open:
-            self.votes.vote()
+        if self.is_open:
+            self.vote()
             self._continue(None)
         return frozenset(range(self.world.size)) - frozenset(self.members)
 
@@ -453,21 +313,21 @@ class Member(FixedMembership):
         """Bring an operation to where its sums are to be committed; none where this worker has no part in it."""
         while True:
             group = Group(self.members) if entry.meets else self.regroup.group_of(flight.turn // self.turns)
-            self.votes.step(replace(entry, group=() if group is None else group.members))
-            if group is None or not self.votes.state.group:
+            self.handle(replace(entry, group=() if group is None else group.members))
+            if group is None or not self.state.group:
                 if not flight.is_restored:
                     flight.abandon("no turn of this worker")
                     flight.sums = []
                 return
             try:
-                if self.votes.is_called and not entry.meets:
+                if self.is_called and not entry.meets:
                     operation = self._first.recorder.begin("vote", 0, entry.place[0] // self.turns, group.members, 0)
                     raise self.broke(operation, RuntimeError("a vote is under way"))
                 # What is no turn's counts to its own round: members may have ended after the last turn.
                 self._sum(flight, group, flight.round if entry.meets else entry.place[0] // self.turns)
             except _BrokenError as broken:
                 self._recover(broken)
-                if not self.votes.commits_prepared:
+                if not self.commits_prepared:
                     if flight not in self.flights and not flight.is_restored:
                         flight.abandon(MEMBERS_CHANGE)
                     continue
@@ -479,9 +339,9 @@ class Member(FixedMembership):
             if flight.sums is None:
                 flight.sums = flight.start(flight, group)
             flight.wait()
-            self.votes.step(Summed())
-            self._first.agree("confirm", round_, group, *self.votes.state.place)
-            self.votes.step(Confirmed())
+            self.handle(Summed())
+            self._first.agree("confirm", round_, group, *self.state.place)
+            self.handle(Confirmed())
 
     def _start_ahead(self, flight: Flight) -> None:
         try:
@@ -505,7 +365,7 @@ class Member(FixedMembership):
 
     def why(self, operation: Operation) -> str | None:
         """Why it makes no sense to wait for an operation any longer."""
-        if self.votes.is_open:
+        if self.is_open:
             return MEMBERS_CHANGE
         round_ = operation.rounds_before
         return self.heartbeat.gone(operation.members, round_) or self.heartbeat.elsewhere(operation.members, round_)
@@ -514,30 +374,134 @@ class Member(FixedMembership):
         """What a failed operation raises here, before it is known what it means."""
         return _BrokenError(self._first.recorder, operation, error)
 
+    # Votes, by notes in the store.
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a vote for the next generation is under way."""
+        return self.notes.has(f"{OPEN}/{self.state.view.generation + 1}")
+
+    def poll(self) -> None:
+        """Now and then, during training: whether a vote is under way that no wait would notice, since all come.
+
+        It runs in another thread: meanwhile that vote may be over, and what it was for lies behind this worker.
+        """
+        generation = self.state.view.generation + 1
+        if self.notes.has(f"{OPEN}/{generation}"):
+            self.called = generation
+
+    @property
+    def is_called(self) -> bool:
+        """Whether `poll` has found one."""
+        return self.called > self.state.view.generation
+
+    def handle(self, event: object) -> None:
+        """Let something happen to this member, and carry out what follows."""
+        state, actions = self._machine.step(self.world.rank, self.state, event)
+        assert isinstance(state, MemberState), "a worker"
+        self.state, rank = state, self.world.rank
+        for action in actions:
+            match action:
+                case Send(_, Vote() as vote):
+                    self._write(f"vote/{vote.generation}/{rank}", json.dumps(list(astuple(vote)[1:])))
+                case Send(_, Join()):
+                    self._asked += 1
+                    self._write(f"{JOIN}/{rank}", self._question, JOIN)
+                case Send(_, Left()):
+                    self._write(f"{LEFT}/{rank}", "1", LEFT)
+                case Note(("unblock",)):
+                    self._abandon_flights()
+                    self.world.start_over(name_of(state.view.generation + 1))
+                case Note(("forward",)):
+                    self.commits_prepared = True
+                case Note(("rebuild", View() as view)):
+                    self.views.append((view.resume[0], view.members))
+                    self.since.update(dict.fromkeys(view.joined, view.resume[0]))
+
+    def _write(self, key: str, text: str, *kinds: str) -> None:
+        """Say something to the launcher, and count that."""
+        self.notes.write(key, text)
+        for kind in (*kinds, NEWS):
+            self.notes.count(kind, 1)
+
+    def _receive(self, message: Open | Released | View) -> None:
+        self.handle(Received(self._machine.authority, message))
+
+    def vote(self) -> None:
+        """Vote, because a vote is under way."""
+        self._receive(Open(self.state.view.generation + 1))
+
+    def await_view(self) -> bool:
+        """Wait for what the launcher decides, or until this worker may leave; whether it said anything.
+
+        It gives those who are silent as long as any operation, and is given longer here.
+        """
+        generation, deadline = self.state.view.generation + 1, Deadline(2 * self.timeout + CONNECT_SECONDS)
+        leaves = self.state.phase is Phase.LEAVING
+        what = "that it may leave" if leaves else f"who continues in generation {generation}"
+        self.heartbeat.doing(f"waits for the launcher to say {what}")
+        pauses = Pauses()
+        while True:
+            if leaves and self.notes.has(f"{RELEASED}/{self.world.rank}"):
+                self._receive(Released())
+                return True
+            if (text := self.notes.read(f"view/{generation}")) is not None:
+                self._receive(self._view_of(text))
+                return True
+            self.heartbeat.check_without_store()
+            if deadline.is_over:
+                return False
+            pauses.sleep()
+
+    def ask_to_join(self) -> None:
+        """Ask once, and wait for the answer."""
+        time.sleep(min(LONGEST_PAUSE, 0.25 * 2**self._asked) if self._asked else 0.0)
+        self.handle(Knock())
+        self._receive(self._await_answer())
+
+    def _await_answer(self) -> View:
+        """The view that the launcher answers a question with; a worker outside waits as long as it takes."""
+        self.heartbeat.doing("waits to join")
+        pauses = Pauses()
+        while (generation := self.notes.read(f"{ANSWER}/{self.world.rank}/{self._question}")) is None:
+            self.heartbeat.check_without_store()
+            pauses.sleep()
+        return self._view_of(self.notes.wait_for(f"view/{generation}"))
+
+    def _view_of(self, text: str) -> View:
+        view = json.loads(text)
+        self.heartbeat.settled = view[CHANGES]
+        members = {name: tuple(view[name]) for name in ("members", "resume", "forward", "joined")}
+        return View(view["generation"], **members, donor=view["donor"])
+
+    @property
+    def _question(self) -> str:
+        """Names one time that this process asks to join, among all processes that had this rank."""
+        return f"{os.environ[RESTARTED]}.{self._asked}"
+
     # From one generation to the next.
 
     def _recover(self, broken: _BrokenError) -> None:
-        self.votes.commits_prepared = False
-        self.votes.step(Broken())
+        self.commits_prepared = False
+        self.handle(Broken())
         self._continue(broken)
         broken.record()
 
     def _continue(self, broken: _BrokenError | None) -> None:
         """Come from a vote, or from outside, to the next generation in which all members are connected."""
-        votes = self.votes
-        while votes.state.phase is not Phase.RUN:
-            match votes.state.phase:
+        while self.state.phase is not Phase.RUN:
+            match self.state.phase:
                 case Phase.OUTSIDE:
-                    votes.ask_to_join()
+                    self.ask_to_join()
                 case Phase.VOTE:
-                    if not votes.await_view():
+                    if not self.await_view():
                         raise self._end(broken)
                 case Phase.REBUILD:
                     for forget in self.changed:
                         forget()
-                    view = votes.state.view
-                    done = self.regroup.connect(view, lambda: votes.is_open, lambda: votes.step(Healed()))
-                    votes.step(Connected() if done else Broken())
+                    view = self.state.view
+                    done = self.regroup.connect(view, lambda: self.is_open, lambda: self.handle(Healed()))
+                    self.handle(Connected() if done else Broken())
                 case Phase.FENCED:
                     raise EvictedError(
                         f"worker {self.world.rank} was silent for longer than the others wait, and they went on "
@@ -548,7 +512,7 @@ class Member(FixedMembership):
         # All are connected, and have a state: what was in flight begins again, in one order. The sum that this worker
         # is about to commit all the same is over.
         for flight in self.flights:
-            if flight is not self._entered or not votes.commits_prepared:
+            if flight is not self._entered or not self.commits_prepared:
                 if flight is self._entered and not flight.is_restored:
                     flight.abandon(MEMBERS_CHANGE)
                 self._start_ahead(flight)
@@ -563,5 +527,5 @@ class Member(FixedMembership):
         """Why the run ends here, as if it could not continue."""
         if broken is None:
             failed = self.heartbeat.gone(range(self.world.size)) or "the launcher ended the run"
-            return PeerFailedError(f"generation {self.votes.state.view.generation}: {failed}")
+            return PeerFailedError(f"generation {self.state.view.generation}: {failed}")
         return self._first.failure(broken.operation, broken.why)

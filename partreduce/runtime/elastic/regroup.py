@@ -46,14 +46,7 @@ def name_of(generation: int) -> str:
 
 
 class Regroup:
-    """What one worker runs in the present generation, and how it comes to the next.
-
-    Args:
-        world: its communicators.
-        schedule: what the run follows.
-        key: of this optimizer.
-        timeout: seconds that others may take to come.
-    """
+    """What one worker runs in the present generation, and how it comes to the next."""
 
     def __init__(self, world: GlooWorld, schedule: Schedule, *, key: str, timeout: float) -> None:
         self.world, self.schedule, self.key, self.timeout = world, schedule, key, timeout

@@ -36,20 +36,15 @@ class Handover:
     """One worker's state, to give and to take (see `elastic.regroup`); the random states stay each worker's own."""
 
     def __init__(
-        self,
-        run: Run,
-        wrapper: torch.optim.Optimizer,
-        runner: Runner,
-        engine: Engine,
-        meeting: Meeting,
+        self, run: Run, wrapper: torch.optim.Optimizer, runner: Runner, engine: Engine, meeting: Meeting
     ) -> None:
         self._wrapper = weakref.ref(wrapper)  # which has this
-        self.run, self.optimizer, self.runner, self.engine, self.meeting = (
+        self.run, self.runner, self.engine, self.meeting, self.optimizer = (
             run,
-            engine.optimizer,
             runner,
             engine,
             meeting,
+            engine.optimizer,
         )
         self.objects: list[Stateful] = []
         self._taken: list[dict[str, Any]] | None = None

@@ -130,6 +130,14 @@ def test_what_is_left_over_is_added_to_the_next_numbers():
     assert coding.leftovers.state()["place"].tolist() == [0.0, 0.5]
 
 
+def test_what_a_checkpoint_gave_back_lies_in_host_memory_and_is_added_on_the_device():
+    left = Leftovers()
+    left.load({"place": torch.ones(3)})
+    left.add_to("place", values := torch.zeros(3, device="meta"))
+    left.keep("place", values, torch.zeros(3, device="meta"))
+    assert left.state()["place"].device.type == "meta"
+
+
 def test_codings_remember_nothing_without_feedback_and_put_back_what_they_gave():
     assert Codings.of(Transport(), 2) is None
     plain = Codings.of(Transport(codec=Codec.BFLOAT16), 2)

@@ -1,6 +1,8 @@
 """The one table of what continues and what restarts: each line of it is held by a schedule, proved, checked or run."""
 
 import json
+import subprocess
+import sys
 from fractions import Fraction
 
 import pytest
@@ -8,8 +10,9 @@ import pytest
 from partreduce.runtime.elastic.support import refusal_of
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.schedule import dump_schedule
+from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.failure_plan import BY_NAME, AfterFailure, FailurePlan, SurvivorRule
+from partreduce.topo.failure_plan import BY_NAME, AfterFailure, FailurePlan, SurvivorRule, table
 from partreduce.topo.phase import Phase
 from partreduce.topo.round import Round
 from partreduce.topo.schedule import Schedule
@@ -70,7 +73,7 @@ CONTINUING = {
 }
 UNPLANNED = {
     "failure plan for outer parameters per worker": StaticGroups(phases=PHASES, payload=Payload(outer=OWN)),
-    "failure plan for a sync.merge with alpha": AllReduce(steps_per_round=3, sync=DelayedMerge(steps=2, alpha=0.5)),
+    "failure plan for sync.merge with alpha": AllReduce(steps_per_round=3, sync=DelayedMerge(steps=2, alpha=0.5)),
 }
 STOPPED = {
     "neighbor with sync.iteration_gap": NeighborAveraging(rounds=(RING,), sync=IterationGap(max_ig=2)),
@@ -79,7 +82,7 @@ STOPPED = {
     "server": Server(hosts=(1,)),
     "dynamic_groups with --tolerate-failures": DynamicGroups(group_size=2),
     "sync.partial": AllReduce(sync=PartialAllReduce(quorum=3)),
-    "payload.tables": AllReduce(payload=Payload(tables=(TablePlacement(parameter="table", rows=9, columns=2),))),
+    "payload.tables": AllReduce(payload=Payload(tables=(TablePlacement(parameter="table.weight", rows=9, columns=2),))),
     "per_layer in a pipeline": AllReduce(sync=Pipeline(), transport=LAYERS),
     "sync.delay with averaging by steps": AllReduce(sync=DelayedAveraging(), **BY_STEPS),
 }
@@ -91,7 +94,7 @@ def schedule_of(strategy, plan=None):
 
 def test_every_line_of_the_table_is_held_here_or_is_the_run_s():
     of_runs = {"sharded replicas", "a second DistributedOptimizer", "groups of NCCL"}
-    assert set(BY_NAME) == {*CONTINUING, *STOPPED, *UNPLANNED, *of_runs, "dynamic_groups"}
+    assert {name for name, _, _ in table()} == {*CONTINUING, *STOPPED, *UNPLANNED, *of_runs, "dynamic_groups"}
     assert all(BY_NAME[name].answer is AfterFailure.CONTINUES for name in CONTINUING)
     assert not any(BY_NAME[name].answer is AfterFailure.CONTINUES for name in STOPPED)
 
@@ -114,7 +117,7 @@ def test_what_continues_has_a_failure_plan_that_is_proved_and_confirmed(strategy
 @pytest.mark.parametrize("name", STOPPED)
 def test_what_does_not_continue_is_refused_for_the_reason_in_the_table_by_plans_and_by_the_checker(name):
     case, schedule = BY_NAME[name], schedule_of(STOPPED[name])
-    assert refusal_of(schedule) == f"strategy.{case.place}: {case.words}"
+    assert refusal_of(schedule) == f"strategy.{case.place}: {case.is_}; {case.words}"
     with pytest.raises(ScheduleError, match=f"^strategy.{case.place}: "):
         schedule_of(STOPPED[name], FailurePlan(SurvivorRule.ALL_REDUCE, 1))
     document = json.loads(json.dumps(dump_schedule(schedule))) | {"failure_plan": {"rule": "all_reduce", "failures": 1}}
@@ -127,7 +130,7 @@ def test_what_no_failure_plan_is_proved_for_is_refused_by_plans_and_by_the_check
     case = BY_NAME[name]
     with pytest.raises(ScheduleError) as refused:
         schedule_of(UNPLANNED[name], FailurePlan(SurvivorRule.ALL_REDUCE, 1))
-    assert str(refused.value) == f"strategy.{case.place}: {case.words}"
+    assert str(refused.value) == f"strategy.{case.place}: {case.is_}; {case.words}"
     document = json.loads(json.dumps(dump_schedule(schedule_of(UNPLANNED[name]))))
     with pytest.raises(checker.Refusal, match="failure_plan"):
         checker.read_schedule(document | {"failure_plan": {"rule": "all_reduce", "failures": 1}})
@@ -137,3 +140,50 @@ def test_outer_steps_that_survivors_would_not_agree_after_restart():
     """In pairs the rate is small enough; where all average together it is not."""
     outer = OuterStep(lr=Fraction(21, 10), momentum=Fraction(0), outer_params=OuterParams.PER_WORKER)
     assert "do not come to agree" in refusal_of(schedule_of(StaticGroups(phases=PHASES, payload=Payload(outer=outer))))
+
+
+# What restarts does, from its last checkpoint.
+
+SCRIPT = """
+import os, pathlib, signal, sys
+import torch
+from partreduce import DistributedOptimizer, load_checkpoint, load_schedule, save_checkpoint
+
+schedule, folder = load_schedule(sys.argv[1]), pathlib.Path(sys.argv[2])
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+torch.manual_seed(0)
+model = torch.nn.ModuleDict({"table": torch.nn.Embedding(9, 2), "line": torch.nn.Linear(2, 1)})
+optimizer = DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.01), model, schedule, timeout=60.0)
+load_checkpoint(optimizer, folder)
+(folder / f"begun-{attempt}-{rank}").write_text(str(optimizer.round))
+saved = optimizer.round
+while optimizer.round < 12:
+    if (attempt, rank) == (0, 1) and optimizer.round >= 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    optimizer.zero_grad()
+    model["line"](model["table"](torch.tensor([rank, 8]))).sum().backward()
+    optimizer.step()
+    if optimizer.round >= saved + 4:
+        saved += 4
+        save_checkpoint(optimizer, folder)
+optimizer.finish()
+(folder / f"finished-{rank}").touch()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", [name for name in STOPPED if BY_NAME[name].answer is AfterFailure.RESTARTS])
+def test_what_restarts_continues_on_all_workers_from_the_last_checkpoint(name, tmp_path):
+    write_schedule(tmp_path / "schedule.json", schedule_of(STOPPED[name]))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "saved").mkdir()
+    run = [sys.executable, "-m", "partreduce", "run", "--schedule", "schedule.json", "--threads", "1"]
+    done = subprocess.run(
+        [*run, "--max-restarts", "1", "script.py", "schedule.json", "saved"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "saved").glob("finished-*"))) == WORKERS
+    begun = {int(path.read_text()) for path in (tmp_path / "saved").glob("begun-1-*")}
+    assert min(begun) >= 4, done.stderr
+    assert len(begun) == 1, done.stderr

@@ -57,30 +57,27 @@ def run(folder, *, dies, until, strategy, max_failures=1, saves=False):
     return {one["rank"]: one["own"] for one in said}, {one["begun"] for one in said}, text
 
 
-@pytest.mark.parametrize("steps_per_round", [1, 3])
-def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_one_s_state(tmp_path, steps_per_round):
-    saved, _, text = run(
-        tmp_path, dies=True, until=2 * steps_per_round, strategy=AllReduce(steps_per_round=steps_per_round)
-    )
+@pytest.mark.parametrize(
+    ("steps_per_round", "until"), [(1, 2), (3, 6), (4, 10)], ids=["steps", "rounds", "inside a round"]
+)
+def test_those_who_are_left_save_and_the_next_run_gives_the_lost_one_the_first_one_s_state(
+    tmp_path, steps_per_round, until
+):
+    saved, _, text = run(tmp_path, dies=True, until=until, strategy=AllReduce(steps_per_round=steps_per_round))
     assert sorted(saved) == list(THREE), text
     (folder,) = tmp_path.glob("round-*")
     assert [entry is not None for entry in read_manifest(folder)["workers"]] == [True, True, False, True]
     loaded, begun, text = run(
         tmp_path, dies=False, until=4 * steps_per_round, strategy=AllReduce(steps_per_round=steps_per_round)
     )
-    assert begun == {2 * steps_per_round}, text
-    start = replayed(
-        lambda round_: [THREE if round_ == 1 else ALL],
-        THREE,
-        steps_per_round=steps_per_round,
-        steps=2 * steps_per_round,
-    )
+    assert begun == {until}, text
+    start = replayed(lambda round_: [THREE if round_ else ALL], THREE, steps_per_round=steps_per_round, steps=until)
     expected = replayed(
         lambda _: [ALL],
         ALL,
         steps_per_round=steps_per_round,
         steps=4 * steps_per_round,
-        begun=2 * steps_per_round,
+        begun=until,
         models={**start, 2: start[0]},
     )
     assert sorted(loaded) == list(ALL), text

@@ -266,7 +266,7 @@ def test_who_joins_has_the_outer_parameters_of_its_donor():
 
 
 def test_outer_parameters_of_each_worker_s_own_are_in_no_failure_plan():
-    with pytest.raises(ScheduleError, match="per_worker, for which no failure plan is proved"):
+    with pytest.raises(ScheduleError, match="is per_worker; none is proved"):
         Schedule("planned", Cluster.regular(1, 4), PAIRS, failure_plan=FailurePlan(SurvivorRule.KEEP_GROUPS, 1))
 
 
