@@ -105,7 +105,7 @@ def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     worker, node, way = (size(float(upper(Fraction(sent[name]), 4))) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
         f"sent-bytes, a fact: in one {'step' if is_same else 'round'} no more than {worker} leave a worker and {node} "
-        f"a node, and no more than {way} of a worker's are on their way."
+        f"a node, and operations on no more than {way} are in flight at a worker."
     )
 
 
