@@ -35,7 +35,8 @@ MARK = {
     "not proved": "[yellow]not proved[/]",
 }
 """Proved by a witness; a fact of the file; holding of a program that obeys its protocol's rules; and the other two."""
-NOTHING = "[green]nothing is refuted[/]; "
+FOLLOWS = f"[green]{Status.FOLLOWS.value}[/]"
+NOTHING = "nothing is refuted; "
 ASSUMED = "what is claimed holds if the program obeys its protocol (assumed)"
 """The verdict where a schedule may be run, but no claim has a witness."""
 
@@ -104,7 +105,7 @@ def print_sent(sent: dict[str, int], schedule: Schedule | None) -> None:
     worker, node, way = (size(float(upper(Fraction(sent[name]), 4))) for name in ("of_worker", "of_node", "in_flight"))
     console().print(
         f"sent-bytes, a fact: in one {'step' if is_same else 'round'} no more than {worker} leave a worker and {node} "
-        f"a node, and no more than {way} of a worker's are on their way."
+        f"a node, and operations on no more than {way} are in flight at a worker."
     )
 
 
@@ -214,9 +215,9 @@ def verdict_words(proof: Proof) -> str:
     statuses = {claim.status for claim in proof.claims}
     if proof.parting_words:
         return f"{MARK[proof.verdict.value]}; [bold red]{escape(proof.parting_words)}[/]"
-    if proof.verdict is not Status.PROVED or Status.PROVED in statuses:
+    if proof.verdict is not Status.FOLLOWS:
         return MARK[proof.verdict.value]
-    return ASSUMED if Status.REFUTED in statuses else NOTHING + ASSUMED
+    return f"{FOLLOWS}: {ASSUMED if Status.REFUTED in statuses else NOTHING + ASSUMED}"
 
 
 def in_plain_words(schedule: Schedule, proof: Proof) -> str:
@@ -269,7 +270,7 @@ def _print_claims(proof: Proof) -> None:
         aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
         claims.add(escape(claim.claim), MARK[claim.status.value] + aside, _bound_of(claim))
     console().print(claims)
-    if proof.verdict.value == "proved":
+    if proof.verdict in (Status.PROVED, Status.FOLLOWS):
         follow = [claim.claim for claim in proof.claims if claim.status.value == "follows from the rules"]
         if follow:
             console().print(f"Assumed for {', '.join(follow)}: the program obeys its protocol's rules.")

@@ -92,14 +92,16 @@ class Proof:
 
     @property
     def verdict(self) -> Status:
-        """`refuted` if a claim is that is no property; `proved` if all essential ones hold; else `not proved`.
+        """`refuted` if a claim is that is no property; `not proved` unless all essential ones hold.
 
-        Other claims (rates, bounds) that are "not proved" are listed only, and so are properties, however they stand.
+        Else `proved`, or `follows from the rules` where no claim at all is proved. Other claims (rates, bounds) that
+        are "not proved" are listed only, and so are properties, however they stand.
         """
         if any(claim.speaks_against for claim in self.claims):
             return Status.REFUTED
-        is_proved = bool(self.essential) and not self.absent and not self._open
-        return Status.PROVED if is_proved else Status.NOT_PROVED
+        if not self.essential or self.absent or self._open:
+            return Status.NOT_PROVED
+        return Status.PROVED if any(claim.status is Status.PROVED for claim in self.claims) else Status.FOLLOWS
 
     @property
     def guarantees_consensus(self) -> bool:

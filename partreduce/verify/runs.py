@@ -258,7 +258,7 @@ def memory(schedule: Schedule, stated: Stated) -> Claim | None:
 
 
 def sent_bytes(schedule: Schedule, stated: Stated) -> Claim | None:
-    """What one step sends and what is on its way, for each byte of what an operation averages."""
+    """What one step sends and which operations are in flight, for each byte of what an operation averages."""
 
     def words(numbers: Numbers) -> str:
         whole = "gradients" if schedule.strategy.averages_gradients else "the model"
@@ -266,9 +266,9 @@ def sent_bytes(schedule: Schedule, stated: Stated) -> Claim | None:
         of_worker, of_node, in_flight = (upper(Fraction(numbers[name])) for name in SENT)
         return (
             f"For each byte of {what} at most {of_worker} bytes leave a worker and {of_node} a node in one "
-            f"{turn}, of which a step begins at most one, and at most {in_flight} are on their way at a time. What "
-            "rounding up to whole numbers and blocks adds is not counted, and sums go around one ring in the order of "
-            "ranks."
+            f"{turn}, of which a step begins at most one. Operations on at most {in_flight} bytes are in flight at a "
+            "time; each counts once, to however many workers it sends. What rounding up to whole numbers and blocks "
+            "adds is not counted, and sums go around one ring in the order of ranks."
         )
 
     return stated.claim("sent-bytes", words)

@@ -19,7 +19,7 @@ from partreduce.topo.survivors import after_failure, planned_failures
 from partreduce.verify.base import Claim, not_proved, proved, refuted, some, upper
 from partreduce.verify.checker.claims.consensus import lengthens_nothing
 from partreduce.verify.checker.claims.survives import ASKED, Cells, Confirmed, cells_of, off_mean, parts_left
-from partreduce.verify.checker.failure_classes import MAX_CLASSES, classes_of_plan, runs_after, values_on
+from partreduce.verify.checker.failure_classes import classes_of_plan, runs_after, values_on
 from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE, classes, distance_from_mean
 from partreduce.verify.checker.refusal import TooLarge, Work
 from partreduce.verify.contraction import candidates, least_square
@@ -36,7 +36,7 @@ def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
     """A failure of each class that the plan covers, smaller ones first.
 
     Raises:
-        TooLarge: there are over `MAX_CLASSES`.
+        TooLarge: there are over `failure_classes.MAX_CLASSES`, or too many workers.
     """
     read = Stated(schedule).read
     return classes_of_plan(read, read.failure_plan, Work(NAME))
@@ -50,8 +50,8 @@ def prove_survives(schedule: Schedule) -> Claim:
     read = Stated(schedule).read
     try:
         listed = classes_of_plan(read, read.failure_plan, Work(NAME))
-    except TooLarge:
-        return not_proved(NAME, f"the failures that the plan covers fall into over {MAX_CLASSES} classes.")
+    except TooLarge as refusal:
+        return not_proved(NAME, f"{refusal.sentence.removeprefix(f'{NAME}: ')}.")
     bounds: dict[tuple[int, ...], Fraction] = {}
     work, budget = Work(NAME, 20 * MAX_CELLS), MAX_RATES
     known: dict[int, tuple[Confirmed, dict[tuple[int, ...], Fraction]]] = {}

@@ -68,6 +68,15 @@ def test_every_claim_of_random_schedules_is_what_a_run_shows_and_no_looser():
     assert min(proved[name] for name in names) > 20, "every claim was seen to hold often"
 
 
+def test_of_a_weighted_graph_operations_in_flight_are_counted_once_and_the_bytes_that_leave_for_each_neighbor():
+    """A star: its center sends the model to 3 neighbors in one exchange."""
+    star = [(0, leaf, Fraction(1, 4)) for leaf in (1, 2, 3)] + [(leaf, 0, Fraction(1, 4)) for leaf in (1, 2, 3)]
+    claim = prove(graph(4, star))["sent-bytes"]
+    assert (claim.numbers["of_worker"], claim.numbers["in_flight"]) == ("3", "1")
+    assert "Operations on at most 1 bytes are in flight at a time; each counts once" in claim.explanation
+    assert "on their way" not in claim.explanation
+
+
 def test_what_a_node_sends_is_what_is_priced_where_ranks_go_from_node_to_node():
     """`docs/timing.md` says that the bytes of real runs are the priced ones."""
     draw, seen = random.Random("sent bytes"), 0

@@ -39,7 +39,7 @@ def of(strategy: object, cluster: str = "4x4") -> Schedule:
 @pytest.mark.parametrize("division", [GroupSplit.RANDOM, GroupSplit.NODE_THEN_ALL])
 def test_divisions_with_a_theorem_are_proved_with_what_it_assumes(division: GroupSplit) -> None:
     proof = prove(of(DynamicGroups(group_size=3, division=division, slow_threshold=None, max_known=None)))
-    assert proof.verdict is Status.PROVED
+    assert proof.verdict is Status.FOLLOWS
     assert {claim.claim for claim in proof.claims} == {"convergence", "deadlock-free"}
     assert proof["convergence"].witness["second_eigenvalue"] < 1
     assert "Assumed: all workers take part" in proof["convergence"].explanation
@@ -80,7 +80,8 @@ def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.
     }
     schedule = of(strategies[kind])
     whole = prove(schedule)
-    assert whole.verdict is Status.PROVED, whole.explain()
+    is_certified = kind in {"static", "allreduce", "neighbor"}
+    assert whole.verdict is (Status.PROVED if is_certified else Status.FOLLOWS), whole.explain()
     prover = PROVERS[kind]
     for name in prover.essential | prover.of_rules:
 
@@ -111,7 +112,7 @@ def test_a_filter_makes_draws_depend_on_the_past_so_nothing_is_proved() -> None:
 
 def test_two_connected_sides_cannot_deadlock_and_reach_consensus() -> None:
     proof = prove(of(Pairwise(active=(0, 2), edges=((0, 1), (2, 1), (2, 3))), "1x4"))
-    assert proof.verdict is Status.PROVED
+    assert proof.verdict is Status.FOLLOWS
     assert {claim.claim for claim in proof.claims} == {"deadlock-free", "consensus", "queues"}
 
 
@@ -152,7 +153,7 @@ def test_two_parts_without_an_edge_between_them_are_refuted_with_the_part() -> N
 
 
 def test_a_server_holds_one_copy() -> None:
-    assert prove(of(Server(hosts=(0, 1)))).verdict is Status.PROVED
+    assert prove(of(Server(hosts=(0, 1)))).verdict is Status.FOLLOWS
 
 
 def test_a_server_says_whom_a_worker_waits_for() -> None:

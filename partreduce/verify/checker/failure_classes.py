@@ -49,6 +49,8 @@ from .schedule import Schedule
 
 MAX_CLASSES = 2**16
 """Classes of failures that are looked at."""
+MAX_WIDTH = 2**20
+"""Workers of listed groups, and local ranks of a rule, whose kinds are looked at."""
 
 Pattern = tuple[tuple[int, ...], ...]
 
@@ -66,14 +68,15 @@ class Symmetries(NamedTuple):
     def of(cls, schedule: Schedule, work: Work) -> Symmetries:
         """Those of a schedule of groups, by the local ranks or workers that have everything in common."""
         size = schedule.width
+        if size > MAX_WIDTH:
+            raise TooLarge(f"{work.place}: over {MAX_WIDTH} workers, or workers on a node of a rule", UNREADABLE)
         work.spend(size * (1 + schedule.period) * 20)
-        keys = [[node] for node in (schedule.nodes_of(range(size)) if schedule.form == "groups" else [0] * size)]
+        kinds = schedule.nodes_of(range(size)) if schedule.form == "groups" else [0] * size
         for phase in schedule.phases:
             home = {rank: at for at, block in enumerate(phase) if is_group(block) for rank in block.members}
-            for rank, key in enumerate(keys):
-                key.append(home.get(rank, -1))
-        seen: dict[tuple[int, ...], int] = {}
-        return cls(schedule.radices, [seen.setdefault(tuple(key), rank) for rank, key in enumerate(keys)])
+            seen: dict[tuple[int, int], int] = {}
+            kinds = [seen.setdefault((kind, home.get(rank, -1)), rank) for rank, kind in enumerate(kinds)]
+        return cls(schedule.radices, kinds)
 
     def pattern(self, failed: Iterable[int]) -> Pattern:
         """Kinds, and for each digit who of the failed has a value first: those first whose values fewer others have."""
@@ -95,7 +98,8 @@ class Symmetries(NamedTuple):
             for failed in grown:
                 last.setdefault(self.pattern(failed), failed)
                 if len(found) + len(last) > MAX_CLASSES + 1:
-                    raise TooLarge(f"{work.place}: the failures fall into over {MAX_CLASSES} classes", UNREADABLE)
+                    what = f"the failures that the plan covers fall into over {MAX_CLASSES} classes"
+                    raise TooLarge(f"{work.place}: {what}", UNREADABLE)
             found |= last
             grown = (tuple(sorted((*failed, one))) for failed in last.values() for one in self._further(failed, work))
         return found

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,10 +14,16 @@ from .refusal import UNREADABLE, Refusal, confirm, require
 
 MAX_BYTES = 2**27
 """The largest file that is read unless `--max-bytes` says otherwise."""
+MAX_DEPTH = 32
+"""Objects and lists in one another, the outermost included."""
+LONGEST = 2**53
+"""Integers of a schedule are smaller, because not every reader of JSON keeps others."""
 
 
 def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any:  # noqa: ANN401 - parsed JSON
-    """The value in a file: UTF-8, no key twice, no float; a certificate has no true, false or null either.
+    """The value in a file: UTF-8, no key twice, no float, no half of a character, at most 32 levels.
+
+    A certificate has no true, false or null either, and a schedule no integer that others would round.
 
     Raises:
         Refusal: the file breaks one of these rules or is larger than the limit.
@@ -30,15 +37,30 @@ def read_file(path: str, *, is_certificate: bool, limit: int = MAX_BYTES) -> Any
     def refuse(text: str) -> NoReturn:
         raise Refusal(f"{path}: {text[:40]}: numbers are integers or fraction strings", UNREADABLE)
 
+    def integer(digits: str) -> int:
+        value = int(digits)
+        require(abs(value) < LONGEST, path, f"{digits[:40]}: is an integer that others would round")
+        return value
+
     with Path(path).open("rb") as file:
         data = file.read(limit + 1)  # a device or a pipe has no size that could be asked for
     require(len(data) <= limit, path, f"is larger than {limit} bytes; --max-bytes raises the limit")
     if is_certificate:
         require(not re.search(rb"true|false|null", data), path, "true, false and null have no place here")
+    may_be_long = not is_certificate and re.search(rb"[0-9]{16}", data)
+    hooks: dict[str, Any] = {"object_pairs_hook": object_of, "parse_float": refuse, "parse_constant": refuse}
     try:
-        return json.loads(data.decode(), object_pairs_hook=object_of, parse_float=refuse, parse_constant=refuse)
-    except ValueError as error:
+        value = json.loads(data.decode(), parse_int=integer if may_be_long else None, **hooks)
+        if re.search(rb"\\u[dD][89a-fA-F]", data):
+            json.dumps(value, ensure_ascii=False).encode()  # half of a character is no text
+    except (ValueError, RecursionError) as error:
         raise Refusal(f"{path}: is not JSON in UTF-8: {error}", UNREADABLE) from None
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        parts = chain.from_iterable(part.values() if type(part) is dict else part for part in level)
+        level = [part for part in parts if type(part) is dict or type(part) is list]
+    require(not level, path, f"is nested deeper than {MAX_DEPTH} levels")
+    return value
 
 
 def as_object(value: object, place: str, members: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
@@ -93,10 +115,8 @@ def as_number(value: object, place: str) -> Fraction:
     """An exact number of a schedule: an integer, or a text such as "4/3", which need not be in lowest terms."""
     if type(value) is int and abs(value) < 2**53:  # others would round a longer one
         return Fraction(value)
-    if isinstance(value, str) and re.fullmatch(r"-?\d{1,64}(/\d{1,64})?", value, re.ASCII):
-        numerator, _, denominator = value.partition("/")
-        if parts := int(denominator or 1):
-            return Fraction(int(numerator), parts)
+    if isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d{0,63})(/[1-9]\d{0,63})?", value, re.ASCII):
+        return Fraction(value)
     raise Refusal(f"{place}: must be an integer or a fraction such as 4/3", UNREADABLE)
 
 

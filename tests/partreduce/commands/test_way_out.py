@@ -1,5 +1,6 @@
 """What a newcomer meets first: grouped help, a word while planning, and a way out of the usual mix-ups."""
 
+import json
 from dataclasses import replace
 from importlib import import_module
 from unittest.mock import patch
@@ -13,7 +14,17 @@ from partreduce.planner.left_out import not_reached
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.problem import Status
 from partreduce.topo.document.schedule import load_schedule
-from partreduce.topo.strategies import Pairwise
+from partreduce.topo.phase import Phase
+from partreduce.topo.strategies import (
+    AllReduce,
+    DynamicGroups,
+    GroupPhases,
+    Pairwise,
+    PartialAllReduce,
+    Server,
+    StaticGroups,
+)
+from partreduce.verify import prove
 
 CLUSTER = "num_nodes: 2\nworkers_per_node: 2\n"
 
@@ -184,5 +195,29 @@ def test_verify_says_proved_only_where_something_is_and_what_the_claims_come_to(
     write_schedule("pairs.json", Schedule("pairs", Cluster.regular(1, 8), Pairwise(active=(0, 1, 2, 3))))
     assert main(["verify", "pairs.json"]) == 0
     first = " ".join(capsys.readouterr().out.partition("Claims")[0].split())
+    assert ": follows from the rules: nothing" in first
     assert first.endswith("nothing is refuted; what is claimed holds if the program obeys its protocol (assumed) No "
                           "deadlock, the models are drawn together.")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("strategy", "verdict", "code"),
+    [
+        (AllReduce(), "proved", 0),
+        (Pairwise(active=(0, 1)), "follows from the rules", 0),
+        (Server(), "follows from the rules", 0),
+        (AllReduce(sync=PartialAllReduce(quorum=2)), "follows from the rules", 0),
+        (DynamicGroups(), "not proved", 3),
+        (StaticGroups(phases=GroupPhases((Phase.from_groups(4, [(0, 1), (2, 3)]),))), "refuted", 1),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_the_verdict_is_one_word_in_json_in_text_and_in_python(strategy, verdict, code, capsys):
+    schedule = Schedule("it", Cluster.regular(1, 4), strategy)
+    write_schedule("it.json", schedule)
+    assert prove(schedule).verdict == verdict
+    assert main(["verify", "it.json", "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["verdict"] == verdict
+    assert main(["verify", "it.json"]) == code
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"strategy {strategy.kind}: {verdict}" in said

@@ -151,6 +151,59 @@ def test_an_attack_is_refused_in_one_line(name, tmp_path):
     assert "Error" not in refusal
 
 
+SAMPLES = {
+    "membership": {"answers": "0" * 64},
+    "outer-consensus": {"squared": "1/2", "weights": [[1, 0, 1]]},
+    "consensus/trees": {"trees": [[[0, 0, 1]], [[0, -1, 0]]]},
+    "consensus/graph": {"root": 0, "tree": [[0, 0, 1]]},
+    "consensus/power": {"periods": 1, "squared": "1/2"},
+    "contraction/pivots": {"squared": "2"},
+    "contraction/factor": {"squared": "2"},
+    "contraction/norms": {"squared": "2"},
+    "consensus-distance": {"at_most": "9", "bits": 8, "covariance": [[9], [9]]},
+    "exact-consensus/product": {},
+    "exact-consensus/labels": {"first": 0, "radices": [2], "labels": [0, 1]},
+    "survives": {"failures": 4, "classes": [], "answers": ""},
+}
+OUTER = {"payload": {"outer": {"lr": "1/2", "outer_params": "per_worker"}}}
+NODES = {"kind": "static", "node_radices": [2], "phases": [[{"local": [0], "across": [0]}]]}
+HOLD = {"consensus/power", "contraction/pivots", "consensus-distance", "exact-consensus/product"}
+BILLION = {
+    "nodes": (document(10**9, 1, **NODES | {"node_radices": [10**9]}), HOLD),
+    "local ranks": (WIDE, ()),
+    "nodes with outer parameters": (document(10**9, 1, **NODES | {"node_radices": [10**9]} | OUTER), ()),
+    "local ranks with outer parameters": (document(2, 10**9, **NODES | OUTER), ()),
+    **{
+        f"local ranks of which some fail, {rule}": (
+            document(2, 8 * 10**6, **NODES) | {"failure_plan": {"rule": rule, "failures": 4}}, ()
+        )
+        for rule in ("keep_groups", "reapply_rule")
+    },
+    "listed workers of which some fail": (
+        groups(2**24, [[0, 1]]) | {"failure_plan": {"rule": "keep_groups", "failures": 4}}, ()
+    ),
+    "workers that all average": (
+        document(2**30, 1, kind="allreduce") | {"failure_plan": {"rule": "all_reduce", "failures": 4}},
+        {*HOLD, "survives"},
+    ),
+}  # fmt: skip
+"""Rules and groups of up to a billion workers, and the claims that hold of them."""
+
+
+@pytest.mark.parametrize("name", BILLION)
+def test_every_claim_of_a_billion_workers_is_decided_within_a_gigabyte(name, tmp_path):
+    raw, hold = BILLION[name]
+    assert set(SAMPLES) == set(checker.CLAIMS)
+    for claim, members in SAMPLES.items():
+        word, _, method = claim.partition("/")
+        entry = {"claim": word, **({"method": method} if method else {}), **members}
+        code, output = run(tmp_path, raw, certificate(raw, entry))
+        assert (code == 0) == (claim in hold), (claim, output)
+        assert code in (0, 1, 65)
+        if claim == "survives" and "of which some fail" in name:
+            assert "over 1048576 workers, or workers on a node of a rule" in output
+
+
 HOSTILE = {
     "two billion workers": (groups(MANY, [[0, 1]]), 0),
     "a billion local ranks": (WIDE, 0),

@@ -168,7 +168,7 @@ def test_the_classes_of_a_plan_are_those_of_its_workers_and_of_every_node(
     assert found == sorted(found, key=lambda failed: (len(failed), failed))
     assert sorted(map(symmetries.pattern, found)) == sorted(needed)
     monkeypatch.setattr(failure_classes, "MAX_CLASSES", len(symmetries.classes(2, Work("it"))) - 2)
-    with pytest.raises(TooLarge, match="the failures fall into over"):
+    with pytest.raises(TooLarge, match="the failures that the plan covers fall into over"):
         planned_classes(planned)
 
 

@@ -19,6 +19,7 @@ from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import PartreduceError
 from partreduce.verify import checker
+from partreduce.verify.checker.strict_json import read_file
 
 
 def loaded(text):
@@ -137,6 +138,58 @@ def test_the_checker_alone_reads_common_denominators_of_2_14_bits_at_most(place,
     refusal = f"strategy.{place}[0]: the common denominator has over 16384 bits"
     assert read(json.dumps(of(factors_over(2**14))))[1] == ""
     assert read(json.dumps(of(factors_over(2**14 + 1)))) == (None, refusal)
+
+
+@pytest.mark.parametrize(
+    ("relaxation", "reads"),
+    [
+        ("3/2", True), ("03/2", False), ("3/02", False), ("6/4", True), ("-0", True), ("-00", False), ("3/0", False),
+        ("+3/2", False), (" 3/2", False), ("3/-2", False), ("9" * 64, True), ("9" * 65, False), ("0/7", True),
+        ("\u0663/2", False), ("3/2\n", False), ("", False), ("1.5", False),
+    ],
+)  # fmt: skip
+def test_a_fraction_has_no_other_spelling_for_one_than_for_the_other(relaxation, reads):
+    raw = dump_schedule(SCHEDULES["explicit"])
+    raw["strategy"]["phases"][0][0]["relaxation"] = relaxation
+    agree(raw, seen := Counter())
+    assert seen[reads] == 1
+
+
+def nested(depth):
+    """So many objects in one another."""
+    return '{"x":' * (depth - 1) + "{}" + "}" * (depth - 1)
+
+
+@pytest.mark.parametrize(
+    ("member", "reads"),
+    [
+        (nested(31), True), (nested(32), False), (nested(900), False), (nested(10**5), False),
+        ('{"x":' + "[" * 30 + "]" * 30 + "}", True), ('{"x":' + "[" * 31 + "]" * 31 + "}", False),
+        ('{"x":"' + "[{" * 99 + '"}', True), (f'{{"x":{2**53 - 1}}}', True), (f'{{"x":{2**53}}}', False),
+        (f'{{"x":-{2**53}}}', False), (f'{{"x":"{2**60}"}}', True), (r'{"x":"\ud83d\ude00"}', True),
+        (r'{"x":"\ud83d"}', False), (r'{"\ude00":1}', False), ('{"x":1,"x":1}', False), ('{"x":NaN}', False),
+    ],
+)  # fmt: skip
+def test_a_file_is_json_for_both_or_for_neither(member, reads, tmp_path):
+    text = json.dumps(dump_schedule(SCHEDULES["explicit"]))
+    text = f'{text[:-1]}, "certificate": {member}}}'
+    (path := tmp_path / "schedule.json").write_text(text)
+    assert (loaded(text)[0] is not None) == reads
+    if not reads:
+        with pytest.raises(checker.Refusal):
+            read_file(str(path), is_certificate=False)
+        return
+    assert checker.read_schedule(read_file(str(path), is_certificate=False)).sha256 == loaded(text)[0]
+
+
+@pytest.mark.parametrize(("depth", "says"), [(32, ""), (33, "is nested deeper than 32 levels"), (900, "32 levels")])
+def test_a_certificate_is_nested_32_deep_at_most(depth, says, tmp_path):
+    (path := tmp_path / "certificate.json").write_text(nested(depth))
+    if not says:
+        assert read_file(str(path), is_certificate=True) == json.loads(nested(depth))
+        return
+    with pytest.raises(checker.Refusal, match=says):
+        read_file(str(path), is_certificate=True)
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,13 @@ from ..failure_classes import (
 from ..failure_plans import Failure, FailurePlan
 from ..linear_algebra import bound_minus_gram, pivots
 from ..period import MAX_SIZE, averages_on_class, classes, distance_from_mean
-from ..refusal import Work, confirm, confirm_equal
+from ..refusal import UNREADABLE, TooLarge, Work, confirm, confirm_equal
 from ..schedule import Schedule
 from ..strict_json import as_fraction, as_list, as_object
 from .consensus import ZERO, Components, lengthens_nothing
 
+MAX_CELLS = 2**23
+"""Cells of what the survivors of one failure run, in all phases."""
 ASKED = 2**20
 """Lines of all answers, up to which every failure was asked about."""
 
@@ -170,6 +172,8 @@ def cells_of(schedule: Schedule, failed: Failure, used: Sequence[Sequence[int]],
     left = [radix - len(values) for values, radix in zip(used, radices, strict=True)]
     choices = with_another(used, radices)
     count = prod(map(len, choices)) * size
+    if count * (1 + schedule.period) > MAX_CELLS:
+        raise TooLarge(f"{work.place}: over {MAX_CELLS} cells of survivors in all phases", UNREADABLE)
     work.spend(20 * count * (1 + schedule.period))
     sizes: list[int] = []
     gone = frozenset(failed)

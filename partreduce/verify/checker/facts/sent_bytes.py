@@ -1,4 +1,4 @@
-"""Fact `sent-bytes`: how much one step sends, and how much is on its way, for each byte of what an operation averages.
+"""Fact `sent-bytes`: how much one step sends, and which operations are in flight, for each byte of what one averages.
 
 An operation averages the model or, where it is cut into `parts` fragments, one of them, whose largest has at least a
 `parts`-th of the model's bytes. For each byte of that, of parameters or gradients in float32, at most
@@ -6,7 +6,8 @@ An operation averages the model or, where it is cut into `parts` fragments, one 
 * `of_worker` bytes leave a worker, and `of_node` bytes a node by its link to the others, in the operations of one
   round: with fragments in those of one fragment. A worker begins at most one operation in a step (of fragments,
   `fragments` says why), so where all have the same steps_per_round these are the most that one step sends;
-* `in_flight` bytes of payload are at one time begun by a worker and not yet waited for.
+* `in_flight` bytes are the payload of the operations that a worker has begun at one time and not yet waited for. An
+  operation counts once: an exchange with d out-neighbors, which sends d times as many bytes, too.
 
 *Theorem.* Let w bytes be written for each of float32: 1, in 16 bits 1/2, in int8 1/4 + 1/b and in int4 1/8 + 1/b with a
 scale of 4 bytes for each block of b numbers. An operation of k workers, of which h stand on a node and c of these have
