@@ -5,9 +5,10 @@ are symmetric with unit row and column sums; a round of weighted averaging has u
 when it is doubly stochastic.
 
 The same rounds act on smaller spaces, whose *places* are not single workers. On a class of a rule's characters
-(`topo.metrics.classes`) a place is a local rank, and a block's mean survives there or is zero; where some workers are
-never told apart, one place stands for all of them and counts as often in every mean. `Operators` holds the rounds on
-such a space; it gives them as floats for many classes at once, as fractions, and as scipy's LinearOperator.
+(`topo.metrics.classes`) a place is a local rank, and a block's mean survives there or is zero; where some workers
+are in the same groups in every round, one place stands for all of them and counts as often in every mean. `Operators`
+holds the rounds on such a space; it gives them as floats for many classes at once, as fractions, and as scipy's
+LinearOperator.
 """
 
 from __future__ import annotations
@@ -111,6 +112,15 @@ class Operators:
         counts = None if self.counts is None else self.counts.tolist()
         return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
 
+    def exact_period(self, which: int = 0, periods: int = 1) -> ExactMatrix:
+        """W_T … W_1 on class `which`, of several periods if asked; a product that is zero stays zero."""
+        product = ExactMatrix.identity(self.size)
+        for t in range(len(self.rounds) * periods):
+            if product.is_zero():
+                break
+            product = self.exact(t % len(self.rounds), which, product)
+        return product
+
     def period_operator(self, start: int = 0) -> LinearOperator:
         """P = W_T … W_1 on workers, of the period that begins at round `start`; factors are never multiplied out."""
         from scipy.sparse.linalg import LinearOperator
@@ -182,12 +192,8 @@ def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
         InputError: more than 2,000 workers.
         ScheduleError: two groups of a phase share a worker.
     """
-    n = steps[0].num_workers
-    _check_size(n, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
-    operators, product = Operators(tuple(steps)), ExactMatrix.identity(n)
-    for t in range(len(steps)):
-        product = operators.exact(t, onto=product)
-    return product
+    _check_size(steps[0].num_workers, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
+    return Operators(tuple(steps)).exact_period()
 
 
 def period_product(schedule: Schedule, start: int = 0) -> Floats:

@@ -28,15 +28,18 @@ LARGE = MetricLimits(dense_workers=1)
 def check(schedule, expected):
     """All forms of the rounds, and all metrics; whether the schedule converges."""
     rounds = [matrix for matrix, _ in rounds_of(schedule)]
-    n, operators, product = schedule.num_workers, Operators(schedule.steps()), np.eye(schedule.num_workers)
+    n, steps = schedule.num_workers, schedule.steps()
+    operators = Operators(steps)
     assert operators.matrices()[:, 0] == pytest.approx(np.array(rounds), abs=1e-13)
-    for matrix in rounds:
-        product = matrix @ product
-    assert period_product(schedule) == pytest.approx(product, abs=1e-12)
-    assert exact_product(schedule.steps()).floats() == pytest.approx(product, abs=1e-12)
-    lazy = operators.period_operator()
-    assert lazy @ np.eye(n) == pytest.approx(product, abs=1e-12)
-    assert lazy.T @ np.eye(n) == pytest.approx(product.T, abs=1e-12)
+    for start in reversed(range(len(rounds))):
+        product = np.eye(n)
+        for matrix in [*rounds[start:], *rounds[:start]]:
+            product = matrix @ product
+        assert period_product(schedule, start) == pytest.approx(product, abs=1e-12)
+        assert exact_product([*steps[start:], *steps[:start]]).floats() == pytest.approx(product, abs=1e-12)
+        lazy = operators.period_operator(start)
+        assert lazy @ np.eye(n) == pytest.approx(product, abs=1e-12)
+        assert lazy.T @ np.eye(n) == pytest.approx(product.T, abs=1e-12)
     found = contraction(schedule, limit=LARGE)
     assert found.value == pytest.approx(expected["contraction"], rel=1e-6, abs=1e-12)
     found = metrics(schedule)
@@ -87,11 +90,12 @@ def check_classes(schedule):
     spread = np.zeros((len(last), len(places)))
     for index, place in enumerate(places):
         spread[list(place), index] = 1
+    floats, lumped_floats = ranks.matrices(), lumped.matrices()
     for t in range(len(rule.phases)):
         for which in range(len(classes)):
             exact, small = ranks.exact(t, which).floats(), lumped.exact(t, which).floats()
-            assert ranks.matrices()[t, which] == pytest.approx(exact, abs=1e-14)
-            assert lumped.matrices()[t, which] == pytest.approx(small * roots[:, None] / roots, abs=1e-14)
+            assert floats[t, which] == pytest.approx(exact, abs=1e-14)
+            assert lumped_floats[t, which] == pytest.approx(small * roots[:, None] / roots, abs=1e-14)
             assert exact @ spread == pytest.approx(spread @ small, abs=1e-14)
 
 
