@@ -40,23 +40,6 @@ from partreduce.topo.strategies import (
 )
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_exact_consensus_distance_equals_the_float(seed: int) -> None:
-    rng = np.random.default_rng(2000 + seed)
-    seen = 0
-    while seen < 8:
-        schedule = random_rule(rng)
-        if schedule.cluster.workers_per_node > 4:
-            continue
-        seen += 1
-        exact = exact_consensus_distance(schedule)
-        found = consensus_distance(schedule).value
-        if exact is None:
-            assert found == math.inf
-        else:
-            assert found == pytest.approx(float(exact), rel=1e-9, abs=1e-13)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_class_matrices_hold_the_whole_spectrum(seed: int) -> None:
     """Traces of all powers of the period product, class by class, in fractions."""

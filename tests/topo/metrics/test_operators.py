@@ -11,7 +11,7 @@ import pytest
 
 from helpers.drawn_schedules import random_allreduce, random_graph, random_groups, random_rule
 from helpers.figures_by_definition import metrics_of, outer_radius_of, rounds_of
-from partreduce.topo.metrics import MetricLimits, contraction, metrics
+from partreduce.topo.metrics import MetricLimits, contraction, exact_consensus_distance, metrics
 from partreduce.topo.metrics.classes import merged_classes, rule_sectors
 from partreduce.topo.metrics.decomposition import dense_sectors
 from partreduce.topo.metrics.outer_steps import outer_radius
@@ -76,8 +76,12 @@ def _has_equal_nodes(schedule):
     return bool((steps == steps[0]).all())
 
 
-def check_classes(schedule):
+def check_classes(schedule, expected):
     """A rule's classes in fractions, in floats, and with one place for several local ranks."""
+    if schedule.cluster.workers_per_node <= 4:
+        exact = exact_consensus_distance(schedule)
+        distance = expected.get("consensus_distance", math.inf)
+        assert (math.inf if exact is None else float(exact)) == pytest.approx(distance, rel=1e-8, abs=1e-12)
     rule = schedule.rule(by_node=True)
     assert rule is not None
     classes = [merged.digits for merged in merged_classes(rule)]
@@ -104,9 +108,10 @@ def campaign(kind, seed, count):
     rng, converging = np.random.default_rng(seed), 0
     for _ in range(count):
         schedule = KINDS[kind](rng)
-        converging += check(schedule, metrics_of(schedule))
+        expected = metrics_of(schedule)
+        converging += check(schedule, expected)
         if kind == "rule":
-            check_classes(schedule)
+            check_classes(schedule, expected)
     return converging
 
 
