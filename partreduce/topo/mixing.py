@@ -5,9 +5,10 @@ are symmetric with unit row and column sums; a round of weighted averaging has u
 when it is doubly stochastic.
 
 The same rounds act on smaller spaces, whose *places* are not single workers. On a class of a rule's characters
-(`topo.metrics.classes`) a place is a local rank, and a block's mean survives there or is zero; where some workers are
-never told apart, one place stands for all of them and counts as often in every mean. `Operators` holds the rounds on
-such a space; it gives them as floats for many classes at once, as fractions, and as scipy's LinearOperator.
+(`topo.metrics.classes`) a place is a local rank, and a block's mean survives there or is zero; where some workers
+are in the same groups in every round, one place stands for all of them and counts as often in every mean. `Operators`
+holds the rounds on such a space; it gives them as floats for many classes at once, as fractions, and as scipy's
+LinearOperator. Two groups of one round that share a worker raise ScheduleError here.
 """
 
 from __future__ import annotations
@@ -43,9 +44,6 @@ class Operators:
 
     `rounds` are groups of places, or graphs. `survives`, of every round (groups, C), says on which classes a group's
     mean is not zero; None where all are workers and all survive. `counts` (g,) says how many workers a place is.
-
-    Raises:
-        ScheduleError: two groups of a round share a worker.
     """
 
     rounds: tuple[MixingStep, ...]
@@ -111,6 +109,15 @@ class Operators:
         counts = None if self.counts is None else self.counts.tolist()
         return onto.averaged(((g.members, g.relaxation, lives) for g, lives in zip(step, alive, strict=True)), counts)
 
+    def exact_period(self, which: int = 0, periods: int = 1) -> ExactMatrix:
+        """W_T … W_1 on class `which`, of several periods if asked; a product that is zero stays zero."""
+        product = ExactMatrix.identity(self.size)
+        for t in range(len(self.rounds) * periods):
+            if product.is_zero():
+                break
+            product = self.exact(t % len(self.rounds), which, product)
+        return product
+
     def period_operator(self, start: int = 0) -> LinearOperator:
         """P = W_T … W_1 on workers, of the period that begins at round `start`; factors are never multiplied out."""
         from scipy.sparse.linalg import LinearOperator
@@ -153,12 +160,7 @@ def _of_blocks(
 
 
 def mixing_matrix(step: MixingStep) -> Floats:
-    """The dense mixing matrix W, shape (n, n). O(n²).
-
-    Raises:
-        InputError: more than 20,000 workers: use `Operators.period_operator`.
-        ScheduleError: two groups of a phase share a worker.
-    """
+    """The dense mixing matrix W, shape (n, n), of up to 20,000 workers. O(n²)."""
     _check_size(step.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")
     if isinstance(step, Phase):
         return step.apply(np.eye(step.num_workers))
@@ -176,26 +178,15 @@ def mixing_sparse(graph: Round) -> csr_array:
 
 
 def exact_product(steps: Sequence[MixingStep]) -> ExactMatrix:
-    """W_T … W_1 of phases or rounds, the first applied first, over one common denominator. O(T · n · entries).
-
-    Raises:
-        InputError: more than 2,000 workers.
-        ScheduleError: two groups of a phase share a worker.
-    """
-    n = steps[0].num_workers
-    _check_size(n, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
-    operators, product = Operators(tuple(steps)), ExactMatrix.identity(n)
-    for t in range(len(steps)):
-        product = operators.exact(t, onto=product)
-    return product
+    """W_T … W_1 of phases or rounds, the first applied first, of up to 2,000 workers. O(T · n · entries)."""
+    _check_size(steps[0].num_workers, MAX_EXACT_WORKERS, "rules have exact_consensus_distance, whatever their size")
+    return Operators(tuple(steps)).exact_period()
 
 
 def period_product(schedule: Schedule, start: int = 0) -> Floats:
-    """W_{s+T−1} … W_{s+1} W_s, dense, for the period that starts at phase `start`; shape (n, n). O(T · entries · n).
+    """W_{s+T−1} … W_{s+1} W_s, dense, (n, n), for the period that starts at phase `start`. O(T · entries · n).
 
-    Raises:
-        InputError: more than 20,000 workers.
-        ScheduleError: the strategy has no fixed phases.
+    Of up to 20,000 workers, and for a strategy that has fixed phases.
     """
     operators = Operators(schedule.steps())
     _check_size(schedule.num_workers, MAX_DENSE_WORKERS, "use Operators.period_operator")
@@ -206,11 +197,7 @@ def period_product(schedule: Schedule, start: int = 0) -> Floats:
 
 
 def is_doubly_stochastic(step: MixingStep) -> bool:
-    """Whether rows *and* columns sum to 1, exactly. Entries may be negative (relaxation above |G|/(|G|−1)). O(entries).
-
-    Raises:
-        ScheduleError: two groups of a phase share a worker.
-    """
+    """Whether rows *and* columns sum to 1, exactly. Entries may be negative (relaxation above |G|/(|G|−1))."""
     if isinstance(step, Phase):
         step.labels()
         return True

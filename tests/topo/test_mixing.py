@@ -21,7 +21,7 @@ from partreduce.topo.mixing import (
 )
 from partreduce.topo.phase import Group, Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import AllReduce, GroupPhases, NeighborAveraging, Round, StaticGroups
+from partreduce.topo.strategies import AllReduce, GroupPhases, Round, StaticGroups
 
 FACTORS = [Fraction(1), Fraction(1, 3), Fraction(4, 3), Fraction(7, 4), Fraction(2)]
 FEW = settings(max_examples=30)
@@ -62,33 +62,6 @@ def test_phases_are_symmetric_doubly_stochastic_and_equal_apply(phase: Phase) ->
     assert matrix == pytest.approx(matrix.T, abs=1e-15)
     x = np.linspace(-1, 3, phase.num_workers)
     assert matrix @ x == pytest.approx(phase.apply(x), abs=1e-13)
-
-
-@FEW
-@given(st.data())
-def test_period_product_and_operator_agree(data: st.DataObject) -> None:
-    n = data.draw(st.integers(2, 7))
-    if data.draw(st.booleans()):
-        strategy: StaticGroups | NeighborAveraging = StaticGroups(
-            phases=GroupPhases(tuple(data.draw(phases(n)) for _ in range(3)))
-        )
-    else:
-        strategy = NeighborAveraging(rounds=tuple(data.draw(rounds(n)) for _ in range(3)))
-    schedule = Schedule("s", Cluster.regular(n, 1), strategy)
-    for start in range(3):
-        expected = np.eye(n)
-        for t in range(3):
-            expected = mixing_matrix(schedule.steps()[(start + t) % 3]) @ expected
-        assert period_product(schedule, start) == pytest.approx(expected, abs=1e-12)
-        exact = [
-            [float(v) for v in row]
-            for row in exact_product([schedule.steps()[(start + t) % 3] for t in range(3)]).rows()
-        ]
-        assert np.array(exact) == pytest.approx(expected, abs=1e-12)
-        operator = Operators(schedule.steps()).period_operator(start)
-        x = np.cos(np.arange(n))
-        assert operator @ x == pytest.approx(expected @ x, abs=1e-12)
-        assert operator.T @ x == pytest.approx(expected.T @ x, abs=1e-12)
 
 
 def test_negative_entries_begin_above_k_over_k_minus_1() -> None:

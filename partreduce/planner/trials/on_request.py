@@ -29,6 +29,7 @@ from partreduce.planner.trials.quorum_runs import price_of
 from partreduce.schedulers.simulator.case import Case
 from partreduce.schedulers.simulator.groups import run_groups
 from partreduce.schedulers.simulator.pairs import run_pairs
+from partreduce.schedulers.simulator.replay import squares_apart
 from partreduce.schedulers.simulator.servers import run_servers
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.schedulers.synthesis.problem import Objective
@@ -82,10 +83,7 @@ class Meetings:
         now[:, :COLUMNS] += np.sqrt(steps)[:, None] * self._rng.standard_normal((count, COLUMNS))
         now[np.arange(count), COLUMNS + np.arange(count)] += steps
         now[listed] = now[listed].mean(axis=0)
-        off = now[listed] - now.mean(axis=0)
-        pushed = off[:, COLUMNS:] - off[:, COLUMNS:].mean(axis=1, keepdims=True)
-        squares = (off[:, :COLUMNS] ** 2).sum() / COLUMNS, (pushed**2).sum(), ((pushed @ self._on_node) ** 2).sum()
-        noise, by_worker, by_node = (float(square) / len(listed) for square in squares)
+        noise, by_worker, by_node = squares_apart(now[listed] - now.mean(axis=0), self._on_node)
         self.apart.append((float(done.mean()), float(done.max()), noise, by_worker, by_node))
 
     def mean(self, num_rounds: int, part: int = 1) -> tuple[float, float, float]:

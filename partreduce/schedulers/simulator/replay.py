@@ -74,6 +74,17 @@ WARM_UP = 1 / 3
 """Part of the steps in which the vectors come into their steady state."""
 
 
+def squares_apart(off: npt.NDArray[np.float64], on_node: npt.NDArray[np.float64]) -> list[float]:
+    """Mean squares of rows less their mean: of noise, and by worker and by node of pushes whose own mean is 0.
+
+    A row has numbers of noise, then one for each worker's push; `on_node` is (num_workers, num_nodes).
+    """
+    columns = off.shape[1] - len(on_node)
+    pushed = off[:, columns:] - off[:, columns:].mean(axis=1, keepdims=True)
+    squares = (off[:, :columns] ** 2).sum() / columns, (pushed**2).sum(), ((pushed @ on_node) ** 2).sum()
+    return [float(square) / len(off) for square in squares]
+
+
 @dataclass(frozen=True, slots=True)
 class Replayed:
     """What a run did, after its warm-up.
@@ -128,23 +139,16 @@ class Replay(Carrying):
         on_node = np.eye(int(node_of.max()) + 1)[node_of]  # (num_workers, num_nodes)
         steps = range(int(last * WARM_UP), last + 1)
         means = np.empty((len(steps), COLUMNS + count))
-        squares = np.zeros((3, len(steps)))
+        squares = np.zeros((len(steps), 3))
         for index, step in enumerate(steps):
             rows = np.array([entered[step] for entered in self._entered if step in entered])  # who did not skip it
             means[index] = rows.mean(axis=0)
-            off = rows - means[index]
-            pushed = off[:, COLUMNS:] - off[:, COLUMNS:].mean(axis=1, keepdims=True)  # by pushes whose mean is 0
-            squares[:, index] = (
-                (off[:, :COLUMNS] ** 2).sum() / COLUMNS,
-                (pushed**2).sum(),
-                ((pushed @ on_node) ** 2).sum(),
-            )
-            squares[:, index] /= len(rows)
+            squares[index] = squares_apart(rows - means[index], on_node)
         centered = np.arange(len(steps)) - (len(steps) - 1) / 2
         gained = centered @ means[:, COLUMNS:] / max(float(centered @ centered), 1.0)  # the slope by each worker's push
         progress = float(gained.sum())
         walked = float(((means[-1] - means[0])[:COLUMNS] ** 2).mean()) / max(len(steps) - 1, 1)
-        noise, by_worker, by_node = squares.mean(axis=1).tolist()
+        noise, by_worker, by_node = squares.mean(axis=0).tolist()
         return Replayed(
             consensus_distance=noise,
             drift_worker=by_worker,

@@ -11,11 +11,14 @@ import numpy.typing as npt
 from partreduce.schedulers.synthesis.alphabet import Alphabet
 from partreduce.schedulers.synthesis.clock import Clock
 from partreduce.schedulers.synthesis.hints import group_rounds
-from partreduce.schedulers.synthesis.partitions import Groups, PartitionCosts, labels_of, matrices_of
+from partreduce.schedulers.synthesis.partitions import Groups, PartitionCosts, labels_of
 from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.scoring import Space
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.metrics.sectors import RoundSteps
+from partreduce.topo.mixing import Operators
 from partreduce.topo.phase import Phase
+from partreduce.topo.strategies.base import Averaging
 from partreduce.topo.switches import above
 from partreduce.topo.timing import loads
 
@@ -57,13 +60,9 @@ def partitions(items: tuple[int, ...]) -> Iterator[Groups]:
 def explicit_space(num_workers: int, worker_steps: npt.NDArray[np.int64]) -> Space:
     """One class (C = 1, G = n): all workers, the mean projected out. A round adds pace_i steps of noise at worker i."""
     center = np.eye(num_workers) - 1.0 / num_workers  # (n, n)
-    instants = int(worker_steps.max())
-    steps = (
-        np.arange(1, instants)[:, None] * worker_steps // instants
-    )  # (instants − 1, n): steps made by each inner instant
-    inner = float(steps.sum()) * (1 - 1 / num_workers)
-    fresh = center @ np.diag(worker_steps.astype(np.float64)) @ center
-    return Space(num_workers, np.ones(1), fresh[None], inner, instants)
+    steps = RoundSteps.of(worker_steps, worker_steps[None] / 1, Averaging.MEAN, int(worker_steps.max()))
+    inner = float(steps.partial.sum()) * (1 - 1 / num_workers)
+    return Space(num_workers, np.ones(1), (center @ np.diag(steps.noise[0]) @ center)[None], inner, steps.instants)
 
 
 def partition_cost(groups: Groups, problem: Problem) -> float:
@@ -179,11 +178,12 @@ def explicit_alphabet(
     cheap = np.flatnonzero(full | (costs < costs[full].min(initial=np.inf)))
     worker_steps = np.array(steps_per_round, dtype=np.int64)
     node_of = cluster.node_of()
+    made = tuple(Phase.from_groups(n, kept[i]) for i in cheap.tolist())
     alphabet = Alphabet(
         cluster,
         explicit_space(n, worker_steps),
-        tuple(Phase.from_groups(n, kept[i]) for i in cheap.tolist()),
-        matrices_of(rows[cheap])[:, None],
+        made,
+        Operators(made).matrices() - 1 / n,
         costs[cheap],
         (node_of[rows[cheap]] != node_of).any(axis=1),
         steps_per_round=tuple(int(p) for p in worker_steps) if len(set(steps_per_round)) > 1 else int(worker_steps[0]),

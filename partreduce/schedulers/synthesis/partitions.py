@@ -1,4 +1,4 @@
-"""Partitions as rows of labels: the matrices and the costs of thousands of phases at once.
+"""Partitions as rows of labels: the costs of thousands of phases at once.
 
 The label of a worker is the smallest worker of its group, its own number where it skips. Shapes: N partitions of n
 workers.
@@ -34,12 +34,6 @@ def labels_of(num_workers: int, phases: Sequence[Groups]) -> Labels:
         for group in groups:
             row[list(group)] = group[0]
     return rows
-
-
-def matrices_of(labels: Labels) -> Floats:
-    """The mixing matrices of plain means, the mean projected out, (N, n, n)."""
-    together = labels[:, :, None] == labels[:, None, :]
-    return np.asarray(together / together.sum(axis=2, keepdims=True) - 1.0 / labels.shape[1])
 
 
 class PartitionCosts:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, combinations
+from itertools import combinations
 from math import prod
 
 import numpy as np
-import numpy.typing as npt
 
 from partreduce.schedulers.synthesis.alphabet import Alphabet
 from partreduce.schedulers.synthesis.hints import rule_rounds
@@ -15,10 +14,9 @@ from partreduce.schedulers.synthesis.problem import Problem
 from partreduce.schedulers.synthesis.scoring import Space
 from partreduce.topo.arithmetic.whole_numbers import divisors, prime_factors
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.rule import Block, RulePhase
+from partreduce.topo.mixing import Operators
+from partreduce.topo.rule import Block, RulePhase, RuleView, every_class
 from partreduce.topo.timing import loads
-
-Floats = npt.NDArray[np.float64]
 
 MAX_ENUMERATED = 2500
 """Up to this many phases all are listed; beyond, only those with aligned blocks are."""
@@ -41,11 +39,6 @@ def prime_radices(num_nodes: int) -> tuple[int, ...]:
     return tuple(sorted(factors, reverse=True))
 
 
-def digit_sets(num_digits: int) -> list[tuple[int, ...]]:
-    """All subsets of the digits, the empty one first."""
-    return list(chain.from_iterable(combinations(range(num_digits), k) for k in range(num_digits + 1)))
-
-
 def count_phases(workers_per_node: int, num_digits: int) -> int:
     """How many rule phases there are: Σ over partitions of the local ranks of (2^k)^blocks. O(G²)."""
     labels = 2**num_digits
@@ -62,7 +55,7 @@ def count_phases(workers_per_node: int, num_digits: int) -> int:
 
 def all_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase]:
     """Every rule phase once; local ranks alone in their node skip."""
-    sets = digit_sets(num_digits)
+    sets = list(every_class(num_digits))
 
     def extend(rest: tuple[int, ...], blocks: tuple[Block, ...]) -> Iterator[RulePhase]:
         if not rest:
@@ -80,7 +73,7 @@ def all_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase]:
 
 def aligned_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase]:
     """Phases with at most one crossing block of consecutive local ranks, the rest together, in halves, or skipping."""
-    sets = digit_sets(num_digits)
+    sets = list(every_class(num_digits))
     spans = [
         tuple(range(start, start + size))
         for size in divisors(workers_per_node)
@@ -102,27 +95,13 @@ def aligned_phases(workers_per_node: int, num_digits: int) -> Iterator[RulePhase
 def rule_space(workers_per_node: int, radices: Sequence[int]) -> Space:
     """The classes of the digit group: class c is the set of digits on which a character is non-trivial."""
     # Shapes: C = 2^k classes, one per set of digits; G local ranks.
-    sets = digit_sets(len(radices))
+    sets = list(every_class(len(radices)))
     num_workers = workers_per_node * prod(radices)
     multiplicity = np.array([prod(radices[d] - 1 for d in c) for c in sets], dtype=np.float64)
     eye = np.eye(workers_per_node)
     center = eye - 1.0 / workers_per_node  # the mean lives in the class of the empty set alone
     fresh = np.stack([center if not c else eye for c in sets])
     return Space(num_workers, multiplicity, fresh)
-
-
-def phase_matrices(phase: RulePhase, workers_per_node: int, num_digits: int) -> Floats:
-    """The mixing matrix on every class, shape (2^k, G, G), with the mean projected out."""
-    sets = digit_sets(num_digits)
-    result = np.broadcast_to(np.eye(workers_per_node), (len(sets), workers_per_node, workers_per_node)).copy()
-    for block in phase:
-        index = np.ix_(block.local, block.local)
-        relaxation = float(block.relaxation)
-        for c, digits in enumerate(sets):
-            mean = 0.0 if set(digits) & set(block.across) else 1.0 / len(block.local)
-            result[c][index] = (1 - relaxation) * np.eye(len(block.local)) + relaxation * mean
-    result[0] -= 1.0 / workers_per_node
-    return result
 
 
 def rule_cost(phase: RulePhase, radices: Sequence[int], problem: Problem) -> float:
@@ -169,7 +148,8 @@ def rule_alphabet(problem: Problem, radices: tuple[int, ...] | None = None) -> A
         spread = {phases[i] for i in np.linspace(0, len(phases) - 1, most, dtype=np.int64).tolist()}
         spread |= {(everybody,), *hinted_phases(problem, radices)}
         phases = tuple(phase for phase in phases if phase in spread)
-    matrices = np.stack([phase_matrices(phase, size, len(radices)) for phase in phases])
+    matrices = Operators.of_rule(RuleView(radices, phases, size), list(every_class(len(radices)))).matrices()
+    matrices[:, 0] -= 1 / size
     costs = np.array([rule_cost(phase, radices, problem) for phase in phases])
     crosses = np.array([any(block.across for block in phase) for phase in phases])
     return Alphabet(problem.cluster, rule_space(size, radices), phases, matrices, costs, crosses, radices).prune()

@@ -42,18 +42,14 @@ class MergedClass:
 def rule_and_worker_steps(schedule: Schedule) -> tuple[RuleView, tuple[int, ...]] | None:
     """The schedule as a rule, with the steps per round of each local rank.
 
-    None if the schedule is no rule, or if steps per round differ between nodes.
-
-    Raises:
-        ScheduleError: two blocks of one phase share a local rank.
+    None if the schedule is no rule, or if steps per round differ between nodes. Blocks of one phase that share a local
+    rank are refused.
     """
-    rule = schedule.rule(by_node=True)
+    rule, steps = schedule.rule(by_node=True), schedule.strategy.steps_per_round
     if rule is None:
         return None
-    if isinstance(
-        schedule.strategy.steps_per_round, int
-    ):  # a table of all workers would cost more than all metrics of a rule
-        of_rank = (schedule.strategy.steps_per_round,) * rule.workers_per_node
+    if isinstance(steps, int):  # a table of all workers would cost more than all metrics of a rule
+        of_rank = (steps,) * rule.workers_per_node
     else:
         # steps per round (num_nodes, workers_per_node): nodes are equal only if all rows are
         worker_steps = schedule.worker_steps().reshape(rule.num_nodes, rule.workers_per_node)
@@ -82,23 +78,17 @@ def merged_classes(rule: RuleView) -> list[MergedClass]:
             counts[key] = (old + count * (radix - 1), shown)
         if len(counts) > MAX_CLASSES:
             raise UndecidedError(f"rule: has more than {MAX_CLASSES} character classes; use fewer distinct digit sets")
+    rest, _ = counts.pop(frozenset())
     result = [MergedClass((), frozenset(), 1, holds_mean=True)]
-    for met, (count, digits) in counts.items():
-        if not met:
-            if count > 1:
-                idle = next(d for d in range(len(rule.radices)) if not any(d in s for s in sets))
-                result.append(MergedClass((idle,), met, count - 1, holds_mean=False))
-        else:
-            result.append(MergedClass(digits, met, count, holds_mean=False))
-    return result
+    if rest > 1:
+        idle = next(d for d in range(len(rule.radices)) if not any(d in s for s in sets))
+        result.append(MergedClass((idle,), frozenset(), rest - 1, holds_mean=False))
+    others = (MergedClass(digits, met, count, holds_mean=False) for met, (count, digits) in counts.items())
+    return [*result, *others]
 
 
 def rule_sectors(schedule: Schedule) -> Sectors | None:
-    """The sectors of a rule schedule, or None if the schedule is no rule or its classes are too large.
-
-    Raises:
-        ScheduleError: two blocks of one phase share a local rank.
-    """
+    """The sectors of a rule schedule, or None if the schedule is no rule or its classes are too large."""
     if (known := rule_and_worker_steps(schedule)) is None:
         return None
     rule, worker_steps = known
@@ -107,20 +97,12 @@ def rule_sectors(schedule: Schedule) -> Sectors | None:
     if len(classes) * len(lumps) ** 2 * len(rule.phases) > MAX_ENTRIES:
         return None
     how = f"character classes: {len(classes)} of size {len(lumps)}, any number of nodes"
-    batches = [
-        batch_of_classes(schedule, rule, worker_steps, classes, lumps),
-        *_odd_batches(schedule, rule, worker_steps, lumps),
-    ]
-    return Sectors(schedule.num_workers, batches, schedule.mixing.mixes_late, how)
+    batch, odd = batch_of_classes(schedule, rule, worker_steps, classes, lumps), _odd_batches(schedule, *known, lumps)
+    return Sectors(schedule.num_workers, [batch, *odd], schedule.mixing.mixes_late, how)
 
 
 def num_entries(schedule: Schedule) -> int:
-    """The g³ of all classes of size g together, which every metric of a rule costs some times; 0 of no rule.
-
-    Raises:
-        UndecidedError: more than 16,384 classes.
-        ScheduleError: two blocks of one phase share a local rank.
-    """
+    """The g³ of all classes of size g together, which every metric of a rule costs some times; 0 of no rule."""
     if (known := rule_and_worker_steps(schedule)) is None:
         return 0
     rule, worker_steps = known
