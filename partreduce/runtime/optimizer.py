@@ -35,7 +35,7 @@ from partreduce.runtime.elastic.generations import Generations, generations_of
 from partreduce.runtime.elastic.nodes_left import schedule_for_present_nodes, warn_nodes_missing
 from partreduce.runtime.elastic.voting import joins
 from partreduce.runtime.guard.wrapping import check_model, check_module, check_optimizer, check_run
-from partreduce.runtime.launcher.last_line import install_excepthook
+from partreduce.runtime.launcher.processes import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder
