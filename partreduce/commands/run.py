@@ -14,8 +14,9 @@ import typer
 from partreduce.console import console
 from partreduce.runtime.environment import NODE_RANKS, SCHEDULE
 from partreduce.runtime.generator.process import generator_process
+from partreduce.runtime.launcher.follower import Follower
 from partreduce.runtime.launcher.launch import Restarts, attempts, check_failure_limits, launch
-from partreduce.runtime.launcher.nodes import Endpoint, Follower, Nodes, same_on_all
+from partreduce.runtime.launcher.nodes import Endpoint, Nodes, same_on_all
 from partreduce.runtime.launcher.signals import Terminated, terminable
 from partreduce.topo.document.descriptors import descriptor_to_read
 from partreduce.topo.document.schedule import load_schedule
@@ -109,6 +110,8 @@ def command(
     ] = "",
 ) -> int:
     """Run a script in several processes; exits with the code of the worker that failed first."""
+    if str(script).startswith("-"):
+        raise typer.BadParameter(f"{script} is no option of run", param_hint="SCRIPT")
     loaded = None
     if schedule is not None:
         loaded = load_schedule(schedule)

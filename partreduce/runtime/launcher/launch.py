@@ -16,8 +16,6 @@ import itertools
 import os
 import re
 import secrets
-import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -26,7 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from partreduce.runtime import environment as env
-from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
+from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer, write_line
+from partreduce.runtime.launcher.nodes import LOOPBACK, Nodes, listen
 from partreduce.runtime.launcher.process_cleanup import orphans_ended
 from partreduce.runtime.launcher.processes import Child, Target, Worker, forked, import_once
 from partreduce.runtime.launcher.signals import Terminated, end_requested, terminable
@@ -36,10 +35,8 @@ from partreduce.topo.errors import EvictedError, FileError, InputError, MissingD
 
 if TYPE_CHECKING:
     from partreduce.runtime.elastic.coordinator import Coordinator
-    from partreduce.runtime.launcher.nodes import Nodes
     from partreduce.runtime.transport.torch_api import Store
 
-LOOPBACK = "127.0.0.1"
 FINAL = frozenset(error.exit_code for error in (InputError, FileError, MissingDependencyError, EvictedError))
 """Exit codes of mistakes, which the next attempt would meet as well, and of a run whose others ended well."""
 LONGEST_PAUSE = 60.0
@@ -241,9 +238,9 @@ def attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *
             if not code or end_requested() or code in FINAL or not restarts.left:
                 return code
             restarts.spend()
-            sys.stderr.write(
-                f"partreduce: attempt {number + 1} ended with exit code {code}; all workers begin again from their "
-                f"last checkpoint (restarts left: {restarts.left})\n"
+            write_line(
+                f"attempt {number + 1} ended with exit code {code}; all workers begin again from their "
+                f"last checkpoint (restarts left: {restarts.left})"
             )
             time.sleep(min(LONGEST_PAUSE, pause * 2**number))
             check_threads_ended(before)
@@ -259,7 +256,7 @@ def _code_of(
     except PartreduceError as error:
         if error.exit_code in FINAL or not restarts.left:
             raise
-        sys.stderr.write(f"partreduce: {error}\n")
+        write_line(f"{error}")
         return error.exit_code
 
 
@@ -334,9 +331,3 @@ def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
     listening, here = listen(address)
     port = listening.getsockname()[1]
     return store_on(listening, here), port
-
-
-def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
-    """A socket that listens for whoever reaches this machine at an address, and this machine's own name for itself."""
-    here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
-    return socket.create_server((here if here == address else "", port), family=family, backlog=4096), here

@@ -20,33 +20,23 @@ import secrets
 import selectors
 import signal
 import socket
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from partreduce.runtime import environment as env
-from partreduce.runtime.launcher.launch import (
-    Spares,
-    check_script,
-    check_threads_ended,
-    listen,
-    threads_of_process,
-    worker_variables,
-)
-from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
-from partreduce.runtime.launcher.process_cleanup import orphans_ended
-from partreduce.runtime.launcher.processes import Child, Line, Worker, forked, import_once
-from partreduce.runtime.launcher.signals import raise_unheard, terminable
-from partreduce.runtime.launcher.supervision import LOOK_SECONDS, Shutdown, ask_children_to_end, end_children, watch
+from partreduce.runtime.launcher.log_multiplexer import write_line
+from partreduce.runtime.launcher.processes import Line, Worker
+from partreduce.runtime.launcher.signals import raise_unheard
+from partreduce.runtime.launcher.supervision import LOOK_SECONDS
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
 
+LOOPBACK = "127.0.0.1"
 VERSION = 1
 DEFAULT_PORT = 29400
 """torchrun's."""
@@ -87,12 +77,20 @@ def same_on_all(schedule: str, **options: object) -> dict[str, str]:
     return {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()} | {"--schedule": digest}
 
 
-def _key(run_id: str) -> bytes:
+def key_of(run_id: str) -> bytes:
+    """What all launchers of a run know."""
     return hashlib.sha256(f"{os.environ.get(env.RUN_SECRET, '')}\0{run_id}".encode()).digest()
 
 
-def _derived(key: bytes, *parts: object) -> str:
+def derived(key: bytes, *parts: object) -> str:
+    """What only those who know the key can say of these parts."""
     return hmac.new(key, json.dumps(parts).encode(), hashlib.sha256).hexdigest()
+
+
+def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
+    """A socket that listens for whoever reaches this machine at an address, and this machine's own name for itself."""
+    here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
+    return socket.create_server((here if here == address else "", port), family=family, backlog=4096), here
 
 
 class Connection:
@@ -118,7 +116,7 @@ class Connection:
         try:
             self.socket.sendall(json.dumps(record).encode() + b"\n")
         except OSError as error:
-            self.problem = self.problem or _reason(error)
+            self.problem = self.problem or reason_of(error)
 
     def read(self) -> None:
         """Take what has come."""
@@ -132,7 +130,7 @@ class Connection:
         except TimeoutError:  # nothing has come; the kernel gives a connection up by an error of its own
             return
         except OSError as error:
-            self.problem = self.problem or _reason(error)
+            self.problem = self.problem or reason_of(error)
         except ValueError:
             self.problem = "the other side is no launcher of partreduce"
 
@@ -150,7 +148,8 @@ class Connection:
         self.socket.close()
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
+    """Why, in a few words."""
     return error.strerror or str(error) or type(error).__name__
 
 
@@ -176,7 +175,7 @@ class RemoteWorker(Worker):
         """The launcher there does not answer, though the connection stands: it may be stopped."""
         if not self.node.is_gone:
             end = "what runs there ends by itself when it does again"
-            sys.stderr.write(f"partreduce: node {self.node.rank} does not answer; {end}\n")
+            write_line(f"node {self.node.rank} does not answer; {end}")
             self.node.connection.problem = "it did not answer"
 
 
@@ -232,7 +231,7 @@ class Nodes:
         num_workers: int | None,
     ) -> None:
         self.address, self.secret, self.generator_key = endpoint.host, "", ""
-        self._endpoint, self._facts, self._key, self._num_nodes = endpoint, dict(facts), _key(run_id), num_nodes
+        self._endpoint, self._facts, self._key, self._num_nodes = endpoint, dict(facts), key_of(run_id), num_nodes
         self._placement, self._num_workers, self._attempt = placement, num_workers, 0
         self._nodes = dict[int, _Node]()
         self._mismatch, self._has_ended = "", False
@@ -240,7 +239,7 @@ class Nodes:
             self._listening, _ = listen(*endpoint)
         except OSError as error:
             raise UnavailableError(
-                f"--rdzv-endpoint {endpoint}: node 0 cannot listen there: {_reason(error)}"
+                f"--rdzv-endpoint {endpoint}: node 0 cannot listen there: {reason_of(error)}"
             ) from None
         self._selector = selectors.EpollSelector()
         self._selector.register(self._listening, selectors.EVENT_READ)
@@ -276,7 +275,7 @@ class Nodes:
         ends = [0, *accumulate(sizes)]
         cluster = self._placement or Cluster.irregular([list(range(*part)) for part in pairwise(ends)])
         nonce = secrets.token_hex(32)
-        self.secret, self.generator_key = (_derived(self._key, name, nonce) for name in ("run", "generator"))
+        self.secret, self.generator_key = (derived(self._key, name, nonce) for name in ("run", "generator"))
         ranks = [list(cluster.workers_of(node)) for node in range(self._num_nodes)]
         for node in self._nodes.values():
             node.workers = {rank: RemoteWorker(rank, node) for rank in ranks[node.rank]}
@@ -335,7 +334,7 @@ class Nodes:
                 raise UnavailableError(f"{names}: node 0 waited {START_SECONDS:g} s at {self._endpoint} for it {what}")
             if not has_spoken and time.monotonic() > start + PATIENCE_SECONDS:
                 has_spoken = True
-                sys.stderr.write(f"partreduce: node 0 waits at {self._endpoint} for {names} {what}\n")
+                write_line(f"node 0 waits at {self._endpoint} for {names} {what}")
 
     def _look(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
@@ -360,7 +359,7 @@ class Nodes:
         match record:
             case ["join", int(rank), int(size), dict(facts), str(nonce), str(proof)]:
                 reason = self._refusal(rank, size, facts)
-                if not hmac.compare_digest(proof, _derived(self._key, "join", connection.nonce, *record[1:5])):
+                if not hmac.compare_digest(proof, derived(self._key, "join", connection.nonce, *record[1:5])):
                     reason = "its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"
                 elif reason:
                     self._mismatch = self._mismatch or ("" if "taken" in reason else f"node {rank}: {reason}")
@@ -371,7 +370,7 @@ class Nodes:
             connection.problem = "it was refused"
             return
         connection.node = self._nodes[rank] = _Node(rank, size, connection)
-        connection.send("joined", _derived(self._key, "joined", nonce))
+        connection.send("joined", derived(self._key, "joined", nonce))
 
     def _refusal(self, rank: int, size: int, facts: Mapping[str, str]) -> str:
         for name, value in self._facts.items():
@@ -385,197 +384,3 @@ class Nodes:
         if self._placement is not None and size != (expected := len(self._placement.workers_of(rank))):
             return f"it has {size} workers; its node of the schedule has {expected}"
         return ""
-
-
-class _LostError(Exception):
-    """Node 0 is gone."""
-
-
-class _Orders:
-    """What node 0 says during an attempt, and how it is obeyed; `workers` are the released ones of this machine."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        attempt: int,
-        *,
-        first: Sequence[Child],
-        spares: Sequence[Child],
-        variables: Callable[[int], dict[str, str]],
-        generator_key: str,
-    ) -> None:
-        self.workers: list[Worker] = []
-        self.streams = {connection.socket.fileno(): b""}
-        self._connection, self._attempt, self._variables = connection, attempt, variables
-        self._first, self._spares, self._generator_key = first, spares, generator_key
-        self._starter: Spares | None = None
-        self._is_over = False
-
-    def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        if not last:
-            self._connection.read()
-        return [], not self._connection.problem
-
-    def collect(self, shutdown: Shutdown) -> bool:
-        """Obey, say who ended and with what, and whether the attempt still runs."""
-        while self._connection.records and not self._is_over:
-            self._obey()
-        if self._connection.problem and not self._is_over:
-            raise _LostError(self._connection.problem)
-        for worker in self.workers:
-            if worker.code is None and worker.reap():
-                complained = worker.has_complained or worker.has_more_to_say()
-                self._connection.send("ended", self._attempt, worker.rank, worker.code, complained)
-                if worker.code:
-                    ask_children_to_end(worker)
-        end_children(self.workers)
-        shutdown.escalate(self.workers)
-        has_ended = shutdown.request and all(worker.code is not None for worker in self.workers)
-        return not (self._is_over or has_ended)
-
-    def _obey(self) -> None:
-        match self._connection.records[0]:
-            case ["end", *_]:
-                self._is_over = True
-                return  # for who waits for the next attempt
-            case ["over"]:
-                self._is_over = True
-            case ["go", dict(further)]:
-                if env.GENERATOR in further:
-                    further[env.GENERATOR_KEYS] = self._generator_key
-                for worker in self._first:
-                    worker.release(further)
-                self.workers += self._first
-                self._starter = Spares(self._spares, self._variables, further)
-            case ["signal", int(rank), int(number)]:
-                latest = next(worker for worker in reversed(self.workers) if worker.rank == rank)
-                latest.signal(signal.Signals(number))
-            case ["start", int(rank), int(number)]:
-                if self._starter is not None and (child := self._starter.started(rank, number)) is not None:
-                    self.workers.append(child)
-        self._connection.records.popleft()
-
-
-@dataclass(frozen=True)
-class Follower:
-    """This machine's part of a run that node 0 decides: it runs a script in so many workers."""
-
-    endpoint: Endpoint
-    rank: int
-    num_workers: int
-    facts: Mapping[str, str]
-    run_id: str
-    script: Path
-    args: Sequence[str]
-    threads: int | None
-    environment: Mapping[str, str]
-    may_restart: bool
-
-    def run(self) -> int:
-        """Follow node 0 until the run ends; returns its exit code."""
-        with terminable(), orphans_ended():
-            import_once()
-            before, problem = threads_of_process(), ""
-            while True:
-                connection = self._connected(problem)
-                try:
-                    return self._followed(connection, before)
-                except _LostError as lost:
-                    problem = f"the connection to node 0 at {self.endpoint} ended: {lost}"
-                    if not self.may_restart:
-                        raise UnavailableError(f"node {self.rank}: {problem}; its workers were ended") from None
-                    sys.stderr.write(f"partreduce: node {self.rank}: {problem}; its workers were ended\n")
-                finally:
-                    connection.close()
-
-    def _connected(self, problem: str) -> Connection:
-        """A connection to node 0, which may be started later than this node."""
-        start, has_spoken = time.monotonic(), False
-        while time.monotonic() < start + START_SECONDS:
-            raise_unheard()
-            if not has_spoken and time.monotonic() > start + PATIENCE_SECONDS:
-                has_spoken = True
-                sys.stderr.write(f"partreduce: node {self.rank} waits for node 0 at {self.endpoint} ({problem})\n")
-            try:
-                connection = Connection(socket.create_connection(self.endpoint, ASK_SECONDS))
-            except OSError as error:
-                problem = _reason(error)
-                time.sleep(LOOK_SECONDS * 4)
-                continue
-            is_accepted = False
-            try:
-                is_accepted = self._is_accepted(connection, start + START_SECONDS)
-            finally:
-                if not is_accepted:
-                    connection.close()
-            if is_accepted:
-                return connection
-            problem = connection.problem or "it does not answer"
-            time.sleep(LOOK_SECONDS * 4)
-        raise UnavailableError(
-            f"node {self.rank}: node 0 cannot be reached at {self.endpoint} within {START_SECONDS:g} s ({problem}); "
-            "start the same command there, and name an address and a port that this node reaches"
-        )
-
-    def _is_accepted(self, connection: Connection, until: float) -> bool:
-        """Whether node 0 takes this node in; False where the connection ends before it answers."""
-        key = _key(self.run_id)
-        match connection.next(until):
-            case ["partreduce", int(version), str(nonce)] if version == VERSION:
-                said = [self.rank, self.num_workers, dict(self.facts), connection.nonce]
-                connection.send("join", *said, _derived(key, "join", nonce, *said))
-            case None if "no launcher" not in connection.problem:
-                return False
-            case _:
-                raise InputError(f"--rdzv-endpoint {self.endpoint}: what answers there is not node 0 of this version")
-        match connection.next(until):
-            case ["joined", str(proof)] if hmac.compare_digest(proof, _derived(key, "joined", connection.nonce)):
-                return True
-            case ["joined", *_]:
-                raise InputError(f"node 0 at {self.endpoint}: has another --rdzv-id or PARTREDUCE_RUN_SECRET")
-            case ["refused", str(reason)]:
-                raise InputError(f"node {self.rank}: node 0 at {self.endpoint} turned it away: {reason}")
-        return False
-
-    def _followed(self, connection: Connection, before: set[str]) -> int:
-        try:
-            check_script(self.script)
-        except InputError as error:
-            connection.send("refused", str(error))
-            raise
-        while (record := connection.next()) is not None:
-            match record:
-                case ["prepare", int(attempt), list(nodes), int(spares), str(nonce)]:
-                    check_threads_ended(before)
-                    if code := self._attempt(connection, attempt, Cluster.irregular(nodes), spares, nonce):
-                        return code
-                case ["end", int(code), str(reason)]:
-                    if reason:
-                        sys.stderr.write(f"partreduce: node {self.rank}: node 0 ended the run: {reason}\n")
-                    return code
-        raise _LostError(connection.problem)
-
-    def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:
-        """Run this machine's workers; the exit code if this launcher was asked to end, else 0."""
-        key, ranks = _key(self.run_id), cluster.workers_of(self.rank)
-        shared = {env.RUN_SECRET: _derived(key, "run", nonce), **self.environment}
-        variables = worker_variables(cluster, ranks, self.threads, shared)
-        waiting = [variables(rank) for rank in [*ranks, *ranks[:1] * spares]]
-        with forked(self.script, self.args, waiting) as children:
-            orders = _Orders(
-                connection,
-                attempt,
-                first=children[: len(ranks)],
-                spares=children[len(ranks) :],
-                variables=variables,
-                generator_key=_derived(key, "generator", nonce),
-            )
-            connection.send("ready", attempt)
-            shutdown, outlet = Shutdown(), LogMultiplexer()
-
-            def collect() -> bool:
-                return orders.collect(shutdown)
-
-            total, here = cluster.num_workers, len(ranks)
-            watch(orders.workers, [orders], shutdown, outlet, collect, num_workers=total, num_here=here)
-        return shutdown.code

@@ -10,8 +10,10 @@ import pytest
 
 from helpers.two_nodes import free_port, wait_until
 from partreduce.__main__ import main
+from partreduce.runtime.launcher import follower as follower_module
 from partreduce.runtime.launcher import nodes as nodes_module
-from partreduce.runtime.launcher.nodes import Connection, Endpoint, Follower, Nodes, same_on_all
+from partreduce.runtime.launcher.follower import Follower
+from partreduce.runtime.launcher.nodes import Connection, Endpoint, Nodes, derived, key_of, same_on_all
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError, UnavailableError
@@ -37,7 +39,8 @@ def listens(port):
 @pytest.fixture
 def node_0(monkeypatch):
     """Node 0 waits for node 1: its port, and what it raised, or the cluster."""
-    monkeypatch.setattr(nodes_module, "START_SECONDS", 20.0)
+    for module in (nodes_module, follower_module):
+        monkeypatch.setattr(module, "START_SECONDS", 20.0)
     monkeypatch.setattr(nodes_module, "END_SECONDS", 0.3)
     found = []
     port, told = free_port(), []
@@ -141,15 +144,15 @@ def test_nothing_that_is_sent_is_the_secret_of_workers(node_0, monkeypatch):
     connection = follower(port)._connected("")
     nonce = connection.next()[4]
     wait_until(lambda: found, seconds=30)
-    secret = nodes_module._derived(nodes_module._key("run"), "run", nonce)
+    secret = derived(key_of("run"), "run", nonce)
     assert len(seen) >= 3
     assert all(secret not in record for record in seen)
-    assert secret != nodes_module._derived(nodes_module._key("other"), "run", nonce)
+    assert secret != derived(key_of("other"), "run", nonce)
     connection.close()
 
 
 def test_what_answers_and_is_no_launcher_and_nobody_are_named(monkeypatch):
-    monkeypatch.setattr(nodes_module, "START_SECONDS", 1.0)
+    monkeypatch.setattr(follower_module, "START_SECONDS", 1.0)
     with nodes_module.socket.create_server(("127.0.0.1", 0)) as other:
 
         def answer():

@@ -84,13 +84,13 @@ def held(output):
 
 
 def check(run, survivors, codes, *said, steps_per_round=1, unheard=()):
-    """How both launchers ended, what survivors hold, and that nothing is left; of some nothing is heard any more."""
+    """How both launchers ended, what survivors hold, and that nothing is left; of some perhaps nothing is heard any more."""
     returned, output, errors = run.ended()
     assert returned == codes, errors
     own, end = held(output)
     members = [lambda this: [ALL if this < ROUND else survivors]]
     expected = replayed(*members, survivors, steps_per_round=steps_per_round, steps=STEPS * steps_per_round)
-    assert own.keys() == expected.keys() - unheard, errors
+    assert expected.keys() - unheard <= own.keys() <= expected.keys(), errors
     for rank, model in own.items():
         assert model == (expected[rank] if steps_per_round == 1 else pytest.approx(expected[rank], rel=1e-14)), errors
     assert len({tuple(model) for model in end.values()}) == 1, "they ended alike"
