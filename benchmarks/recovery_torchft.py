@@ -130,7 +130,7 @@ def _forked(action: Callable[[], None]) -> int:
 
 
 def _run(action: Callable[[], None], parent: int) -> NoReturn:
-    from partreduce.runtime.launcher.orphans import die_with_parent
+    from partreduce.runtime.launcher.process_cleanup import die_with_parent
 
     code = 1
     try:

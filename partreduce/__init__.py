@@ -37,6 +37,6 @@ def __getattr__(name: str) -> object:
 
 # A worker of torchrun: what is refused before the optimizer is made, too. The name is `runtime.environment.RUN_ID`.
 if "TORCHELASTIC_RUN_ID" in os.environ:
-    from partreduce.runtime.launcher.last_line import install_excepthook
+    from partreduce.runtime.launcher.processes import install_excepthook
 
     install_excepthook()

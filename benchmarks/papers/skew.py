@@ -104,7 +104,7 @@ def _begin(parent: int) -> None:
     import torch._dynamo
 
     import partreduce.runtime
-    from partreduce.runtime.launcher.orphans import die_with_parent
+    from partreduce.runtime.launcher.process_cleanup import die_with_parent
 
     die_with_parent(parent)
     import_all(partreduce.runtime)

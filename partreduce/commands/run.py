@@ -1,6 +1,8 @@
-"""`partreduce run`: start workers for a script, here as torchrun would, or on several hosts as mpirun would."""
+"""`partreduce run`: start workers for a script, on this machine or as one of several nodes, as torchrun would."""
 
 import contextlib
+import functools
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -10,13 +12,11 @@ from typing import Annotated
 import typer
 
 from partreduce.console import console
-from partreduce.runtime.environment import SCHEDULE
+from partreduce.runtime.environment import NODE_RANKS, SCHEDULE
 from partreduce.runtime.generator.process import generator_process
-from partreduce.runtime.launcher.beginning_again import Restarts, attempts
-from partreduce.runtime.launcher.hosts import placed, read_hosts
-from partreduce.runtime.launcher.launch import LOOPBACK, check_failure_limits, launch
-from partreduce.runtime.launcher.orphans import orphans_ended
-from partreduce.runtime.launcher.over_ssh import reached
+from partreduce.runtime.launcher.follower import Follower
+from partreduce.runtime.launcher.launch import Restarts, attempts, check_failure_limits, launch
+from partreduce.runtime.launcher.nodes import Endpoint, Nodes, same_on_all
 from partreduce.runtime.launcher.signals import Terminated, terminable
 from partreduce.topo.document.descriptors import descriptor_to_read
 from partreduce.topo.document.schedule import load_schedule
@@ -32,14 +32,14 @@ SETTINGS = {
         "ignore_unknown_options": True,
         "allow_interspersed_args": False,
         "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda token: token.replace("_", "-"),  # torchrun takes both spellings, too
     }
 }
-
-
-HOST_PAUSE = 2.0
-"""Seconds that hosts get before all workers begin again there, at first."""
+NODES_PAUSE = 2.0
+"""Seconds that nodes get before all workers begin again there, at first."""
 MAX_PROVED_WORKERS = 64
 """More than this run on no single machine for long; up to here a proof takes well under a second."""
+WORKERS, FAULTS, NODES = "Workers", "Fault tolerance", "Multi-node"
 
 
 def command(
@@ -48,77 +48,106 @@ def command(
     *,
     workers: Annotated[
         int | None,
-        typer.Option("--workers", "--nproc-per-node", "-n", help="Processes in all, on this machine.", min=1),
+        typer.Option(
+            "--nproc-per-node",
+            "--workers",
+            "-n",
+            min=1,
+            rich_help_panel=WORKERS,
+            help="Processes of this node; with --hosts, in all.",
+        ),
     ] = None,
-    simulate_nodes: Annotated[
-        int, typer.Option(help="Run as if the workers were spread over this many machines.", min=1)
-    ] = 1,
     schedule: Annotated[
-        Path | None, typer.Option(help="Take workers and nodes from this file and pass it on in PARTREDUCE_SCHEDULE.")
+        Path | None,
+        typer.Option(
+            rich_help_panel=WORKERS, help="Take workers and nodes from this file and pass it on in PARTREDUCE_SCHEDULE."
+        ),
     ] = None,
     threads: Annotated[
-        int | None, typer.Option(help="torch threads per worker (default: an equal share of the cores).", min=1)
+        int | None,
+        typer.Option(
+            min=1, rich_help_panel=WORKERS, help="torch threads per worker (default: an equal share of the cores)."
+        ),
     ] = None,
+    simulate_nodes: Annotated[
+        int,
+        typer.Option(min=1, rich_help_panel=WORKERS, help="Run as if the workers were spread over this many machines."),
+    ] = 1,
     tolerate_failures: Annotated[
         int | None,
         typer.Option(
+            min=0,
+            rich_help_panel=FAULTS,
             help="Continue with the other workers after up to this many have failed (default: what --schedule plans "
             "for, else 0).",
-            min=0,
         ),
     ] = None,
     max_restarts: Annotated[
         int,
         typer.Option(
+            min=0,
+            rich_help_panel=FAULTS,
             help="How often, in all, workers are started again: a failed one joins the others; where they cannot "
             "continue, all restart from their last checkpoint.",
-            min=0,
         ),
     ] = 0,
-    hosts: Annotated[
-        Path | None,
+    nnodes: Annotated[
+        int, typer.Option(min=1, rich_help_panel=NODES, help="On so many machines this command is run.")
+    ] = 1,
+    node_rank: Annotated[
+        int | None,
         typer.Option(
-            help="Start the workers on these machines over ssh: one a line in this file, as HOST or HOST slots=N."
+            min=0,
+            rich_help_panel=NODES,
+            help="Which of them this one is, from 0 on (default: what SLURM or an indexed Kubernetes Job says).",
         ),
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="With --hosts: this machine's address that all hosts reach (default: where ssh comes from)."),
-    ] = None,
-    ssh: Annotated[str, typer.Option(help="With --hosts: the ssh program with options, such as 'ssh -i KEY'.")] = "ssh",
+    rdzv_endpoint: Annotated[
+        str, typer.Option(metavar="HOST[:PORT]", rich_help_panel=NODES, help="Where all nodes reach node 0.")
+    ] = "",
+    rdzv_id: Annotated[
+        str, typer.Option(rich_help_panel=NODES, help="The run's name; nodes of another one are turned away.")
+    ] = "",
 ) -> int:
     """Run a script in several processes; exits with the code of the worker that failed first."""
+    if str(script).startswith("-"):
+        raise typer.BadParameter(f"{script} is no option of run", param_hint="SCRIPT")
     loaded = None
     if schedule is not None:
         loaded = load_schedule(schedule)
-        if workers is not None and workers != loaded.num_workers:
+        if nnodes == 1 and workers is not None and workers != loaded.num_workers:
             raise InputError(f"--workers {workers}: the schedule {schedule} is for {loaded.num_workers} workers")
-        workers = loaded.num_workers
-        if simulate_nodes == 1 and hosts is None and loaded.cluster.is_regular:
+        if simulate_nodes == 1 == nnodes and loaded.cluster.is_regular:
             simulate_nodes = loaded.cluster.num_nodes
         _warn_if_refuted(schedule, loaded)
-    placed = None if hosts is None else _placed(hosts, workers, simulate_nodes, loaded)
-    if workers is None and placed is None:
-        misplaced = {"--workers", "--nproc-per-node", "-n", "--schedule", "--hosts"} & set(context.args)
+    if simulate_nodes > 1 and nnodes > 1:
+        raise typer.BadParameter(
+            "simulates machines, and --nnodes means real ones; leave one of them out",
+            param_hint="--simulate-nodes",
+        )
+    rank = _node_rank(node_rank, nnodes)
+    endpoint = _endpoint(rdzv_endpoint) if nnodes > 1 else Endpoint("", 0)
+    workers = _num_workers_here(workers, loaded, nnodes, rank)
+    if workers is None:
+        misplaced = {"--workers", "--nproc-per-node", "-n", "--schedule"} & set(context.args)
         where = "; what follows the script is its own: write it before the script" if misplaced else ""
-        raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
+        raise typer.BadParameter(f"is needed, or --schedule{where}", param_hint="--workers")
     plan = None if loaded is None else loaded.failure_plan
     planned = 0 if loaded is None or plan is None else plan.most_failures(loaded.cluster)
     max_failures = planned if tolerate_failures is None else tolerate_failures
-    check_failure_limits(sum(map(len, placed.values())) if placed is not None else workers or 0, max_failures, 0)
+    if nnodes == 1 or loaded is not None:  # else only all nodes together know how many workers there are
+        check_failure_limits(workers if loaded is None else loaded.num_workers, max_failures, 0)
     require("torch", purpose="running workers")
     if max_restarts:
         require("safetensors", purpose="saving a worker's state for when it is started again")
 
     with contextlib.nullcontext() if schedule is None or loaded is None else _lasting(schedule, loaded) as path:
         run = _Run(
-            script, context.args, workers, simulate_nodes, threads, placed, ssh, address, loaded, path,
-            max_failures=max_failures,
+            script, context.args, workers, simulate_nodes, threads, loaded, path,
+            max_failures=max_failures, max_restarts=max_restarts,
         )  # fmt: skip
         try:
-            if max_restarts:
-                return attempts(run.attempt, max_restarts, pause=HOST_PAUSE if placed else 0.0)
-            return run.attempt({}, Restarts(0))
+            return run.alone() if nnodes == 1 else run.as_node(rank, nnodes, endpoint, rdzv_id)
         except Terminated as ended:
             return ended.exit_code
 
@@ -129,61 +158,101 @@ class _Run:
 
     script: Path
     args: list[str]
-    workers: int | None
-    nodes: int
+    workers: int
+    simulate_nodes: int
     threads: int | None
-    placed: dict[str, tuple[int, ...]] | None
-    ssh: str
-    address: str | None
     schedule: Schedule | None
     path: Path | None
     max_failures: int
+    max_restarts: int
 
-    def attempt(self, told: Mapping[str, str], restarts: Restarts) -> int:
-        """Run it once, with a generator and hosts of its own; `told` are further variables of its workers."""
-        joiners = restarts.left if self.max_failures else 0
-        with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
-            there = None
-            if self.placed is not None:
-                there = stack.enter_context(reached(self.placed, ssh=self.ssh, address=self.address))
-            environment = dict(told)
-            if self.path is not None:
-                environment[SCHEDULE] = str(self.path)
-            needs_generator = self.schedule is not None and self.schedule.strategy.needs_generator
-            if needs_generator and self.path is not None:
-                host = LOOPBACK if there is None else there.address
-                environment |= stack.enter_context(generator_process(self.path, host))
-            patient = self.schedule is not None and self.schedule.strategy.goes_on_without
-            if there is not None:
-                text = None if self.path is None else self.path.read_text(encoding="utf-8")
-                return there.launch(
-                    self.script, self.args, threads=self.threads, environment=environment, schedule=text,
-                    survive=needs_generator, patient=patient, max_failures=self.max_failures, max_restarts=joiners,
-                    restarted=restarts.spend,
-                )  # fmt: skip
-            assert self.workers is not None, "else they are placed"
-            return launch(
-                self.script,
-                self.args,
-                num_workers=self.workers,
-                num_nodes=self.nodes,
-                threads=self.threads,
-                environment=environment,
-                survive=needs_generator,
-                patient=patient,
-                max_failures=self.max_failures,
-                max_restarts=joiners,
-                restarted=restarts.spend,
-            )
+    @property
+    def environment(self) -> dict[str, str]:
+        return {} if self.path is None else {SCHEDULE: str(self.path)}
 
+    def alone(self) -> int:
+        return attempts(self.attempt, self.max_restarts)
 
-def _placed(hosts: Path, workers: int | None, nodes: int, schedule: Schedule | None) -> dict[str, tuple[int, ...]]:
-    """The workers of each host."""
-    if nodes > 1:
-        raise typer.BadParameter(
-            "simulates machines, and --hosts names real ones; leave one of them out", param_hint="--simulate-nodes"
+    def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
+        """Decide for all nodes as node 0, or follow it."""
+        text = "" if self.path is None else self.path.read_text(encoding="utf-8")
+        facts = same_on_all(text, nnodes=nnodes, tolerate_failures=self.max_failures, max_restarts=self.max_restarts)
+        if rank:
+            return Follower(
+                endpoint, rank, self.workers, facts, run_id, self.script, self.args, self.threads, self.environment,
+                may_restart=bool(self.max_restarts),
+            ).run()  # fmt: skip
+        cluster = None if self.schedule is None else self.schedule.cluster
+        placement = cluster if cluster is not None and cluster.num_nodes == nnodes else None
+        num_workers = None if cluster is None else cluster.num_workers
+        with (
+            terminable(),
+            Nodes(endpoint, facts, run_id, num_nodes=nnodes, placement=placement, num_workers=num_workers) as nodes,
+        ):
+            code = attempts(functools.partial(self.attempt, nodes=nodes), self.max_restarts, pause=NODES_PAUSE)
+            nodes.end(code)
+            return code
+
+    def attempt(self, variables: Mapping[str, str], restarts: Restarts, nodes: Nodes | None = None) -> int:
+        """Run it once, with a generator of its own; `variables` are further ones of its workers."""
+        needs_generator = self.schedule is not None and self.schedule.strategy.needs_generator
+        return launch(
+            self.script,
+            self.args,
+            num_workers=self.workers,
+            num_nodes=self.simulate_nodes,
+            threads=self.threads,
+            environment={**variables, **self.environment},
+            survive=needs_generator,
+            patient=self.schedule is not None and self.schedule.strategy.goes_on_without,
+            max_failures=self.max_failures,
+            max_restarts=restarts.left if self.max_failures else 0,
+            restarted=restarts.spend,
+            nodes=nodes,
+            generator=functools.partial(generator_process, self.path) if needs_generator and self.path else None,
         )
-    return placed(read_hosts(hosts), workers, None if schedule is None else schedule.cluster, hosts)
+
+
+def _node_rank(stated: int | None, nnodes: int) -> int:
+    """Which node this one is: as the command says, else as the cluster's launcher does."""
+    if nnodes == 1:
+        return 0
+    text = next((found for name in NODE_RANKS if (found := os.environ.get(name))), "")
+    if stated is None and not text.isdecimal():
+        raise typer.BadParameter("is needed with --nnodes: which of the nodes this one is", param_hint="--node-rank")
+    rank = int(text) if stated is None else stated
+    if rank >= nnodes:
+        raise typer.BadParameter(f"is {rank}; {nnodes} nodes are 0 to {nnodes - 1}", param_hint="--node-rank")
+    return rank
+
+
+def _endpoint(text: str) -> Endpoint:
+    try:
+        return Endpoint.parse(text)
+    except InputError as error:
+        raise typer.BadParameter(str(error), param_hint="--rdzv-endpoint") from None
+
+
+def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: int, rank: int) -> int | None:
+    """How many workers this node has: what the command says, which must fit the schedule, or what that says."""
+    if schedule is None:
+        return workers
+    if nnodes == 1:
+        return schedule.num_workers
+    nodes = schedule.cluster.num_nodes
+    if nodes not in (1, nnodes):
+        raise InputError(f"--nnodes {nnodes}: the schedule is for {nodes} nodes")
+    expected, rest = divmod(schedule.num_workers, nnodes)
+    if nodes == nnodes:
+        expected, rest = len(schedule.cluster.workers_of(rank)), 0
+    if workers is None and rest:
+        raise InputError(
+            f"--nnodes {nnodes}: {schedule.num_workers} workers of the schedule do not spread evenly over the nodes; "
+            "give each its --nproc-per-node"
+        )
+    if workers not in (None, expected) and nodes == nnodes:
+        raise InputError(f"--nproc-per-node {workers}: node {rank} of the schedule has {expected} workers")
+    return workers or expected
 
 
 def _warn_if_refuted(path: Path, schedule: Schedule) -> None:

@@ -12,7 +12,10 @@ MAX_RESTARTS = "PARTREDUCE_MAX_RESTARTS"
 RESTARTED = "PARTREDUCE_RESTARTED"
 """Only of a worker that was started in place of a failed one: how many were before it in this run."""
 RUN_SECRET = "PARTREDUCE_RUN_SECRET"  # noqa: S105 - the name of the variable
-"""What mailboxes mix into their keys, so that reading the store is not enough to write to a mailbox."""
+"""What mailboxes mix into their keys, so that reading the store is not enough to write to a mailbox.
+
+Where users set it for the launchers of all nodes, it is what those prove to one another, and each run's is derived.
+"""
 GENERATOR = "PARTREDUCE_GENERATOR"
 """The address of the group generator."""
 GENERATOR_KEYS = "PARTREDUCE_GENERATOR_KEYS"
@@ -43,6 +46,8 @@ AGENT_MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"
 SIZES_OF_LAUNCHERS = ("SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """What other launchers say of their size: with more than one process each would train by itself, unnoticed."""
 SLURM_NODEID = "SLURM_NODEID"
+NODE_RANKS = (GROUP_RANK, SLURM_NODEID, "JOB_COMPLETION_INDEX")
+"""Where torchrun, SLURM and an indexed Job of Kubernetes say which node this one is."""
 SLURM_TOPOLOGY = ("SLURM_TOPOLOGY_ADDR", "SLURM_TOPOLOGY_ADDR_PATTERN")
 SLURM_JOB = (
     "SLURM_JOB_ID",

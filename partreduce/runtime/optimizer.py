@@ -34,7 +34,7 @@ from partreduce.runtime.data.sampler import RoundSampler, by_steps_per_round, sa
 from partreduce.runtime.elastic.member import Member, joins
 from partreduce.runtime.elastic.support import schedule_for_present_nodes, supports_elastic, warn_nodes_missing
 from partreduce.runtime.guard.wrapping import check_model, check_module, check_optimizer, check_run
-from partreduce.runtime.launcher.last_line import install_excepthook
+from partreduce.runtime.launcher.processes import install_excepthook
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.liveness.uneven_inputs import UnevenInputs
 from partreduce.runtime.recorder import Recorder

@@ -10,7 +10,7 @@ from helpers.warm import WARM
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how-to/two-levels.md").read_text(encoding="utf-8")
-NAMES_OTHER_MACHINES = "--hosts"
+NAMES_OTHER_MACHINES = "--nnodes"
 
 
 @pytest.mark.processes

@@ -40,7 +40,7 @@ from helpers.scenarios import (
     train,
     until_heard,
 )
-from partreduce.runtime.launcher.launch import import_once
+from partreduce.runtime.launcher.processes import import_once
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport import gloo
 from partreduce.runtime.transport.torch_api import TCPStore

@@ -29,8 +29,8 @@ from helpers.signs import Signs
 from partreduce.runtime.generator.client import GeneratorClient
 from partreduce.runtime.generator.messages import key_in, new_key
 from partreduce.runtime.generator.service import GeneratorService
-from partreduce.runtime.launcher.launch import import_once
-from partreduce.runtime.launcher.orphans import die_with_parent
+from partreduce.runtime.launcher.process_cleanup import die_with_parent
+from partreduce.runtime.launcher.processes import import_once
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.mailbox import Bound, Mailbox
 from partreduce.runtime.transport.store import Notes, fresh_line

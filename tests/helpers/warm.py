@@ -24,8 +24,8 @@ import threading
 import types
 
 from helpers import children
-from partreduce.runtime.launcher import orphans
-from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything
+from partreduce.runtime.launcher import process_cleanup
+from partreduce.runtime.launcher.processes import end_as_python_does, flush_everything
 
 FOR_MOST = ("numpy.ma", "partreduce.runtime.profile", "scipy.sparse.csgraph", "torch.profiler", "yaml", "zmq")
 """Imported once for all commands and workers, beside what the launcher imports for its own."""
@@ -170,7 +170,7 @@ def _serve(listener):
 
 def _die_with(parent):
     """End when process `parent` does, which may have been killed and so can tell nobody."""
-    if not orphans.die_with_parent(parent):
+    if not process_cleanup.die_with_parent(parent):
         os._exit(1)
 
 
@@ -200,10 +200,10 @@ def _settle(descriptors, cwd, environment, session):
 def main():
     _die_with(int(sys.argv.pop(1)))
     from partreduce.commands import build_app
-    from partreduce.runtime.launcher import launch
+    from partreduce.runtime.launcher import processes
 
     with contextlib.suppress(ImportError):
-        launch.import_once()
+        processes.import_once()
         for name in FOR_MOST:
             importlib.import_module(name)
     build_app()

@@ -21,4 +21,4 @@ def test_no_other_module_writes_the_name_of_a_variable():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and (node.value in NAMES or str(node.value).startswith("PARTREDUCE_"))
     ]
-    assert found == ["runtime/launcher/over_ssh.py: PARTREDUCE_"], "the beginning of all of ours"
+    assert not found

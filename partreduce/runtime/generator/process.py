@@ -21,7 +21,7 @@ from pathlib import Path
 
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.messages import new_key
-from partreduce.runtime.launcher.orphans import die_with_parent
+from partreduce.runtime.launcher.process_cleanup import die_with_parent
 from partreduce.runtime.launcher.signals import Terminated, held, let_through, terminable
 from partreduce.runtime.transport.work import Background
 from partreduce.topo.errors import UnavailableError
@@ -33,14 +33,15 @@ MAX_RESTARTS = 5
 
 
 @contextlib.contextmanager
-def generator_process(schedule: Path, host: str = "127.0.0.1") -> Iterator[dict[str, str]]:
+def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None = None) -> Iterator[dict[str, str]]:
     """Inside, a generator for the schedule runs on this machine; yields the environment that its workers need.
 
     Args:
         schedule: a file that can be read more than once.
         host: the address of this machine at which it listens.
+        key: its key, by default a new one.
     """
-    key = new_key()
+    key = key or new_key()
     _sweep()
     place = Path(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
     command = [sys.executable, "-P", "-m", "partreduce", "generator", str(schedule), "--keys", "-"]

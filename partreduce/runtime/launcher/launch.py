@@ -1,62 +1,52 @@
-"""Launcher: N worker processes on this machine, forked after torch was imported (seconds instead of tens of seconds).
+"""Launcher: worker processes of this machine, forked after torch was imported (seconds instead of tens of seconds).
 
 The workers see the environment variables that torchrun sets, so an ordinary torch script works too. The store lives
-here, in the launcher: it outlives every worker, it is told at once when one dies, and only this machine reaches it.
-However the launcher ends, nothing that it started is left (see `orphans`).
+here, in the launcher: it outlives every worker, is told at once when one fails, and only this machine reaches it, or
+the nodes of the run (see `nodes`). However the launcher ends, nothing that it started is left (see `process_cleanup`).
+
+torch's elastic agent would do for one node: to keep survivors takes 57 lines of override (torch 2.13). But it starts
+each worker in an interpreter of its own, which imports torch: 8 workers take 14 to 17 s on 2 cores, forked ones 3 to 4.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import importlib
+import gc
 import itertools
-import json
 import os
 import re
 import secrets
-import signal
-import socket
-import sys
-import traceback
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from partreduce.runtime import environment as env
-from partreduce.runtime.launcher.fresh_start import draw_anew, fill_standard_descriptors, own_standard_streams
-from partreduce.runtime.launcher.interpreter_end import end_as_python_does, flush_everything, leave_clean_up_to_parent
-from partreduce.runtime.launcher.last_line import explained, tell
-from partreduce.runtime.launcher.orphans import CleanupProcess, die_with_parent
-from partreduce.runtime.launcher.outlet import LogMultiplexer
-from partreduce.runtime.launcher.signals import (
-    Terminated,
-    as_in_a_fresh_process,
-    end_by_signal,
-    held,
-    raise_unheard,
-    terminable,
-)
-from partreduce.runtime.launcher.supervision import Child, end_all, supervise
-from partreduce.runtime.launcher.workers import Worker
+from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer, write_line
+from partreduce.runtime.launcher.nodes import LOOPBACK, Nodes, listen
+from partreduce.runtime.launcher.process_cleanup import orphans_ended
+from partreduce.runtime.launcher.processes import Child, Target, Worker, forked, import_once
+from partreduce.runtime.launcher.signals import Terminated, end_requested, terminable
+from partreduce.runtime.launcher.supervision import GRACE_SECONDS, Source, supervise
 from partreduce.topo.cluster import Cluster
-from partreduce.topo.errors import InputError, PartreduceError
+from partreduce.topo.errors import EvictedError, FileError, InputError, MissingDependencyError, PartreduceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from types import TracebackType
-
     from partreduce.runtime.elastic.coordinator import Coordinator
     from partreduce.runtime.transport.torch_api import Store
 
-LOOPBACK = "127.0.0.1"
-MESSAGE_BYTES = 4096
-"""What a pipe passes on in one piece."""
-GRACE_SECONDS = 5.0
-"""How long the others may take to report a failure by themselves before they are ended."""
+FINAL = frozenset(error.exit_code for error in (InputError, FileError, MissingDependencyError, EvictedError))
+"""Exit codes of mistakes, which the next attempt would meet as well, and of a run whose others ended well."""
+LONGEST_PAUSE = 60.0
+"""Seconds between two attempts, at most; nodes need a while until they are back."""
+THREAD_SECONDS = 10.0
+"""In which the threads of an attempt that has ended are gone."""
 
 
 def launch(
-    target: str | Path | Callable[[], object],
+    target: Target,
     args: Sequence[str] = (),
     *,
     num_workers: int,
@@ -70,6 +60,8 @@ def launch(
     max_restarts: int = 0,
     restarted: Callable[[], object] = lambda: None,
     output: TextIO | None = None,
+    nodes: Nodes | None = None,
+    generator: Callable[[str, str | None], AbstractContextManager[Mapping[str, str]]] | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
@@ -82,7 +74,7 @@ def launch(
             numbers of its own in each worker, as under torchrun; a function goes on with those of the program that
             forks it. That must not have computed in several threads of torch: its copies would wait for them for ever.
         args: the script's arguments.
-        num_workers: processes in all.
+        num_workers: processes of this machine.
         num_nodes: pretend this many machines: sets LOCAL_RANK and LOCAL_WORLD_SIZE; must divide `num_workers`.
         threads: torch threads per worker; by default the cores are shared out, at least 1 each.
         environment: further variables for the workers.
@@ -92,92 +84,90 @@ def launch(
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
         max_failures: once all workers are connected, so many may fail by a signal or by silence; the others continue,
-            by the membership of their optimizer (see `elastic.member`).
+            by the membership of their optimizer (see `elastic.generations`).
         max_restarts: so often in all a failed worker is started again, and joins the others.
         restarted: called each time that one is.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
+        nodes: the launchers of the other nodes, whose workers are part of the run; this one is node 0.
+        generator: inside, a group generator runs, of which it yields the variables; it is called with the address at
+            which that listens, and with its key if the nodes have one.
 
     Raises:
         InputError: no such script, or counts that do not fit.
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")
-    check_failure_limits(num_workers, max_failures, max_restarts)
-    if not callable(target) and not Path(target).is_file():
-        raise InputError(f"{target}: is not a file; name a Python script")
-    if not callable(target) and Path(target).suffix in (".json", ".yaml", ".yml"):
-        raise InputError(
-            f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
-        )
-    shared = {env.RUN_SECRET: secrets.token_hex(32), **(environment or {})}
-    shared |= failure_environment(max_failures, max_restarts)
-    processes: list[Child] = []
+    check_script(target)
     try:
-        with terminable():
-            import_once()
-            raise_unheard()
-            flush_everything()
-            fill_standard_descriptors()
-            guardian = CleanupProcess()
-            try:
-                nodes = Cluster.regular(num_nodes, num_workers // num_nodes)
-                for rank in [*range(num_workers), *[0] * max_restarts]:
-                    start_worker(processes, guardian, target, args, worker_env(rank, nodes, threads) | shared)
-                # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
-                store, port = serve_store()
-                spares = Spares(processes[num_workers:], lambda rank: worker_env(rank, nodes, threads), port)
-                release_workers(processes[:num_workers], port)
-                workers: list[Worker] = [*processes[:num_workers]]
-                outlet = LogMultiplexer(output)
-                coordinator = _coordinator(
-                    workers, spares, store, outlet, max_failures=max_failures, restarted=restarted
-                )
-                return supervise(
-                    workers,
-                    processes[:num_workers],
-                    store,
-                    grace,
-                    outlet,
-                    survive=survive,
-                    patient=patient,
-                    coordinator=coordinator,
-                )
-            finally:
-                with held():
-                    end_all(processes)
-                    guardian.close()
+        with terminable(), contextlib.ExitStack() as stack:
+            if nodes is None:
+                cluster, ranks = Cluster.regular(num_nodes, num_workers // num_nodes), tuple(range(num_workers))
+                address, secret = LOOPBACK, secrets.token_hex(32)
+            else:
+                cluster = nodes.gathered(num_workers, max_restarts)
+                ranks, address, secret = cluster.workers_of(0), nodes.address, nodes.secret
+                stack.callback(nodes.end_attempt)
+            check_failure_limits(cluster.num_workers, max_failures, max_restarts)
+            shared = {
+                env.MASTER_ADDR: address,
+                env.RUN_SECRET: secret,
+                **(environment or {}),
+                **failure_environment(max_failures, max_restarts),
+            }
+            variables = worker_variables(cluster, ranks, threads, shared)
+            processes = stack.enter_context(
+                forked(target, args, [variables(rank) for rank in [*ranks, *ranks[:1] * max_restarts]])
+            )
+            # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
+            store, port = serve_store(address)
+            further = {env.MASTER_PORT: str(port), env.RUN_ID: f"partreduce-{os.getpid()}"}
+            if generator is not None:
+                further |= stack.enter_context(generator(address, None if nodes is None else nodes.generator_key))
+            mine, spares = processes[: len(ranks)], Spares(processes[len(ranks) :], variables, further)
+            workers: list[Worker] = [*mine]
+            if nodes is not None:
+                workers = sorted([*mine, *nodes.released(shared | further)], key=lambda worker: worker.rank)
+            for worker in mine:
+                worker.release(further)
+            outlet = LogMultiplexer(output)
+            coordinator: Coordinator[Worker] | None = None
+            if max_failures:
+                from partreduce.runtime.elastic.coordinator import Coordinator  # loads torch, as every worker does
+
+                number = 0
+
+                def start(rank: int) -> Worker | None:
+                    nonlocal number
+                    by = spares if nodes is None or rank in ranks else nodes
+                    started = None if number == max_restarts else by.started(rank, number + 1)
+                    number += started is not None
+                    return started
+
+                coordinator = Coordinator(workers, store, max_failures, outlet, start=start, restarted=restarted)
+            sources: list[Source] = [*mine] if nodes is None else [*mine, nodes]
+            return supervise(
+                workers, sources, store, grace, outlet, survive=survive, patient=patient, coordinator=coordinator
+            )
     except Terminated as ended:
         return ended.exit_code
 
 
-def _coordinator(
-    workers: list[Worker],
-    spares: Spares,
-    store: Store,
-    outlet: LogMultiplexer,
-    *,
-    max_failures: int,
-    restarted: Callable[[], object],
-) -> Coordinator[Worker] | None:
-    if not max_failures:
-        return None
-    from partreduce.runtime.elastic.coordinator import Coordinator  # loads torch, as every worker does
-
-    started = itertools.count(1)
-    return Coordinator(
-        workers,
-        store,
-        max_failures,
-        outlet,
-        start=lambda rank: spares.started(rank, next(started)),
-        restarted=restarted,
-    )
+def check_script(target: Target) -> None:
+    """Check that a script is one."""
+    if callable(target):
+        return
+    if not Path(target).is_file():
+        raise InputError(f"{target}: is not a file; name a Python script")
+    if Path(target).suffix in (".json", ".yaml", ".yml"):
+        raise InputError(
+            f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
+        )
 
 
 def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:
-    """The variables that tell workers how their run continues after failures."""
-    told = {env.MAX_FAILED: max_failures, env.MAX_RESTARTS: max_restarts}
-    return {name: str(number) for name, number in told.items() if number}
+    """The variables by which workers learn how their run continues after failures."""
+    limits = {env.MAX_FAILED: max_failures, env.MAX_RESTARTS: max_restarts}
+    return {name: str(number) for name, number in limits.items() if number}
 
 
 def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int) -> None:
@@ -194,54 +184,122 @@ def check_failure_limits(num_workers: int, max_failures: int, max_restarts: int)
 
 
 class Spares:
-    """Processes that wait to be started in the place of lost workers; they were forked together with these.
+    """Processes that wait to be started in the place of failed workers; they were forked together with these.
 
     A fork in the middle of a run would copy the locks of the store's thread, and not the thread.
     """
 
-    def __init__(self, waiting: Sequence[Child], variables: Callable[[int], dict[str, str]], port: int) -> None:
-        self._waiting, self._variables, self._port = list(waiting), variables, port
+    def __init__(
+        self, waiting: Sequence[Child], variables: Callable[[int], dict[str, str]], further: Mapping[str, str]
+    ) -> None:
+        self._waiting, self._variables, self._further = list(waiting), variables, further
 
     def started(self, rank: int, number: int) -> Child | None:
-        """A worker that has just been started with this rank, the run's so manieth; None where none is left."""
+        """A worker that has just been started with this rank, as number `number` of the run; None where none waits."""
         if not self._waiting:
             return None
         child = self._waiting.pop(0)
         child.rank = rank
-        release_workers([child], self._port, self._variables(rank) | {env.RESTARTED: str(number)})
+        child.release({**self._variables(rank), **self._further, env.RESTARTED: str(number)})
         return child
 
 
-IMPORTED_ONCE = (
-    "torch",
-    "torch._dynamo",  # torch.optim imports it when the first optimizer is made, which costs seconds
-    "partreduce.runtime.optimizer",
-    "partreduce.topo.document.canonical",
-    "partreduce.topo.document.schedule",
-)
+@dataclass
+class Restarts:
+    """How often a run may still start a worker, or all of them, again; its attempts count together."""
+
+    left: int
+
+    def spend(self) -> None:
+        self.left -= 1
 
 
-def import_once() -> None:
-    """Import here what every worker would import for itself after the fork."""
-    for name in IMPORTED_ONCE:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+def attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *, pause: float = 0.0) -> int:
+    """Make a first attempt, and further ones while they fail and restarts are left; the last one's exit code.
+
+    This is for every schedule: for those whose survivors cannot continue, and for the others where more fail than they
+    plan for. Each attempt has a store, workers and a generator of its own, so nothing of an attempt reaches the next
+    but what the script saved. Workers see the variables of torchrun's restarts. After SIGINT, SIGTERM or SIGHUP, which
+    are passed on to the attempt under way, no other follows.
+
+    Args:
+        attempt: is called with further variables for its workers, and spends restarts if it starts single ones again;
+            returns its exit code.
+        most: restarts in all; a new attempt takes one.
+        pause: seconds before the second attempt, twice as long before each later one.
+    """
+    import_once()
+    restarts = Restarts(most)
+    with terminable():
+        before = threads_of_process()
+        for number in itertools.count():
+            with orphans_ended():
+                code = _code_of(attempt, {env.RESTART_COUNT: str(number), env.AGENT_MAX_RESTARTS: str(most)}, restarts)
+            if not code or end_requested() or code in FINAL or not restarts.left:
+                return code
+            restarts.spend()
+            write_line(
+                f"attempt {number + 1} ended with exit code {code}; all workers begin again from their "
+                f"last checkpoint (restarts left: {restarts.left})"
+            )
+            time.sleep(min(LONGEST_PAUSE, pause * 2**number))
+            check_threads_ended(before)
+    raise AssertionError("the last attempt returns")
 
 
-def worker_env(rank: int, nodes: Cluster, threads: int | None, *, beside: int | None = None) -> dict[str, str]:
+def _code_of(
+    attempt: Callable[[Mapping[str, str], Restarts], int], variables: Mapping[str, str], restarts: Restarts
+) -> int:
+    """An attempt's exit code, also where it ends by an error, of which the next attempt may know nothing."""
+    try:
+        return attempt(variables, restarts)
+    except PartreduceError as error:
+        if error.exit_code in FINAL or not restarts.left:
+            raise
+        write_line(f"{error}")
+        return error.exit_code
+
+
+def threads_of_process() -> set[str]:
+    """The threads of this process; of torch's store the kernel knows them alone."""
+    return {path.name for path in Path("/proc/self/task").iterdir()}
+
+
+def check_threads_ended(before: set[str]) -> None:
+    """Wait until no thread is left of an attempt; a fork would copy what it has locked, and not the thread."""
+    gc.collect()  # an error that is not yet forgotten keeps the store, and that its server
+    deadline = time.monotonic() + THREAD_SECONDS
+    while left := threads_of_process() - before:
+        if time.monotonic() > deadline:
+            names = []
+            for thread in sorted(left):
+                with contextlib.suppress(OSError):
+                    names.append(Path("/proc/self/task", thread, "comm").read_text().strip())
+            raise RuntimeError(f"launcher: threads of an attempt that has ended still run: {', '.join(names)}")
+        time.sleep(0.002)
+
+
+def worker_variables(
+    cluster: Cluster, ranks: Sequence[int], threads: int | None, shared: dict[str, str]
+) -> Callable[[int], dict[str, str]]:
+    """The environment of each of this machine's workers."""
+    return lambda rank: worker_env(rank, cluster, threads, num_here=len(ranks)) | shared
+
+
+def worker_env(rank: int, nodes: Cluster, threads: int | None, *, num_here: int | None = None) -> dict[str, str]:
     """What a worker finds in its environment.
 
     Args:
         rank: the worker.
         nodes: which worker runs where.
         threads: of torch; by default the cores of this machine shared out.
-        beside: how many workers there are on this machine; all by default.
+        num_here: how many workers there are on this machine; all by default.
     """
     node, local = int(nodes.node_of()[rank]), int(nodes.local_rank_of()[rank])
     cores = len(os.sched_getaffinity(0))
     # OpenMP takes a list with a number for each level of nesting; what it does not understand it ignores, and so do we.
     stated = re.match(r"\s*([0-9]{1,6})\s*(,|$)", os.environ.get(env.OMP_NUM_THREADS, ""), re.ASCII)
-    count = threads or int(stated[1] if stated else 0) or max(1, cores // (beside or nodes.num_workers))
+    count = threads or int(stated[1] if stated else 0) or max(1, cores // (num_here or nodes.num_workers))
     return {
         env.RANK: str(rank),
         env.WORLD_SIZE: str(nodes.num_workers),
@@ -262,198 +320,14 @@ def worker_env(rank: int, nodes: Cluster, threads: int | None, *, beside: int | 
     }
 
 
-def start_worker(
-    workers: list[Child],
-    guardian: CleanupProcess,
-    target: str | Path | Callable[[], object],
-    args: Sequence[str],
-    variables: Mapping[str, str],
-) -> None:
-    """Fork a worker and note it among those that run here; it waits for `release_workers`."""
-    with held():
-        settle = _settling(workers, guardian)
-        workers.append(_fork(int(variables[env.RANK]), target, args, variables, settle))
-        guardian.watch(workers[-1].pid)
-
-
-def _settling(earlier: Sequence[Child], guardian: CleanupProcess) -> Callable[[], None]:
-    """What a forked worker does first: it closes the pipes of the workers before it and of the guardian."""
-
-    def settle() -> None:
-        for descriptor in [d for worker in earlier for d in (worker.go, *worker.streams)]:
-            os.close(descriptor)
-        guardian.forget_in_child()
-
-    return settle
-
-
-def _fork(
-    rank: int,
-    target: str | Path | Callable[[], object],
-    args: Sequence[str],
-    variables: Mapping[str, str],
-    settle: Callable[[], None],
-) -> Child:
-    """Start one worker; signals are held. It calls `settle` to close what is not its own."""
-    go_read, go_write = os.pipe()
-    out_read, out_write = os.pipe()
-    err_read, err_write = os.pipe()
-    parent = os.getpid()
-    pid = os.fork()
-    if pid:
-        for descriptor in (go_read, out_write, err_write):
-            os.close(descriptor)
-        with contextlib.suppress(OSError):  # the child does so, too; whoever comes first
-            os.setpgid(pid, pid)
-        return Child(rank, pid, go_write, {out_read: b"", err_read: b""})
-    code = 70
-    try:
-        try:
-            for descriptor in (go_write, out_read, err_read):
-                os.close(descriptor)
-            settle()
-            os.setpgid(0, 0)
-            if not die_with_parent(parent):
-                os._exit(70)
-            leave_clean_up_to_parent()
-            own_standard_streams(out_write, err_write)
-            told = os.read(go_read, MESSAGE_BYTES)
-            if not told:
-                os._exit(70)
-            os.close(go_read)
-            code = _become_worker(target, args, {**variables, **json.loads(told)})
-        except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
-            traceback.print_exc()
-        with contextlib.suppress(BaseException):
-            flush_everything()
-    finally:  # alone, so that Ctrl-C in the lines before does not let a second launcher out
-        if code < 0:
-            end_by_signal(-code)
-        os._exit(code & 0xFF)
-
-
-_left: list[object] = []
-"""The names of the script that ended, or the exception that ended it, whose frames have them.
-
-Nothing of it is destroyed while Python runs, as in a program of its own: the destructor of a gloo group keeps the
-interpreter's lock while it waits for a thread, which may need it to let go of the last sum (torch 2.13).
-"""
-
-
-def _keep_destroyed_groups() -> None:
-    """Keep also what the script takes down by `torch.distributed.destroy_process_group`, for the same reason.
-
-    The last to let go of such a group is often a DistributedDataParallel, when the function that made it returns.
-    """
-    import torch.distributed as dist
-
-    destroy = dist.destroy_process_group
-
-    @functools.wraps(destroy)
-    def keep_and_destroy(group: dist.ProcessGroup | None = None) -> None:
-        _left.append(group or dist.group.WORLD)
-        destroy(group)
-
-    dist.destroy_process_group = keep_and_destroy
-
-
-def _become_worker(target: str | Path | Callable[[], object], args: Sequence[str], variables: Mapping[str, str]) -> int:
-    """What a forked child does; returns its exit code, or minus the signal that ends it."""
-    import runpy
-
-    import torch
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.environ.update(variables)
-    torch.set_num_threads(int(variables[env.OMP_NUM_THREADS]))
-    _keep_destroyed_groups()
-    code = 0
-    try:
-        as_in_a_fresh_process()  # from here on Ctrl-C ends it like any other program
-        if callable(target):
-            target()
-        else:
-            draw_anew()
-            sys.argv = [str(target), *args]
-            sys.path.insert(0, str(Path(target).resolve().parent))
-            _left.append(runpy.run_path(str(target), run_name="__main__"))
-    except BaseException as error:  # noqa: BLE001 - the script's own error
-        _left.append(error)
-        code = _code_of(error)
-    if code == 0 and not callable(target):
-        _warn_if_schedule_unused(target, variables)
-    end_as_python_does()
-    return code
-
-
-def _code_of(error: BaseException) -> int:
-    """Say what ended the script, as Python does, and with which exit code; minus the signal that ends it."""
-    if isinstance(error, SystemExit):
-        if error.code is not None and not isinstance(error.code, int):
-            sys.stderr.write(f"{error.code}\n")
-            return 1
-        return (error.code or 0) & 0xFF
-    if isinstance(error, KeyboardInterrupt):
-        return -signal.SIGINT
-    sys.last_value = known = explained(error)
-    if isinstance(known, PartreduceError):
-        return tell(known)
-    _say(error)
-    return 1
-
-
-def _warn_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -> None:
-    """Say once what a script lacks that has trained, if at all, without the schedule that it was started with."""
-    from partreduce.runtime.transport.rendezvous import has_joined
-
-    schedule = variables.get(env.SCHEDULE)
-    if schedule is None or has_joined() or variables[env.RANK] != "0" or variables[env.WORLD_SIZE] == "1":
-        return
-    sys.stderr.write(
-        f"partreduce: {script} ended without a DistributedOptimizer, so nothing followed {schedule}; it needs\n"
-        "    import partreduce\n"
-        "    data = partreduce.shard_dataset(data)  # this worker's part\n"
-        f'    optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["{env.SCHEDULE}"])\n'
-    )
-
-
-def _say(error: BaseException) -> None:
-    """Show the script's own error as the script wants it shown."""
-    try:
-        error.with_traceback(_of_the_script(error.__traceback__))
-        sys.excepthook(type(error), error, error.__traceback__)
-    except BaseException:  # noqa: BLE001 - as Python does
-        traceback.print_exc()
-
-
-def _of_the_script(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the launcher's own frames; whole where nothing else is in it."""
-    rest = trace
-    while rest is not None and rest.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
-        rest = rest.tb_next
-    return rest or trace
-
-
 def serve_store(address: str = LOOPBACK) -> tuple[Store, int]:
     """Start the store on a free port, which is returned beside it.
 
     For this machine alone it is given a socket that listens there only: by itself it would on all addresses, for
-    anybody. For other hosts, which reach it at `address`, it does, so that this process needs no network to ask it.
+    anybody. For other nodes, which reach it at `address`, it does, so that this process needs no network to ask it.
     """
     from partreduce.runtime.transport.torch_api import store_on
 
-    here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
-    listening = socket.create_server((here if here == address else "", 0), family=family, backlog=4096)
+    listening, here = listen(address)
     port = listening.getsockname()[1]
     return store_on(listening, here), port
-
-
-def release_workers(workers: Sequence[Child], port: int, variables: Mapping[str, str] | None = None) -> None:
-    """Tell forked workers the store's port, for which they wait, and further variables."""
-    told = json.dumps({**(variables or {}), env.MASTER_PORT: str(port)}).encode()
-    for worker in workers:
-        with contextlib.suppress(BrokenPipeError):
-            os.write(worker.go, told)
-        os.close(worker.go)
-        worker.go = -1

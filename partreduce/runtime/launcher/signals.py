@@ -112,6 +112,11 @@ def raise_unheard() -> None:
         raise _exception(_unheard[0])
 
 
+def end_requested() -> bool:
+    """Whether a signal asked for the end of what runs inside `terminable`."""
+    return _asked > float("-inf")
+
+
 def heard() -> None:
     """Say that the exception of a signal has arrived."""
     _unheard.clear()
@@ -137,7 +142,7 @@ def let_through(before: set[int]) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
-def as_in_a_fresh_process() -> None:
+def default_signals() -> None:
     """For a forked child: the default handlers, and nothing held."""
     _restore(number for number in ENDING if signal.getsignal(number) is _raise)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)

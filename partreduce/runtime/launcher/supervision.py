@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 import selectors
 import signal
-import sys
-import termios
 import time
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from partreduce.runtime.launcher.orphans import end_groups
-from partreduce.runtime.launcher.outlet import ErrorDeduplicator
+from partreduce.runtime.launcher.log_multiplexer import ErrorDeduplicator
+from partreduce.runtime.launcher.processes import Child, Line, Worker
 from partreduce.runtime.launcher.signals import (
     Terminated,
     format_end,
@@ -25,79 +21,39 @@ from partreduce.runtime.launcher.signals import (
     raise_unheard,
     shell_exit_code,
 )
-from partreduce.runtime.launcher.workers import ANSWER_SECONDS, Worker
 from partreduce.topo.errors import EvictedError, UnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from partreduce.runtime.elastic.coordinator import Coordinator
-    from partreduce.runtime.launcher.outlet import LogMultiplexer
+    from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
     from partreduce.runtime.transport.torch_api import Store
 
 CONSEQUENCE = UnavailableError.exit_code
 """Of a worker that ends because another one is missing: who ends first of these two is chance."""
+GRACE_SECONDS = 5.0
+"""How long the others may take to report a failure by themselves before they are ended."""
+ANSWER_SECONDS = 10.0
+"""How long a node may take to say that its workers, which it was told to kill, have ended."""
+LOOK_SECONDS = 0.05
 CHILDREN_SECONDS = 2.0
 """How long what a failed worker has started may live on, to clean up."""
 
 
 class Source(Protocol):
-    """What writes lines of workers: a worker's process, or the connection to a host that has several."""
+    """What the launcher listens to: a worker's process, or the launchers of other nodes."""
 
     streams: dict[int, bytes]
     """By descriptor, the line that is unfinished."""
 
     def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        """The complete lines that have come, and whether there may be more.
-
-        With `last` what has come so far is all that counts, although somebody may hold the pipe open.
-        """
+        """As of `Child`."""
         ...
 
 
-class Line(NamedTuple):
-    """What a worker wrote: to its standard output, or to the errors."""
-
-    worker: Worker
-    errors: bool
-    text: str
-
-
 @dataclass(slots=True)
-class Child(Worker):
-    """A process of this machine: it waits for the store's port on the pipe `go`; `streams` are its output and errors.
-
-    It stays a zombie until the run ends, so that its number is its process group's and nobody else's.
-    """
-
-    pid: int
-    go: int
-    streams: dict[int, bytes] = field(default_factory=dict)
-
-    def reap(self) -> bool:
-        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
-            return False
-        self.code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-        return True
-
-    def signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-            os.killpg(self.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
-
-    def has_more_to_say(self) -> bool:
-        errors = list(self.streams)[-1]
-        return bool(_num_waiting(errors) or self.streams[errors])
-
-    def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
-        lines, is_open = complete_lines(self.streams, descriptor, last=last)
-        errors = descriptor == list(self.streams)[-1]
-        return [Line(self, errors, line.decode(errors="replace")) for line in lines], is_open
-
-
-@dataclass(slots=True)
-class _Shutdown:
+class Shutdown:
     """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
 
     With `survive` workers that a signal ends, or that the group generator gave up, do not count, as long as one is
@@ -175,30 +131,64 @@ def supervise(
     With `coordinator` the others continue without workers that a signal ended, as long as it says so, and those that it
     starts in their place are added to `workers`.
     """
-    shutdown = _Shutdown(survive, patient)
+    shutdown = Shutdown(survive, patient)
+    watch(
+        workers,
+        sources,
+        shutdown,
+        outlet,
+        lambda: _collect(workers, store, shutdown, grace, outlet, coordinator=coordinator),
+        grace=grace,
+        pause=None if coordinator is None else lambda: coordinator.pause,
+    )
+    # A run that continued without a worker that was evicted says so, even where all others ended well.
+    evicted = (coordinator is not None and coordinator.evicted) or any(
+        worker.code == EvictedError.exit_code for worker in workers
+    )
+    return shutdown.code or (EvictedError.exit_code if evicted else 0)
+
+
+def watch(
+    workers: list[Worker],
+    sources: Sequence[Source],
+    shutdown: Shutdown,
+    outlet: LogMultiplexer,
+    collect: Callable[[], bool],
+    *,
+    grace: float = GRACE_SECONDS,
+    pause: Callable[[], float] | None = None,
+    num_workers: int | None = None,
+    num_here: int | None = None,
+) -> None:
+    """Forward output, and call `collect` between looks, until it returns that nobody runs any more.
+
+    Signals that ask this process to end are passed on to the workers. `num_workers` are those of the whole run, and
+    `num_here` those whose lines come here.
+    """
     drained = float("inf")
-    width, alike = len(str(len(workers) - 1)), ErrorDeduplicator(outlet, len(workers))
+    width = len(str((num_workers or len(workers)) - 1))
+    alike = ErrorDeduplicator(outlet, num_here or sum(isinstance(source, Child) for source in sources))
     with held() as mask, selectors.DefaultSelector() as selector:
         for source in sources:
             for descriptor in source.streams:
                 selector.register(descriptor, selectors.EVENT_READ, source)
         running = True
         # A worker's pipes close before its exit code can be read; its own child may hold a pipe open for ever.
-        while running or (selector.get_map() and time.monotonic() < drained):
+        while running or (
+            time.monotonic() < drained and any(isinstance(key.data, Child) for key in selector.get_map().values())
+        ):
             try:
                 with let_through(mask):
                     raise_unheard()
-                    for key, _ in selector.select(timeout=0.05 if coordinator is None else coordinator.pause):
+                    for key, _ in selector.select(timeout=LOOK_SECONDS if pause is None else pause()):
                         if not _forward(key.fd, key.data, outlet, alike, width):
                             selector.unregister(key.fd)
                     alike.show()
                 known = len(workers)
-                if running and not (
-                    running := _collect(workers, store, shutdown, grace, outlet, coordinator=coordinator)
-                ):
+                if running and not (running := collect()):
                     drained = time.monotonic() + 0.5
                 for started in [worker for worker in workers[known:] if isinstance(worker, Child)]:
-                    for descriptor in started.streams:  # a host's stream has all its workers' lines
+                    for descriptor in started.streams:
                         selector.register(descriptor, selectors.EVENT_READ, started)
             except Terminated as ended:
                 heard()
@@ -210,11 +200,6 @@ def supervise(
             for key in list(selector.get_map().values()):
                 _forward(key.fd, key.data, outlet, alike, width, last=True)
             alike.show(everything=True)
-    # A run that went on without a worker that was given up says so, even where all others ended well.
-    fenced = (coordinator is not None and coordinator.evicted) or any(
-        worker.code == EvictedError.exit_code for worker in workers
-    )
-    return shutdown.code or (EvictedError.exit_code if fenced else 0)
 
 
 def _is_lost(worker: Worker) -> bool:
@@ -232,7 +217,7 @@ def _ended_by_itself(worker: Worker) -> bool:
 def _collect(
     workers: list[Worker],
     store: Store,
-    shutdown: _Shutdown,
+    shutdown: Shutdown,
     grace: float,
     outlet: LogMultiplexer,
     *,
@@ -249,8 +234,7 @@ def _collect(
         is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
         was_ended = shutdown.has_signalled or (coordinator is not None and coordinator.has_ended(worker))
         _tell(store, worker, outlet, first=is_first, ended=was_ended)
-        worker.signal(signal.SIGTERM)
-        worker.children_until = time.monotonic() + CHILDREN_SECONDS
+        ask_children_to_end(worker)
         if (
             coordinator is None
             or shutdown.has_signalled
@@ -259,12 +243,23 @@ def _collect(
             shutdown.failed(worker, workers, grace)
         elif (started := coordinator.restart(worker)) is not None:
             workers.append(started)
+    end_children(workers)
+    shutdown.escalate(workers)
+    return any(worker.code is None for worker in workers)
+
+
+def ask_children_to_end(worker: Worker) -> None:
+    """Ask what a failed worker has started to end; `end_children` does not ask."""
+    worker.signal(signal.SIGTERM)
+    worker.children_until = time.monotonic() + CHILDREN_SECONDS
+
+
+def end_children(workers: Sequence[Worker]) -> None:
+    """End what failed workers have started, once it had the time to clean up."""
     for worker in workers:
         if time.monotonic() > worker.children_until:
             worker.children_until = float("inf")
             worker.signal(signal.SIGKILL)
-    shutdown.escalate(workers)
-    return any(worker.code is None for worker in workers)
 
 
 def _forward(
@@ -281,16 +276,6 @@ def _forward(
         if shown:
             outlet.write("".join(shown), errors=errors)
     return is_open
-
-
-def complete_lines(streams: dict[int, bytes], descriptor: int, *, last: bool) -> tuple[list[bytes], bool]:
-    """Read a pipe, leave its unfinished line in `streams`, and say whether more may come."""
-    chunk = os.read(descriptor, _num_waiting(descriptor) if last else 65536)
-    *lines, rest = (streams[descriptor] + chunk).split(b"\n")
-    if (last or not chunk) and rest:
-        lines, rest = [*lines, rest], b""
-    streams[descriptor] = rest
-    return lines, bool(chunk)
 
 
 def _tell(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, ended: bool) -> None:
@@ -328,25 +313,8 @@ def _tell(store: Store, worker: Worker, outlet: LogMultiplexer, *, first: bool, 
         notes.count(CHANGES, 1)
 
 
-def _num_waiting(descriptor: int) -> int:
-    """How many bytes lie in a pipe."""
-    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
 def _signal(workers: Sequence[Worker], number: signal.Signals) -> None:
     """Send a signal to the running workers and to what they started."""
     for worker in workers:
         if worker.code is None:
             worker.signal(number)
-
-
-def end_all(workers: Sequence[Child]) -> None:
-    """Leave nothing behind, whatever happened above."""
-    _signal(workers, signal.SIGKILL)
-    end_groups({worker.pid for worker in workers})
-    for worker in workers:
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(worker.pid, 0)
-        for descriptor in [*worker.streams, *([worker.go] if worker.go >= 0 else [])]:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from partreduce.runtime.averaging.mean_model import average_model
 from partreduce.runtime.elastic.member import Member
-from partreduce.runtime.launcher.last_line import explain_by
+from partreduce.runtime.launcher.processes import explain_by
 from partreduce.runtime.strategies.base import Run
 from partreduce.runtime.transport.communicators import first_line
 from partreduce.runtime.transport.rendezvous import forget, hosts_store

@@ -70,7 +70,7 @@ def test_a_script_in_place_of_a_cluster_is_named_with_the_option_that_takes_it(f
     ("arguments", "code", "said"),
     [
         ("run --workers 2 schedule.json", 65, "a schedule goes before the script: --schedule schedule.json SCRIPT"),
-        ("run --hosts bytes --schedule schedule.json train.py", 65, "bytes: is not text in UTF-8; write a host a line"),
+        ("run --rdzv-backend c10d --workers 2 train.py", 2, "--rdzv-backend is no option of run"),
         ("measure --workers 2 --model-bytes 0B", 2, "--model-bytes 0B: nothing would be moved; write the size"),
         ("measure --workers 2 -o none/c.yaml", 74, "none/c.yaml: cannot be written: there is no folder"),
         ("design 2x2 -o .", 74, ".: cannot be written: Is a directory"),
@@ -83,7 +83,6 @@ def test_a_mistake_ends_before_any_work_in_one_line_with_a_way_out(folder, capsy
     """Some were tracebacks, and an output without a folder was found out after minutes of measuring."""
     write_schedule("schedule.json", Schedule("pairs", Cluster.regular(1, 2), Pairwise(active=(0,))))
     (folder / "train.py").write_text("")
-    (folder / "bytes").write_bytes(b"\xff\xfe")
     (folder / "empty").write_text("")
     assert main(arguments.split()) == code
     (line,) = capsys.readouterr().err.splitlines()

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore
 
 from partreduce.runtime.elastic.coordinator import Coordinator
-from partreduce.runtime.launcher.outlet import LogMultiplexer
+from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.store import CHANGES, DEATHS, JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, RELEASED, Notes
 

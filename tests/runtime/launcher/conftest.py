@@ -1,22 +1,36 @@
-"""Hosts, for tests of runs over several."""
+"""Two nodes, for tests of runs over several."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from helpers.sshd import Hosts, why_not
+from helpers.two_nodes import Begun, Network, why_no_network
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    if reason := why_not():
+def begin(tmp_path: Path) -> Iterator[Callable[..., Begun]]:
+    """Starts runs in the test's folder; what is left of them ends with the test."""
+    made: list[Begun] = []
+
+    def begin(*arguments: Any, **options: Any) -> Begun:
+        made.append(Begun(tmp_path, *arguments, **options))
+        return made[-1]
+
+    yield begin
+    for run in made:
+        run.close()
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    if reason := why_no_network():
         pytest.skip(reason)
-    made = Hosts(tmp_path)
+    made = Network()
     yield made
     made.close()

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import warnings
 from fractions import Fraction
@@ -15,8 +16,7 @@ import torch
 from helpers import children
 from helpers.elastic_runs import RATE, gradient, start_of, wait_for
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
-from partreduce.runtime.launcher.beginning_again import attempts
-from partreduce.runtime.launcher.launch import launch
+from partreduce.runtime.launcher.launch import attempts, check_threads_ended, launch, threads_of_process
 from partreduce.runtime.launcher.signals import Terminated
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster
@@ -197,41 +197,76 @@ def test_what_failed_is_tried_again_and_neither_a_mistake_nor_a_run_that_ended(c
     assert capfd.readouterr().err.count("begin again") == len(codes) - 1
 
 
-def test_an_error_of_an_attempt_is_its_line_and_its_exit_code(capfd):
+def test_an_error_of_an_attempt_is_its_line_and_the_next_one_may_know_nothing_of_it(capfd):
+    errors = [UnavailableError("store: is gone"), InputError("cluster: is none"), AssertionError("not reached")]
+
     def attempt(*_):
-        raise InputError("cluster: is none")
+        raise errors.pop(0)
 
-    assert attempts(attempt, 3) == InputError.exit_code
-    assert capfd.readouterr().err == "partreduce: cluster: is none\n"
+    with pytest.raises(InputError, match="cluster: is none"):
+        attempts(attempt, 3)
+    assert len(errors) == 1
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == "partreduce: store: is gone"
+    assert second.startswith("partreduce: attempt 1 ended with exit code 69;")
 
 
-@pytest.mark.parametrize(
-    ("raised", "code"), [(KeyboardInterrupt(), 128 + signal.SIGINT), (Terminated(signal.SIGTERM), 128 + signal.SIGTERM)]
-)
-def test_an_attempt_that_is_asked_to_end_while_it_starts_ends_without_a_word(raised, code, capfd):
+def test_the_error_of_the_last_attempt_is_the_command_s_to_say(capfd):
     def attempt(*_):
-        raise raised
+        raise UnavailableError("store: is gone")
 
-    assert attempts(attempt, 0) == code
-    assert not capfd.readouterr().err
+    with pytest.raises(UnavailableError):
+        attempts(attempt, 1)
+    assert capfd.readouterr().err.count("partreduce: store: is gone") == 1
 
 
-def test_an_attempt_that_is_killed_itself_leaves_nothing_and_the_next_one_runs(tmp_path):
-    def work():
-        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-            (tmp_path / f"pid-{os.getpid()}").touch()
-            if os.environ["RANK"] == "0":
-                while len(list(tmp_path.glob("pid-*"))) < 2:
-                    time.sleep(0.01)
-                os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(600)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_after_a_request_to_end_no_attempt_follows(number):
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for one in handlers:  # a suite in the background ignores some
+        signal.signal(one, signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL)
+    made = []
 
-    assert attempts(lambda told, _: launch(work, num_workers=2, threads=1, environment=told), 1) == 0
-    pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.iterdir()]
-    assert len(pids) == 2
-    for pid in pids:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
+    def attempt(*_):
+        made.append(1)
+        try:
+            signal.raise_signal(number)
+        except (KeyboardInterrupt, Terminated):
+            return 128 + number
+        raise AssertionError
+
+    try:
+        assert attempts(attempt, 3) == 128 + number
+        assert made == [1]
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+
+
+def test_no_thread_of_an_attempt_is_left_when_the_next_one_forks(tmp_path):
+    """The store's server is a thread of torch; of Python's own threads a fork would copy the locks, too."""
+    before, seen = threads_of_process(), []
+
+    def attempt(variables, _):
+        seen.append(threads_of_process() - before)
+        return launch(lambda: os.kill(os.getpid(), signal.SIGKILL), num_workers=1, threads=1, environment=variables)
+
+    assert attempts(attempt, 2) == 128 + signal.SIGKILL
+    assert seen == [set()] * 3
+
+
+def test_a_thread_that_an_attempt_leaves_is_named_before_the_next_fork(monkeypatch):
+    monkeypatch.setattr("partreduce.runtime.launcher.launch.THREAD_SECONDS", 0.1)
+    before, end = threads_of_process(), threading.Event()
+    left = threading.Thread(target=end.wait)
+    left.start()
+    try:
+        with pytest.raises(RuntimeError, match="threads of an attempt that has ended still run: "):
+            check_threads_ended(before)
+    finally:
+        end.set()
+        left.join()
+    check_threads_ended(before)
 
 
 SCRIPT = """

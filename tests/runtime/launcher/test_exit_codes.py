@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 
 import pytest
 
 from helpers.warm import WARM
-from partreduce.runtime.launcher.beginning_again import attempts
+from partreduce.runtime.launcher.launch import attempts
 from partreduce.runtime.launcher.signals import format_end, shell_exit_code
-from partreduce.runtime.launcher.supervision import Child, _is_lost, _Shutdown
+from partreduce.runtime.launcher.supervision import Child, Shutdown, _is_lost
 
 EXIT_CODES = [1, 2, 77, 128, 130, 137, 143, 192, 193, 255]
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV, signal.SIGRTMIN + 1]
@@ -68,39 +67,9 @@ def test_a_run_that_begins_again_reports_the_exit_code_of_a_worker(script, code)
     assert "internal error" not in done.stderr
 
 
-@pytest.mark.parametrize(("code", "number"), [(255, 0), (193, 0), (128 + 9, signal.SIGKILL), (128 + 35, 35)])
-def test_an_attempt_ends_with_an_exit_code_or_with_that_of_a_signal(code, number):
-    def attempt(_variables, _restarts):
-        if number:
-            os.kill(os.getpid(), number)
-        return code
-
-    assert attempts(attempt, 0) == code
-
-
-LOCAL_SSH = """#!/bin/sh
-for command; do :; done
-export SSH_CONNECTION="127.0.0.1 1 127.0.0.1 2"
-exec sh -c "$command"
-"""
-"""Runs on this machine what ssh would run on a host."""
-
-
-@pytest.mark.processes
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(("way", "number"), [("exit", 255), ("exit", 137), ("signal", signal.SIGSEGV)])
-def test_a_worker_of_another_host_ends_by_an_exit_code_or_by_a_signal(script, tmp_path, way, number):
-    (ssh := tmp_path / "local-ssh").write_text(LOCAL_SSH)
-    ssh.chmod(0o755)
-    (tmp_path / "hosts").write_text("a\nb\n")
-    options = ["--workers", "2", "--hosts", tmp_path / "hosts", "--ssh", ssh]
-    done = WARM.run("partreduce", "run", *options, script, way, int(number), cwd=tmp_path)
-    if way == "signal":
-        assert done.returncode == 128 + number, done.stderr
-        check_signal_message(done.stderr, number)
-    else:
-        assert done.returncode == number, done.stderr
-        check_exit_code_message(done.stderr, number)
+@pytest.mark.parametrize("code", [255, 193])
+def test_an_attempt_s_exit_code_is_the_run_s(code):
+    assert attempts(lambda *_: code, 0) == code
 
 
 @pytest.mark.processes
@@ -128,7 +97,7 @@ def test_a_worker_that_a_signal_ended_is_lost(number):
 def test_an_exit_code_that_looks_like_a_signal_is_no_request_to_end_the_run(monkeypatch, code, number):
     sent = []
     monkeypatch.setattr(Child, "signal", lambda _, sent_number: sent.append(sent_number))
-    workers, shutdown = [Child(0, 0, 0, code=code), Child(1, 0, 0)], _Shutdown()
+    workers, shutdown = [Child(0, 0, 0, code=code), Child(1, 0, 0)], Shutdown()
     shutdown.failed(workers[0], workers, 5.0)
     assert shutdown.code == code
     assert not shutdown.has_signalled

@@ -11,8 +11,8 @@ from torch.distributed import HashStore
 
 from helpers import children
 from helpers.warm import WARM
-from partreduce.runtime.launcher.fresh_start import fill_standard_descriptors
-from partreduce.runtime.launcher.outlet import LogMultiplexer
+from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
+from partreduce.runtime.launcher.processes import fill_standard_descriptors
 from partreduce.runtime.launcher.signals import terminable
 from partreduce.runtime.launcher.supervision import Child, supervise
 

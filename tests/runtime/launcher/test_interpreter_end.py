@@ -12,7 +12,7 @@ import pytest
 
 from helpers import children
 from helpers.warm import WARM
-from partreduce.runtime.launcher.interpreter_end import leave_clean_up_to_parent
+from partreduce.runtime.launcher.processes import leave_clean_up_to_parent
 
 pytestmark = pytest.mark.processes
 

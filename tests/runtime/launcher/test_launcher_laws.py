@@ -11,8 +11,7 @@ import pytest
 from partreduce.runtime.launcher import supervision
 from partreduce.runtime.launcher.launch import worker_env
 from partreduce.runtime.launcher.signals import shell_exit_code
-from partreduce.runtime.launcher.supervision import Child, _Shutdown
-from partreduce.runtime.launcher.workers import ANSWER_SECONDS
+from partreduce.runtime.launcher.supervision import ANSWER_SECONDS, Child, Shutdown
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import EvictedError
 
@@ -83,7 +82,7 @@ def to_all(number, ranks):
 
 
 def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_then_ended(monkeypatch):
-    machine, shutdown = Machine(monkeypatch), _Shutdown()
+    machine, shutdown = Machine(monkeypatch), Shutdown()
     machine.ends(shutdown, 2, 0)
     assert machine.after(10 * GRACE, shutdown) == []
     machine.ends(shutdown, 1, 7)
@@ -99,7 +98,7 @@ def test_the_first_failure_counts_and_the_rest_are_asked_after_their_grace_and_t
 
 
 def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monkeypatch):
-    machine, shutdown = Machine(monkeypatch), _Shutdown()
+    machine, shutdown = Machine(monkeypatch), Shutdown()
     shutdown.asked(signal.SIGTERM, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGTERM, range(4))
     assert shutdown.has_signalled
@@ -111,13 +110,13 @@ def test_who_asks_a_run_to_end_gets_it_ended_and_at_once_when_asking_again(monke
     shutdown.asked(signal.SIGTERM, GRACE, machine.workers)
     assert machine.sent == to_all(signal.SIGKILL, [1, 2, 3])
     assert shutdown.code == 143
-    shutdown = _Shutdown()
+    shutdown = Shutdown()
     shutdown.asked(signal.SIGINT, GRACE, machine.workers)
     assert (shutdown.code, shutdown.has_signalled) == (130, True)
 
 
 def test_who_does_not_end_although_it_was_killed_is_given_up_once(monkeypatch):
-    machine, shutdown, given_up = Machine(monkeypatch), _Shutdown(), []
+    machine, shutdown, given_up = Machine(monkeypatch), Shutdown(), []
     monkeypatch.setattr(Child, "give_up", lambda child: given_up.append(child.rank))
     shutdown.asked(signal.SIGTERM, GRACE, machine.workers)
     machine.after(GRACE + 0.5, shutdown)
@@ -133,7 +132,7 @@ def test_who_survives_lost_workers_ends_by_errors_alone_and_when_nobody_is_left(
     """Workers end in any order, each well, by an error, by a signal, or given up by the others."""
     draw = random.Random(seed)
     survive, patient = draw.random() < 0.5, draw.random() < 0.5
-    machine, shutdown = Machine(monkeypatch), _Shutdown(survive=survive, patient=patient)
+    machine, shutdown = Machine(monkeypatch), Shutdown(survive=survive, patient=patient)
     lost = (-signal.SIGKILL, EvictedError.exit_code)
     codes = {rank: draw.choice([0, 1, *lost]) for rank in draw.sample(range(4), 4)}
     first, hurried, ended = 0, False, []

@@ -428,7 +428,7 @@ def test_errors_are_shown_in_one_line_from_the_import_on_where_torchrun_started_
 
 @pytest.mark.parametrize("ends", ["raise ValueError('theirs')", "raise StoreLostError('ours')"])
 def test_only_errors_of_ours_are_shown_in_one_line(ends):
-    code = "from partreduce.runtime.launcher.last_line import install_excepthook\n"
+    code = "from partreduce.runtime.launcher.processes import install_excepthook\n"
     code += "from partreduce.topo.errors import StoreLostError\ninstall_excepthook()\n" + ends
     done = WARM.run("-c", code, timeout=60)
     if "theirs" in ends:
@@ -441,7 +441,7 @@ def test_only_errors_of_ours_are_shown_in_one_line(ends):
 
 @pytest.mark.parametrize("error", ["ValueError('theirs')", "StoreLostError('ours')"])
 def test_errors_of_ours_are_one_line_in_a_thread_of_the_script_too(error):
-    code = "import threading\nfrom partreduce.runtime.launcher.last_line import install_excepthook\n"
+    code = "import threading\nfrom partreduce.runtime.launcher.processes import install_excepthook\n"
     code += "from partreduce.topo.errors import StoreLostError\ninstall_excepthook()\n"
     code += f"def work():\n    raise {error}\nthread = threading.Thread(target=work)\nthread.start()\nthread.join()"
     done = WARM.run("-c", code, timeout=60)

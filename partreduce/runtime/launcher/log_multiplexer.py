@@ -31,6 +31,11 @@ class LogMultiplexer:
         stream.flush()
 
 
+def write_line(text: str) -> None:
+    """Say something of the launcher's own, at once also where standard error is a file."""
+    LogMultiplexer().write(f"partreduce: {text}\n", errors=True)
+
+
 class ErrorDeduplicator:
     """Shows one mistake that several workers tell in the same words once: `[0-3] InputError: …`."""
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from partreduce.runtime.launcher.launch import launch
-from partreduce.runtime.launcher.outlet import ErrorDeduplicator, LogMultiplexer
+from partreduce.runtime.launcher.log_multiplexer import ErrorDeduplicator, LogMultiplexer
 
 MISTAKE = "InputError: schedule 'x': is for 3 workers"
 

@@ -1,0 +1,232 @@
+"""A launcher of another node than node 0: it forks its workers, forwards their lines, and does what node 0 says."""
+
+from __future__ import annotations
+
+import hmac
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from partreduce.runtime import environment as env
+from partreduce.runtime.launcher.launch import (
+    Spares,
+    check_script,
+    check_threads_ended,
+    threads_of_process,
+    worker_variables,
+)
+from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer, write_line
+from partreduce.runtime.launcher.nodes import (
+    ASK_SECONDS,
+    PATIENCE_SECONDS,
+    START_SECONDS,
+    VERSION,
+    Connection,
+    Endpoint,
+    derived,
+    key_of,
+    reason_of,
+)
+from partreduce.runtime.launcher.process_cleanup import orphans_ended
+from partreduce.runtime.launcher.processes import Child, Line, Worker, forked, import_once
+from partreduce.runtime.launcher.signals import raise_unheard, terminable
+from partreduce.runtime.launcher.supervision import LOOK_SECONDS, Shutdown, ask_children_to_end, end_children, watch
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, UnavailableError
+
+
+class _LostError(Exception):
+    """Node 0 is gone."""
+
+
+class _Orders:
+    """What node 0 says during an attempt, and how it is obeyed; `workers` are the released ones of this machine."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        attempt: int,
+        *,
+        first: Sequence[Child],
+        spares: Sequence[Child],
+        variables: Callable[[int], dict[str, str]],
+        generator_key: str,
+    ) -> None:
+        self.workers: list[Worker] = []
+        self.streams = {connection.socket.fileno(): b""}
+        self._connection, self._attempt, self._variables = connection, attempt, variables
+        self._first, self._spares, self._generator_key = first, spares, generator_key
+        self._starter: Spares | None = None
+        self._is_over = False
+
+    def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
+        if not last:
+            self._connection.read()
+        return [], not self._connection.problem
+
+    def collect(self, shutdown: Shutdown) -> bool:
+        """Obey, say who ended and with what, and whether the attempt still runs."""
+        while self._connection.records and not self._is_over:
+            self._obey()
+        if self._connection.problem and not self._is_over:
+            raise _LostError(self._connection.problem)
+        for worker in self.workers:
+            if worker.code is None and worker.reap():
+                complained = worker.has_complained or worker.has_more_to_say()
+                self._connection.send("ended", self._attempt, worker.rank, worker.code, complained)
+                if worker.code:
+                    ask_children_to_end(worker)
+        end_children(self.workers)
+        shutdown.escalate(self.workers)
+        has_ended = shutdown.request and all(worker.code is not None for worker in self.workers)
+        return not (self._is_over or has_ended)
+
+    def _obey(self) -> None:
+        match self._connection.records[0]:
+            case ["end", *_]:
+                self._is_over = True
+                return  # for who waits for the next attempt
+            case ["over"]:
+                self._is_over = True
+            case ["go", dict(further)]:
+                if env.GENERATOR in further:
+                    further[env.GENERATOR_KEYS] = self._generator_key
+                for worker in self._first:
+                    worker.release(further)
+                self.workers += self._first
+                self._starter = Spares(self._spares, self._variables, further)
+            case ["signal", int(rank), int(number)]:
+                latest = next(worker for worker in reversed(self.workers) if worker.rank == rank)
+                latest.signal(signal.Signals(number))
+            case ["start", int(rank), int(number)]:
+                if self._starter is not None and (child := self._starter.started(rank, number)) is not None:
+                    self.workers.append(child)
+        self._connection.records.popleft()
+
+
+@dataclass(frozen=True)
+class Follower:
+    """This machine's part of a run that node 0 decides: it runs a script in so many workers."""
+
+    endpoint: Endpoint
+    rank: int
+    num_workers: int
+    facts: Mapping[str, str]
+    run_id: str
+    script: Path
+    args: Sequence[str]
+    threads: int | None
+    environment: Mapping[str, str]
+    may_restart: bool
+
+    def run(self) -> int:
+        """Follow node 0 until the run ends; returns its exit code."""
+        with terminable(), orphans_ended():
+            import_once()
+            before, problem = threads_of_process(), ""
+            while True:
+                connection = self._connected(problem)
+                try:
+                    return self._followed(connection, before)
+                except _LostError as lost:
+                    problem = f"the connection to node 0 at {self.endpoint} ended: {lost}"
+                    if not self.may_restart:
+                        raise UnavailableError(f"node {self.rank}: {problem}; its workers were ended") from None
+                    write_line(f"node {self.rank}: {problem}; its workers were ended")
+                finally:
+                    connection.close()
+
+    def _connected(self, problem: str) -> Connection:
+        """A connection to node 0, which may be started later than this node."""
+        start, has_spoken = time.monotonic(), False
+        while time.monotonic() < start + START_SECONDS:
+            raise_unheard()
+            if not has_spoken and time.monotonic() > start + PATIENCE_SECONDS:
+                has_spoken = True
+                write_line(f"node {self.rank} waits for node 0 at {self.endpoint} ({problem})")
+            try:
+                connection = Connection(socket.create_connection(self.endpoint, ASK_SECONDS))
+            except OSError as error:
+                problem = reason_of(error)
+                time.sleep(LOOK_SECONDS * 4)
+                continue
+            is_accepted = False
+            try:
+                is_accepted = self._is_accepted(connection, start + START_SECONDS)
+            finally:
+                if not is_accepted:
+                    connection.close()
+            if is_accepted:
+                return connection
+            problem = connection.problem or "it does not answer"
+            time.sleep(LOOK_SECONDS * 4)
+        raise UnavailableError(
+            f"node {self.rank}: node 0 cannot be reached at {self.endpoint} within {START_SECONDS:g} s ({problem}); "
+            "start the same command there, and name an address and a port that this node reaches"
+        )
+
+    def _is_accepted(self, connection: Connection, until: float) -> bool:
+        """Whether node 0 takes this node in; False where the connection ends before it answers."""
+        key = key_of(self.run_id)
+        match connection.next(until):
+            case ["partreduce", int(version), str(nonce)] if version == VERSION:
+                said = [self.rank, self.num_workers, dict(self.facts), connection.nonce]
+                connection.send("join", *said, derived(key, "join", nonce, *said))
+            case None if "no launcher" not in connection.problem:
+                return False
+            case _:
+                raise InputError(f"--rdzv-endpoint {self.endpoint}: what answers there is not node 0 of this version")
+        match connection.next(until):
+            case ["joined", str(proof)] if hmac.compare_digest(proof, derived(key, "joined", connection.nonce)):
+                return True
+            case ["joined", *_]:
+                raise InputError(f"node 0 at {self.endpoint}: has another --rdzv-id or PARTREDUCE_RUN_SECRET")
+            case ["refused", str(reason)]:
+                raise InputError(f"node {self.rank}: node 0 at {self.endpoint} turned it away: {reason}")
+        return False
+
+    def _followed(self, connection: Connection, before: set[str]) -> int:
+        try:
+            check_script(self.script)
+        except InputError as error:
+            connection.send("refused", str(error))
+            raise
+        while (record := connection.next()) is not None:
+            match record:
+                case ["prepare", int(attempt), list(nodes), int(spares), str(nonce)]:
+                    check_threads_ended(before)
+                    if code := self._attempt(connection, attempt, Cluster.irregular(nodes), spares, nonce):
+                        return code
+                case ["end", int(code), str(reason)]:
+                    if reason:
+                        write_line(f"node {self.rank}: node 0 ended the run: {reason}")
+                    return code
+        raise _LostError(connection.problem)
+
+    def _attempt(self, connection: Connection, attempt: int, cluster: Cluster, spares: int, nonce: str) -> int:
+        """Run this machine's workers; the exit code if this launcher was asked to end, else 0."""
+        key, ranks = key_of(self.run_id), cluster.workers_of(self.rank)
+        shared = {env.RUN_SECRET: derived(key, "run", nonce), **self.environment}
+        variables = worker_variables(cluster, ranks, self.threads, shared)
+        waiting = [variables(rank) for rank in [*ranks, *ranks[:1] * spares]]
+        with forked(self.script, self.args, waiting) as children:
+            orders = _Orders(
+                connection,
+                attempt,
+                first=children[: len(ranks)],
+                spares=children[len(ranks) :],
+                variables=variables,
+                generator_key=derived(key, "generator", nonce),
+            )
+            connection.send("ready", attempt)
+            shutdown, outlet = Shutdown(), LogMultiplexer()
+
+            def collect() -> bool:
+                return orders.collect(shutdown)
+
+            total, here = cluster.num_workers, len(ranks)
+            watch(orders.workers, [orders], shutdown, outlet, collect, num_workers=total, num_here=here)
+        return shutdown.code

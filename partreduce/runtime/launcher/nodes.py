@@ -1,0 +1,386 @@
+"""A run over several nodes: the launcher of node 0 decides, and those of the others follow it over one connection each.
+
+What a failure means, who is told of it and when the rest is ended is decided in `supervision`, on node 0, which also
+serves the store and the group generator. The other launchers fork their workers, forward their lines to their own
+output, and obey. Records are JSON texts, one a line. The kernel asks a silent connection's other side whether it is
+there, so that a failed node, a cut link and a killed launcher are noticed on both sides; a stopped launcher is not.
+
+Both sides prove that they know the run's name and its secret, if it has one, and nothing secret is sent: what workers
+share is derived from both and from a random number of node 0's. Who can change packets on the way is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from partreduce.runtime import environment as env
+from partreduce.runtime.launcher.log_multiplexer import write_line
+from partreduce.runtime.launcher.processes import Line, Worker
+from partreduce.runtime.launcher.signals import raise_unheard
+from partreduce.runtime.launcher.supervision import LOOK_SECONDS
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError, PartreduceError, UnavailableError
+
+LOOPBACK = "127.0.0.1"
+VERSION = 1
+DEFAULT_PORT = 29400
+"""torchrun's."""
+START_SECONDS = 300.0
+"""In which all nodes have come and imported torch, which over a network file system takes minutes."""
+PATIENCE_SECONDS = 3.0
+"""After which a node says for whom it waits."""
+END_SECONDS = 10.0
+"""In which the other launchers have ended once the run has."""
+IDLE_SECONDS, ASK_SECONDS, SILENT_SECONDS = 5, 5, 20
+"""The kernel asks a silent connection's other side after so long, then every few seconds, and gives up at last."""
+LONGEST_RECORD = 2**20
+UNSENT = (env.RUN_SECRET, env.GENERATOR_KEYS, env.SCHEDULE)
+"""Variables that the other launchers have of their own."""
+
+
+class Endpoint(NamedTuple):
+    """Where all nodes reach node 0."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """`HOST`, `HOST:PORT` or `[IPv6]:PORT`, as torchrun reads them."""
+        host, sign, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
+        if not host.strip("[]") or (sign and not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16)):
+            raise InputError(f"is {text!r}; name where all nodes reach node 0, as HOST:PORT")
+        return cls(host.strip("[]"), int(port or DEFAULT_PORT))
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def same_on_all(schedule: str, **options: object) -> dict[str, str]:
+    """What must be equal on all nodes, as text by its name."""
+    digest = hashlib.sha256(schedule.encode()).hexdigest()[:12] if schedule else "none"
+    return {f"--{name.replace('_', '-')}": str(value) for name, value in options.items()} | {"--schedule": digest}
+
+
+def key_of(run_id: str) -> bytes:
+    """What all launchers of a run know."""
+    return hashlib.sha256(f"{os.environ.get(env.RUN_SECRET, '')}\0{run_id}".encode()).digest()
+
+
+def derived(key: bytes, *parts: object) -> str:
+    """What only those who know the key can say of these parts."""
+    return hmac.new(key, json.dumps(parts).encode(), hashlib.sha256).hexdigest()
+
+
+def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
+    """A socket that listens for whoever reaches this machine at an address, and this machine's own name for itself."""
+    here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
+    return socket.create_server((here if here == address else "", port), family=family, backlog=4096), here
+
+
+class Connection:
+    """Records to and from another launcher; `problem` says why it is gone."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        connected.settimeout(ASK_SECONDS)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (
+            (socket.TCP_NODELAY, 1),
+            (socket.TCP_KEEPIDLE, IDLE_SECONDS),
+            (socket.TCP_KEEPINTVL, ASK_SECONDS),
+            (socket.TCP_KEEPCNT, SILENT_SECONDS // ASK_SECONDS),
+            (socket.TCP_USER_TIMEOUT, SILENT_SECONDS * 1000),
+        ):
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.socket, self.records, self.problem = connected, deque[list[Any]](), ""
+        self.nonce = secrets.token_hex(16)
+        self.node: _Node | None = None
+        self._rest = b""
+
+    def send(self, *record: object) -> None:
+        try:
+            self.socket.sendall(json.dumps(record).encode() + b"\n")
+        except OSError as error:
+            self.problem = self.problem or reason_of(error)
+
+    def read(self) -> None:
+        """Take what has come."""
+        try:
+            chunk = self.socket.recv(2**16)
+            self.problem = self.problem or ("" if chunk else "the other side has ended it")
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
+            self.records += [record for record in map(json.loads, lines) if record and isinstance(record, list)]
+            if len(self._rest) > LONGEST_RECORD:
+                raise ValueError
+        except TimeoutError:  # nothing has come; the kernel gives a connection up by an error of its own
+            return
+        except OSError as error:
+            self.problem = self.problem or reason_of(error)
+        except ValueError:
+            self.problem = "the other side is no launcher of partreduce"
+
+    def next(self, until: float = float("inf")) -> list[Any] | None:
+        """The next record; None where the connection is gone, or when it is too late."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            while not self.records and not self.problem and time.monotonic() < until:
+                raise_unheard()
+                if selector.select(LOOK_SECONDS):
+                    self.read()
+        return self.records.popleft() if self.records else None
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def reason_of(error: OSError) -> str:
+    """Why, in a few words."""
+    return error.strerror or str(error) or type(error).__name__
+
+
+@dataclass(slots=True)
+class RemoteWorker(Worker):
+    """A worker of another node, of which the launcher there tells."""
+
+    node: _Node
+    reported: int | None = None
+    """Its `code`, if the launcher there has said it."""
+
+    def reap(self) -> bool:
+        self.code = self.reported
+        if self.reported is None and self.node.is_gone:
+            self.code = UnavailableError.exit_code
+            self.lost = f"was lost with node {self.node.rank} (its connection ended: {self.node.connection.problem})"
+        return self.code is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        self.node.connection.send("signal", self.rank, int(number))
+
+    def give_up(self) -> None:
+        """The launcher there does not answer, though the connection stands: it may be stopped."""
+        if not self.node.is_gone:
+            end = "what runs there ends by itself when it does again"
+            write_line(f"node {self.node.rank} does not answer; {end}")
+            self.node.connection.problem = "it did not answer"
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """Another node, as node 0 knows it."""
+
+    rank: int
+    num_workers: int
+    connection: Connection
+    workers: dict[int, RemoteWorker] = field(default_factory=dict)
+    """Of the attempt that runs."""
+    ready: int = 0
+    """For which attempt its processes wait."""
+    refusal: str = ""
+
+    @property
+    def is_gone(self) -> bool:
+        return bool(self.connection.problem)
+
+    def hear(self, attempt: int) -> None:
+        """Note what its launcher said; of an attempt that has ended, nothing."""
+        while self.connection.records:
+            match self.connection.records.popleft():
+                case ["ready", int(number)]:
+                    self.ready = number
+                case ["ended", int(number), int(rank), int(code), complained] if number == attempt:
+                    self.workers[rank].reported, self.workers[rank].has_complained = code, bool(complained)
+                case ["refused", str(reason)]:
+                    self.refusal = reason
+
+
+class Nodes:
+    """The other nodes, for node 0; it listens for their launchers as long as the run lasts.
+
+    Args:
+        endpoint: where they reach this machine.
+        facts: of `same_on_all`.
+        run_id: the run's name.
+        num_nodes: with this one.
+        placement: which workers run where, if the schedule says it; else the nodes have consecutive ones.
+        num_workers: of all nodes, if the schedule says it.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        facts: Mapping[str, str],
+        run_id: str,
+        *,
+        num_nodes: int,
+        placement: Cluster | None,
+        num_workers: int | None,
+    ) -> None:
+        self.address, self.secret, self.generator_key = endpoint.host, "", ""
+        self._endpoint, self._facts, self._key, self._num_nodes = endpoint, dict(facts), key_of(run_id), num_nodes
+        self._placement, self._num_workers, self._attempt = placement, num_workers, 0
+        self._nodes = dict[int, _Node]()
+        self._mismatch, self._has_ended = "", False
+        try:
+            self._listening, _ = listen(*endpoint)
+        except OSError as error:
+            raise UnavailableError(
+                f"--rdzv-endpoint {endpoint}: node 0 cannot listen there: {reason_of(error)}"
+            ) from None
+        self._selector = selectors.EpollSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self.streams = {self._selector.fileno(): b""}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
+        interrupted = 128 + signal.SIGINT if isinstance(error, KeyboardInterrupt) else 70
+        code = 0 if error is None else getattr(error, "exit_code", interrupted)
+        self.end(code, str(error) if isinstance(error, PartreduceError) else "")
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]  # a socket
+        self._selector.close()
+
+    def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
+        """Hear what the launchers say; the lines of their workers they show themselves."""
+        self._look(0)
+        return [], not last
+
+    def gathered(self, num_workers: int, spares: int) -> Cluster:
+        """Wait for all nodes and let them prepare the next attempt, each with so many spare processes."""
+        self._attempt += 1
+        self._nodes = {rank: node for rank, node in self._nodes.items() if not node.is_gone}
+        self._wait("to connect", lambda rank: rank in self._nodes)
+        sizes = [num_workers, *(self._nodes[rank].num_workers for rank in range(1, self._num_nodes))]
+        if self._num_workers not in (None, sum(sizes)):
+            raise InputError(
+                f"--nproc-per-node: the nodes have {' + '.join(map(str, sizes))} workers; the schedule is for "
+                f"{self._num_workers}"
+            )
+        ends = [0, *accumulate(sizes)]
+        cluster = self._placement or Cluster.irregular([list(range(*part)) for part in pairwise(ends)])
+        nonce = secrets.token_hex(32)
+        self.secret, self.generator_key = (derived(self._key, name, nonce) for name in ("run", "generator"))
+        ranks = [list(cluster.workers_of(node)) for node in range(self._num_nodes)]
+        for node in self._nodes.values():
+            node.workers = {rank: RemoteWorker(rank, node) for rank in ranks[node.rank]}
+            node.connection.send("prepare", self._attempt, ranks, spares, nonce)
+        return cluster
+
+    def released(self, variables: Mapping[str, str]) -> list[RemoteWorker]:
+        """The workers of all other nodes, which run from now on with these further variables."""
+        self._wait("to start its workers", lambda rank: self._nodes[rank].ready == self._attempt)
+        kept = {name: value for name, value in variables.items() if name not in UNSENT}
+        for node in self._nodes.values():
+            node.connection.send("go", kept)
+        return [worker for node in self._nodes.values() for worker in node.workers.values()]
+
+    def started(self, rank: int, number: int) -> RemoteWorker | None:
+        """A worker that its launcher starts in the place of one that has failed; None where the node is gone."""
+        node = next(node for node in self._nodes.values() if rank in node.workers)
+        if node.is_gone:
+            return None
+        node.workers[rank] = RemoteWorker(rank, node)
+        node.connection.send("start", rank, number)
+        return node.workers[rank]
+
+    def end_attempt(self) -> None:
+        """Let the other launchers end what still runs there."""
+        for node in self._nodes.values():
+            node.connection.send("over")
+
+    def end(self, code: int, reason: str = "") -> None:
+        """The run is over: let the other launchers end with this exit code, and wait until they have."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        for node in self._nodes.values():
+            node.connection.send("end", code, reason)
+        deadline = time.monotonic() + END_SECONDS
+        while time.monotonic() < deadline and any(not node.is_gone for node in self._nodes.values()):
+            self._look(LOOK_SECONDS)
+
+    def _wait(self, what: str, has_done: Callable[[int], bool]) -> None:
+        start, has_spoken = time.monotonic(), False
+        while missing := [rank for rank in range(1, self._num_nodes) if not has_done(rank)]:
+            raise_unheard()
+            self._look(LOOK_SECONDS)
+            if self._mismatch:
+                raise InputError(self._mismatch)
+            for node in self._nodes.values():
+                if node.refusal:
+                    raise InputError(f"node {node.rank}: {node.refusal}")
+                if node.is_gone and what != "to connect":
+                    raise UnavailableError(
+                        f"node {node.rank}: was lost before its workers started ({node.connection.problem})"
+                    )
+            names = " and ".join(f"node {rank}" for rank in missing)
+            if time.monotonic() > start + START_SECONDS:
+                raise UnavailableError(f"{names}: node 0 waited {START_SECONDS:g} s at {self._endpoint} for it {what}")
+            if not has_spoken and time.monotonic() > start + PATIENCE_SECONDS:
+                has_spoken = True
+                write_line(f"node 0 waits at {self._endpoint} for {names} {what}")
+
+    def _look(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            if key.fileobj is self._listening:
+                with contextlib.suppress(OSError):
+                    connection = Connection(self._listening.accept()[0])
+                    self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+                    connection.send("partreduce", VERSION, connection.nonce)
+                continue
+            connection = key.data
+            connection.read()
+            if connection.node is None and connection.records:
+                self._answer(connection, connection.records.popleft())
+            if connection.node is not None:
+                connection.node.hear(self._attempt)
+            if connection.problem:
+                self._selector.unregister(connection.socket)
+                connection.close()
+
+    def _answer(self, connection: Connection, record: list[Any]) -> None:
+        """Take in the launcher of a node, or say why not."""
+        match record:
+            case ["join", int(rank), int(size), dict(facts), str(nonce), str(proof)]:
+                reason = self._refusal(rank, size, facts)
+                if not hmac.compare_digest(proof, derived(self._key, "join", connection.nonce, *record[1:5])):
+                    reason = "its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"
+                elif reason:
+                    self._mismatch = self._mismatch or ("" if "taken" in reason else f"node {rank}: {reason}")
+            case _:
+                reason = "it is no launcher of this version of partreduce"
+        if reason:
+            connection.send("refused", reason)
+            connection.problem = "it was refused"
+            return
+        connection.node = self._nodes[rank] = _Node(rank, size, connection)
+        connection.send("joined", derived(self._key, "joined", nonce))
+
+    def _refusal(self, rank: int, size: int, facts: Mapping[str, str]) -> str:
+        for name, value in self._facts.items():
+            if (other := facts.get(name)) != value:
+                differs = (
+                    f"{name} {other}, and node 0 has {value}" if name != "--schedule" else f"another {name} than node 0"
+                )
+                return f"it has {differs}; give every node the same command"
+        if rank in self._nodes and not self._nodes[rank].is_gone:
+            return f"--node-rank {rank} is taken by another launcher; give each node one of its own"
+        if self._placement is not None and size != (expected := len(self._placement.workers_of(rank))):
+            return f"it has {size} workers; its node of the schedule has {expected}"
+        return ""

@@ -1,0 +1,433 @@
+"""The processes of workers: forked after torch was imported, they find and end as a process of their own would.
+
+A fork copies the launcher's random generators, its standard input, and what it still has to clean up. None of these is
+a worker's: equal draws would be equal batches, a reader in the background of a terminal is stopped, and the first
+worker to end must not remove a temporary folder that the others still read. A worker ends by `os._exit`, so what Python
+does at its end is done here. Also under torchrun a script ends by an error of ours in one line, with its exit code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import fcntl
+import functools
+import gc
+import importlib
+import io
+import json
+import os
+import signal
+import sys
+import termios
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+from partreduce.runtime import environment as env
+from partreduce.runtime.launcher.process_cleanup import CleanupProcess, die_with_parent, end_groups
+from partreduce.runtime.launcher.signals import default_signals, end_by_signal, held, raise_unheard
+from partreduce.topo.errors import PartreduceError
+
+MESSAGE_BYTES = 4096
+"""What a pipe passes on in one piece."""
+IMPORTED_ONCE = (
+    "torch",
+    "torch._dynamo",  # torch.optim imports it when the first optimizer is made, which costs seconds
+    "partreduce.runtime.optimizer",
+    "partreduce.topo.document.canonical",
+    "partreduce.topo.document.schedule",
+)
+
+Target = str | Path | Callable[[], object]
+"""The path of a script, or a function without parameters."""
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker as the launcher sees it, on this machine or on another node."""
+
+    rank: int
+    code: int | None = field(default=None, kw_only=True)
+    """Its exit code, or minus the signal that ended it."""
+    lost: str = field(default="", kw_only=True)
+    """Why nobody can say how it ended: its node is gone."""
+    has_complained: bool = field(default=False, kw_only=True)
+    """Whether it wrote to its standard error."""
+    children_until: float = field(default=float("inf"), kw_only=True)
+    """When what it has started is ended."""
+
+    def reap(self) -> bool:
+        """Whether it has ended; then `code` says how."""
+        raise NotImplementedError
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and to what it started."""
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """Nobody answers for it although it was ended: wait for it no longer."""
+
+    def has_more_to_say(self) -> bool:
+        """Whether errors of a worker that has ended are not forwarded yet."""
+        return False
+
+
+class Line(NamedTuple):
+    """What a worker wrote: to its standard output, or to the errors."""
+
+    worker: Worker
+    errors: bool
+    text: str
+
+
+@dataclass(slots=True)
+class Child(Worker):
+    """A process of this machine: it waits for its variables on the pipe `go`; `streams` are its output and errors.
+
+    It stays a zombie until the run ends, so that its number is its process group's and nobody else's.
+    """
+
+    pid: int
+    go: int
+    streams: dict[int, bytes] = field(default_factory=dict)
+
+    def reap(self) -> bool:
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return False
+        self.code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return True
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+            os.killpg(self.pid, signal.SIGCONT)  # a stopped process gets other signals only when it continues
+
+    def has_more_to_say(self) -> bool:
+        errors = list(self.streams)[-1]
+        return bool(_num_waiting(errors) or self.streams[errors])
+
+    def take(self, descriptor: int, *, last: bool = False) -> tuple[list[Line], bool]:
+        """The complete lines that have come, and whether there may be more.
+
+        With `last` what has come so far is all that counts, although somebody may hold the pipe open.
+        """
+        chunk = os.read(descriptor, _num_waiting(descriptor) if last else 65536)
+        *lines, rest = (self.streams[descriptor] + chunk).split(b"\n")
+        if (last or not chunk) and rest:
+            lines, rest = [*lines, rest], b""
+        self.streams[descriptor] = rest
+        errors = descriptor == list(self.streams)[-1]
+        return [Line(self, errors, line.decode(errors="replace")) for line in lines], bool(chunk)
+
+    def release(self, variables: Mapping[str, str]) -> None:
+        """Let it run with these further variables, for which it waits."""
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self.go, json.dumps(variables).encode())
+        os.close(self.go)
+        self.go = -1
+
+
+def _num_waiting(descriptor: int) -> int:
+    """How many bytes lie in a pipe."""
+    return int.from_bytes(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def import_once() -> None:
+    """Import here what every worker would import for itself after the fork."""
+    for name in IMPORTED_ONCE:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def forked(target: Target, args: Sequence[str], variables: Sequence[Mapping[str, str]]) -> Iterator[list[Child]]:
+    """Processes that wait for `release`, one for each of these environments; nothing of them is left afterwards."""
+    import_once()
+    raise_unheard()
+    flush_everything()
+    fill_standard_descriptors()
+    workers: list[Child] = []
+    guardian = CleanupProcess()
+    try:
+        for own in variables:
+            with held():
+                workers.append(_fork(target, args, own, workers, guardian))
+                guardian.watch(workers[-1].pid)
+        yield workers
+    finally:
+        with held():
+            for worker in workers:
+                if worker.code is None:
+                    worker.signal(signal.SIGKILL)
+            end_groups({worker.pid for worker in workers})
+            for worker in workers:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(worker.pid, 0)
+                for descriptor in [*worker.streams, *([worker.go] if worker.go >= 0 else [])]:
+                    with contextlib.suppress(OSError):
+                        os.close(descriptor)
+            guardian.close()
+
+
+def _fork(
+    target: Target,
+    args: Sequence[str],
+    variables: Mapping[str, str],
+    earlier: Sequence[Child],
+    guardian: CleanupProcess,
+) -> Child:
+    """Start one worker; signals are held. It closes the pipes of the workers before it and of the guardian."""
+    go_read, go_write = os.pipe()
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        for descriptor in (go_read, out_write, err_write):
+            os.close(descriptor)
+        with contextlib.suppress(OSError):  # the child does so, too; either may be first
+            os.setpgid(pid, pid)
+        return Child(int(variables[env.RANK]), pid, go_write, {out_read: b"", err_read: b""})
+    code = 70
+    try:
+        try:
+            pipes = [one for worker in earlier for one in (worker.go, *worker.streams)]
+            for descriptor in (go_write, out_read, err_read, *pipes):
+                os.close(descriptor)
+            guardian.forget_in_child()
+            os.setpgid(0, 0)
+            if not die_with_parent(parent):
+                os._exit(70)
+            leave_clean_up_to_parent()
+            own_standard_streams(out_write, err_write)
+            further = os.read(go_read, MESSAGE_BYTES)
+            if not further:
+                os._exit(70)
+            os.close(go_read)
+            code = _become_worker(target, args, {**variables, **json.loads(further)})
+        except BaseException:  # noqa: BLE001 - a forked child must end here, whatever happened
+            traceback.print_exc()
+        with contextlib.suppress(BaseException):
+            flush_everything()
+    finally:  # alone, so that Ctrl-C in the lines before does not let a second launcher out
+        if code < 0:
+            end_by_signal(-code)
+        os._exit(code & 0xFF)
+
+
+_left: list[object] = []
+"""The names of the script that ended, or the exception that ended it, whose frames have them.
+
+Nothing of it is destroyed while Python runs, as in a program of its own: the destructor of a gloo group keeps the
+interpreter's lock while it waits for a thread, which may need it to let go of the last sum (torch 2.13).
+"""
+
+
+def _keep_destroyed_groups() -> None:
+    """Keep also what the script takes down by `torch.distributed.destroy_process_group`, for the same reason.
+
+    The last to let go of such a group is often a DistributedDataParallel, when the function that made it returns.
+    """
+    import torch.distributed as dist
+
+    destroy = dist.destroy_process_group
+
+    @functools.wraps(destroy)
+    def keep_and_destroy(group: dist.ProcessGroup | None = None) -> None:
+        _left.append(group or dist.group.WORLD)
+        destroy(group)
+
+    dist.destroy_process_group = keep_and_destroy
+
+
+def _become_worker(target: Target, args: Sequence[str], variables: Mapping[str, str]) -> int:
+    """What a forked child does; returns its exit code, or minus the signal that ends it."""
+    import runpy
+
+    import torch
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.environ.update(variables)
+    torch.set_num_threads(int(variables[env.OMP_NUM_THREADS]))
+    _keep_destroyed_groups()
+    code = 0
+    try:
+        default_signals()  # from here on Ctrl-C ends it like any other program
+        if callable(target):
+            target()
+        else:
+            _seed_from_system()
+            sys.argv = [str(target), *args]
+            sys.path.insert(0, str(Path(target).resolve().parent))
+            _left.append(runpy.run_path(str(target), run_name="__main__"))
+    except BaseException as error:  # noqa: BLE001 - the script's own error
+        _left.append(error)
+        code = _code_of(error)
+    if code == 0 and not callable(target):
+        _warn_if_schedule_unused(target, variables)
+    end_as_python_does()
+    return code
+
+
+def _code_of(error: BaseException) -> int:
+    """Say what ended the script, as Python does, and with which exit code; minus the signal that ends it."""
+    if isinstance(error, SystemExit):
+        if error.code is not None and not isinstance(error.code, int):
+            sys.stderr.write(f"{error.code}\n")
+            return 1
+        return (error.code or 0) & 0xFF
+    if isinstance(error, KeyboardInterrupt):
+        return -signal.SIGINT
+    sys.last_value = known = explained(error)
+    if isinstance(known, PartreduceError):
+        return print_error(known)
+    trace = error.__traceback__  # without the launcher's own frames; whole where nothing else is in it
+    while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
+        trace = trace.tb_next
+    try:
+        error.with_traceback(trace or error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)  # as the script wants it shown
+    except BaseException:  # noqa: BLE001 - as Python does
+        traceback.print_exc()
+    return 1
+
+
+def _warn_if_schedule_unused(script: str | Path, variables: Mapping[str, str]) -> None:
+    """Say once what a script lacks that has trained, if at all, without the schedule that it was started with."""
+    from partreduce.runtime.transport.rendezvous import has_joined
+
+    schedule = variables.get(env.SCHEDULE)
+    if schedule is None or has_joined() or variables[env.RANK] != "0" or variables[env.WORLD_SIZE] == "1":
+        return
+    sys.stderr.write(
+        f"partreduce: {script} ended without a DistributedOptimizer, so nothing followed {schedule}; it needs\n"
+        "    import partreduce\n"
+        "    data = partreduce.shard_dataset(data)  # this worker's part\n"
+        f'    optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["{env.SCHEDULE}"])\n'
+    )
+
+
+def fill_standard_descriptors() -> None:
+    """For the launcher: where standard streams are closed, let no pipe of a worker get their numbers."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+
+
+def own_standard_streams(output: int, errors: int) -> None:
+    """Take two pipes as standard output and error, and an empty standard input; nothing else of them stays open."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for descriptor, number in ((nothing, 0), (output, 1), (errors, 2)):
+        os.dup2(descriptor, number)
+    for descriptor in {nothing, output, errors} - {0, 1, 2}:
+        os.close(descriptor)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - lives as long as the process
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", closefd=False)  # noqa: SIM115 - as above
+
+
+def _seed_from_system() -> None:
+    """Seed torch's and NumPy's generators as each of them does when it is imported.
+
+    Python's own generator is seeded at a fork; those of devices come into being after it.
+    """
+    import torch
+
+    torch.default_generator.seed()
+    if (numbers := sys.modules.get("numpy.random")) is not None:
+        numbers.seed()
+
+
+def leave_clean_up_to_parent() -> None:
+    """Let this worker finalize nothing that was to be finalized when the parent ends, a `TemporaryDirectory` say.
+
+    Nor end the parent's daemonic processes of multiprocessing, which it would take for its own, nor write out what is
+    in the buffers of the parent's files.
+    """
+    gc.freeze()  # so that the collector lists what the worker makes, and nothing else
+    for finalizer in list(weakref.finalize._registry):  # type: ignore[attr-defined]  # noqa: SLF001 - nothing else lists them
+        finalizer.atexit = False
+    if (processes := sys.modules.get("multiprocessing.process")) is not None:
+        processes._children.clear()  # noqa: SLF001 - as multiprocessing does in its own
+
+
+def end_as_python_does() -> None:
+    """Wait for the script's threads and pools, or for Ctrl-C; then call exit functions, and close files left open."""
+    with contextlib.suppress(KeyboardInterrupt):
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - as multiprocessing does for its processes
+    atexit._run_exitfuncs()  # noqa: SLF001 - they also tell the other workers that this one left
+    left = [one for one in gc.get_objects() if issubclass(type(one), io.IOBase)]  # of a proxy nothing is asked
+    for file in sorted(left, key=_outermost_first):
+        with contextlib.suppress(Exception):
+            if file.fileno() > 2:  # those are flushed last
+                file.close()
+
+
+def _outermost_first(file: io.IOBase) -> tuple[bool, bool, bool]:
+    """Text above a compressed file above the buffer above the file itself."""
+    is_buffer = isinstance(file, io.BufferedWriter | io.BufferedRandom)
+    return isinstance(file, io.RawIOBase), is_buffer, not isinstance(file, io.TextIOBase)
+
+
+def flush_everything() -> None:
+    """Write out what C and Python have buffered: before a fork, which would copy it, and before `os._exit`."""
+    ctypes.CDLL(None).fflush(None)
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            stream.flush()
+
+
+_explanations: list[Callable[[BaseException], PartreduceError | None]] = []
+
+
+def explain_by(explanation: Callable[[BaseException], PartreduceError | None]) -> None:
+    """Ask for an explanation of every error that ends the script.
+
+    Where a rank of a sharded model fails, torch's own collectives fail in the others and name nobody.
+    """
+    _explanations.append(explanation)
+
+
+def explained(error: BaseException) -> BaseException:
+    """What an error comes from, if somebody knows; else the error."""
+    return next((known for explain in _explanations if (known := explain(error)) is not None), error)
+
+
+def print_error(error: PartreduceError) -> int:
+    """Write the line; returns the exit code."""
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    return error.exit_code
+
+
+def install_excepthook(*, own_process: bool = True) -> None:
+    """From now on; not where the program shows errors in a way of its own, nor where somebody types it in."""
+    is_typed = hasattr(sys, "ps1") or sys.flags.interactive
+    if own_process and not is_typed and sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _show
+        if threading.excepthook is threading.__excepthook__:
+            threading.excepthook = _show_of_thread
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    known = explained(error)
+    if not isinstance(known, PartreduceError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    raise SystemExit(print_error(known))
+
+
+def _show_of_thread(ended: threading.ExceptHookArgs) -> None:
+    """A thread's error is a line, too; it ends that thread alone."""
+    if isinstance(ended.exc_value, PartreduceError):
+        print_error(ended.exc_value)
+    else:
+        threading.__excepthook__(ended)

@@ -1,0 +1,150 @@
+"""`partreduce run --nnodes 2`, two workers on each node: on loopback, or in two network namespaces."""
+
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+from helpers.warm import WARM
+
+LIMIT = 400
+"""Seconds for what takes ten on a machine that does little else."""
+LAUNCHER = """
+import ctypes, os, sys
+space, grace = sys.argv.pop(1), float(sys.argv.pop(1))
+if space != "here":
+    assert ctypes.CDLL(None).setns(os.open("/var/run/netns/" + space, os.O_RDONLY), 0x40000000) == 0
+from partreduce.__main__ import main
+from partreduce.runtime.launcher import nodes, supervision
+supervision.watch.__kwdefaults__["grace"] = grace
+nodes.START_SECONDS = 300.0
+from partreduce.commands import run
+run.launch = lambda *a, launch=run.launch, **k: launch(*a, grace=grace, **k)
+sys.exit(main())
+"""
+"""The command in a namespace and with another grace period: who learns of a failure has said so before it is ended."""
+_numbers = itertools.count()
+
+
+def why_no_network():
+    """Why no network can be had here; empty where it can."""
+    return "" if os.geteuid() == 0 and shutil.which("ip") else "needs root and `ip netns`"
+
+
+def _ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+class Network:
+    """Namespaces of nodes 0 and 1, on a bridge; `address` is that of node 0."""
+
+    def __init__(self):
+        # The kernel takes away a namespace's links some time after it, so no two of a process share names.
+        number = next(_numbers)
+        self.mark, net = f"pr{os.getpid() % 10**6:06d}{number}", 1 + (os.getpid() + number) % 250
+        self.spaces, self.address = [f"{self.mark}n{node}" for node in range(2)], f"10.213.{net}.10"
+        _ip("link", "add", self.mark, "type", "bridge")
+        _ip("link", "set", self.mark, "up")
+        for node, space in enumerate(self.spaces):
+            _ip("netns", "add", space)
+            _ip("link", "add", f"{space}o", "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip("link", "set", f"{space}o", "master", self.mark, "up")
+            _ip("-n", space, "addr", "add", f"10.213.{net}.1{node}/24", "dev", "eth0")
+            for link in ("lo", "eth0"):
+                _ip("-n", space, "link", "set", link, "up")
+
+    def cut(self):
+        """From now on nothing passes between the nodes; nobody is told."""
+        _ip("link", "set", f"{self.spaces[1]}o", "nomaster")
+
+    def mend(self):
+        _ip("link", "set", f"{self.spaces[1]}o", "master", self.mark)
+
+    def close(self):
+        for space in self.spaces:
+            _ip("netns", "del", space)
+        _ip("link", "del", self.mark)
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+class Begun:
+    """A run of a script, of which worker 3 says "under way as PID"; `options` are the command's, before the script."""
+
+    def __init__(self, folder, script, schedule, *arguments, network=None, grace=60.0, options=(), order=(0, 1)):
+        (folder / "train.py").write_text(script)
+        self.folders = [folder / f"node{node}" for node in range(2)]
+        self.launchers, self._network = [None, None], network
+        self._endpoint = f"{network.address}:29400" if network else f"127.0.0.1:{free_port()}"
+        self._options = ["--schedule", schedule, *options, folder / "train.py", *arguments]
+        self._grace = grace
+        for place in self.folders:
+            place.mkdir()
+            for name in ("output", "errors"):
+                (place / name).touch()
+        for node in order:
+            self.start(node)
+
+    def start(self, node, *options):
+        """Start a node's launcher, again if it has ended."""
+        space = self._network.spaces[node] if self._network else "here"
+        flags = ["--nnodes", 2, "--node-rank", node, "--rdzv-endpoint", self._endpoint, "--rdzv-id", "test", *options]
+        files = [(self.folders[node] / name).open("a") for name in ("output", "errors")]
+        streams = [0, *(file.fileno() for file in files)]
+        words = ["-c", LAUNCHER, space, self._grace, "run", *flags, *self._options]
+        self.launchers[node] = WARM.start(*words, streams=streams, cwd=self.folders[node], session=True)
+        for file in files:
+            file.close()
+
+    def said(self, name, *nodes):
+        """What the nodes have written so far, as "output" or "errors"."""
+        return "".join((self.folders[node] / name).read_text() for node in nodes or (0, 1))
+
+    @property
+    def errors(self):
+        return self.said("errors")
+
+    def ended(self):
+        """The exit codes of both launchers, and all that was written to standard output and error."""
+        codes = [launcher.wait(LIMIT) for launcher in self.launchers]
+        return codes, self.said("output"), self.errors
+
+    def under_way(self):
+        """Worker 3's process, once it has trained a few rounds."""
+        wait_until(lambda: re.search(r"under way as \d+\n", self.said("output", 1)), lambda: self.errors)
+        return int(re.search(r"under way as (\d+)", self.said("output", 1))[1])
+
+    def processes(self, node):
+        """What runs of a node, by its working folder; zombies have none."""
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if (folder / "cwd").readlink() == self.folders[node]:
+                    found.append(int(folder.name))
+        return found
+
+    def nothing_is_left(self, *nodes, seconds=LIMIT):
+        for node in nodes or (0, 1):
+            wait_until(lambda node=node: not self.processes(node), lambda: self.errors, seconds)
+
+    def close(self):
+        for node in range(2):
+            for pid in self.processes(node):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(condition, said=lambda: "", seconds=LIMIT):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, said()
+        time.sleep(0.05)

@@ -1,0 +1,240 @@
+"""How the launchers of several nodes find one another: who is taken in, who is turned away, and in which words."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from helpers.two_nodes import free_port, wait_until
+from partreduce.__main__ import main
+from partreduce.runtime.launcher import follower as follower_module
+from partreduce.runtime.launcher import nodes as nodes_module
+from partreduce.runtime.launcher.follower import Follower
+from partreduce.runtime.launcher.nodes import Connection, Endpoint, Nodes, derived, key_of, same_on_all
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import InputError, UnavailableError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce
+
+FACTS = {"nnodes": 2, "tolerate_failures": 0, "max_restarts": 0}
+
+
+def follower(port, *, rank=1, num_workers=2, run_id="run", schedule="", **options):
+    """A launcher of another node, of which only the connection is tried."""
+    facts = same_on_all(schedule, **(FACTS | options))
+    place = Endpoint("127.0.0.1", port)
+    return Follower(place, rank, num_workers, facts, run_id, Path("x"), [], None, {}, may_restart=False)
+
+
+def listens(port):
+    """Whether somebody listens at a port of loopback; nobody is disturbed by the question."""
+    lines = Path("/proc/net/tcp").read_text().splitlines()
+    return any(f"0100007F:{port:04X} 00000000:0000 0A" in line for line in lines)
+
+
+@pytest.fixture
+def node_0(monkeypatch):
+    """Node 0 waits for node 1: its port, and what it raised, or the cluster."""
+    for module in (nodes_module, follower_module):
+        monkeypatch.setattr(module, "START_SECONDS", 20.0)
+    monkeypatch.setattr(nodes_module, "END_SECONDS", 0.3)
+    found = []
+    port, told = free_port(), []
+
+    def serve(**options):
+        def gather():
+            place = Endpoint("127.0.0.1", port)
+            settings = {"num_nodes": 2, "placement": None, "num_workers": None} | options
+            try:
+                with Nodes(place, same_on_all("", **FACTS), "run", **settings) as nodes:
+                    found.append(nodes.gathered(2, 0))
+            except Exception as error:  # noqa: BLE001 - for the test
+                found.append(error)
+
+        told.append(threading.Thread(target=gather))
+        told[-1].start()
+        wait_until(lambda: found or listens(port))
+        return port, found
+
+    yield serve
+    for thread in told:
+        thread.join(60)
+
+
+def test_ranks_follow_the_nodes_and_a_node_may_have_more_workers_than_another(node_0):
+    port, found = node_0()
+    connection = follower(port, num_workers=3)._connected("")
+    assert connection.next()[:4] == ["prepare", 1, [[0, 1], [2, 3, 4]], 0]
+    assert connection.next() == ["end", 0, ""]
+    connection.close()
+    wait_until(lambda: found, seconds=30)
+    assert found[0].num_workers == 5
+
+
+@pytest.mark.parametrize(
+    ("differs", "said"),
+    [
+        ({"nnodes": 3}, "node 1: it has --nnodes 3, and node 0 has 2; give every node the same command"),
+        ({"max_restarts": 2}, "node 1: it has --max-restarts 2, and node 0 has 0"),
+        ({"tolerate_failures": 1}, "node 1: it has --tolerate-failures 1, and node 0 has 0"),
+        ({"schedule": "other"}, "node 1: it has another --schedule than node 0"),
+    ],
+)
+def test_nodes_that_run_different_commands_end_in_one_line_on_both(node_0, differs, said):
+    port, found = node_0()
+    with pytest.raises(InputError) as refused:
+        follower(port, **differs)._connected("")
+    assert said.removeprefix("node 1: ") in str(refused.value)
+    wait_until(lambda: found, seconds=30)
+    assert isinstance(found[0], InputError)
+    assert str(found[0]).startswith(said)
+    assert "\n" not in str(found[0]) + str(refused.value)
+
+
+def test_who_does_not_know_the_run_s_name_or_secret_is_turned_away_and_the_run_waits_on(node_0, monkeypatch):
+    port, found = node_0()
+    with pytest.raises(InputError, match="its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"):
+        follower(port, run_id="other")._connected("")
+    monkeypatch.setenv("PARTREDUCE_RUN_SECRET", "guessed")
+    with pytest.raises(InputError, match="its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"):
+        follower(port)._connected("")
+    monkeypatch.delenv("PARTREDUCE_RUN_SECRET")
+    assert not found
+    follower(port)._connected("").close()
+    wait_until(lambda: found, seconds=30)
+    assert isinstance(found[0], Cluster)
+
+
+def test_a_rank_that_is_taken_is_refused_and_the_first_one_stays(node_0):
+    port, found = node_0(num_nodes=3)
+    first = follower(port)._connected("")
+    with pytest.raises(InputError, match="--node-rank 1 is taken by another launcher; give each node one of its own"):
+        follower(port)._connected("")
+    assert not found
+    assert not first.problem
+    second = follower(port, rank=2)._connected("")
+    wait_until(lambda: found, seconds=30)
+    assert found[0].num_nodes == 3
+    for connection in (first, second):
+        connection.close()
+
+
+def test_garbage_harms_no_run(node_0):
+    port, found = node_0()
+    for text in (b"GET / HTTP/1.1\r\n\r\n", b'["join"]\n', b'["join",1,2,{},"",""]\n', b"[[[[\n", b"7\n", b"x" * 100):
+        with nodes_module.socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(text)
+            stranger.settimeout(0.3)
+            stranger.recv(100)
+    follower(port)._connected("").close()
+    wait_until(lambda: found, seconds=30)
+    assert isinstance(found[0], Cluster)
+
+
+def test_nothing_that_is_sent_is_the_secret_of_workers(node_0, monkeypatch):
+    """Who listens on the way sees numbers from which only those who know the run's name or secret derive it."""
+    seen = []
+    read = Connection.read
+    monkeypatch.setattr(Connection, "read", lambda self: (read(self), seen.extend(map(json.dumps, self.records)))[0])
+    port, found = node_0()
+    connection = follower(port)._connected("")
+    nonce = connection.next()[4]
+    wait_until(lambda: found, seconds=30)
+    secret = derived(key_of("run"), "run", nonce)
+    assert len(seen) >= 3
+    assert all(secret not in record for record in seen)
+    assert secret != derived(key_of("other"), "run", nonce)
+    connection.close()
+
+
+def test_what_answers_and_is_no_launcher_and_nobody_are_named(monkeypatch):
+    monkeypatch.setattr(follower_module, "START_SECONDS", 1.0)
+    with nodes_module.socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer():
+            with other.accept()[0] as taken:
+                taken.sendall(b"SSH-2.0\n")
+                taken.recv(1)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(InputError, match="what answers there is not node 0 of this version"):
+            follower(other.getsockname()[1])._connected("")
+        thread.join()
+    with pytest.raises(UnavailableError, match=r"node 1: node 0 cannot be reached at 127.0.0.1:\d+ within 1 s"):
+        follower(free_port())._connected("")
+
+
+def test_a_port_that_is_taken_is_named():
+    with nodes_module.socket.create_server(("127.0.0.1", 0)) as taken:
+        place = Endpoint("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(UnavailableError, match="node 0 cannot listen there: Address already in use"):
+            Nodes(place, {}, "", num_nodes=2, placement=None, num_workers=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("gpu1", ("gpu1", 29400)),
+        ("gpu1:5", ("gpu1", 5)),
+        ("[fd00::1]:7", ("fd00::1", 7)),
+        ("fd00::1", ("fd00::1", 29400)),
+    ],
+)
+def test_an_endpoint_is_read_as_torchrun_reads_it(text, expected):
+    assert Endpoint.parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--nnodes 2 --workers 1 --node-rank 2 --rdzv-endpoint a", "--node-rank: is 2; 2 nodes are 0 to 1"),
+        ("--nnodes 2 --workers 1 --rdzv-endpoint a", "--node-rank: is needed with --nnodes"),
+        ("--nnodes 2 --workers 1 --node-rank 0", "--rdzv-endpoint: is ''; name where all nodes reach node 0"),
+        ("--nnodes 2 --workers 1 --node-rank 0 --rdzv-endpoint a:b", "--rdzv-endpoint: is 'a:b'"),
+        ("--nnodes 0 --workers 1", "--nnodes"),
+        ("--nnodes 2 --node-rank 0 --rdzv-endpoint a", "--workers: is needed, or --schedule"),
+        ("--nnodes 2 --simulate-nodes 2 --node-rank 0 --rdzv-endpoint a --workers 2", "--simulate-nodes: simulates"),
+    ],
+)
+def test_wrong_values_are_usage_errors_of_one_line(monkeypatch, capsys, options, said):
+    for name in ("GROUP_RANK", "SLURM_NODEID", "JOB_COMPLETION_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    assert main(["run", *options.split(), "train.py"]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["SLURM_NODEID", "JOB_COMPLETION_INDEX", "GROUP_RANK"])
+def test_a_node_s_rank_is_also_what_the_cluster_s_launcher_says(monkeypatch, capsys, name):
+    monkeypatch.setenv(name, "5")
+    assert main(["run", "--nnodes", "2", "-n", "1", "--rdzv_endpoint", "a", "train.py"]) == 2
+    assert "--node-rank: is 5; 2 nodes are 0 to 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("cluster", "options", "said"),
+    [
+        ("3x1", ["--nnodes", "2"], "--nnodes 2: the schedule is for 3 nodes"),
+        ("1x3", ["--nnodes", "2"], "3 workers of the schedule do not spread evenly over the nodes"),
+        ("2x2", ["--nnodes", "2", "-n", "1"], "--nproc-per-node 1: node 0 of the schedule has 2 workers"),
+    ],
+)
+def test_nodes_that_do_not_fit_the_schedule_are_refused_in_one_line(tmp_path, capsys, cluster, options, said):
+    write_schedule(tmp_path / "s.json", Schedule("all", Cluster.parse(cluster), AllReduce()))
+    place = ["--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:1", "--schedule", str(tmp_path / "s.json")]
+    assert main(["run", *options, *place, "train.py"]) in (2, 65)
+    assert said in capsys.readouterr().err
+
+
+def test_workers_of_all_nodes_together_must_be_those_of_the_schedule(node_0):
+    port, found = node_0(num_workers=5)
+    connection = follower(port)._connected("")
+    wait_until(lambda: found, seconds=30)
+    connection.close()
+    assert "--nproc-per-node: the nodes have 2 + 2 workers; the schedule is for 5" in str(found[0])

@@ -1,0 +1,289 @@
+"""`partreduce run --nnodes 2`: workers of another node fail as those of this one, and nothing is left on either.
+
+What survivors hold is what a replay by hand says. Two launchers on loopback are two nodes, but for a link that is cut.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers.goes_on_runs import replayed
+from helpers.two_nodes import LIMIT, wait_until
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.errors import EvictedError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import AllReduce, Pipeline
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(4 * LIMIT)]
+
+ALL, THREE, TWO = (0, 1, 2, 3), (0, 1, 2), (0, 1)
+STEPS = 9
+ROUND = 5
+"""In which worker 3 says that it is under way, before its average, and something happens to it."""
+TRAIN = f"""
+import json, os, signal, sys, time, torch, partreduce
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from helpers.goes_on_runs import RATE, ask_when_awaited, gradient, start_of, wait_for
+rank, steps_per_round, timeout, happens = int(os.environ["RANK"]), int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+back, restarted = [int(one) for one in sys.argv[4:]], "PARTREDUCE_RESTARTED" in os.environ
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+print("begins", os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["GROUP_RANK"], os.environ["LOCAL_RANK"])
+if restarted:
+    ask_when_awaited()
+model = torch.nn.Module()
+model.weight = torch.nn.Parameter(torch.tensor(start_of(3), dtype=torch.float64))
+optimizer = torch.optim.SGD(model.parameters(), RATE)
+optimizer = partreduce.DistributedOptimizer(optimizer, model, os.environ["PARTREDUCE_SCHEDULE"], timeout=timeout)
+for step in optimizer.batches(range({STEPS} * steps_per_round)):
+    if back and step >= {STEPS} - 1:
+        wait_for(optimizer, back)
+    if rank == 3 and step == {ROUND} * steps_per_round and not restarted and first:
+        print("under way as", os.getpid(), flush=True)
+        if happens in ("SIGKILL", "SIGSTOP"):
+            os.kill(os.getpid(), getattr(signal, happens))
+        while happens == "waits" and not os.path.exists("go"):
+            time.sleep(0.01)
+    optimizer.zero_grad()
+    (model.weight * torch.tensor(gradient(rank, step), dtype=torch.float64)).sum().backward()
+    optimizer.step()
+own = model.weight.tolist()
+optimizer.finish()
+print("REPORT", json.dumps([rank, own, model.weight.tolist()]))
+"""
+
+
+@pytest.fixture
+def trains(begin, tmp_path):
+    """Starts a run that trains on a schedule of two nodes."""
+
+    def trains(
+        happens, *, strategy=None, steps_per_round=1, timeout=60.0, tolerate=None, back=(), options=(), **others
+    ):
+        schedule = tmp_path / "schedule.json"
+        strategy = strategy or AllReduce(steps_per_round=steps_per_round)
+        write_schedule(schedule, Schedule("two nodes", Cluster.regular(2, 2), strategy))
+        options = (*(() if tolerate is None else ("--tolerate-failures", tolerate)), *options)
+        return begin(TRAIN, schedule, steps_per_round, timeout, happens, *back, options=options, **others)
+
+    return trains
+
+
+def held(output):
+    """What workers held before and after their last mean, by rank."""
+    reports = [json.loads(line.split("REPORT ", 1)[1]) for line in output.splitlines() if "REPORT " in line]
+    return {rank: own for rank, own, _ in reports}, {rank: end for rank, _, end in reports}
+
+
+def check(run, survivors, codes, *said, steps_per_round=1, unheard=()):
+    """How both launchers ended, what survivors hold, and that nothing is left; of some perhaps nothing is heard any more."""
+    returned, output, errors = run.ended()
+    assert returned == codes, errors
+    own, end = held(output)
+    members = [lambda this: [ALL if this < ROUND else survivors]]
+    expected = replayed(*members, survivors, steps_per_round=steps_per_round, steps=STEPS * steps_per_round)
+    assert expected.keys() - unheard <= own.keys() <= expected.keys(), errors
+    for rank, model in own.items():
+        assert model == (expected[rank] if steps_per_round == 1 else pytest.approx(expected[rank], rel=1e-14)), errors
+    assert len({tuple(model) for model in end.values()}) == 1, "they ended alike"
+    for text in said:
+        assert text in errors
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize("steps_per_round", [1, 2])
+def test_a_worker_of_another_node_is_killed_and_the_others_continue(trains, steps_per_round):
+    run = trains("SIGKILL", steps_per_round=steps_per_round, tolerate=2)
+    equal, moved = "their models are equal", "the mean moved by 1/3 of how far that model was from it"
+    on = "without worker 3 the other 3 continue together from round 5; "
+    said = "worker 3 was killed by signal 9", on + (equal if steps_per_round == 1 else moved)
+    check(run, THREE, [0, 0], *said, steps_per_round=steps_per_round)
+    assert "worker 3 was killed" not in run.said("errors", 1), "node 0 says it"
+    begins = [line for line in run.said("output").splitlines() if "begins" in line]
+    assert sorted(begins) == [f"[{rank}] begins 0 {rank // 2} {rank % 2}" for rank in ALL]
+    assert "[2]" not in run.said("output", 0), "each node shows its own workers"
+
+
+def test_a_worker_starts_again_on_its_node_and_joins(trains):
+    run = trains("SIGKILL", tolerate=2, back=(3,), options=("--max-restarts", 1))
+    codes, output, errors = run.ended()
+    assert codes == [0, 0], errors
+    joined = int(re.search(r"worker 3 joined in round (\d+) with the state of worker 0", errors)[1])
+    own, end = held(output)
+    assert own == replayed(lambda this: [THREE if ROUND <= this < joined else ALL], ALL, steps=STEPS), errors
+    assert len({tuple(model) for model in end.values()}) == 1, errors
+    run.nothing_is_left()
+
+
+def test_all_workers_of_all_nodes_restart_where_a_kind_cannot_continue(trains):
+    run = trains("SIGKILL", strategy=AllReduce(sync=Pipeline()), options=("--max-restarts", 1))
+    codes, output, errors = run.ended()
+    assert codes == [0, 0], errors
+    assert "partreduce: attempt 1 ended with exit code 137; all workers begin again" in errors
+    begins = [line for line in output.splitlines() if "begins" in line]
+    assert sorted(begins) == sorted(
+        f"[{rank}] begins {again} {rank // 2} {rank % 2}" for rank in ALL for again in (0, 1)
+    )
+    assert len(held(output)[0]) == 4
+    run.nothing_is_left()
+
+
+def test_groups_on_request_continue_without_a_worker_of_another_node(trains):
+    run = trains("SIGKILL", strategy=DynamicGroups())
+    codes, output, errors = run.ended()
+    assert codes == [0, 0], errors
+    assert "partreduce: worker 3 was killed by signal 9 (SIGKILL) while it" in errors
+    assert held(output)[0].keys() == set(THREE)
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_nodes_start_in_any_order_and_wait_for_the_other(trains, order):
+    run = trains("nothing", order=order[:1])
+    waits = {0: "node 0 waits at 127.0.0.1:", 1: "node 1 waits for node 0 at 127.0.0.1:"}[order[0]]
+    wait_until(lambda: waits in run.errors, lambda: run.errors)
+    run.start(order[1])
+    check(run, ALL, [0, 0], waits)
+    assert run.errors.count("waits") == 1
+
+
+def test_a_stopped_worker_of_another_node_is_evicted_and_its_launcher_ends_it(trains):
+    run = trains("SIGSTOP", timeout=10.0, tolerate=2)
+    check(run, THREE, [EvictedError.exit_code] * 2, "worker 3 said nothing for 10 s and was given up")
+
+
+def test_a_stopped_worker_whose_launcher_is_stopped_too_is_evicted_with_its_node(trains):
+    run = trains("waits", timeout=10.0, tolerate=2)
+    worker, launcher = run.under_way(), run.launchers[1]
+    for pid in (launcher.pid, worker):
+        os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: "node 1 does not answer" in run.errors, lambda: run.errors)
+    os.kill(launcher.pid, signal.SIGCONT)
+    said = "worker 3 said nothing for 10 s and was given up"
+    check(run, THREE, [EvictedError.exit_code, 69], said, unheard={2})
+
+
+def test_a_killed_launcher_takes_its_workers_along_and_the_others_continue(trains):
+    run = trains("waits", tolerate=2)
+    run.under_way()
+    run.launchers[1].kill()
+    on = "without worker 2 and worker 3 the other 2 continue together from round 5"
+    check(run, TWO, [0, -signal.SIGKILL], "worker 3 was lost with node 1 (", on)
+
+
+def test_a_killed_launcher_that_starts_again_takes_part_in_the_next_attempt(trains):
+    run = trains("waits", options=("--max-restarts", 1))
+    run.under_way()
+    run.launchers[1].kill()
+    wait_until(lambda: "attempt 1 ended with exit code 69; all workers begin again" in run.errors, lambda: run.errors)
+    run.start(1)
+    codes, output, errors = run.ended()
+    assert codes == [0, 0], errors
+    assert len(held(output)[0]) == 4
+    run.nothing_is_left()
+
+
+def test_where_more_fail_than_may_the_run_ends(trains):
+    run = trains("waits", tolerate=1)
+    run.under_way()
+    run.launchers[1].kill()
+    codes, output, errors = run.ended()
+    assert codes == [69, -signal.SIGKILL], errors
+    assert not held(output)[0]
+    assert "continue" not in errors
+    run.nothing_is_left()
+
+
+def test_when_node_0_is_killed_the_others_end_and_name_it(trains):
+    run = trains("waits", tolerate=2)
+    run.under_way()
+    run.launchers[0].kill()
+    codes, _, errors = run.ended()
+    assert codes == [-signal.SIGKILL, 69], errors
+    assert "partreduce: node 1: the connection to node 0 at 127.0.0.1:" in errors
+    assert "its workers were ended" in errors
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize(("number", "node"), [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGTERM, 1)])
+def test_a_request_to_end_one_launcher_ends_the_run(trains, number, node):
+    run = trains("waits")
+    run.under_way()
+    run.launchers[node].send_signal(number)
+    codes, _, errors = run.ended()
+    assert codes == [128 + number] * 2, errors
+    run.nothing_is_left()
+
+
+def test_a_script_that_another_node_lacks_is_named_on_both(trains):
+    run = trains("nothing", order=(0,))
+    run._options[run._options.index(run.folders[1].parent / "train.py")] = "absent.py"
+    run.start(1)
+    codes, _, errors = run.ended()
+    assert codes == [65, 65], errors
+    assert "node 1: absent.py: is not a file; name a Python script" in run.said("errors", 0)
+    assert "absent.py: is not a file; name a Python script" in run.said("errors", 1)
+
+
+@pytest.mark.lab
+def test_a_node_that_is_cut_off_fails_with_its_workers_which_end_by_themselves(trains, network):
+    run = trains("waits", tolerate=2, network=network)
+    run.under_way()
+    network.cut()
+    begun = time.monotonic()
+    (run.folders[1] / "go").touch()  # so that both workers there go into an average
+    wait_until(lambda: "worker 3 was lost with node 1 (" in run.errors, lambda: run.errors)
+    named = time.monotonic() - begun
+    wait_until(lambda: len(run.processes(1)) == 0, lambda: run.errors)
+    assert (named < 30.0, time.monotonic() - begun < 40.0) == (True, True), "25 and 30 s on a machine of its own"
+    on = "without worker 2 and worker 3 the other 2 continue together from round 5"
+    check(run, TWO, [0, 69], on, "node 1: the connection to node 0 at")
+
+
+@pytest.mark.lab
+def test_workers_behind_a_cut_that_is_mended_late_are_members_no_more(trains, network):
+    """They were evicted before their node was: when they can be heard again, the others go on without them."""
+    run = trains("waits", timeout=6.0, tolerate=2, network=network)
+    run.under_way()
+    network.cut()
+    (run.folders[1] / "go").touch()
+    wait_until(lambda: "worker 3 said nothing for 6 s and was given up" in run.errors, lambda: run.errors)
+    network.mend()
+    on = "without worker 2 and worker 3 the other 2 continue together"
+    check(run, TWO, [EvictedError.exit_code] * 2, on)
+
+
+@pytest.mark.lab
+def test_after_a_cut_that_is_mended_all_nodes_take_part_in_the_next_attempt(trains, network):
+    run = trains("waits", options=("--max-restarts", 1), network=network)
+    run.under_way()
+    network.cut()
+    wait_until(lambda: "all workers begin again" in run.errors, lambda: run.errors)
+    wait_until(lambda: "its workers were ended" in run.said("errors", 1), lambda: run.errors)
+    network.mend()
+    codes, output, errors = run.ended()
+    assert codes == [0, 0], errors
+    assert len(held(output)[0]) == 4
+    run.nothing_is_left()
+
+
+@pytest.mark.parametrize(("way", "number"), [("exit", 255), ("exit", 137), ("signal", signal.SIGSEGV)])
+def test_a_worker_of_another_node_ends_by_an_exit_code_or_by_a_signal(tmp_path, begin, way, number):
+    """Without a schedule, and with the exit code on both nodes."""
+    write_schedule(tmp_path / "s.json", Schedule("all", Cluster.regular(2, 2), AllReduce()))
+    end = "sys.exit({0})" if way == "exit" else "os.kill(os.getpid(), {0})"
+    script = f"import os, sys\nif os.environ['RANK'] == '3': {end.format(int(number))}\n"
+    codes, _, errors = begin(script, tmp_path / "s.json").ended()
+    assert codes == [number if way == "exit" else 128 + number] * 2, errors
+    if way == "exit":
+        assert f"worker 3 ended with exit code {number} and no message" in errors
+    else:
+        assert f"worker 3 was killed by signal {int(number)} (SIGSEGV)" in errors
