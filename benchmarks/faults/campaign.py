@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
 
-from benchmarks.faults import verdicts
+from benchmarks.faults import injectors, verdicts
 from benchmarks.faults.cell import Cell, Outcome, Task
-from benchmarks.faults.injectors import FAULTS, IN_STEP, LONG, NEEDS_GENERATOR, SHORT, begins_again, squat, tiny_disk
-from benchmarks.faults.kinds import KINDS, WORKERS
+from benchmarks.faults.kinds import KINDS, NODES, WORKERS
 from benchmarks.faults.processes import command_of, end, fork_session, show_stacks
 from benchmarks.faults.running import Running
 from benchmarks.kit import free_port, import_all
@@ -33,7 +32,7 @@ THEIRS = ("torchelastic_", "pytorch-errorfile-")
 LINGER_SECONDS = 2.0
 """How long after the end what the run started may take to go."""
 RUN_SECONDS = 45.0
-"""How long a run that is to go on may take after the fault, on a machine with two cores that is busy otherwise."""
+"""How long a run that is to continue may take after the fault, on a machine with two cores that is busy otherwise."""
 
 
 def import_once() -> None:
@@ -59,11 +58,11 @@ def combinations() -> list[tuple[str, str, str]]:
     nodes, root = why_not() is None, os.geteuid() == 0
     return [
         (kind, name, launcher)
-        for name, fault in FAULTS.items()
+        for name, fault in injectors.FAULTS.items()
         for launcher in fault.launchers
         for kind in fault.kinds
-        if not (kind in NEEDS_GENERATOR and launcher != "run")
-        and (launcher != "nodes" or nodes)
+        if not (kind in injectors.NEEDS_GENERATOR and launcher not in injectors.OURS)
+        and (not name.startswith("cut link") or nodes)
         and (not name.startswith("full disk") or root)
         for _ in range(fault.weight)
     ]
@@ -125,7 +124,7 @@ def _cell(cell: Cell, lane: int) -> Generator[Outcome | None]:
     running = None
     try:
         running = _start(cell, folder, lane)
-        for _ in FAULTS[cell.fault].inject(running):
+        for _ in injectors.FAULTS[cell.fault].inject(running):
             yield None
         for _ in _to_the_end(running):
             yield None
@@ -150,16 +149,16 @@ def _cell(cell: Cell, lane: int) -> Generator[Outcome | None]:
 def _start(cell: Cell, folder: Path, lane: int) -> Running:
     from benchmarks.faults import launchers
 
-    chance, fault = cell.random, FAULTS[cell.fault]
+    chance, fault = cell.random, injectors.FAULTS[cell.fault]
     (folder / "tmp").mkdir()
     write_schedule(folder / "schedule.json", KINDS[cell.kind].schedule)
-    steps = SHORT if KINDS[cell.kind].lasts_after and fault.steps == LONG else fault.steps
+    steps = injectors.SHORT if KINDS[cell.kind].lasts_after and fault.steps == injectors.LONG else fault.steps
     task = Task(
         folder=str(folder),
         schedule=str(folder / "schedule.json"),
         timeout=cell.timeout,
         steps=steps,
-        columns=chance.choice([64, 20_000] if cell.launcher != "nodes" else [64]),
+        columns=chance.choice([64] if cell.fault.startswith("cut link") else [64, 20_000]),
         meets=KINDS[cell.kind].law in ("convex", "counts"),
         trace=str(folder / "disk") if cell.fault == "full disk for traces" else None,
         checkpoints=_checkpoints(cell, folder),
@@ -172,21 +171,22 @@ def _start(cell: Cell, folder: Path, lane: int) -> Running:
     task.write(folder / "task.json")
     running = Running(cell, task, folder, chance, Outcome(cell))
     if cell.fault.startswith("full disk"):
-        running.undo.append(tiny_disk(folder / "disk"))
+        running.undo.append(injectors.tiny_disk(folder / "disk"))
     action: Callable[[], int | None]
     if cell.launcher == "run":
         action = functools.partial(launchers.by_partreduce_run, task, KINDS[cell.kind])
     elif cell.launcher == "torchrun":
         action = functools.partial(launchers.by_torchrun, task)
     elif cell.launcher == "nodes":
-        network = running.network = Network(WORKERS, "1gbit", subnet=f"10.{80 + lane}.0", tag=f"f{lane}")
-        network.__enter__()
-        running.undo.append(network.close)
-        action = functools.partial(launchers.by_hand, 0, network, store_port_file=folder / "port")
+        if why_not() is None:
+            network = running.network = Network(NODES, "1gbit", subnet=f"10.{80 + lane}.0", tag=f"f{lane}")
+            network.__enter__()
+            running.undo.append(network.close)
+        action = functools.partial(launchers.on_nodes, task, KINDS[cell.kind], free_port(), running.network)
     else:
         port = free_port()
         if cell.fault == "squatted port":
-            stranger = squat()
+            stranger = injectors.squat()
             running.undo.append(stranger.close)
             port = stranger.getsockname()[1]
         action = functools.partial(launchers.by_hand, port)
@@ -200,7 +200,7 @@ def _checkpoints(cell: Cell, folder: Path) -> str | None:
     """Where workers save now and then, if they do."""
     if cell.fault == "full disk for checkpoints":
         return str(folder / "disk")
-    saves = cell.kind in IN_STEP and begins_again(cell.kind, FAULTS[cell.fault].restarts)
+    saves = cell.kind in injectors.IN_STEP and injectors.all_restart(cell.kind, injectors.FAULTS[cell.fault].restarts)
     return str(folder / "saved") if saves else None
 
 
@@ -214,8 +214,8 @@ def _to_the_end(running: Running) -> Iterator[None]:
     cell = running.cell
     if not running.outcome.fired:
         running.outcome.note = running.outcome.note or "the run ended, or did not begin, before the instant came"
-    goes_on = running.must_finish or KINDS[cell.kind].lasts_after
-    limit = RUN_SECONDS if goes_on else cell.timeout + verdicts.SLACK_SECONDS + verdicts.GRACE_SECONDS
+    continues = running.must_finish or KINDS[cell.kind].lasts_after
+    limit = RUN_SECONDS if continues else cell.timeout + verdicts.SLACK_SECONDS + verdicts.GRACE_SECONDS
     limit += 3 * cell.timeout if "pause" in cell.fault else 0.0
     begun = running.fault_time or time.monotonic()
     while not running.is_over and time.monotonic() < begun + limit + min(running.held_up, RUN_SECONDS):
@@ -243,7 +243,9 @@ def _judge(running: Running) -> Iterator[None]:
         outcome.violations += verdicts.judge_checkpoints(Path(running.task.checkpoints))
     if running.must_save:
         verdicts.judge_saved(running)
-    if running.cell.launcher != "run":  # which alone ends what a killed worker has left; torchrun's agent kills all
+    if (
+        running.cell.launcher not in injectors.OURS
+    ):  # which alone end what a killed worker has left; torchrun's agent kills all
         killed = range(WORKERS) if running.cell.launcher == "torchrun" else running.victims
         end([pid for rank in killed for pid in running.children_of(rank)])
     deadline = time.monotonic() + LINGER_SECONDS

@@ -17,7 +17,7 @@ class Cell:
     kind: str
     fault: str
     launcher: str
-    """`run`, `torchrun` by its agent, `by hand` with rank 0 as the store's host, or on `nodes` of their own."""
+    """`run`, the same on two `nodes`, `torchrun` by its agent, or `by hand` with rank 0 as the store's host."""
     seed: int
     timeout: float = 3.0
 
@@ -76,7 +76,7 @@ class Task:
     children: int = 0
     """How many processes each worker forks, as a data loader would."""
     restarts: int = 0
-    """How often a lost worker is started again."""
+    """How often a failed worker, or all, are restarted."""
     saves: bool = False
     """Whether workers save when they are asked to end, which takes them a moment."""
 

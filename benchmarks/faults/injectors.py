@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.faults.kinds import KINDS, WORKERS
+from benchmarks.faults.kinds import KINDS, NODES, WORKERS
 from benchmarks.faults.processes import is_pending, runs
 from benchmarks.faults.running import Running
 
@@ -23,9 +23,9 @@ Injector = Callable[[Running], Iterator[None]]
 LONG = 100_000
 """Steps of a run that only the fault ends."""
 SHORT = 170
-"""Steps of a run that is to go on to its end."""
+"""Steps of a run that is to continue to its end."""
 LONGER = 600
-"""Steps of a run to which somebody is to come back."""
+"""Steps of a run which a worker is to join."""
 STORE = r"store|launcher|agent"
 PAGE = 65536
 
@@ -43,7 +43,7 @@ class Fault:
     saves: bool = False
     """Whether workers save when they are asked to end."""
     restarts: int = 0
-    """How often a lost worker, or all, are started again."""
+    """How often a failed worker, or all, are restarted."""
     weight: int = 1
     """How often a campaign draws it, against the others."""
 
@@ -75,80 +75,45 @@ def _training(running: Running, seconds: float = 0.9) -> Iterator[None]:
     yield from running.sleep(running.chance.uniform(0, seconds))
 
 
-def kill_worker(running: Running) -> Iterator[None]:
-    """SIGKILL of one worker while all train."""
-    yield from _training(running)
-    yield from _kill(running, running.chance.randrange(WORKERS), "while it trains")
+ANY, SAME, OTHER, NODE, BACK = "any", "same", "other", "node", "back"
+"""Whom a kill is of: any worker, those killed before, another one, or the launcher of node 1 with all of its workers.
+`BACK`: none, and what follows waits until those killed before were restarted."""
+ON_NODE_1 = tuple(range(WORKERS // NODES, WORKERS))
 
 
-def kill_connecting(running: Running) -> Iterator[None]:
-    """SIGKILL of one worker between its start and its first step."""
-    victim = running.chance.randrange(WORKERS)
-    yield from running.until(lambda: running.pid_of(victim) is not None)
-    yield from running.sleep(running.chance.uniform(0, 0.35))
-    yield from _kill(running, victim, "while it connects")
+def kill(*steps: tuple[str, float], training: bool = True, finishes: bool = False) -> Injector:
+    """SIGKILL of one worker after another, each within so many seconds at most; the run then `finishes`, or may.
 
-
-def kill_two(running: Running) -> Iterator[None]:
-    """SIGKILL of one worker while all train, and of another one while the rest recovers from that."""
-    yield from _training(running)
-    first, second = running.chance.sample(range(WORKERS), 2)
-    yield from _kill(running, first, "while it trains")
-    yield from running.sleep(running.chance.uniform(0, 0.4))
-    yield from _kill(running, second, f"after worker {first}, while others recover")
-
-
-def kill_and_join(running: Running) -> Iterator[None]:
-    """SIGKILL of one worker while all train; it is started again and joins the others."""
-    yield from kill_worker(running)
-    yield from _back(running)
-
-
-def kill_joiner(running: Running) -> Iterator[None]:
-    """SIGKILL of a worker, and of the one that is started in its place, on its way to the others or soon after."""
-    yield from kill_worker(running)
-    yield from _back(running)
-    yield from running.sleep(running.chance.uniform(0, 0.8))
-    for victim in sorted(running.victims):
-        yield from _kill(running, victim, "again, as it joins")
-
-
-def kill_beside_joiner(running: Running) -> Iterator[None]:
-    """SIGKILL of a worker, and of another one, which may be the donor, while the first comes back."""
-    yield from kill_worker(running)
-    yield from _back(running)
-    yield from running.sleep(running.chance.uniform(0, 0.8))
-    others = [rank for rank in range(WORKERS) if rank not in running.victims]
-    yield from _kill(running, running.chance.choice(others), "while another one joins")
-
-
-def kill_and_begin_again(*, twice: bool = False) -> Injector:
-    """SIGKILL of one worker while all train, after which all begin again; `twice`: also one of those."""
+    The first comes while all train, or where none is `training` yet, between a worker's start and its first step.
+    """
 
     def inject(running: Running) -> Iterator[None]:
-        running.must_finish = True
-        yield from kill_worker(running)
-        yield from _back(running)
-        if twice and running.outcome.fired:
-            yield from running.sleep(running.chance.uniform(0, 2.0))
-            yield from _kill(running, running.chance.randrange(WORKERS), "as all begin again")
+        running.must_finish = finishes
+        if training:
+            yield from running.until(running.all_train)
+        for who, seconds in steps:
+            if who == BACK:
+                yield from running.until(
+                    lambda: all(len(running.pids_of(rank)) > 1 for rank in running.victims), SEEN_SECONDS
+                )
+            failed, chance = sorted(running.victims), running.chance
+            victims = {
+                ANY: (chance.randrange(WORKERS),),
+                SAME: tuple(failed),
+                OTHER: (chance.choice([rank for rank in range(WORKERS) if rank not in failed]),),
+                NODE: ON_NODE_1,
+                BACK: (),
+            }[who]
+            if not training:
+                yield from running.until(lambda: running.pid_of(victims[0]) is not None)  # noqa: B023 - waits here
+            yield from running.sleep(chance.uniform(0, seconds))
+            if who == NODE:
+                yield from _kill(running, victims, running.launcher_of(1), "node 1's launcher")
+            else:
+                for victim in victims:
+                    yield from _kill(running, (victim,), running.pid_of(victim), f"worker {victim}")
 
     return inject
-
-
-def kill_three(running: Running) -> Iterator[None]:
-    """SIGKILL of three workers within a moment: one more than the others outlive, so that all begin again."""
-    running.must_finish = True
-    yield from _training(running)
-    for victim in running.chance.sample(range(WORKERS), 3):
-        yield from _kill(running, victim, "while it trains")
-        yield from running.sleep(running.chance.uniform(0, 0.05))
-    yield from _back(running)
-
-
-def _back(running: Running) -> Iterator[None]:
-    """Wait until the victims were started again."""
-    yield from running.until(lambda: all(len(running.pids_of(rank)) > 1 for rank in running.victims), SEEN_SECONDS)
 
 
 def kill_parent(running: Running) -> Iterator[None]:
@@ -161,20 +126,21 @@ def kill_parent(running: Running) -> Iterator[None]:
     victim = 0 if by_hand else running.chance.randrange(WORKERS)
     if running.is_over or len(running.children_of(victim)) < running.task.children:
         return
-    yield from _kill(running, victim, f"with {running.task.children} children")
+    yield from _kill(
+        running, (victim,), running.pid_of(victim), f"worker {victim} with {running.task.children} children"
+    )
     running.outcome.fired &= not by_hand or len(running.children_of(victim)) == running.task.children
 
 
-def _kill(running: Running, victim: int, when: str) -> Iterator[None]:
-    pid = running.pid_of(victim)
+def _kill(running: Running, victims: tuple[int, ...], pid: int | None, name: str) -> Iterator[None]:
     if pid is None or running.is_over or not runs(pid):
         return
-    running.fires(f"SIGKILL of worker {victim} {when}", culprit=_worker(victim), victims=(victim,))
+    running.fires(f"SIGKILL of {name}", culprit=_workers(victims), victims=victims)
     yield from send(running, pid, signal.SIGKILL)
 
 
-def _worker(victim: int) -> str:
-    return rf"\b(worker|rank|local_rank)\s*:?\s*{victim}\b"
+def _workers(victims: tuple[int, ...]) -> str:
+    return "|".join(rf"\b(worker|rank|local_rank)\s*:?\s*{victim}\b" for victim in victims)
 
 
 def pause(times: float, *, store_host: bool = False) -> Injector:
@@ -187,7 +153,7 @@ def pause(times: float, *, store_host: bool = False) -> Injector:
         if pid is None or running.is_over or not runs(pid):
             return
         running.must_finish = times < 1
-        culprit = rf"{_worker(victim)}|{STORE}" if store_host else _worker(victim)
+        culprit = _workers((victim,)) + (f"|{STORE}" if store_host else "")
         running.fires(f"SIGSTOP of worker {victim} for {times:g} timeouts", culprit=culprit, victims=(victim,))
         yield from _stop_for(running, pid, times * running.cell.timeout)
 
@@ -213,7 +179,7 @@ def signal_launcher(number: signal.Signals, *, starting: bool) -> Injector:
             return
         # Whom SIGKILL's children ask is the kernel, so nobody is left who could be asked to name anything.
         running.fires(f"{number.name} of the launcher {'at start-up' if starting else 'while all train'}")
-        yield from send(running, running.pid, number)
+        yield from send(running, running.launcher_of(0) or running.pid, number)
 
     return inject
 
@@ -227,10 +193,11 @@ def signal_launcher_twice(number: signal.Signals) -> Injector:
             return
         running.must_save = True
         running.fires(f"{number.name} of the launcher, twice")
-        yield from send(running, running.pid, number)
-        while is_pending(running.pid, number):  # two that wait are one to the kernel
+        pid = running.launcher_of(0) or running.pid
+        yield from send(running, pid, number)
+        while is_pending(pid, number):  # two that wait are one to the kernel
             time.sleep(0.0002)
-        yield from send(running, running.pid, number)
+        yield from send(running, pid, number)
 
     return inject
 
@@ -241,7 +208,7 @@ def pause_launcher(running: Running) -> Iterator[None]:
     if running.is_over:
         return
     running.fires("SIGSTOP of the launcher, which hosts the store", culprit=STORE)
-    yield from _stop_for(running, running.pid, 3 * running.cell.timeout)
+    yield from _stop_for(running, running.launcher_of(0) or running.pid, 3 * running.cell.timeout)
 
 
 def kill_generator(running: Running) -> Iterator[None]:
@@ -275,7 +242,7 @@ def exception(running: Running) -> Iterator[None]:
 
     yield from running.until(raises)
     if raises():
-        running.fires(f"an exception on worker {victim}", culprit=_worker(victim), victims=(victim,))
+        running.fires(f"an exception on worker {victim}", culprit=_workers((victim,)), victims=(victim,))
         running.fault_time = next(r.time for r in running.records(victim) if r.what == "raises")
         running.outcome.fired = True
 
@@ -333,7 +300,7 @@ def tiny_disk(folder: Path) -> Callable[[], None]:
 
 
 def cut_link(times: float) -> Injector:
-    """The link of one worker's node goes down for a part of, or several times, the timeout; then up again.
+    """The link of node 1 goes down for a part of, or several times, the timeout; then up again.
 
     TCP sends again at doubling intervals, so a link that was cut for a time is quiet for up to twice as long.
     """
@@ -344,38 +311,43 @@ def cut_link(times: float) -> Injector:
         yield from _training(running, 0.5)
         if running.is_over:
             return
-        victim = running.chance.randrange(WORKERS)
         running.must_finish = times < 1
-        # The one that is cut off cannot know who is at fault: it names the store, or those it waits for.
-        running.fires(f"link of worker {victim} cut for {times:g} timeouts", culprit=_worker(victim), victims=(victim,))
-        network.set_link(victim, up=False)
+        # Those that are cut off cannot know who is at fault: they name the store, or those they wait for.
+        culprit = _workers(ON_NODE_1)
+        running.fires(f"link of node 1 cut for {times:g} timeouts", culprit=culprit, victims=ON_NODE_1)
+        network.set_link(1, up=False)
         running.outcome.fired = True
         yield from running.sleep(times * running.cell.timeout)
-        network.set_link(victim, up=True)
+        network.set_link(1, up=True)
         running.took_back(times * running.cell.timeout)
 
     return inject
 
 
 LASTING = tuple(name for name, kind in KINDS.items() if kind.max_failures)
-"""What goes on after losses."""
+"""What continues after failures."""
 NEEDS_GENERATOR = ("dynamic_groups",)
 ENDING = tuple(name for name, kind in KINDS.items() if not kind.max_failures and name not in NEEDS_GENERATOR)
-"""What a loss ends, and all begin again."""
+"""What a failure ends, and all restart."""
 IN_STEP = tuple(name for name, kind in KINDS.items() if not kind.takes_several)
 """Where workers may save when their step is a multiple of a number."""
-EVERYWHERE = ("run", "torchrun", "by hand")
-AGENTS = ("run", "torchrun")
+OURS = ("run", "nodes")
+AGENTS = (*OURS, "torchrun")
+EVERYWHERE = (*AGENTS, "by hand")
+FIRST, THEN_BACK = (ANY, 0.9), (BACK, 0.0)
 FAULTS = {
-    "kill worker": Fault(kill_worker, EVERYWHERE, weight=3),
-    "kill while connecting": Fault(kill_connecting, EVERYWHERE, weight=2),
-    "kill two": Fault(kill_two, kinds=LASTING, steps=SHORT, weight=4),
-    "kill and join": Fault(kill_and_join, kinds=LASTING, steps=LONGER, restarts=1, weight=4),
-    "kill joiner": Fault(kill_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
-    "kill beside joiner": Fault(kill_beside_joiner, kinds=LASTING, steps=LONGER, restarts=2, weight=4),
-    "kill three, all again": Fault(kill_three, kinds=LASTING, steps=SHORT, restarts=6, weight=2),
-    "kill, all again": Fault(kill_and_begin_again(), kinds=ENDING, steps=SHORT, restarts=1),
-    "kill twice, all again": Fault(kill_and_begin_again(twice=True), kinds=ENDING, steps=SHORT, restarts=2),
+    "kill worker": Fault(kill(FIRST), EVERYWHERE, weight=3),
+    "kill while connecting": Fault(kill((ANY, 0.35), training=False), EVERYWHERE, weight=2),
+    "kill node": Fault(kill((NODE, 0.9)), ("nodes",), weight=4),
+    "kill two": Fault(kill(FIRST, (OTHER, 0.4)), OURS, LASTING, SHORT, weight=4),
+    "kill and join": Fault(kill(FIRST, THEN_BACK), OURS, LASTING, LONGER, restarts=1, weight=4),
+    "kill joiner": Fault(kill(FIRST, THEN_BACK, (SAME, 0.8)), OURS, LASTING, LONGER, restarts=2, weight=4),
+    "kill while one joins": Fault(kill(FIRST, THEN_BACK, (OTHER, 0.8)), OURS, LASTING, LONGER, restarts=2, weight=4),
+    "kill three, restart": Fault(
+        kill(FIRST, (OTHER, 0.05), (OTHER, 0.05), THEN_BACK, finishes=True), OURS, LASTING, SHORT, restarts=6, weight=2
+    ),
+    "kill, restart": Fault(kill(FIRST, THEN_BACK, finishes=True), OURS, ENDING, SHORT, restarts=1),
+    "kill twice, restart": Fault(kill(FIRST, THEN_BACK, (ANY, 2.0), finishes=True), OURS, ENDING, SHORT, restarts=2),
     "kill parent of children": Fault(kill_parent, EVERYWHERE, children=2, weight=2),
     "pause for half": Fault(pause(0.5), AGENTS, steps=SHORT),
     "pause for three": Fault(pause(3), EVERYWHERE),
@@ -384,11 +356,11 @@ FAULTS = {
     "SIGTERM launcher at start": Fault(signal_launcher(signal.SIGTERM, starting=True), AGENTS),
     "SIGKILL launcher at start": Fault(signal_launcher(signal.SIGKILL, starting=True), AGENTS),
     "SIGTERM launcher": Fault(signal_launcher(signal.SIGTERM, starting=False), AGENTS),
-    "SIGTERM launcher twice": Fault(signal_launcher_twice(signal.SIGTERM), saves=True, weight=2),
+    "SIGTERM launcher twice": Fault(signal_launcher_twice(signal.SIGTERM), OURS, saves=True, weight=2),
     "SIGKILL launcher": Fault(signal_launcher(signal.SIGKILL, starting=False), AGENTS),
     "pause launcher": Fault(pause_launcher, AGENTS),
-    "kill generator": Fault(kill_generator, kinds=("dynamic_groups",), steps=SHORT, weight=3),
-    "pause generator": Fault(pause_generator, kinds=("dynamic_groups",), weight=3),
+    "kill generator": Fault(kill_generator, OURS, NEEDS_GENERATOR, SHORT, weight=3),
+    "pause generator": Fault(pause_generator, OURS, NEEDS_GENERATOR, weight=3),
     "squatted port": Fault(squatted_port, ("by hand",), kinds=("static", "neighbor", "server asynchronous")),
     "full disk for traces": Fault(full_disk, steps=SHORT),
     "full disk for checkpoints": Fault(full_disk, kinds=IN_STEP, steps=SHORT),
@@ -397,6 +369,6 @@ FAULTS = {
 }
 
 
-def begins_again(kind: str, restarts: int) -> bool:
-    """Whether all workers of a run are started again after a failure."""
+def all_restart(kind: str, restarts: int) -> bool:
+    """Whether all workers of a run are restarted after a failure."""
     return restarts > 0 and kind in ENDING

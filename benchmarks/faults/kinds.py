@@ -42,7 +42,7 @@ from partreduce.topo.strategies.partial import LateGradientPolicy, PartialAllRed
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import StaticGroups
 
-WORKERS = 4
+WORKERS, NODES = 4, 2
 PLAIN = OuterStep()
 DILOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(9, 10), nesterov=True)
 NOLOCO = OuterStep(lr=Fraction(7, 10), momentum=Fraction(1, 2), outer_params=OuterParams.PER_WORKER)

@@ -1,4 +1,4 @@
-"""How the workers of a cell are started: by `partreduce run`, torchrun's agent, by hand, or by hand on nodes."""
+"""How the workers of a cell are started: by `partreduce run`, here or on two nodes, by torchrun's agent, or by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.faults.cell import Task
-from benchmarks.faults.kinds import WORKERS, Kind
+from benchmarks.faults.kinds import NODES, WORKERS, Kind
 from benchmarks.faults.processes import become
 from benchmarks.faults.worker import work
 from benchmarks.lab.network import Network
@@ -19,13 +19,28 @@ SCRIPT = Path(__file__).with_name("worker.py")
 NETNS = 0x40000000
 
 
-def by_partreduce_run(task: Task, kind: Kind) -> int:
+def by_partreduce_run(task: Task, kind: Kind, *more: str) -> int:
     """The command itself, in this process; how many may fail stands in the schedule's plan, where it has one."""
     from partreduce.__main__ import main
 
     limit = ["--tolerate-failures", str(kind.max_failures)] if kind.schedule.failure_plan is None else []
     again = ["--max-restarts", str(task.restarts)] if task.restarts else []
-    return main(["run", "--schedule", task.schedule, "--threads", "1", *limit, *again, str(SCRIPT)])
+    return main(["run", "--schedule", task.schedule, "--threads", "1", *limit, *again, *more, str(SCRIPT)])
+
+
+def on_nodes(task: Task, kind: Kind, port: int, network: Network | None) -> int:
+    """The same command on two nodes, each in a network namespace of its own where there are any."""
+    address = "127.0.0.1" if network is None else network.address(0)
+    same = ["--nnodes", str(NODES), "--nproc-per-node", str(WORKERS // NODES), "--rdzv-endpoint", f"{address}:{port}"]
+
+    def node(rank: int) -> int:
+        if network is not None:
+            enter(network.namespace(rank))
+        Path(task.folder, f"launcher-{rank}").write_text(f"{os.getpid()}\n")
+        return by_partreduce_run(task, kind, *same, "--node-rank", str(rank))
+
+    interface = {} if network is None else {"GLOO_SOCKET_IFNAME": "eth0"}
+    return _first_failure([_fork(lambda rank=rank: node(rank), interface) for rank in range(NODES)])  # type: ignore[misc]
 
 
 def by_torchrun(task: Task) -> int:
@@ -78,26 +93,17 @@ def torchrun_worker(_timeout: float) -> None:
         os._exit(code)
 
 
-def by_hand(port: int, network: Network | None = None, *, store_port_file: Path | None = None) -> int:
-    """Workers as a user's own script would start them; rank 0 hosts the store, or on nodes a process on the switch."""
-    variables = {"WORLD_SIZE": str(WORKERS), "LOCAL_WORLD_SIZE": str(WORKERS), "OMP_NUM_THREADS": "1"}
-    pids = []
-    if network is None:
-        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    else:
-        assert store_port_file is not None
-        _fork(lambda: _serve(network, store_port_file), {})
-        while not store_port_file.exists() or not store_port_file.read_text().endswith("\n"):
-            os.sched_yield()
-        variables |= {
-            "MASTER_ADDR": network.switch_address,
-            "MASTER_PORT": store_port_file.read_text().strip(),
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-            "GLOO_SOCKET_IFNAME": "eth0",
-        }
-    for rank in range(WORKERS):
-        own = {**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        pids.append(_fork(lambda rank=rank: _hand_worker(rank, network), own))  # type: ignore[misc]
+def by_hand(port: int) -> int:
+    """Workers as a user's own script would start them; rank 0 hosts the store."""
+    variables = {
+        "WORLD_SIZE": str(WORKERS), "LOCAL_WORLD_SIZE": str(WORKERS), "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    ranks = [{**variables, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(WORKERS)]
+    return _first_failure([_fork(lambda: torchrun_worker(0.0), own) for own in ranks])
+
+
+def _first_failure(pids: list[int]) -> int:
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
 
@@ -107,26 +113,6 @@ def _fork(action: Callable[[], int | None], variables: dict[str, str]) -> int:
     if pid == 0:
         become(action, None, variables)
     return pid
-
-
-def _hand_worker(rank: int, network: Network | None) -> None:
-    if network is not None:
-        enter(network.namespace(rank))
-    torchrun_worker(0.0)
-
-
-def _serve(network: Network, port_file: Path) -> None:
-    """Host the store on the switch until the cell's first process is gone."""
-    import time
-
-    from partreduce.runtime.transport.torch_api import TCPStore
-
-    enter(network.switch)
-    parent = os.getppid()
-    store = TCPStore(network.switch_address, 0, None, True, wait_for_workers=False)
-    port_file.write_text(f"{store.port}\n")
-    while os.getppid() == parent:
-        time.sleep(0.05)
 
 
 def enter(namespace: str) -> None:

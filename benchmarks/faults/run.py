@@ -1,15 +1,17 @@
 """The fault campaign: every strategy kind under every fault, at random instants.
 
     make faults MINUTES=10
-    python -m benchmarks.faults.run [--minutes M] [--seed S] [--cell KIND/FAULT/LAUNCHER/SEED …] [--write]
+    python -m benchmarks.faults.run [--faults N] [--minutes M] [--seed S] [--cell KIND/FAULT/LAUNCHER/SEED …] [--write]
 
-Prints one line a cell and ends with 1 if anything was violated; `--cell` runs a cell again, with the name that its line
-gives. `--write` adds what was run to benchmarks/results/faults.json and writes faults.md again from all of it.
+Begins no cell after N faults or M minutes. Prints a line for each cell and ends with 1 if anything was violated.
+`--cell` runs a cell again, by the name in its line. `--write` adds what was run to
+benchmarks/results/faults.json and writes faults.md from all of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import sys
@@ -25,7 +27,7 @@ from benchmarks.faults.table import add_results, write_page
 
 
 def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:
-    """Cells until the time is up: all combinations in random order, then again."""
+    """Cells until the time is up: all combinations in random order, then once more."""
     chance, deadline = random.Random(seed), time.monotonic() + seconds
     listed = [combination for combination in combinations() if only in "/".join(combination)]
     while True:
@@ -39,6 +41,7 @@ def draw(seed: int, seconds: float, only: str) -> Iterator[Cell]:
 def main() -> int:
     parser = kit.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--faults", type=int, default=sys.maxsize, help="that fire, at most; then none begins any more")
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--only", default="", help="a part of kind/fault/launcher")
     parser.add_argument("--cell", action="append", default=[], help="run these and nothing else")
@@ -49,16 +52,17 @@ def main() -> int:
     options = parser.parse_args()
     if options.slack is not None:
         verdicts.SLACK_SECONDS = options.slack
+    outcomes: list[Outcome] = []
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
     for reason in what_is_left_out():
         print(f"left out: {reason}")
     cells = map(Cell.of_name, options.cell) if options.cell else draw(seed, 60 * options.minutes, options.only)
     cells = (replace(cell, timeout=options.timeout) for cell in cells)
+    cells = itertools.takewhile(lambda _: sum(outcome.fired for outcome in outcomes) < options.faults, cells)
     if not options.cell:
         print(f"seed {seed}", flush=True)
     import_once()
     begun = time.monotonic()
-    outcomes: list[Outcome] = []
 
     def note(outcome: Outcome) -> None:
         outcomes.append(outcome)

@@ -40,7 +40,7 @@ class Running:
     must_finish: bool = False
     must_save: bool = False
     lasts: float = 0.0
-    """For how many seconds the fault itself holds up a run that is to go on."""
+    """For how many seconds the fault itself holds up a run that is to continue."""
     overdue: float = 0.0
     """By how many seconds the injector was late to take it back."""
     gone: dict[int, float] = field(default_factory=dict)
@@ -74,6 +74,12 @@ class Running:
         pids = self.pids_of(rank)
         return pids[-1] if pids else None
 
+    def launcher_of(self, node: int) -> int | None:
+        """The launcher of a node; None where it has no process of its own, or not yet."""
+        path = self.folder / f"launcher-{node}"
+        text = path.read_text() if path.exists() else ""
+        return int(text) if text.endswith("\n") and runs(int(text)) else None
+
     def children_of(self, rank: int) -> list[int]:
         """The running processes that a worker has forked."""
         forked = next((record.more for record in self.records(rank)[:8] if record.what == "forked"), [])
@@ -88,7 +94,7 @@ class Running:
             if (pid_of := self.pid_of(rank)) is None:
                 continue
             if runs(pid_of):
-                self.gone.pop(rank, None)  # it was started again
+                self.gone.pop(rank, None)  # it was restarted
             else:
                 self.gone.setdefault(rank, self._looked)
         self._looked = time.monotonic()

@@ -56,7 +56,7 @@ def page(content: dict[str, Any]) -> str:
         "",
         "## Fault by fault",
         "",
-        "Seconds from the fault to a survivor's own report; a run that goes on, or is ended by its launcher, has none.",
+        "Seconds from the fault to a survivor's own report; none where the run continues, or its launcher ends it.",
         "",
         "| fault | launcher | number | finished | reported | ended by the launcher | violations | seconds p50 | p99 |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
@@ -72,7 +72,7 @@ def page(content: dict[str, Any]) -> str:
 
 def _by(counts: dict[str, Any], *places: int) -> dict[tuple[str, ...], list[dict[str, Any]]]:
     """Counts by parts of their names, in the order of FAULTS and KINDS."""
-    order = [*KINDS, *FAULTS, "run", "torchrun", "by hand", "nodes"]
+    order = [*KINDS, *FAULTS, "run", "nodes", "torchrun", "by hand"]
     grouped: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     for name, count in counts.items():
         parts = name.split("/")

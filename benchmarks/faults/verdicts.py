@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from benchmarks.faults import views
 from benchmarks.faults.cell import Record
-from benchmarks.faults.injectors import STORE
+from benchmarks.faults.injectors import OURS, STORE
 from benchmarks.faults.kinds import KINDS, WORKERS, Kind
 from benchmarks.faults.running import Running
 from benchmarks.faults.views import TOLERANCE, same, values_of
@@ -33,9 +33,11 @@ KILLS = (
     "kill two",
     "kill and join",
     "kill joiner",
-    "kill beside joiner",
+    "kill while one joins",
+    "kill node",
+    "cut link",
 )
-"""Faults after which the others finish where the run goes on."""
+"""Faults after which the survivors finish where the run continues."""
 
 
 def end_of(records: list[Record]) -> Record | None:
@@ -62,13 +64,13 @@ def judge_ends(running: Running) -> None:
             took = "never" if ended is None else f"after {ended - held_up_since:.1f} s"
             outcome.violations.append(f"late: worker {rank} ended {took}, limit {limit:.3g} s")
     everybody = range(WORKERS) if running.must_finish else survivors
-    goes_on = running.cell.launcher == "run" and 0 < len(running.victims) <= KINDS[running.cell.kind].max_failures
-    if goes_on and running.cell.fault in KILLS and (lost := sorted(set(survivors) - set(finished))):
+    continues = running.cell.launcher in OURS and 0 < len(running.victims) <= KINDS[running.cell.kind].max_failures
+    if continues and running.cell.fault in KILLS and (lost := sorted(set(survivors) - set(finished))):
         if running.starved and all((end := ends[rank]) is not None and end.what == "failed" for rank in lost):
             outcome.ended = "named error"  # whom the machine kept from answering
             outcome.note += f"; workers {lost} may end: processes got no processor for a timeout within a timeout"
             return
-        outcome.violations.append(f"did not go on: workers {lost} did not finish")
+        outcome.violations.append(f"did not continue: workers {lost} did not finish")
     if all((end := ends[rank]) is not None and end.what == "finished" for rank in everybody):
         outcome.ended = "finished"
         return
@@ -85,12 +87,12 @@ def judge_ends(running: Running) -> None:
 
 
 def _was_held_up(running: Running) -> bool:
-    """Whether the machine alone took what the timeout leaves beside the fault, so that to go on was asked too much."""
+    """Whether the machine alone took what the fault leaves of the timeout, so that the run may end."""
     return running.lasts + running.held_up >= running.cell.timeout
 
 
 def _held_up_since(running: Running, rank: int) -> float:
-    """The fault; where a kind lets others go on, this worker's last step after it."""
+    """The fault; where a kind lets others continue, this worker's last step after it."""
     if not KINDS[running.cell.kind].is_free:
         return running.fault_time
     steps = [r.time for r in running.records(rank) if r.what in ("enters", "leaves", "finishes")]
@@ -130,14 +132,14 @@ def output_of(running: Running) -> str:
 
 
 def judge_attempts(running: Running) -> None:
-    """All begin again only where they are to, and where the machine kept some from answering."""
+    """All restart only where they are to, and where the machine kept some from answering."""
     outcome = running.outcome
-    if "all workers begin again" not in output_of(running) or "all again" in running.cell.fault:
+    if "all workers begin again" not in output_of(running) or "restart" in running.cell.fault:
         return
     if running.starved:
-        outcome.note += "; all may begin again: processes got no processor for a timeout within a timeout"
+        outcome.note += "; all may restart: processes got no processor for a timeout within a timeout"
     else:
-        outcome.violations.append("did not go on: all workers began again")
+        outcome.violations.append("did not continue: all workers restarted")
 
 
 def judge_saved(running: Running) -> None:

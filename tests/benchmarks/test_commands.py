@@ -11,7 +11,7 @@ OTHERS = (
     "run",
     "explore.__main__",
     "forgery.__main__",
-    "goes_on",
+    "elastic_runs",
     "lab.rehearse",
     "papers.__main__",
     "planner.random_clusters",

@@ -1,6 +1,7 @@
 """Every injector fires: its effect is seen on a bystander, from outside of what it says of itself."""
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,11 @@ from benchmarks.faults.kinds import WORKERS
 from benchmarks.faults.processes import look_at
 from benchmarks.faults.running import Running
 from benchmarks.lab.network import Network, why_not
+
+
+def fault(name):
+    return injectors.FAULTS[name].inject
+
 
 SLEEPER = "import time\nwhile True: time.sleep(0.01)"
 
@@ -57,9 +63,9 @@ def states(sleepers):
     return [look_at(process.pid).state for process in sleepers]
 
 
-@pytest.mark.parametrize("injector", [injectors.kill_worker, injectors.kill_connecting])
-def test_a_killed_worker_is_dead_and_the_others_live(running, sleepers, injector):
-    carry_out(injector, running)
+@pytest.mark.parametrize("name", ["kill worker", "kill while connecting"])
+def test_a_killed_worker_is_dead_and_the_others_live(running, sleepers, name):
+    carry_out(fault(name), running)
     (victim,) = running.victims
     assert running.outcome.fired
     assert sleepers[victim].wait(60) == -signal.SIGKILL
@@ -67,17 +73,15 @@ def test_a_killed_worker_is_dead_and_the_others_live(running, sleepers, injector
 
 
 def test_two_killed_workers_are_dead_and_the_others_live(running, sleepers):
-    carry_out(injectors.kill_two, running)
+    carry_out(fault("kill two"), running)
     assert running.outcome.fired
     assert len(running.victims) == 2
     assert [sleepers[victim].wait(60) for victim in running.victims] == [-signal.SIGKILL] * 2
     assert [p.poll() for i, p in enumerate(sleepers) if i not in running.victims] == [None] * (WORKERS - 1)
 
 
-@pytest.mark.parametrize(
-    ("injector", "again"), [(injectors.kill_joiner, True), (injectors.kill_beside_joiner, False)]
-)  # fmt: skip
-def test_who_came_back_or_another_one_is_killed_then(running, sleepers, injector, again):
+@pytest.mark.parametrize(("name", "again"), [("kill joiner", True), ("kill while one joins", False)])
+def test_who_came_back_or_another_one_is_killed_then(running, sleepers, name, again):
     """The launcher's part is done here: it starts another process in the place of the first that died."""
     back = subprocess.Popen([sys.executable, "-S", "-c", SLEEPER])
 
@@ -88,13 +92,23 @@ def test_who_came_back_or_another_one_is_killed_then(running, sleepers, injector
                 with (running.folder / f"worker-{victim}.jsonl").open("a") as file:
                     file.write(f'["begins", 1.0, 0, {rows}, {back.pid}]\n')
 
-    carry_out(injector, running, start_again)
+    carry_out(fault(name), running, start_again)
     try:
         assert (back.poll() == -signal.SIGKILL) is again
         assert sum(process.poll() is not None for process in sleepers) == (1 if again else 2)
     finally:
         back.kill()
         back.wait()
+
+
+def test_a_killed_node_is_its_launcher_and_all_its_workers_are_victims(running, sleepers):
+    (running.folder / "launcher-1").write_text(f"{sleepers[-1].pid}\n")
+    carry_out(fault("kill node"), running)
+    assert running.outcome.fired
+    assert running.code == -signal.SIGKILL or sleepers[-1].wait(60) == -signal.SIGKILL
+    assert running.victims == {2, 3}
+    assert re.search(running.culprit, "worker 3 failed")
+    assert not re.search(running.culprit, "worker 1 failed")
 
 
 @pytest.mark.parametrize("times", [0.5, 3])
@@ -235,7 +249,7 @@ def test_nothing_fires_where_the_run_is_over_before(running, sleepers):
     for process in sleepers[:-1]:
         process.wait()
     os.waitid(os.P_PID, sleepers[-1].pid, os.WEXITED | os.WNOWAIT)
-    carry_out(injectors.kill_worker, running)
+    carry_out(fault("kill worker"), running)
     assert not running.outcome.fired
 
 

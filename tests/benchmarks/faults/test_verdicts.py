@@ -249,16 +249,16 @@ def test_where_all_began_again_each_attempt_is_judged_by_itself(judged, amount):
 
 @pytest.mark.parametrize(
     ("fault", "starved", "is_wrong"), [("kill joiner", False, True), ("kill joiner", True, False),
-                                       ("kill three, all again", False, False)]
+                                       ("kill three, restart", False, False)]
 )  # fmt: skip
-def test_all_begin_again_only_where_they_are_to(tmp_path, fault, starved, is_wrong):
+def test_all_restart_only_where_they_are_to(tmp_path, fault, starved, is_wrong):
     (tmp_path / "output.txt").write_text("partreduce: attempt 1 ended with exit code 137; all workers begin again\n")
     cell = Cell("elastic outer", fault, "run", 1)
     running = Running(cell, Task(str(tmp_path), "", 3.0, STEPS, 1), tmp_path, cell.random, Outcome(cell))
     running._lacked.extend([(0.0, 0.0), (1.0, 4.0)] if starved else [])
     verdicts.judge_attempts(running)
     assert bool(running.outcome.violations) == is_wrong
-    assert ("may begin again" in running.outcome.note) == starved
+    assert ("may restart" in running.outcome.note) == starved
 
 
 def test_workers_that_know_different_views_are_seen(judged):
@@ -316,7 +316,7 @@ def test_survivors_that_do_not_go_on_where_they_can_are_seen(judged):
         verdicts.judge_ends(running)
 
     (text,) = judged(killed, [ending(12.0), ending(12.0, what="finished"), ending(12.0)], "elastic allreduce", **FAULT)
-    assert text == "did not go on: workers [0, 2] did not finish"
+    assert text == "did not continue: workers [0, 2] did not finish"
 
 
 @pytest.mark.parametrize(
