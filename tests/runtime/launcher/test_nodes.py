@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.goes_on_runs import replayed
+from helpers.elastic_runs import replayed
 from helpers.two_nodes import LIMIT, wait_until
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.writer import write_schedule
@@ -32,7 +32,7 @@ ROUND = 5
 TRAIN = f"""
 import json, os, signal, sys, time, torch, partreduce
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from helpers.goes_on_runs import RATE, ask_when_awaited, gradient, start_of, wait_for
+from helpers.elastic_runs import RATE, ask_when_awaited, gradient, start_of, wait_for
 rank, steps_per_round, timeout, happens = int(os.environ["RANK"]), int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 back, restarted = [int(one) for one in sys.argv[4:]], "PARTREDUCE_RESTARTED" in os.environ
 first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
@@ -84,7 +84,7 @@ def held(output):
 
 
 def check(run, survivors, codes, *said, steps_per_round=1, unheard=()):
-    """How both launchers ended, what survivors hold, and that nothing is left; of some perhaps nothing is heard any more."""
+    """How both launchers ended, what survivors hold, and that nothing is left; of `unheard` nothing need be heard."""
     returned, output, errors = run.ended()
     assert returned == codes, errors
     own, end = held(output)
