@@ -86,7 +86,7 @@ class Coordinator(Generic[P]):
         self._state = started
         self._notes = Notes(store, MEMBERSHIP, own_server=True)
         self._deaths = Notes(store, DEATHS, own_server=True)
-        self._heard, self._heard_of, self._has_begun = 0, dict[str, int](), False
+        self._seen, self._seen_of, self._has_begun = 0, dict[str, int](), False
         self._lease = Deadline(float("inf"))
         self._asked: dict[int, str] = {}
         """What workers outside asked last, by rank; it has been answered where the machine knows nothing of it."""
@@ -107,7 +107,7 @@ class Coordinator(Generic[P]):
         self.poll()  # a worker that had left has not failed
         if self.has_ended(worker):
             return True
-        self._feed(Received(worker.rank, Crashed()) if is_failed else Stop())
+        self._handle(Received(worker.rank, Crashed()) if is_failed else Stop())
         self.poll()
         return bool(self._state.view.members)
 
@@ -130,55 +130,55 @@ class Coordinator(Generic[P]):
         if self._all_have_joined():
             self.poll()
             if worker.rank not in self._state.left:
-                self._feed(Stop())
+                self._handle(Stop())
 
     def poll(self) -> None:
-        """Hear what workers said, and decide and tell what is to be."""
+        """Read what workers wrote, decide, and publish what was decided."""
         if not self._all_have_joined():
             return
-        if (news := self._notes.count(NEWS)) != self._heard:
-            self._heard = news
-            self._hear()
+        if (news := self._notes.count(NEWS)) != self._seen:
+            self._seen = news
+            self._read()
         if self._state.is_open and self._lease.is_over and any(self._state.votes):
-            self._feed(Expire())
+            self._handle(Expire())
         while self._state.told < len(self._state.log):
-            self._feed(Publish())
+            self._handle(Publish())
         if self._state.left:
             for rank in set(range(len(self._workers))).difference(self._state.view.members, self._state.left):
                 if self._workers[rank].code is None and not self.has_ended(self._workers[rank]):
-                    self._end(rank)  # who is still outside comes too late
+                    self._end(rank)  # a worker that is still outside comes too late
         for worker, deadline in self._ended:
             if worker.code is None and deadline.is_over:
                 deadline.renew()
                 worker.give_up()
 
     def _all_have_joined(self) -> bool:
-        """Before that a loss ends the run: nobody knows yet of what."""
+        """Before that a failure ends the run, whose facts are not known yet."""
         self._has_begun = self._has_begun or self._notes.count(JOINED) == len(self._workers)
         return self._has_begun
 
-    def _hear(self) -> None:
-        """All of it, in the order of workers; whoever has voted is not read again, and what nobody said not at all."""
+    def _read(self) -> None:
+        """All that is new, in the order of workers; a worker that has voted is not read again."""
         generation = self._state.view.generation + 1
         some_left, some_ask = self._is_new(LEFT), self._is_new(JOIN)
         for worker in range(len(self._workers)):
             if some_left and worker not in self._state.left and self._notes.has(f"{LEFT}/{worker}"):
-                self._feed(Received(worker, Left()))
+                self._handle(Received(worker, Left()))
             is_awaited = self._state.view.generation < generation and self._state.votes[worker] is None
             if is_awaited and (text := self._notes.read(f"vote/{generation}/{worker}")) is not None:
                 place, prepared, stands, blank = json.loads(text)
-                self._feed(Received(worker, Vote(generation, tuple(place), tuple(prepared), stands, blank)))
+                self._handle(Received(worker, Vote(generation, tuple(place), tuple(prepared), stands, blank)))
             asked = self._notes.read(f"{JOIN}/{worker}") if some_ask else None
             if asked is not None and self._asked.get(worker) != asked:
                 self._asked[worker] = asked
-                self._feed(Received(worker, Join()))
+                self._handle(Received(worker, Join()))
 
     def _is_new(self, kind: str) -> bool:
-        """Whether somebody has said something of this kind since the last time."""
-        known, self._heard_of[kind] = self._heard_of.get(kind, 0), self._notes.count(kind)
-        return self._heard_of[kind] != known
+        """Whether a worker has written something of this kind since the last time."""
+        known, self._seen_of[kind] = self._seen_of.get(kind, 0), self._notes.count(kind)
+        return self._seen_of[kind] != known
 
-    def _feed(self, event: object) -> None:
+    def _handle(self, event: object) -> None:
         was = self._state
         state, actions = self._machine.step(self._machine.authority, self._state, event)
         assert isinstance(state, Authority), "that process"
@@ -186,8 +186,7 @@ class Coordinator(Generic[P]):
         if state.is_open and not was.is_open:
             self._lease = Deadline(float(self._facts()["timeout"]))
             self._open(state.view.generation + 1)
-        told: set[int] = set()
-        asked = was.joining
+        published, asked = set[int](), was.joining
         for action in actions:
             match action:
                 case Note(("fenced", int(rank))):
@@ -197,9 +196,9 @@ class Coordinator(Generic[P]):
                 case Send(to, Released()):
                     self._notes.write(f"{RELEASED}/{to}", "1")
                 case Send(to, View() as view):
-                    if view.generation not in told:
-                        told.add(view.generation)
-                        self._tell(view)
+                    if view.generation not in published:
+                        published.add(view.generation)
+                        self._publish(view)
                     if to in asked or to in view.joined:
                         self._notes.write(f"{ANSWER}/{to}/{self._asked[to]}", str(view.generation))
 
@@ -209,34 +208,34 @@ class Coordinator(Generic[P]):
 
     def _open(self, generation: int) -> None:
         self._notes.write(f"{OPEN}/{generation}", "1")
-        self._deaths.count(CHANGES, 1)  # so that whoever waits looks closely
+        self._deaths.count(CHANGES, 1)  # so that workers that wait look closely
 
-    def _tell(self, view: View) -> None:
-        for rank in view.joined:  # nobody takes it for dead from now on
+    def _publish(self, view: View) -> None:
+        for rank in view.joined:  # it is not taken for dead from now on
             self._deaths.remove(str(rank))
         known = self._deaths.count(CHANGES)
         self._notes.write(f"view/{view.generation}", json.dumps({**asdict(view), CHANGES: known}))
         if not view.members:
-            self._open(view.generation)  # who waits for others by notes asks for that, and then hears that all end
+            self._open(view.generation)  # workers that wait by notes ask for that, and read that all end
             return
         before = self._state.log[view.generation - 1].members
-        lost = [worker for worker in before if worker not in view.members and worker not in self._state.left]
-        for rank in [rank for rank in lost if self.has_ended(self._workers[rank])]:
+        failed = [worker for worker in before if worker not in view.members and worker not in self._state.left]
+        for rank in [rank for rank in failed if self.has_ended(self._workers[rank])]:
             self._outlet.write(
                 f"partreduce: worker {rank} said nothing for {self._facts()['timeout']:g} s and was given up\n",
                 errors=True,
             )
-        if lost:
-            self._outlet.write(self._line(lost, view), errors=True)
+        if failed:
+            self._outlet.write(self._line(failed, view), errors=True)
         if view.joined:
             self._outlet.write(self._line_of_joined(view), errors=True)
 
-    def _line(self, lost: list[int], view: View) -> str:
+    def _line(self, failed: list[int], view: View) -> str:
         """What happened, in one line."""
-        m, names = len(view.members), " and ".join(f"worker {rank}" for rank in lost)
+        m, names = len(view.members), " and ".join(f"worker {rank}" for rank in failed)
         on = f"the other {m} continue together" if m > 1 else f"worker {view.members[0]} continues alone"
-        model = "that model was" if len(lost) == 1 else "the mean of those models was"
-        moved = self._moved(len(lost), m, model)
+        model = "that model was" if len(failed) == 1 else "the mean of those models was"
+        moved = self._moved(len(failed), m, model)
         return f"partreduce: without {names} {on} from {self._place(view)}; {moved}\n"
 
     def _line_of_joined(self, view: View) -> str:

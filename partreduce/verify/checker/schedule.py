@@ -352,8 +352,9 @@ def _read_failure_plan(
     """
     tables = options.tables
     is_whole = not (tables.listed or tables.outer.has_own_outer_params or options.kept)
-    is_repeatable = not (options.pipeline and options.transport["gradient_buckets"] == "per_layer")
-    is_repeatable &= not (options.quorum or (options.is_late and options.is_step_normalized))
+    is_by_steps = options.is_step_normalized and len(set(options.worker_steps)) > 1
+    is_layered = bool(options.pipeline) and options.transport["gradient_buckets"] == "per_layer"
+    is_repeatable = not (options.quorum or is_layered or (options.is_late and is_by_steps))
     require(
         raw["strategy"]["kind"] != "neighbor" and is_whole and is_repeatable,
         "failure_plan",

@@ -58,7 +58,11 @@ CONTINUING = {
     "static": [StaticGroups(phases=PHASES)],
     "unequal steps per round": [AllReduce(**BY_STEPS), StaticGroups(phases=PHASES, **BY_STEPS)],
     "sync.pipeline": [AllReduce(sync=Pipeline()), AllReduce(sync=Pipeline(width=3))],
-    "sync.delay": [AllReduce(sync=DelayedAveraging()), StaticGroups(phases=PHASES, sync=DelayedAveraging())],
+    "sync.delay": [
+        AllReduce(sync=DelayedAveraging()),
+        AllReduce(sync=DelayedAveraging(), steps_per_round=2, averaging=Averaging.STEP_NORMALIZED),
+        StaticGroups(phases=PHASES, sync=DelayedAveraging()),
+    ],
     "sync.merge": [AllReduce(steps_per_round=3, sync=DelayedMerge(steps=2))],
     "transport.codec": [
         AllReduce(transport=Transport(codec=Codec.INT8, error_feedback=True)),

@@ -9,7 +9,16 @@ import warnings
 import pytest
 import torch
 
-from helpers.elastic_runs import INSTANTS, RATE, START, gradient, replayed, replayed_late, replayed_overlapped
+from helpers.elastic_runs import (
+    INSTANTS,
+    RATE,
+    START,
+    gradient,
+    replayed,
+    replayed_in_turns,
+    replayed_late,
+    replayed_overlapped,
+)
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.launcher.launch import launch
 from partreduce.runtime.optimizer import DistributedOptimizer
@@ -17,8 +26,7 @@ from partreduce.runtime.state.checkpoint_directory import read_manifest
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import InputError
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import DelayedAveraging, Pipeline
+from partreduce.topo.strategies import AllReduce, DelayedAveraging, DelayedMerge, OuterStep, Payload, Pipeline
 
 pytestmark = pytest.mark.processes
 
@@ -107,6 +115,19 @@ def test_a_mean_that_is_a_round_late_is_saved_where_it_has_begun(tmp_path, until
     loaded, begun, text = run(tmp_path, dies=False, until=12, strategy=strategy, max_failures=max_failures)
     assert begun == {until}, text
     expected = replayed_overlapped(lambda _: [ALL], ALL, steps_per_round=3, steps=12)
+    assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
+
+
+@pytest.mark.parametrize("max_failures", [0, 1])
+def test_what_was_sent_to_be_merged_late_is_saved_and_merged_by_the_next_run(tmp_path, max_failures):
+    outer = OuterStep(lr=0.75, momentum=0.5, nesterov=True)
+    strategy = AllReduce(steps_per_round=4, sync=DelayedMerge(steps=3, alpha=0.5), payload=Payload(outer=outer))
+    run(tmp_path, dies=False, until=6, strategy=strategy, saves=True)
+    loaded, begun, text = run(tmp_path, dies=False, until=14, strategy=strategy, max_failures=max_failures)
+    assert begun == {6}, text
+    expected = replayed_in_turns(
+        lambda _: ALL, ALL, steps_per_round=4, steps=14, fragments=1, outer=outer, late=3, alpha=0.5
+    )  # fmt: skip
     assert loaded == {rank: pytest.approx(own, rel=1e-12) for rank, own in expected.items()}, text
 
 
