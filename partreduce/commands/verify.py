@@ -142,7 +142,7 @@ def _write(
 
 
 def _emit(proof: Proof, metrics: dict[str, Any], *, explain: bool) -> None:
-    claims = [claim.to_json() | ({"explanation": claim.explanation} if explain else {}) for claim in proof.claims]
+    claims = [claim.to_json() | ({"explanation": claim.words} if explain else {}) for claim in proof.claims]
     emit_json(proof.to_json() | {"claims": claims, "metrics": metrics})
 
 
@@ -192,7 +192,7 @@ def _print(schedule: Schedule | None, proof: Proof, metrics: dict[str, Any], *, 
         out.print(f"[bold]A pipeline of {schedule.strategy.sync.lag + 1}[/] was asked for, although {WIDER}.")
     for claim in proof.claims:
         if explain or not claim.holds:
-            out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.explanation)}")
+            out.print(f"[bold]{escape(claim.claim)}[/]: {escape(claim.words)}")
     if schedule is not None and not schedule.is_mixing:
         out.print(f"No metrics: {schedule.undecided}; `partreduce simulate` runs it in virtual time.", style="dim")
         return
@@ -268,10 +268,14 @@ def _print_claims(proof: Proof) -> None:
     claims = table("Claims", "claim", "status", "proved")
     for claim in proof.claims:
         aside = " [dim](a property, not needed)[/]" if claim.is_property and claim.status.value == "refuted" else ""
+        aside += " [dim](before a failure)[/]" * claim.before_failure
         claims.add(escape(claim.claim), MARK[claim.status.value] + aside, _bound_of(claim))
     console().print(claims)
     if proof.verdict in (Status.PROVED, Status.FOLLOWS):
         follow = [claim.claim for claim in proof.claims if claim.status.value == "follows from the rules"]
         if follow:
             console().print(f"Assumed for {', '.join(follow)}: the program obeys its protocol's rules.")
+        for claim in proof.claims:
+            if claim.assumes:
+                console().print(f"Assumed for {claim.claim}: {escape(claim.assumes)}.")
         console().print("Not claimed: how fast a step is, that the loss falls, or where SGD converges to.")

@@ -10,8 +10,9 @@ each lost one is a larger part.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, prod
+from typing import NamedTuple
 
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.measuring import measure
@@ -40,8 +41,7 @@ WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Survival:
+class Survival(NamedTuple):
     """A schedule with its failure plan, and in words what survivors do."""
 
     schedule: Schedule
@@ -66,50 +66,33 @@ def survival(schedule: Schedule, job: PlanRequest, *, say: Callable[[str], None]
     check_planned(schedule.strategy)
     bare = replace(schedule, failure_plan=None, certificate=None)
     say(f"planning for the failure of up to {job.tolerate_failures} workers or one node")
-    plans = [one for one in (_with_rule(bare, rule, job.tolerate_failures) for rule in _rules(bare)) if one is not None]
-    chosen = plans[0] if len(plans) == 1 else _first_fast(plans, job)
+    has_groups = isinstance(bare.strategy, StaticGroups)
+    has_rule = has_groups and isinstance(getattr(bare.strategy, "phases", None), RulePhases)
+    possible = {SurvivorRule.KEEP_GROUPS: has_groups, SurvivorRule.REAPPLY_RULE: has_rule}
+    rules = [rule for rule in SurvivorRule if possible.get(rule, True)]
+    plans = [replace(bare, failure_plan=FailurePlan(rule, job.tolerate_failures)) for rule in rules]
+    plans = [plan for plan in plans if prove_survives(plan).status is Status.PROVED]
+    times = [_time(plan, job) for plan in plans] if len(plans) > 1 else [0.0]
+    chosen = next(plan for plan, time in zip(plans, times, strict=True) if time <= FACTOR * min(times))
     return Survival(chosen, _words(chosen))
 
 
-def _rules(schedule: Schedule) -> list[SurvivorRule]:
-    """Those that the schedule may have, the simplest first."""
-    if not isinstance(schedule.strategy, StaticGroups):
-        return [SurvivorRule.ALL_REDUCE]
-    has_rule = isinstance(schedule.strategy.phases, RulePhases)
-    return [rule for rule in SurvivorRule if has_rule or rule is not SurvivorRule.REAPPLY_RULE]
-
-
-def _with_rule(schedule: Schedule, rule: SurvivorRule, failures: int) -> Schedule | None:
-    """The schedule with this plan, None unless it is proved that survivors reach consensus."""
-    planned = replace(schedule, failure_plan=FailurePlan(rule, failures))
-    return planned if prove_survives(planned).status is Status.PROVED else None
-
-
-def _first_fast(plans: list[Schedule], job: PlanRequest) -> Schedule:
-    """The first whose slowest failure takes at most FACTOR of the least such time; the first where none is known."""
-    times = [_time(plan, job) for plan in plans]
-    least = min(times)
-    return next(plan for plan, time in zip(plans, times, strict=True) if time <= FACTOR * least)
-
-
 def _time(planned: Schedule, job: PlanRequest) -> float:
-    """The predicted time to the loss after the slowest failure; infinite where there is none."""
+    """The predicted time to the loss after the slowest failure, of one of each class; infinite where there is none.
+
+    All-Reduce's survivors differ in where they are: the classes of kept groups stand for them.
+    """
     schedule, job = _compared(planned, job)
     if schedule.num_workers > COMPARED:
         return inf
-    failures = _failures(schedule)
-    return max(_time_after(schedule, failed, job) for failed in failures[:: -(-len(failures) // MEASURED)])
-
-
-def _failures(schedule: Schedule) -> list[tuple[int, ...]]:
-    """One of each class; those of kept groups stand for All-Reduce's, whose survivors differ in where they are."""
     plan = schedule.failure_plan
     assert plan is not None, "planned"
     rule = SurvivorRule.KEEP_GROUPS if plan.rule is SurvivorRule.ALL_REDUCE else plan.rule
     try:
-        return planned_classes(replace(schedule, failure_plan=replace(plan, rule=rule)))
+        failures = planned_classes(replace(schedule, failure_plan=replace(plan, rule=rule)))
     except TooLarge:
-        return list(planned_failures(schedule, FailurePlan(rule, 1)))
+        failures = list(planned_failures(schedule, replace(plan, failures=1)))
+    return max(_time_after(schedule, failed, job) for failed in failures[:: -(-len(failures) // MEASURED)])
 
 
 def _time_after(schedule: Schedule, failed: tuple[int, ...], job: PlanRequest) -> float:

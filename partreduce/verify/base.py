@@ -45,7 +45,8 @@ class Claim:
     JSON-able data; `explanation` says in words why the status holds. `entry` is the part of the certificate that the
     checker reads, if the status is proved; `numbers` are those of a fact or of what follows from the rules, which the
     checker computes by itself. `is_property`: it says what a schedule can do beyond what every
-    schedule must, so that its refutation is told with its witness and leaves the verdict alone.
+    schedule must, so that its refutation is told with its witness and leaves the verdict alone. `assumes`: what is
+    supposed of the program that runs, in words. `before_failure`: it may be false after a failure.
     """
 
     claim: str
@@ -55,6 +56,8 @@ class Claim:
     entry: Mapping[str, Any] | None = None
     is_property: bool = False
     numbers: Mapping[str, Any] | None = None
+    assumes: str = ""
+    before_failure: bool = False
 
     @property
     def holds(self) -> bool:
@@ -66,11 +69,21 @@ class Claim:
         """Whether it is refuted, and no mere property."""
         return self.status is Status.REFUTED and not self.is_property
 
+    @property
+    def words(self) -> str:
+        """The explanation, and what it does not say of failures and of the program."""
+        until = "This is so before a failure." if self.before_failure else ""
+        return " ".join(filter(None, (self.explanation, until, self.assumes and f"Assumed: {self.assumes}.")))
+
     def to_json(self) -> dict[str, Any]:
         """The form that `partreduce verify --json` prints."""
         document: dict[str, Any] = {"claim": self.claim, "status": self.status.value}
         if self.is_property:
             document["property"] = True
+        if self.before_failure:
+            document["before_failure"] = True
+        if self.assumes:
+            document["assumes"] = self.assumes
         if self.numbers:
             document["numbers"] = dict(self.numbers)
         if self.witness is not None:
@@ -184,7 +197,7 @@ class Proof:
 
     def explain(self) -> str:
         """Every claim in words, one paragraph each; first that consensus is not guaranteed, where it is not."""
-        lines = [f"{claim.claim}: {claim.status.value}. {claim.explanation}" for claim in self.claims]
+        lines = [f"{claim.claim}: {claim.status.value}. {claim.words}" for claim in self.claims]
         return "\n".join(filter(None, (self.parting_words, *lines)))
 
     def require(self) -> Proof:

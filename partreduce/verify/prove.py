@@ -9,8 +9,9 @@ from typing import Any
 from partreduce.topo.errors import ScheduleError, of_type
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, GradientBuckets
-from partreduce.verify.base import Claim, Proof, not_proved
+from partreduce.verify.base import Claim, Proof, Status, not_proved
 from partreduce.verify.certificate import certificate_of
+from partreduce.verify.checker.certificate import AFTER_FAILURE_TOO, ASSUMED
 from partreduce.verify.conflict_free import NAME as CONFLICT_FREE
 from partreduce.verify.conflict_free import prove_conflict_free
 from partreduce.verify.consensus import prove_consensus
@@ -65,6 +66,7 @@ def prove(schedule: Schedule) -> Proof:
         claims += (not_proved(SURVIVES, ON_DISJOINT) if is_clashing else _worded(prove_survives(schedule), schedule),)
         moved = stated.claim(MOVED, moved_words(schedule))
         claims += () if moved is None else (moved,)
+    claims = tuple(_qualified(claim, schedule) if claim.holds else claim for claim in claims)
     if schedule.is_mixing or prover.is_certified:
         certificate = certificate_of(stated.read, claims)
     proof = Proof(schedule.name, claims, essential, certificate)
@@ -72,6 +74,13 @@ def prove(schedule: Schedule) -> Proof:
         return proof
     missing = (not_proved(name, f"nothing proves it for strategy {schedule.strategy.kind!r}.") for name in proof.absent)
     return replace(proof, claims=(*claims, *sorted(missing, key=lambda claim: claim.claim)))
+
+
+def _qualified(claim: Claim, schedule: Schedule) -> Claim:
+    """A claim that holds, with what it supposes of the program, and whether it ends with a failure."""
+    assumes = "" if claim.status is Status.FOLLOWS else ASSUMED.get(claim.claim, "")
+    ends = schedule.failure_plan is not None and claim.claim not in AFTER_FAILURE_TOO
+    return replace(claim, assumes=assumes, before_failure=ends) if assumes or ends else claim
 
 
 def _of_payload(schedule: Schedule) -> frozenset[str]:

@@ -100,6 +100,30 @@ def test_of_codecs_and_outer_steps_the_claim_is_about_the_groups_and_says_so(opt
     assert said in claim.explanation
 
 
+def test_what_may_be_false_after_a_failure_says_that_it_holds_before_one() -> None:
+    """A node of 15 sums by a ring where 16 summed in stages: it rounds more often."""
+    rows = RulePhases((4,), ((Block((0, 1, 2, 3)),), (Block((0, 1, 2, 3), (0,)),)))
+    coded = Transport(algorithm=AllReduceAlgorithm.HIERARCHICAL, codec=Codec.BFLOAT16)
+    schedule = planned(Schedule("coded", Cluster.regular(4, 4), StaticGroups(phases=rows, transport=coded)), 1)
+    proof, larger = prove(schedule), set()
+    for failed in all_failures(schedule, 1):
+        after = prove(after_failure(schedule, failed))
+        for claim in (claim for claim in proof.claims if claim.claim in after and claim.holds):
+            assert claim.before_failure or after[claim.claim].holds
+            before, found = claim.numbers or {}, after[claim.claim].numbers or {}
+            if any(Fraction(found[name]) > Fraction(before[name]) for name in MORE & set(found)):
+                assert claim.before_failure, claim.claim
+                larger.add(claim.claim)
+    assert larger == {"codec-error", "sent-bytes", "doubly-stochastic"}
+    assert not any(claim.before_failure for claim in prove(replace(schedule, failure_plan=None)).claims)
+    assert proof["codec-error"].to_json()["before_failure"]
+    assert "This is so before a failure." in proof.explain()
+    assert not proof["survives"].before_failure
+
+
+MORE = {"relative", "of_worker", "of_node", "smallest_weight", "connections", "groups"}
+
+
 def random_schedule(seed: int) -> Schedule:
     rng = np.random.default_rng(seed)
     relaxes = [Fraction(1), Fraction(1), Fraction(1), Fraction(1, 2), Fraction(5, 4)]

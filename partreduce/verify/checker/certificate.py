@@ -53,6 +53,22 @@ CLAIMS: dict[str, Claim] = {
 }
 """Every claim by its name, or its name and method."""
 
+ASSUMED = {
+    "membership": "answers is the hash of what the installed function answered for every worker",
+    "survives": "the installed code runs after a failure what answers is the hash of, or, where that is empty, what "
+    "the file says; survivors agree on who failed, and continue in the same round",
+    "codec-error": "parameters are float32 or float64, and a ring rounds each 16-bit addition once and to the nearest",
+    "memory": "the program has a communicator for each set of members, and no arrays but these",
+    "sent-bytes": "sums go around one ring in the order of ranks, and small messages are not counted",
+    "one-owner": "the installed code takes the owner of every row from the file",
+    "nic-bytes": "a step looks each table up once, and messages about sizes are not counted",
+    "row-error": "tables are float32",
+}
+"""What proofs and facts suppose of the program that runs, beside its following the protocol."""
+
+AFTER_FAILURE_TOO = frozenset({"conflict-free", "consensus", "deadlock-free", "survives", "mean-moved"})
+"""What holds of the survivors of every failure that a plan covers; all else speaks of the groups of the file."""
+
 
 def check(certificate: object, schedule: Schedule) -> Iterator[str]:
     """The name of each claim of a parsed certificate, once it is seen to hold for the schedule.

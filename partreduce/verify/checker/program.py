@@ -11,10 +11,10 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 
-from .certificate import check
+from .certificate import AFTER_FAILURE_TOO, ASSUMED, check
 from .facts import facts
 from .refusal import REFUTED, UNREADABLE, Refusal, one_line, require
-from .schedule import Numbers, read_schedule
+from .schedule import Numbers, Schedule, read_schedule
 from .strict_json import MAX_BYTES, read_file
 
 USAGE = "python -I checker [--max-bytes N] certificate.json schedule.json"
@@ -62,11 +62,19 @@ def _answers(arguments: Sequence[str]) -> Iterator[str]:
     is_second = isinstance(document, dict) and document.get("format") == "partreduce.certificate"
     require(not is_second, paths[1], f"is a certificate, which comes first: {USAGE}")
     schedule = read_schedule(document)
+    assumed = []
     for claim in check(certificate, schedule):
-        yield f"{claim}: proved"
+        assumed.append(claim)
+        yield f"{claim}: proved{_until(schedule, claim)}"
     for fact in facts(schedule):
+        assumed += [] if fact.follows else [fact.name]
         kind = "follows from the protocol's rules" if fact.follows else "fact"
-        yield one_line(f"{fact.name}: {kind}{_shown(fact.numbers)}")
+        yield one_line(f"{fact.name}: {kind}{_until(schedule, fact.name)}{_shown(fact.numbers)}")
+    yield from (f"assumed for {name}: {ASSUMED[name]}" for name in assumed if name in ASSUMED)
+
+
+def _until(schedule: Schedule, name: str) -> str:
+    return " before a failure" if schedule.failure_plan and name not in AFTER_FAILURE_TOO else ""
 
 
 def _shown(numbers: Numbers | None) -> str:

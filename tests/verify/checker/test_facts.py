@@ -19,6 +19,7 @@ from partreduce.topo.document.schedule import dump_schedule, parse_schedule
 from partreduce.topo.errors import ScheduleError
 from partreduce.verify import checker, prove
 from partreduce.verify.base import Status
+from partreduce.verify.checker.certificate import ASSUMED
 from partreduce.verify.checker.refusal import Work
 
 STATED = {Status.FACT, Status.FOLLOWS}
@@ -346,6 +347,34 @@ def test_facts_worked_out_by_hand(raw, name, numbers):
     assert (facts[name][1] if name in facts else None) == numbers
     assert not {"doubly-stochastic", "unit-sums"} <= facts.keys()
     assert same_text(facts, stated(parse_schedule(json.dumps(raw).encode())))
+
+
+def test_what_a_fact_or_a_proof_supposes_of_the_program_is_said_with_it():
+    """By the prover, in text and JSON, and by the checker; what follows from rules supposes that these are obeyed."""
+    seen = set()
+    for schedule in SCHEDULES.values():
+        for claim in prove(schedule).claims:
+            is_supposed = claim.status in (Status.PROVED, Status.FACT) and claim.claim in ASSUMED
+            assert claim.assumes == (ASSUMED[claim.claim] if is_supposed else "")
+            assert claim.to_json().get("assumes", "") == claim.assumes
+            assert not is_supposed or claim.words.endswith(f"Assumed: {claim.assumes}.")
+            seen |= {claim.claim} if is_supposed else set()
+    assert seen == set(ASSUMED)
+
+
+def test_the_checker_prints_what_is_supposed_and_what_ends_with_a_failure(tmp_path, capsys):
+    for name, until in (("survives-rule", " before a failure"), ("rule-exact", "")):
+        schedule = SCHEDULES[name]
+        for file, part in (("c", dict(prove(schedule).certificate)), ("s", dump_schedule(schedule))):
+            (tmp_path / file).write_text(json.dumps(part))
+        assert checker.main([str(tmp_path / "c"), str(tmp_path / "s")]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert f"membership: proved{until}" in lines
+        assert f"assumed for membership: {ASSUMED['membership']}" in lines
+        assert any(line.startswith(f"memory: fact{until}: groups") for line in lines)
+        assert "consensus: proved" in lines
+        assert ("survives: proved" in lines) == bool(until)
+        assert (f"assumed for survives: {ASSUMED['survives']}" in lines) == bool(until)
 
 
 def test_what_is_not_so_is_not_stated():
