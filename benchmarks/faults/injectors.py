@@ -172,14 +172,19 @@ def signal_launcher(number: signal.Signals, *, starting: bool) -> Injector:
     """SIGTERM or SIGKILL of the launcher, which hosts the store; at start-up or while all train."""
 
     def inject(running: Running) -> Iterator[None]:
+        nodes = 1
         if not starting:
             yield from running.until(running.all_train)
+        elif running.cell.launcher == "nodes":
+            nodes = NODES  # those that have not met would wait for one another
+            yield from running.until(lambda: running.launcher_of(NODES - 1) is not None)
         yield from running.sleep(running.chance.uniform(0, 2.5 if starting else 0.9))
         if running.is_over:
             return
         # Whom SIGKILL's children ask is the kernel, so nobody is left who could be asked to name anything.
         running.fires(f"{number.name} of the launcher {'at start-up' if starting else 'while all train'}")
-        yield from send(running, running.launcher_of(0) or running.pid, number)
+        for node in range(nodes):
+            yield from send(running, running.launcher_of(node) or running.pid, number)
 
     return inject
 
