@@ -185,7 +185,7 @@ def _node_column(cluster: Cluster, radices: Sequence[int]) -> npt.NDArray[np.flo
 
 
 def hop_gap(graph: Round) -> float:
-    """1 − λ₂ of D⁻¹A, A the adjacency without self-loops and D its degrees. O(n³); alike under shifts O(n log n).
+    """1 − λ₂ of D⁻¹A, A the adjacency without self-loops and D its degrees. O(n³), with shifts O(n log n).
 
     Hop's spectral gap, that of the bare graph, with eigenvalues in the order of real numbers (ASPLOS'19): weights do
     not count, only which edges there are. The gap of W itself, by modulus, is 1 − radius.
