@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ def circulant_sectors(schedule: Schedule) -> Sectors | None:
     if covariance is not None:
         roots = np.sqrt(np.maximum(_transformed(covariance, radices).real, 0.0))[:, None, None]
     round_steps = RoundSteps.equal(steps_per_round, len(rounds))
-    batch = Batch(_multiplicity(radices), symbols[:, :, None, None], mean, round_steps, roots)
+    batch = Batch(np.ones(schedule.num_workers), symbols[:, :, None, None], mean, round_steps, roots)
     how = f"Fourier transform of rounds alike under the shifts of {'×'.join(map(str, radices))} workers"
     if len(radices) == 1:
         how = "Fourier transform of the circulant rounds"
@@ -153,23 +152,9 @@ def _first_column(listed: Round, radices: Sequence[int]) -> npt.NDArray[np.float
 
 
 def _transformed(columns: npt.NDArray[np.float64], radices: Sequence[int]) -> npt.NDArray[Any]:
-    """The characters' values of functions on a group (…, n): (…, frequencies), one of each pair of conjugate ones.
-
-    The matrices are real, so conjugate frequencies have equal metrics.
-    """
+    """The characters' values of functions on a group, (…, n)."""
     grid = columns.reshape(*columns.shape[:-1], *radices)
-    values = np.fft.rfftn(grid, axes=tuple(range(-len(radices), 0)))
-    return values.reshape(*columns.shape[:-1], -1)
-
-
-def _multiplicity(radices: Sequence[int]) -> npt.NDArray[np.float64]:
-    """For how many frequencies each that `_transformed` gives stands."""
-    last = radices[-1]
-    along = np.full(last // 2 + 1, 2.0)
-    along[0] = 1.0
-    if last % 2 == 0:
-        along[-1] = 1.0
-    return np.tile(along, prod(radices[:-1]))
+    return np.fft.fftn(grid, axes=range(-len(radices), 0)).reshape(columns.shape)
 
 
 def _difference(
@@ -200,7 +185,7 @@ def _node_column(cluster: Cluster, radices: Sequence[int]) -> npt.NDArray[np.flo
 
 
 def hop_gap(graph: Round) -> float:
-    """1 − λ₂ of D⁻¹A, A the adjacency without self-loops and D its degrees. O(n³); alike under shifts O(n log n).
+    """1 − λ₂ of D⁻¹A, A the adjacency without self-loops and D its degrees. O(n³), with shifts O(n log n).
 
     Hop's spectral gap, that of the bare graph, with eigenvalues in the order of real numbers (ASPLOS'19): weights do
     not count, only which edges there are. The gap of W itself, by modulus, is 1 − radius.
