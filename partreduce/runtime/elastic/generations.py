@@ -2,7 +2,7 @@
 
 Where one breaks it votes, hears the view (`elastic.voting`), connects with who is left (`elastic.regrouping`) and goes
 on. A worker that was started again comes from outside the same way. What is decided is the business of
-`schedulers.protocols.membership`; who decides is the launcher (see `launcher.views`). Workers keep the ranks that they
+`schedulers.protocols.membership`; who decides is the launcher's `elastic.coordinator`. Workers keep the ranks that they
 began with, in groups and in messages.
 """
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from partreduce.runtime.launcher.views import Views
+    from partreduce.runtime.elastic.coordinator import Coordinator
     from partreduce.runtime.transport.torch_api import Store
 
 LOOPBACK = "127.0.0.1"
@@ -129,7 +129,9 @@ def launch(
                 release_workers(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
                 outlet = LogMultiplexer(output)
-                views = _views(workers, spares, store, outlet, max_failures=max_failures, restarted=restarted)
+                coordinator = _coordinator(
+                    workers, spares, store, outlet, max_failures=max_failures, restarted=restarted
+                )
                 return supervise(
                     workers,
                     processes[:num_workers],
@@ -138,7 +140,7 @@ def launch(
                     outlet,
                     survive=survive,
                     patient=patient,
-                    views=views,
+                    coordinator=coordinator,
                 )
             finally:
                 with held():
@@ -148,7 +150,7 @@ def launch(
         return ended.exit_code
 
 
-def _views(
+def _coordinator(
     workers: list[Worker],
     spares: Spares,
     store: Store,
@@ -156,13 +158,13 @@ def _views(
     *,
     max_failures: int,
     restarted: Callable[[], object],
-) -> Views | None:
+) -> Coordinator[Worker] | None:
     if not max_failures:
         return None
-    from partreduce.runtime.launcher.views import Views  # loads torch, as every worker does
+    from partreduce.runtime.elastic.coordinator import Coordinator  # loads torch, as every worker does
 
     started = itertools.count(1)
-    return Views(
+    return Coordinator(
         workers,
         store,
         max_failures,

@@ -252,14 +252,21 @@ class Hosts:
         for host in self.hosts:
             host.order("go")
         outlet = self.hosts[0].outlet
-        views = None
+        coordinator = None
         if max_failures:
-            from partreduce.runtime.launcher.views import Views  # loads torch, as the store has done
+            from partreduce.runtime.elastic.coordinator import Coordinator  # loads torch, as the store has done
 
             start = _Starts(workers, max_restarts).started
-            views = Views(workers, store, max_failures, outlet, start=start, restarted=restarted)
+            coordinator = Coordinator[Worker](workers, store, max_failures, outlet, start=start, restarted=restarted)
         return supervise(
-            [*workers], self.hosts, store, GRACE_SECONDS, outlet, survive=survive, patient=patient, views=views
+            [*workers],
+            self.hosts,
+            store,
+            GRACE_SECONDS,
+            outlet,
+            survive=survive,
+            patient=patient,
+            coordinator=coordinator,
         )
 
 

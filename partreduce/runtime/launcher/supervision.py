@@ -31,8 +31,8 @@ from partreduce.topo.errors import EvictedError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from partreduce.runtime.elastic.coordinator import Coordinator
     from partreduce.runtime.launcher.outlet import LogMultiplexer
-    from partreduce.runtime.launcher.views import Views
     from partreduce.runtime.transport.torch_api import Store
 
 CONSEQUENCE = UnavailableError.exit_code
@@ -168,12 +168,12 @@ def supervise(
     *,
     survive: bool,
     patient: bool,
-    views: Views | None = None,
+    coordinator: Coordinator[Worker] | None = None,
 ) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves.
 
-    With `views` the others go on without workers that a signal ended, as long as those say so, and those that it starts
-    in their place are added to `workers`.
+    With `coordinator` the others continue without workers that a signal ended, as long as it says so, and those that it
+    starts in their place are added to `workers`.
     """
     shutdown = _Shutdown(survive, patient)
     drained = float("inf")
@@ -188,12 +188,14 @@ def supervise(
             try:
                 with let_through(mask):
                     raise_unheard()
-                    for key, _ in selector.select(timeout=0.05 if views is None else views.pause):
+                    for key, _ in selector.select(timeout=0.05 if coordinator is None else coordinator.pause):
                         if not _forward(key.fd, key.data, outlet, alike, width):
                             selector.unregister(key.fd)
                     alike.show()
                 known = len(workers)
-                if running and not (running := _collect(workers, store, shutdown, grace, outlet, views=views)):
+                if running and not (
+                    running := _collect(workers, store, shutdown, grace, outlet, coordinator=coordinator)
+                ):
                     drained = time.monotonic() + 0.5
                 for started in [worker for worker in workers[known:] if isinstance(worker, Child)]:
                     for descriptor in started.streams:  # a host's stream has all its workers' lines
@@ -209,7 +211,9 @@ def supervise(
                 _forward(key.fd, key.data, outlet, alike, width, last=True)
             alike.show(everything=True)
     # A run that went on without a worker that was given up says so, even where all others ended well.
-    fenced = (views is not None and views.fenced) or any(worker.code == EvictedError.exit_code for worker in workers)
+    fenced = (coordinator is not None and coordinator.evicted) or any(
+        worker.code == EvictedError.exit_code for worker in workers
+    )
     return shutdown.code or (EvictedError.exit_code if fenced else 0)
 
 
@@ -232,24 +236,28 @@ def _collect(
     grace: float,
     outlet: LogMultiplexer,
     *,
-    views: Views | None,
+    coordinator: Coordinator[Worker] | None,
 ) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
-    if views is not None:
-        views.look()
+    if coordinator is not None:
+        coordinator.poll()
         for worker in ended:
             if not worker.code:
-                views.ended_well(worker)
+                coordinator.exited_well(worker)
     for worker in sorted((worker for worker in ended if worker.code), key=_ended_by_itself):
         is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
-        was_ended = shutdown.has_signalled or (views is not None and views.has_ended(worker))
+        was_ended = shutdown.has_signalled or (coordinator is not None and coordinator.has_ended(worker))
         _tell(store, worker, outlet, first=is_first, ended=was_ended)
         worker.signal(signal.SIGTERM)
         worker.children_until = time.monotonic() + CHILDREN_SECONDS
-        if views is None or shutdown.has_signalled or not views.go_on_without(worker, is_lost=_is_lost(worker)):
+        if (
+            coordinator is None
+            or shutdown.has_signalled
+            or not coordinator.continue_without(worker, is_failed=_is_lost(worker))
+        ):
             shutdown.failed(worker, workers, grace)
-        elif (started := views.started_again(worker)) is not None:
+        elif (started := coordinator.restart(worker)) is not None:
             workers.append(started)
     for worker in workers:
         if time.monotonic() > worker.children_until:

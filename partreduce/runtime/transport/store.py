@@ -32,7 +32,7 @@ STAGES = "partreduce/stage"
 NOT_STARTED = "has not started a round"
 """What a worker says first; between that and its next sign it may do many rounds."""
 MEMBERSHIP = "partreduce/membership"
-"""Below all prefixes workers vote here and read who continues after failures (see `launcher.views`)."""
+"""Below all prefixes workers vote here and read who continues after failures (see `elastic.coordinator`)."""
 JOINED, LEFT, RELEASED, NEWS, OPEN, JOIN, ANSWER = "joined", "left", "released", "news", "open", "join", "answer"
 """There, too: the launcher asks for what workers have measured, they answer, and what it has planned from that."""
 LAST_WORDS_SECONDS = 0.2

@@ -1,8 +1,8 @@
-"""Views: the launcher decides who of a run goes on after a loss, and who joins; its part of the membership.
+"""Coordinator: in the launcher it decides which workers of a run continue after a failure, and which join.
 
-It is `schedulers.protocols.membership`'s authority that decides, which this drives between two looks at the workers.
-The store is this process's own: what is written down there is what workers read, so that nothing is told that is not
-written down, and nothing is left of it once the launcher, and with it the run, is gone.
+It drives the authority of `schedulers.protocols.membership` between two looks at the workers' processes. The store is
+the launcher's own: workers read a view only there, so none is ever told that was not written, and nothing of it is left
+once the launcher, and with it the run, has ended.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from partreduce.runtime.launcher.workers import ANSWER_SECONDS
 from partreduce.runtime.transport.store import (
     ANSWER,
     CHANGES,
@@ -35,29 +34,49 @@ from partreduce.schedulers.protocols.membership.machine import Membership
 from partreduce.schedulers.protocols.membership.words import Expire, Join, Left, Publish, Released, Stop, View, Vote
 
 if TYPE_CHECKING:
-    from partreduce.runtime.launcher.outlet import LogMultiplexer
-    from partreduce.runtime.launcher.workers import Worker
     from partreduce.runtime.transport.torch_api import Store
 
 IDLE_SECONDS, BUSY_SECONDS = 0.05, 0.002
 """Between two looks at the workers, and while they wait for a view."""
+END_SECONDS = 10.0
+"""How long a process that was killed here may take until its end is known."""
 
 
-class Views:
-    """Who goes on, decided for these workers; up to `max_failures` may be missing.
+class Process(Protocol):
+    """A worker's process, on this machine or on another host."""
 
-    `start` starts a worker in the place of a lost one, of this rank, while there are any left, and `restarted` is
+    rank: int
+    code: int | None
+
+    def signal(self, number: signal.Signals) -> None: ...
+
+    def give_up(self) -> None: ...
+
+
+class Output(Protocol):
+    """Where the launcher's lines go."""
+
+    def write(self, text: str, *, errors: bool) -> None: ...
+
+
+P = TypeVar("P", bound=Process)
+
+
+class Coordinator(Generic[P]):
+    """Decides for these workers; up to `max_failures` may be missing.
+
+    `start` starts a worker in the place of a failed one, of this rank, while there are any left, and `restarted` is
     called when it has.
     """
 
     def __init__(
         self,
-        workers: Sequence[Worker],
+        workers: Sequence[P],
         store: Store,
         max_failures: int,
-        outlet: LogMultiplexer,
+        outlet: Output,
         *,
-        start: Callable[[int], Worker | None] = lambda _: None,
+        start: Callable[[int], P | None] = lambda _: None,
         restarted: Callable[[], object] = lambda: None,
     ) -> None:
         self._workers, self._outlet, self._start, self._restarted = list(workers), outlet, start, restarted
@@ -71,9 +90,9 @@ class Views:
         self._lease = Deadline(float("inf"))
         self._asked: dict[int, str] = {}
         """What workers outside asked last, by rank; it has been answered where the machine knows nothing of it."""
-        self.fenced: set[int] = set()
-        """Who was given up although it lived."""
-        self._ended: list[tuple[Worker, Deadline]] = []
+        self.evicted: set[int] = set()
+        """Which workers were killed here because they were silent."""
+        self._ended: list[tuple[P, Deadline]] = []
         """Processes that were ended from here, and until when that may take."""
 
     @property
@@ -81,23 +100,23 @@ class Views:
         """Seconds until the next look."""
         return BUSY_SECONDS if self._state.is_open else IDLE_SECONDS
 
-    def go_on_without(self, worker: Worker, *, is_lost: bool) -> bool:
-        """A worker has ended before its time: whether the others go on, because it is lost and no more are than may."""
+    def continue_without(self, worker: P, *, is_failed: bool) -> bool:
+        """A worker has ended before its time: whether the others continue, as no more have failed than may."""
         if not self._all_have_joined():
             return False
-        self.look()  # who had left is not lost
+        self.poll()  # a worker that had left has not failed
         if self.has_ended(worker):
             return True
-        self._feed(Received(worker.rank, Crashed()) if is_lost else Stop())
-        self.look()
+        self._feed(Received(worker.rank, Crashed()) if is_failed else Stop())
+        self.poll()
         return bool(self._state.view.members)
 
-    def has_ended(self, worker: Worker) -> bool:
+    def has_ended(self, worker: P) -> bool:
         """Whether a process was ended from here."""
         return any(one is worker for one, _ in self._ended)
 
-    def started_again(self, worker: Worker) -> Worker | None:
-        """A process in the place of one that is lost, while the others still train and there is one left."""
+    def restart(self, worker: P) -> P | None:
+        """A process in the place of one that failed, while the others still train and there is one left."""
         if not self._state.view.members or self._state.left or worker is not self._workers[worker.rank]:
             return None
         started = self._start(worker.rank)
@@ -106,14 +125,14 @@ class Views:
             self._workers[worker.rank] = started
         return started
 
-    def ended_well(self, worker: Worker) -> None:
+    def exited_well(self, worker: P) -> None:
         """A worker ended with exit code 0: without `finish()`, the others wait for it in vain."""
         if self._all_have_joined():
-            self.look()
+            self.poll()
             if worker.rank not in self._state.left:
                 self._feed(Stop())
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Hear what workers said, and decide and tell what is to be."""
         if not self._all_have_joined():
             return
@@ -173,7 +192,7 @@ class Views:
             match action:
                 case Note(("fenced", int(rank))):
                     # The others need not wait for its end, which may be behind a link that is cut.
-                    self.fenced.add(rank)
+                    self.evicted.add(rank)
                     self._end(rank)
                 case Send(to, Released()):
                     self._notes.write(f"{RELEASED}/{to}", "1")
@@ -185,7 +204,7 @@ class Views:
                         self._notes.write(f"{ANSWER}/{to}/{self._asked[to]}", str(view.generation))
 
     def _end(self, rank: int) -> None:
-        self._ended.append((self._workers[rank], Deadline(ANSWER_SECONDS)))
+        self._ended.append((self._workers[rank], Deadline(END_SECONDS)))
         self._workers[rank].signal(signal.SIGKILL)
 
     def _open(self, generation: int) -> None:

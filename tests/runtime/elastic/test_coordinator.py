@@ -1,4 +1,4 @@
-"""Views by themselves: what the launcher reads of what workers say, and what it tells with a view."""
+"""The coordinator by itself: what the launcher reads of what workers say, and what it tells with a view."""
 
 import io
 import json
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore
 
+from partreduce.runtime.elastic.coordinator import Coordinator
 from partreduce.runtime.launcher.outlet import LogMultiplexer
-from partreduce.runtime.launcher.views import Views
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.transport.store import CHANGES, DEATHS, JOIN, JOINED, LEFT, MEMBERSHIP, NEWS, RELEASED, Notes
 
@@ -25,23 +25,23 @@ class Run:
             self.notes.write(f"{JOINED}/{rank}", json.dumps({"timeout": 60.0, "are_equal": True, "turns": 1}))
             self.notes.count(JOINED, 1)
         self.workers = [SimpleNamespace(rank=rank, code=None, signal=lambda _: None) for rank in range(WORKERS)]
-        self.views = Views(self.workers, self.store, 1, LogMultiplexer(io.StringIO()))
+        self.coordinator = Coordinator(self.workers, self.store, 1, LogMultiplexer(io.StringIO()))
 
     def loses(self, rank):
         self.deaths.write(str(rank), "was killed by signal 9 (SIGKILL)")
         self.deaths.count(CHANGES, 1)
-        self.views.go_on_without(self.workers[rank], is_lost=True)
+        self.coordinator.continue_without(self.workers[rank], is_failed=True)
 
     def votes(self, rank, generation=1):
         self.notes.write(f"vote/{generation}/{rank}", json.dumps([[7, 0], [], True, False]))
         self.notes.count(NEWS, 1)
-        self.views.look()
+        self.coordinator.poll()
 
     def says(self, kind, rank, text):
         self.notes.write(f"{kind}/{rank}", text)
         self.notes.count(kind, 1)
         self.notes.count(NEWS, 1)
-        self.views.look()
+        self.coordinator.poll()
 
     def view(self, generation):
         text = self.notes.read(f"view/{generation}")
