@@ -2,7 +2,6 @@
 
 import contextlib
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from partreduce.console import console
 from partreduce.runtime.generator.messages import key_in, new_key, read_key, write_key
-from partreduce.runtime.generator.process import belongs_to
+from partreduce.runtime.generator.process import Launcher, belongs_to
 from partreduce.runtime.generator.service import LOG_ENDINGS, GeneratorService
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.document.canonical import schedule_sha256
@@ -42,8 +41,8 @@ def command(
     beside: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
     """Serve the groups of a `dynamic_groups` schedule until all workers have ended; `partreduce run` starts it."""
-    # `--beside PID` ends it with process PID, which started it, and then removes its files: see generator/process.py.
-
+    # `--beside PID` ends it with process PID, which started it and talks to it, and then removes its files: see
+    # generator/process.py.
     files = [path for path in (log, address_file) if path is not None]
     files += [] if log is None else [log.with_name(f"{log.name}{end}") for end in LOG_ENDINGS]
     with contextlib.nullcontext() if beside is None else belongs_to(beside, files):
@@ -55,6 +54,7 @@ def command(
             lease=lease,
             address_file=address_file,
             worker_keys=worker_keys,
+            listens=beside is not None,
         )
 
 
@@ -67,14 +67,16 @@ def _serve(
     lease: float | None,
     address_file: Path | None,
     worker_keys: Path | None,
+    listens: bool,
 ) -> int:
     loaded = load_schedule(schedule)
     if not isinstance(loaded.strategy, DynamicGroups):
         raise InputError(
             f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'dynamic_groups' needs the generator"
         )
+    launcher = Launcher()
     if str(keys) == "-":
-        key = key_in(sys.stdin.read(4096), "standard input")
+        key = key_in(launcher.first_line(), "standard input")
     else:
         if not keys.exists():
             write_key(keys, new_key())
@@ -82,7 +84,10 @@ def _serve(
     if worker_keys is not None:
         write_key(worker_keys, key)
     setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
-    service = GeneratorService(setting, key, address=address, log=log, lease=lease, job=schedule_sha256(loaded))
+    service = GeneratorService(
+        setting, key, address=address, log=log, lease=lease, job=schedule_sha256(loaded),
+        failed=launcher.failed if listens else tuple, on_evicted=launcher.evicted if listens else lambda _: None,
+    )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: service.stop())
     if address_file is not None:

@@ -63,7 +63,7 @@ def command(
         int | None,
         typer.Option(
             help="Continue with the other workers after up to this many have failed (default: what --schedule plans "
-            "for, else 0).",
+            "for, all but one where groups are handed out on request, else 0).",
             min=0,
         ),
     ] = None,
@@ -104,6 +104,8 @@ def command(
         raise typer.BadParameter(f"is needed, or --schedule or --hosts{where}", param_hint="--workers")
     plan = None if loaded is None else loaded.failure_plan
     planned = 0 if loaded is None or plan is None else plan.most_failures(loaded.cluster)
+    if loaded is not None and loaded.strategy.needs_generator:
+        planned = loaded.num_workers - 1
     max_failures = planned if tolerate_failures is None else tolerate_failures
     check_failure_limits(sum(map(len, placed.values())) if placed is not None else workers or 0, max_failures, 0)
     require("torch", purpose="running workers")
@@ -141,7 +143,8 @@ class _Run:
 
     def attempt(self, told: Mapping[str, str], restarts: Restarts) -> int:
         """Run it once, with a generator and hosts of its own; `told` are further variables of its workers."""
-        joiners = restarts.left if self.max_failures else 0
+        on_request = self.schedule is not None and self.schedule.strategy.needs_generator
+        joiners = restarts.left if self.max_failures and not on_request else 0
         with terminable(), orphans_ended(), contextlib.ExitStack() as stack:
             there = None
             if self.placed is not None:
@@ -149,16 +152,17 @@ class _Run:
             environment = dict(told)
             if self.path is not None:
                 environment[SCHEDULE] = str(self.path)
-            needs_generator = self.schedule is not None and self.schedule.strategy.needs_generator
-            if needs_generator and self.path is not None:
+            generator = None
+            if on_request and self.path is not None:
                 host = LOOPBACK if there is None else there.address
-                environment |= stack.enter_context(generator_process(self.path, host))
+                generator = stack.enter_context(generator_process(self.path, host))
+                environment |= generator.environment
             patient = self.schedule is not None and self.schedule.strategy.goes_on_without
             if there is not None:
                 text = None if self.path is None else self.path.read_text(encoding="utf-8")
                 return there.launch(
                     self.script, self.args, threads=self.threads, environment=environment, schedule=text,
-                    survive=needs_generator, patient=patient, max_failures=self.max_failures, max_restarts=joiners,
+                    patient=patient, generator=generator, max_failures=self.max_failures, max_restarts=joiners,
                     restarted=restarts.spend,
                 )  # fmt: skip
             assert self.workers is not None, "else they are placed"
@@ -169,8 +173,8 @@ class _Run:
                 num_nodes=self.nodes,
                 threads=self.threads,
                 environment=environment,
-                survive=needs_generator,
                 patient=patient,
+                generator=generator,
                 max_failures=self.max_failures,
                 max_restarts=joiners,
                 restarted=restarts.spend,

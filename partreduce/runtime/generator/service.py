@@ -180,6 +180,8 @@ class GeneratorService:
         job: what the log belongs to, such as the schedule's hash; a log of another job is refused.
         probe: called with the name of each point of the loop; tests end the process there.
         on_note: called with what the machine notes: ("started", seq, members), ("void", seq, members).
+        failed: asked in each turn of the loop which further workers have failed, where somebody knows: the launcher.
+        on_evicted: called with each worker that is given up, after a restart with all of them.
     """
 
     def __init__(
@@ -193,12 +195,14 @@ class GeneratorService:
         job: str = "",
         probe: Callable[[str], None] = lambda _: None,
         on_note: Callable[[tuple[Any, ...]], None] = lambda _: None,
+        failed: Callable[[], Iterable[int]] = tuple,
+        on_evicted: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.setting, self.key, self.lease, self.job = setting, key, lease, job
         self.generator = GroupGenerator(setting)
         self.state = self.generator.initial()
         self.sessions: dict[int, int] = {}
-        self._probe, self._on_note = probe, on_note
+        self._probe, self._on_note, self._failed, self._on_evicted = probe, on_note, failed, on_evicted
         self._routes: dict[int, bytes] = {}
         self._seen: dict[int, float] = {}
         """When each worker gave its last sign of life, on this service's own clock."""
@@ -234,6 +238,8 @@ class GeneratorService:
         self._stage({"restart": 1})
         self._flush()
         self._seen = {w: self._clock() for w in self.sessions if self.state.status[w] != DEAD}
+        for worker in self._dead:
+            self._on_evicted(worker)
 
     def _apply(self, record: dict[str, Any]) -> tuple[Any, ...]:
         """One logged fact on the state; returns the actions."""
@@ -266,6 +272,8 @@ class GeneratorService:
         while not self._stopped and time.monotonic() < end:
             if self._endpoint.is_readable(POLL_SECONDS):
                 self._serve_batch()
+            for worker in self._failed():
+                self._evict(worker)
             self._expire()
             if self.is_over:
                 end = min(end, time.monotonic() + 1.0)  # a lost goodbye may be asked for again
@@ -346,8 +354,7 @@ class GeneratorService:
             self._parted.add(message.rank)
             return []
         if message.ask is None:
-            lost = (worker for worker, status in enumerate(self.state.status) if status == DEAD)
-            return [(message.rank, Heard(tuple(lost), math.ceil(1000 * self.lease_of(message.rank))))]
+            return [(message.rank, Heard(self._dead, math.ceil(1000 * self.lease_of(message.rank))))]
         return self._told(self._stage({"ask": [message.rank, *plain_ask(message.ask)]}))
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
@@ -373,12 +380,23 @@ class GeneratorService:
         now = self._clock()  # which stood while this loop did, and could hear nobody
         late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:
-            del self._seen[worker]
             if isinstance(self.state.answers[worker], Bye):
+                del self._seen[worker]
                 self._parted.add(worker)  # its goodbye was lost
-            elif self.state.status[worker] != DEAD:
-                self._probe("before expiry")
-                self._commit(self._told(self._stage({"lost": worker})))
+            else:
+                self._evict(worker)
+
+    def _evict(self, worker: int) -> None:
+        self._seen.pop(worker, None)
+        if self.state.status[worker] != DEAD:
+            self._probe("before expiry")
+            self._commit(self._told(self._stage({"lost": worker})))
+            self._on_evicted(worker)
+
+    @property
+    def _dead(self) -> tuple[int, ...]:
+        """The workers that were given up."""
+        return tuple(worker for worker, status in enumerate(self.state.status) if status == DEAD)
 
     def lease_of(self, worker: int) -> float:
         """Seconds of silence after which a worker is given up."""

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
-    from partreduce.runtime.elastic.coordinator import Coordinator
+    from partreduce.runtime.elastic.coordinator import FailureRule, Generator
     from partreduce.runtime.transport.torch_api import Store
 
 LOOPBACK = "127.0.0.1"
@@ -64,8 +64,8 @@ def launch(
     threads: int | None = None,
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE_SECONDS,
-    survive: bool = False,
     patient: bool = False,
+    generator: Generator | None = None,
     max_failures: int = 0,
     max_restarts: int = 0,
     restarted: Callable[[], object] = lambda: None,
@@ -87,12 +87,12 @@ def launch(
         threads: torch threads per worker; by default the cores are shared out, at least 1 each.
         environment: further variables for the workers.
         grace: seconds between the first failure and the end of the others.
-        survive: a worker that a signal ends does not end the others; the exit code is then theirs. An error of its own
-            still does.
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
-        max_failures: once all workers are connected, so many may fail by a signal or by silence; the others continue,
-            by the membership of their optimizer (see `elastic.generations`).
+        generator: hands out the groups of this run, and hears who has failed.
+        max_failures: so many may fail by a signal or by silence, and the others continue, without a `generator` once
+            all are connected, by the membership of their optimizer (see `elastic.generations`). A worker's own
+            error still ends the run.
         max_restarts: so often in all a failed worker is started again, and joins the others.
         restarted: called each time that one is.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
@@ -110,7 +110,8 @@ def launch(
             f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
         )
     shared = {env.RUN_SECRET: secrets.token_hex(32), **(environment or {})}
-    shared |= failure_environment(max_failures, max_restarts)
+    if generator is None:
+        shared |= failure_environment(max_failures, max_restarts)
     processes: list[Child] = []
     try:
         with terminable():
@@ -128,20 +129,12 @@ def launch(
                 spares = Spares(processes[num_workers:], lambda rank: worker_env(rank, nodes, threads), port)
                 release_workers(processes[:num_workers], port)
                 workers: list[Worker] = [*processes[:num_workers]]
-                outlet = LogMultiplexer(output)
-                coordinator = _coordinator(
-                    workers, spares, store, outlet, max_failures=max_failures, restarted=restarted
-                )
-                return supervise(
-                    workers,
-                    processes[:num_workers],
-                    store,
-                    grace,
-                    outlet,
-                    survive=survive,
-                    patient=patient,
-                    coordinator=coordinator,
-                )
+                outlet, starts = LogMultiplexer(output), itertools.count(1)
+                rule = failure_rule(
+                    workers, store, outlet, patient=patient, generator=generator, max_failures=max_failures,
+                    start=lambda rank: spares.started(rank, next(starts)), restarted=restarted,
+                )  # fmt: skip
+                return supervise(workers, processes[:num_workers], store, grace, outlet, rule=rule)
             finally:
                 with held():
                     end_all(processes)
@@ -150,28 +143,25 @@ def launch(
         return ended.exit_code
 
 
-def _coordinator(
-    workers: list[Worker],
-    spares: Spares,
+def failure_rule(
+    workers: Sequence[Worker],
     store: Store,
     outlet: LogMultiplexer,
     *,
+    patient: bool,
+    generator: Generator | None,
     max_failures: int,
+    start: Callable[[int], Worker | None],
     restarted: Callable[[], object],
-) -> Coordinator[Worker] | None:
-    if not max_failures:
-        return None
-    from partreduce.runtime.elastic.coordinator import Coordinator  # loads torch, as every worker does
+) -> FailureRule[Worker]:
+    """Whether the others of a run continue after a failure, and which workers join; parameters as of `launch`."""
+    from partreduce.runtime.elastic import coordinator  # loads torch, as every worker does
 
-    started = itertools.count(1)
-    return Coordinator(
-        workers,
-        store,
-        max_failures,
-        outlet,
-        start=lambda rank: spares.started(rank, next(started)),
-        restarted=restarted,
-    )
+    if generator is not None:
+        return coordinator.OnRequest(workers, generator, max_failures, outlet)
+    if not max_failures:
+        return coordinator.FailureRule(workers, outlet, patient=patient)
+    return coordinator.Coordinator(workers, store, max_failures, outlet, start=start, restarted=restarted)
 
 
 def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:

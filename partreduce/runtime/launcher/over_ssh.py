@@ -20,16 +20,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partreduce.runtime.environment import MASTER_ADDR, RUN_ID, RUN_SECRET
 from partreduce.runtime.launcher.agent import ASK_SECONDS, ASKS, RECORD
-from partreduce.runtime.launcher.launch import GRACE_SECONDS, failure_environment, serve_store
+from partreduce.runtime.launcher.launch import GRACE_SECONDS, failure_environment, failure_rule, serve_store
 from partreduce.runtime.launcher.outlet import LogMultiplexer
 from partreduce.runtime.launcher.signals import format_end, held, let_through, raise_unheard
 from partreduce.runtime.launcher.supervision import Line, complete_lines, supervise
 from partreduce.runtime.launcher.workers import Worker
 from partreduce.topo.errors import InputError, UnavailableError
+
+if TYPE_CHECKING:
+    from partreduce.runtime.elastic.coordinator import Generator
 
 START_SECONDS = 300.0
 """In which all hosts have connected and imported torch, which over a network file system takes minutes."""
@@ -201,8 +204,8 @@ class Hosts:
         threads: int | None,
         environment: Mapping[str, str],
         schedule: str | None,
-        survive: bool,
         patient: bool,
+        generator: Generator | None = None,
         max_failures: int = 0,
         max_restarts: int = 0,
         restarted: Callable[[], object] = lambda: None,
@@ -215,8 +218,8 @@ class Hosts:
             threads: torch threads per worker; by default each host's cores are shared out among its workers.
             environment: further variables for the workers.
             schedule: the text of a schedule file, of which every host gets a copy.
-            survive: as of `launch`.
-            patient: likewise.
+            patient: as of `launch`.
+            generator: likewise.
             max_failures: likewise; a host that fails takes all its workers with it.
             max_restarts: likewise, on the host on which it was.
             restarted: likewise.
@@ -232,7 +235,7 @@ class Hosts:
             RUN_ID: f"partreduce-{os.getpid()}",
             MASTER_ADDR: self.address,
             **environment,
-            **failure_environment(max_failures, max_restarts),
+            **({} if generator is not None else failure_environment(max_failures, max_restarts)),
         }
         job = {
             "script": str(script.resolve()),
@@ -252,22 +255,11 @@ class Hosts:
         for host in self.hosts:
             host.order("go")
         outlet = self.hosts[0].outlet
-        coordinator = None
-        if max_failures:
-            from partreduce.runtime.elastic.coordinator import Coordinator  # loads torch, as the store has done
-
-            start = _Starts(workers, max_restarts).started
-            coordinator = Coordinator[Worker](workers, store, max_failures, outlet, start=start, restarted=restarted)
-        return supervise(
-            [*workers],
-            self.hosts,
-            store,
-            GRACE_SECONDS,
-            outlet,
-            survive=survive,
-            patient=patient,
-            coordinator=coordinator,
-        )
+        rule = failure_rule(
+            workers, store, outlet, patient=patient, generator=generator, max_failures=max_failures,
+            start=_Starts(workers, max_restarts).started, restarted=restarted,
+        )  # fmt: skip
+        return supervise([*workers], self.hosts, store, GRACE_SECONDS, outlet, rule=rule)
 
 
 class _Starts:
