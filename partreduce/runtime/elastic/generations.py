@@ -20,6 +20,7 @@ from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.elastic.regrouping import Regrouping, State
+from partreduce.runtime.elastic.survivors import await_gathering
 from partreduce.runtime.elastic.voting import Voting
 from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS
 from partreduce.runtime.liveness.heartbeat import Heartbeat
@@ -296,18 +297,12 @@ class Generations(FixedMembership):
         return frozenset(range(self.world.size)) - frozenset(self.members)
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        wait, pauses = Wait(self.heartbeat, self.members, self.timeout), Pauses()
-        while True:
-            self.heartbeat.check_without_store()
+        def missing() -> set[int]:
             self._lost()
-            missing = sorted(set(self.members) - self.heartbeat.gathered(self.members))
-            if not missing:
-                return self.members
-            self.heartbeat.doing(f"entered {place}", missing)
-            wait.only_for(missing)
-            if wait.is_over():
-                raise UnavailableError(f"{place}: {self.heartbeat.waits_for(missing, self.timeout)}")
-            pauses.sleep()
+            return set(self.members) - self.heartbeat.gathered(self.members)
+
+        await_gathering(self.heartbeat, place, missing, self.timeout)
+        return self.members
 
     # An operation.
 

@@ -33,7 +33,7 @@ from partreduce.schedulers.protocols.group_generator.service import Ask
 from partreduce.schedulers.protocols.group_generator.worker import (
     ASKED,
     ENDED,
-    FENCED,
+    EVICTED,
     GRANTED,
     LATER,
     Broke,
@@ -60,9 +60,9 @@ class GeneratorClient:
     given up (EvictedError), or is refused (InputError).
 
     Use: `begin()` at the start of a round, `group()` at its end, run the group's operation if there is one, then
-    `begin` again, which also reports the group, or `failed` if the operation failed. `leave()` at the end of the run,
+    `begin` again, which also reports the group, or `broke` if the operation failed. `leave()` at the end of the run,
     or before a pause that all workers make; it may still hand out a group to run. `begin()` after `leave()` takes part
-    again. `lost` are the workers that were given up, as far as this one has heard.
+    again. `failed` are the workers that have failed, as far as this one has heard.
 
     Args:
         address: of the service.
@@ -87,7 +87,7 @@ class GeneratorClient:
     ) -> None:
         self.address, self.rank, self.timeout = address, rank, timeout
         self.executed: list[tuple[int, tuple[int, ...]]] = []
-        self.lost: frozenset[int] = frozenset()
+        self.failed: frozenset[int] = frozenset()
         self._costs: deque[float] = deque(maxlen=COST_ROUNDS)
         self._begun: float | None = None
         self._retry, self._lease = retry, min(lease, LEASE_SHARE * timeout)
@@ -153,7 +153,7 @@ class GeneratorClient:
             self._begun = None
             self._state = replace(self._state, cost=max(1, round(1e6 * min(self._costs))))
 
-    def failed(self) -> None:
+    def broke(self) -> None:
         """Report that the granted group did not come about, which is also the request of the next round."""
         with self._changed:
             self._raise()
@@ -255,11 +255,11 @@ class GeneratorClient:
             if isinstance(reply, Refused):
                 self._error = InputError(f"group generator at {self.address}: refuses worker {self.rank}: {reply.why}")
             elif isinstance(reply, Heard):
-                self.lost = frozenset(reply.lost)
+                self.failed = frozenset(reply.failed)
                 self._beat = min(self._lease, reply.lease / 1000) / 4
             elif self._state is not None:
                 self._state, _ = self._worker.received(self.rank, self._state, -1, reply)
-                if self._state.stage == FENCED:
+                if self._state.stage == EVICTED:
                     self._error = EvictedError(
                         f"group generator: gave worker {self.rank} up, because it gave no sign of life for longer than "
                         "its lease; the others went on without it, and this process no longer belongs to the job"

@@ -22,7 +22,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Alone,
     Ask,
     Bye,
-    Fenced,
+    Evicted,
     GeneratorState,
     Grant,
     Later,
@@ -44,7 +44,7 @@ REPLIES: dict[str, type[Reply]] = {
     "later": Later,
     "bye": Bye,
     "void": Void,
-    "fenced": Fenced,
+    "evicted": Evicted,
 }
 ASK, ALIVE, GOODBYE = "ask", "alive", "goodbye"
 REFUSED, HEARD = "refused ", "heard"
@@ -145,12 +145,12 @@ def ask_of(numbers: Sequence[int]) -> Ask:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Answer to a sign of life: these workers were given up and take part in nothing any more.
+    """Answer to a sign of life: these workers have failed and take part in nothing any more.
 
     `lease` is for how many milliseconds the one who is answered may be silent.
     """
 
-    lost: tuple[int, ...]
+    failed: tuple[int, ...]
     lease: int
 
 
@@ -166,7 +166,7 @@ def pack_reply(reply: Reply | Refused | Heard) -> tuple[str, list[int]]:
     if isinstance(reply, Refused):
         return REFUSED + reply.why[:200], []
     if isinstance(reply, Heard):
-        return HEARD, [reply.lease, *reply.lost]
+        return HEARD, [reply.lease, *reply.failed]
     name = next(name for name, kind in REPLIES.items() if type(reply) is kind)
     values = [getattr(reply, field.name) for field in fields(reply)]
     return name, [number for value in values for number in (value if isinstance(value, tuple) else (value,))]

@@ -212,8 +212,8 @@ def supervise(
 
 def _is_lost(worker: Worker) -> bool:
     """Whether the others of a run that outlives lost workers go on without this one."""
-    signalled_or_fenced = worker.code is not None and (worker.code < 0 or worker.code == EvictedError.exit_code)
-    return signalled_or_fenced or bool(worker.lost)
+    signalled_or_evicted = worker.code is not None and (worker.code < 0 or worker.code == EvictedError.exit_code)
+    return signalled_or_evicted or bool(worker.lost)
 
 
 def _ended_by_itself(worker: Worker) -> bool:

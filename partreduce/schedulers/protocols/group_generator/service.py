@@ -82,7 +82,7 @@ class Void:
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
+class Evicted:
     """Answer to a worker that was given up: it is no longer part of the job."""
 
     generation: int
@@ -94,7 +94,7 @@ class Restarted:
 
 
 Answer = Grant | Alone | Later | Bye
-Reply = Answer | Void | Fenced
+Reply = Answer | Void | Evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class GroupGenerator:
             case Crashed():
                 return self.crashed(state, source)
             case Ask() if state.status[source] == DEAD:
-                return state, (Send(source, Fenced(state.generation)),)
+                return state, (Send(source, Evicted(state.generation)),)
             case Ask() if self.is_repeated(state, source, message):
                 return state, self.repeated(state, source)
             case Ask() if message.request == self.following(state.requests[source]):
@@ -320,7 +320,7 @@ class GroupGenerator:
         buffers, groups = self.locking.voided(state.buffers, worker)
         state = self.forgotten(replace(state, buffers=buffers), groups)
         state, sent = self.served(state)
-        return state, (Send(worker, Fenced(state.generation)), *self.void(state, groups, worker), *sent)
+        return state, (Send(worker, Evicted(state.generation)), *self.void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
         """A repeated request must not be answered with a group that is void: it is answered with no group."""
