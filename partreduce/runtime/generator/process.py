@@ -77,7 +77,7 @@ class GeneratorProcess:
     def _started(self) -> subprocess.Popen[bytes]:
         """A session of its own, so that Ctrl-C does not end it before the workers."""
         process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_home(), start_new_session=True
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=_home(), start_new_session=True
         )
         _write(process, self._lines)
         return process
@@ -114,6 +114,7 @@ class GeneratorProcess:
             with self._lock:
                 if self._ending:
                     return
+                _close(self.process)
                 self.process = self._started()
 
     def end(self) -> None:
@@ -127,7 +128,6 @@ def _write(process: subprocess.Popen[bytes], lines: Sequence[str]) -> None:
     assert process.stdin is not None, "asked for"
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write("".join(f"{line}\n" for line in lines).encode())
-        process.stdin.flush()
 
 
 def _sweep() -> None:
@@ -163,6 +163,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None, "asked for"
+        stream.close()
 
 
 @contextlib.contextmanager
