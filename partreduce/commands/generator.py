@@ -45,58 +45,37 @@ def command(
     # generator/process.py.
     files = [path for path in (log, address_file) if path is not None]
     files += [] if log is None else [log.with_name(f"{log.name}{end}") for end in LOG_ENDINGS]
-    with contextlib.nullcontext() if beside is None else belongs_to(beside, files):
-        return _serve(
-            schedule,
-            keys=keys,
-            address=address,
-            log=log,
-            lease=lease,
-            address_file=address_file,
-            worker_keys=worker_keys,
-            listens=beside is not None,
+    with contextlib.ExitStack() as stack:
+        launcher = Launcher()
+        if beside is not None:
+            stack.enter_context(belongs_to(beside, files))
+        loaded = load_schedule(schedule)
+        if not isinstance(loaded.strategy, DynamicGroups):
+            raise InputError(
+                f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'dynamic_groups' needs the generator"
+            )
+        key = key_in(launcher.first_line(), "standard input") if str(keys) == "-" else _key_of(keys)
+        if worker_keys is not None:
+            write_key(worker_keys, key)
+        setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
+        service = GeneratorService(
+            setting, key, address=address, log=log, lease=lease, job=schedule_sha256(loaded),
+            failed=tuple if beside is None else launcher.failed, on_evicted=launcher.evicted,
+        )  # fmt: skip
+        stack.callback(service.close)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: service.stop())
+        if address_file is not None:
+            write_file(address_file, service.address.encode())
+        console().print(
+            f"listening at {service.address}, {loaded.num_workers} workers, generation {service.state.generation}"
         )
-
-
-def _serve(
-    schedule: Path,
-    *,
-    keys: Path,
-    address: str,
-    log: Path | None,
-    lease: float | None,
-    address_file: Path | None,
-    worker_keys: Path | None,
-    listens: bool,
-) -> int:
-    loaded = load_schedule(schedule)
-    if not isinstance(loaded.strategy, DynamicGroups):
-        raise InputError(
-            f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'dynamic_groups' needs the generator"
-        )
-    launcher = Launcher()
-    if str(keys) == "-":
-        key = key_in(launcher.first_line(), "standard input")
-    else:
-        if not keys.exists():
-            write_key(keys, new_key())
-        key = read_key(keys)
-    if worker_keys is not None:
-        write_key(worker_keys, key)
-    setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
-    service = GeneratorService(
-        setting, key, address=address, log=log, lease=lease, job=schedule_sha256(loaded),
-        failed=launcher.failed if listens else tuple, on_evicted=launcher.evicted if listens else lambda _: None,
-    )  # fmt: skip
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.stop())
-    if address_file is not None:
-        write_file(address_file, service.address.encode())
-    console().print(
-        f"listening at {service.address}, {loaded.num_workers} workers, generation {service.state.generation}"
-    )
-    try:
         service.run()
-    finally:
-        service.close()
     return 0
+
+
+def _key_of(path: Path) -> str:
+    """The key of a file, which is made if it is not there."""
+    if not path.exists():
+        write_key(path, new_key())
+    return read_key(path)
