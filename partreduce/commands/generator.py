@@ -8,9 +8,10 @@ from typing import Annotated
 import typer
 
 from partreduce.console import console
+from partreduce.runtime.generator.log import LOG_ENDINGS
 from partreduce.runtime.generator.messages import key_in, new_key, read_key, write_key
 from partreduce.runtime.generator.process import Launcher, belongs_to
-from partreduce.runtime.generator.service import LOG_ENDINGS, GeneratorService
+from partreduce.runtime.generator.service import GeneratorService
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import load_schedule

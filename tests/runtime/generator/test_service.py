@@ -25,6 +25,7 @@ from helpers.generator_rig import (
 )
 from helpers.warm import WARM
 from partreduce.runtime.generator.client import GeneratorClient
+from partreduce.runtime.generator.log import Log
 from partreduce.runtime.generator.messages import (
     MAX_NUMBER,
     MAX_REQUEST_BYTES,
@@ -42,7 +43,7 @@ from partreduce.runtime.generator.messages import (
     unpack_state,
     write_key,
 )
-from partreduce.runtime.generator.service import GeneratorService, Log
+from partreduce.runtime.generator.service import GeneratorService
 from partreduce.runtime.transport.endpoint import USER, Seal, SealCheck, _derived
 from partreduce.schedulers.protocols.group_generator.service import (
     Alone,
@@ -206,7 +207,7 @@ def test_a_log_is_open_once(tmp_path):
     assert again.records == [b"new", b"more"]
 
 
-OPEN = "import sys; from partreduce.runtime.generator.service import Log; Log(sys.argv[1])"
+OPEN = "import sys; from partreduce.runtime.generator.log import Log; Log(sys.argv[1])"
 
 
 def test_a_full_disk_is_named_and_nothing_of_the_batch_is_kept(tmp_path):
