@@ -54,13 +54,17 @@ class Survivors(FixedMembership):
         return self.failed
 
     def failed(self) -> frozenset[int]:
-        """The workers that have failed, as far as is known here; their groups are destroyed."""
+        """The workers that have failed, as far as is known here and noted in the store; their groups are destroyed."""
         now = time.monotonic()
         if now > self._glanced + GLANCE_SECONDS:
             self._glanced = now
             if (news := self.heartbeat.news()) != self._news:
                 self._news = news
                 self._noted |= self.heartbeat.lost(set(self.members) - self._noted)
+        return self.forget()
+
+    def forget(self) -> frozenset[int]:
+        """Destroy the groups of workers that have failed, without a question to the store."""
         if new := (self._noted | self._evicted()) - self._failed:
             self._failed |= new
             self.world.destroy_with(new)

@@ -77,7 +77,7 @@ class GeneratedMeans(Runner):
             return DIFFERENT
         self.client.begin()
         group = self._group()
-        self.membership.failed()
+        self.membership.forget()
         if group is not None:
             self._average(step, *group)
         self._starts = []  # a round without data has learned nothing
