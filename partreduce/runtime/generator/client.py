@@ -1,7 +1,6 @@
-"""A worker's side of the group generator: a thread that asks ahead, repeats what may be lost, and keeps the lease.
+"""A worker's side of the group generator: a thread that asks ahead, repeats what may be lost, and gives signs of life.
 
-The thread drives the explored `GroupWorker`; the training loop only begins and ends rounds. What a worker executed, in
-order, is in `executed`.
+The thread drives the explored `GroupWorker`; the training loop only begins and ends rounds.
 """
 
 from __future__ import annotations
@@ -56,13 +55,12 @@ SendMessage = Callable[[FromWorker], None]
 class GeneratorClient:
     """One worker's connection.
 
-    Every method but `close` raises what went wrong: no answer within the timeout (UnavailableError), this worker was
-    given up (EvictedError), or is refused (InputError).
-
     Use: `begin()` at the start of a round, `group()` at its end, run the group's operation if there is one, then
     `begin` again, which also reports the group, or `broke` if the operation failed. `leave()` at the end of the run,
     or before a pause that all workers make; it may still hand out a group to run. `begin()` after `leave()` takes part
-    again. `failed` are the workers that have failed, as far as this one has heard.
+    again. These raise what went wrong: no answer within the timeout, an eviction, or a refusal.
+
+    `failed` are the workers that have failed, as far as this one has heard; `executed` are its groups so far, in order.
 
     Args:
         address: of the service.
@@ -235,7 +233,7 @@ class GeneratorClient:
             if outgoing:
                 asked = now
             elif state is not None and state.stage in (ASKED, GRANTED) and now - asked > self._retry:
-                outgoing, asked = [self._message(state.ask)], now  # also while granted: word of a void may be lost
+                outgoing, asked = [self._message(state.ask)], now  # also while granted: a `Void` may be lost
             elif now - beaten > self._beat:
                 outgoing = [self._message(None)]
             if outgoing:

@@ -1,4 +1,4 @@
-"""The group generator's write-ahead log: what it was told, on disk before anybody hears the answer."""
+"""The group generator's write-ahead log: what it received, on disk before it answers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES
 
 
 class Log:
-    """What the generator was told, on disk before anybody hears the answer; locked against a second service.
+    """The facts that a generator received; locked against a second service.
 
     An SQLite database of one table, in write-ahead mode and flushed with every batch; `records` are the contents found
-    when it was opened. What a crash cut off nobody was answered on account of, and SQLite drops it; damage anywhere
-    else is refused. SQLite does not see damage inside a row, so each row's checksum covers all rows before it; nor
+    when it was opened. SQLite drops what a crash cut off, which no answer depended on; damage anywhere else is
+    refused. SQLite does not see damage inside a row, so each row's checksum covers all rows before it; nor
     commits that it can no longer read, so those are looked for (every checkpoint empties the file of old ones).
     """
 

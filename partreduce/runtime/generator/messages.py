@@ -1,8 +1,8 @@
 """What a job's workers and its group generator share: a key, and messages that are a kind and numbers, read strictly.
 
-The key is made for every job and is the secret of its `transport.endpoint`. It travels in a file that only its owner
-can read, or in the environment that the launcher gives its children; never through the store, which anybody who reaches
-its port can read.
+The key is made for each job and is the secret of its `transport.endpoint`. It travels in a file that only its owner
+can read, or in the environment that the launcher gives its children; never through the store, which everybody can read
+that reaches its port.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SERVICE = -1
 """The generator among the ranks of an endpoint."""
 MAX_REQUEST_BYTES, MAX_REPLY_BYTES = 1024, 2**20
 LEASE_SHARE = 0.75
-"""The lease as a part of the run's timeout: who is stopped for half of that is not given up."""
+"""The lease as a part of the run's timeout: a worker that is stopped for half of that is not evicted."""
 MAX_NUMBER = 2**53
 REPLIES: dict[str, type[Reply]] = {
     "grant": Grant,
@@ -145,10 +145,7 @@ def ask_of(numbers: Sequence[int]) -> Ask:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Answer to a sign of life: these workers have failed and take part in nothing any more.
-
-    `lease` is for how many milliseconds the one who is answered may be silent.
-    """
+    """Answer to a sign of life: these workers have failed; its sender may be silent for `lease` milliseconds."""
 
     failed: tuple[int, ...]
     lease: int

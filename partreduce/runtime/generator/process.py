@@ -124,7 +124,7 @@ class GeneratorProcess:
 
 
 def _write(process: subprocess.Popen[bytes], lines: Sequence[str]) -> None:
-    """To a process that may have ended; who starts it again writes all of it again."""
+    """To a process that may have ended; then the next one gets all lines."""
     assert process.stdin is not None, "asked for"
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write("".join(f"{line}\n" for line in lines).encode())
@@ -178,8 +178,8 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
 
     The folder is made here and not by the parent, which may be killed before it has a child that would remove it. The
     files go however this process ends, since nothing starts it again: SIGKILL alone, after which it is started again,
-    leaves them. Whether the parent still lives would tell too little: while one of several threads is killed it may
-    still count as the parent, and the kernel asks anew for every thread of it that dies.
+    leaves them. Whether the parent still lives would say too little: while one of several threads is killed it may
+    still count as the parent.
     """
     try:
         with terminable():

@@ -1,7 +1,7 @@
 """The group generator's service: one loop around the explored state machine, with a log, leases and an endpoint.
 
-Everything that changes the state is on disk before the answer leaves, and the state is a fold over what is on disk, so
-a service that is killed at any instant and started again on its log goes on where it was.
+Everything that changes the state is on disk before the answer leaves, and the state is a fold over what is on disk: a
+service that is killed at any instant and started again on its log continues where it was.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class GeneratorService:
         key: of the job.
         address: where to listen; port 0 or `*` takes a free one (`address` then holds it).
         log: path of the write-ahead log; None keeps everything in memory, for a job that ends with its generator.
-        lease: seconds without a sign of life after which a worker that was there is given up; by default a part of the
-            run's timeout, so that one who waits for that worker learns of it before its own patience ends.
+        lease: seconds without a sign of life after which a worker is evicted; by default a part of the run's timeout,
+            so that those who wait for it learn of it before that ends.
         job: what the log belongs to, such as the schedule's hash; a log of another job is refused.
         probe: called with the name of each point of the loop; tests end the process there.
         on_note: called with what the machine notes: ("started", seq, members), ("void", seq, members).
         failed: asked in each turn of the loop which further workers have failed, where somebody knows: the launcher.
-        on_evicted: called with each worker that is given up, after a restart with all of them.
+        on_evicted: called with each worker that takes part no longer, after a restart with all of them.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class GeneratorService:
             self._compact()
 
     def _handle(self, came: Received) -> list[tuple[int, Any]]:
-        """One message: who may not speak is told so; everybody else is heard by the machine."""
+        """One message: refused, or given to the machine."""
         try:
             message = self._checked(came)
         except InputError as error:
@@ -233,7 +233,7 @@ class GeneratorService:
             return []
         if message.ask is None:
             return [(message.rank, Heard(self._dead, math.ceil(1000 * self.lease_of(message.rank))))]
-        return self._told(self._stage({"ask": [message.rank, *plain_ask(message.ask)]}))
+        return self._sends(self._stage({"ask": [message.rank, *plain_ask(message.ask)]}))
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
         """Apply a fact now and write it with the batch; facts that change nothing are not written."""
@@ -243,18 +243,18 @@ class GeneratorService:
             self._unwritten.append(_bytes(record))
         return actions
 
-    def _told(self, actions: tuple[Any, ...]) -> list[tuple[int, Any]]:
+    def _sends(self, actions: tuple[Any, ...]) -> list[tuple[int, Any]]:
         for action in actions:
             if isinstance(action, Note) and isinstance(action.what, tuple):
                 self._on_note(action.what)
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
     def _reply_to(self, route: bytes, to: int, reply: Any) -> None:  # noqa: ANN401 - a reply or a refusal
-        """Send without ever waiting: who does not take its answer asks again."""
+        """Send without ever waiting: a worker that does not take its answer asks again."""
         self._endpoint.reply(route, to, *pack_reply(reply))
 
     def _expire(self) -> None:
-        """Give up workers that were there and have been silent for longer than the lease."""
+        """Evict workers that were there and have been silent for longer than the lease."""
         now = self._clock()  # which stood while this loop did, and could hear nobody
         late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:
@@ -268,16 +268,16 @@ class GeneratorService:
         self._seen.pop(worker, None)
         if self.state.status[worker] != DEAD:
             self._probe("before expiry")
-            self._commit(self._told(self._stage({"lost": worker})))
+            self._commit(self._sends(self._stage({"lost": worker})))
             self._on_evicted(worker)
 
     @property
     def _dead(self) -> tuple[int, ...]:
-        """The workers that were given up."""
+        """The workers that take part no longer."""
         return tuple(worker for worker, status in enumerate(self.state.status) if status == DEAD)
 
     def lease_of(self, worker: int) -> float:
-        """Seconds of silence after which a worker is given up."""
+        """Seconds of silence after which a worker is evicted."""
         return LEASE_SHARE * self._patience.get(worker, PATIENCE_SECONDS) if self.lease is None else self.lease
 
     def _compact(self) -> None:

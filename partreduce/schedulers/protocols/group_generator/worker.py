@@ -54,7 +54,7 @@ class Broke:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Event: the worker has waited long and says everything again that may have been lost."""
+    """Event: the worker has waited long and repeats all that may have been lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +181,9 @@ class GroupWorker:
         """Tell the members and, if they have all come, be done."""
         if not self.collective:
             return self.finished(state, salt)
-        told = tuple(Send(member, Here(state.seq)) for member in state.members if member != worker)
+        sent = tuple(Send(member, Here(state.seq)) for member in state.members if member != worker)
         state, actions = self.if_complete(worker, replace(state, stage=MEETING, ask=replace(state.ask, salt=salt)))
-        return state, (*told, *actions)
+        return state, (*sent, *actions)
 
     def reminders(self, worker: int, state: WorkerState) -> tuple[Action, ...]:
         """`Here` once more, to the members that have not been heard of."""
@@ -216,7 +216,7 @@ class GroupWorker:
         return state, (note, *actions)
 
     def broken(self, state: WorkerState, salt: int | None) -> Stepped:
-        """The group failed here: go on without it and say so. It was not met, so nobody is told that it was."""
+        """The group failed here: continue without it, and report it. It was not met, so no member hears that it was."""
         note = Note(("broken", state.seq, state.members))
         failed = state.seq
         state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)
