@@ -17,7 +17,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
     LEFT,
     Ask,
     Bye,
-    Fenced,
+    Evicted,
     GeneratorState,
     Grant,
     Void,
@@ -25,7 +25,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
 from partreduce.schedulers.protocols.group_generator.worker import (
     ASKED,
     ENDED,
-    FENCED,
+    EVICTED,
     GRANTED,
     MEETING,
     Broke,
@@ -198,7 +198,7 @@ def _grants_are_known(n: int, *, lossy: bool) -> PerPair:
                 return f"worker {worker} is given group {seq} {members}, to which it does not belong"
             ending = any(isinstance(m, Void) and m.seq == seq for m in back)
             group = next((g for g in state.buffers.groups if g.seq == seq and worker in g.active), None)
-            gone = state.status[worker] == DEAD or any(isinstance(m, Fenced) for m in back)
+            gone = state.status[worker] == DEAD or any(isinstance(m, Evicted) for m in back)
             if group is None and not ending and not gone and not (lossy and _retracted(state, worker)):
                 return f"worker {worker} is in group {seq}, which the generator does not hold to be running"
             if group is not None and group.members != members:
@@ -248,7 +248,7 @@ def _requests_in_step(n: int, system: GroupSystem) -> PerPair:
         known = last == mine.request
         if not known and system.generator.following(last) != mine.request:
             return f"worker {worker} is at request {mine.request}; the generator has received {last}"
-        if not known and mine.stage not in (ASKED, FENCED):
+        if not known and mine.stage not in (ASKED, EVICTED):
             return f"worker {worker} is {mine.stage} on request {mine.request}, which the generator has not received"
         return None
 
@@ -261,7 +261,7 @@ def _ended_properly(n: int) -> PerState:
     def check(view: View) -> str | None:
         workers: tuple[WorkerState | None, ...] = view.processes[:n]
         service: Any = view.processes[n]
-        if service is None or any(w is not None and w.stage not in (ENDED, FENCED) for w in workers):
+        if service is None or any(w is not None and w.stage not in (ENDED, EVICTED) for w in workers):
             return None
         state: GeneratorState = service[0]
         if any(isinstance(m, Ask) or type(m).__name__ == "Crashed" for box in view.in_flight.values() for m in box):
@@ -296,9 +296,9 @@ def _recovers(system: GroupSystem, view: View) -> str | None:
                 _send(system, states, [(worker, Send(n, Crashed()))])
             if state is not None and state.stage in (ASKED, MEETING):
                 _run(system, states, worker, Retry(), replace(state, retries=1))
-        if all(state is None or state.stage in (ENDED, FENCED) for state in states[:n]):
+        if all(state is None or state.stage in (ENDED, EVICTED) for state in states[:n]):
             return None
-    stuck = [w for w in range(n) if states[w] is not None and states[w].stage not in (ENDED, FENCED)]
+    stuck = [w for w in range(n) if states[w] is not None and states[w].stage not in (ENDED, EVICTED)]
     return f"asking again never leads workers {stuck} to the end"
 
 

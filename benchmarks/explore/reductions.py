@@ -16,7 +16,7 @@ from partreduce.schedulers.protocols.digraph import Digraph
 from partreduce.schedulers.protocols.group_generator import system
 from partreduce.schedulers.protocols.group_generator.buffers import GroupBuffers
 from partreduce.schedulers.protocols.group_generator.service import Ask, GeneratorState, Grant, Void
-from partreduce.schedulers.protocols.group_generator.worker import ENDED, FENCED, Here, WorkerState
+from partreduce.schedulers.protocols.group_generator.worker import ENDED, EVICTED, Here, WorkerState
 from partreduce.schedulers.protocols.hop import Ack, HopState, Token, Update
 
 
@@ -145,7 +145,7 @@ class GroupSystem(system.GroupSystem):
     def finished(self, process: int, state: Any) -> bool:  # noqa: ANN401 - as in Finishing
         """Workers rest when they have ended or were given up; the generator when nobody waits for it."""
         if process < self.setting.num_workers:
-            return self.timeouts or state.stage in (ENDED, FENCED)
+            return self.timeouts or state.stage in (ENDED, EVICTED)
         return self.timeouts or not state[0].waiting
 
     def clock(self, process: int, state: Any) -> int | None:  # noqa: ANN401, ARG002 - as in Shiftable

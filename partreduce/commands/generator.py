@@ -2,16 +2,16 @@
 
 import contextlib
 import signal
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from partreduce.console import console
+from partreduce.runtime.generator.log import LOG_ENDINGS
 from partreduce.runtime.generator.messages import key_in, new_key, read_key, write_key
-from partreduce.runtime.generator.process import belongs_to
-from partreduce.runtime.generator.service import LOG_ENDINGS, GeneratorService
+from partreduce.runtime.generator.process import Launcher, belongs_to
+from partreduce.runtime.generator.service import GeneratorService
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.topo.document.canonical import schedule_sha256
 from partreduce.topo.document.schedule import load_schedule
@@ -42,56 +42,41 @@ def command(
     beside: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> int:
     """Serve the groups of a `dynamic_groups` schedule until all workers have ended; `partreduce run` starts it."""
-    # `--beside PID` ends it with process PID, which started it, and then removes its files: see generator/process.py.
-
+    # `--beside PID` ends it with process PID, which started it and talks to it, and then removes its files: see
+    # generator/process.py.
     files = [path for path in (log, address_file) if path is not None]
     files += [] if log is None else [log.with_name(f"{log.name}{end}") for end in LOG_ENDINGS]
-    with contextlib.nullcontext() if beside is None else belongs_to(beside, files):
-        return _serve(
-            schedule,
-            keys=keys,
-            address=address,
-            log=log,
-            lease=lease,
-            address_file=address_file,
-            worker_keys=worker_keys,
+    with contextlib.ExitStack() as stack:
+        launcher = Launcher()
+        if beside is not None:
+            stack.enter_context(belongs_to(beside, files))
+        loaded = load_schedule(schedule)
+        if not isinstance(loaded.strategy, DynamicGroups):
+            raise InputError(
+                f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'dynamic_groups' needs the generator"
+            )
+        key = key_in(launcher.first_line(), "standard input") if str(keys) == "-" else _key_of(keys)
+        if worker_keys is not None:
+            write_key(worker_keys, key)
+        setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
+        service = GeneratorService(
+            setting, key, address=address, log=log, lease=lease, job=schedule_sha256(loaded),
+            failed=tuple if beside is None else launcher.failed, on_evicted=launcher.evicted,
+        )  # fmt: skip
+        stack.callback(service.close)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: service.stop())
+        if address_file is not None:
+            write_file(address_file, service.address.encode())
+        console().print(
+            f"listening at {service.address}, {loaded.num_workers} workers, generation {service.state.generation}"
         )
-
-
-def _serve(
-    schedule: Path,
-    *,
-    keys: Path,
-    address: str,
-    log: Path | None,
-    lease: float | None,
-    address_file: Path | None,
-    worker_keys: Path | None,
-) -> int:
-    loaded = load_schedule(schedule)
-    if not isinstance(loaded.strategy, DynamicGroups):
-        raise InputError(
-            f"{schedule}: has strategy {loaded.strategy.kind!r}; only 'dynamic_groups' needs the generator"
-        )
-    if str(keys) == "-":
-        key = key_in(sys.stdin.read(4096), "standard input")
-    else:
-        if not keys.exists():
-            write_key(keys, new_key())
-        key = read_key(keys)
-    if worker_keys is not None:
-        write_key(worker_keys, key)
-    setting = GeneratorSetting.of(loaded.strategy, loaded.cluster)
-    service = GeneratorService(setting, key, address=address, log=log, lease=lease, job=schedule_sha256(loaded))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: service.stop())
-    if address_file is not None:
-        write_file(address_file, service.address.encode())
-    console().print(
-        f"listening at {service.address}, {loaded.num_workers} workers, generation {service.state.generation}"
-    )
-    try:
         service.run()
-    finally:
-        service.close()
     return 0
+
+
+def _key_of(path: Path) -> str:
+    """The key of a file, which is made if it is not there."""
+    if not path.exists():
+        write_key(path, new_key())
+    return read_key(path)

@@ -79,7 +79,7 @@ def command(
             min=0,
             rich_help_panel=FAULTS,
             help="Continue with the other workers after up to this many have failed (default: what --schedule plans "
-            "for, else 0).",
+            "for, all but one where groups are handed out on request, else 0).",
         ),
     ] = None,
     max_restarts: Annotated[
@@ -134,6 +134,8 @@ def command(
         raise typer.BadParameter(f"is needed, or --schedule{where}", param_hint="--workers")
     plan = None if loaded is None else loaded.failure_plan
     planned = 0 if loaded is None or plan is None else plan.most_failures(loaded.cluster)
+    if loaded is not None and loaded.strategy.needs_generator:
+        planned = loaded.num_workers - 1
     max_failures = planned if tolerate_failures is None else tolerate_failures
     if nnodes == 1 or loaded is not None:  # else only all nodes together know how many workers there are
         check_failure_limits(workers if loaded is None else loaded.num_workers, max_failures, 0)
@@ -195,7 +197,7 @@ class _Run:
 
     def attempt(self, variables: Mapping[str, str], restarts: Restarts, nodes: Nodes | None = None) -> int:
         """Run it once, with a generator of its own; `variables` are further ones of its workers."""
-        needs_generator = self.schedule is not None and self.schedule.strategy.needs_generator
+        on_request = self.schedule is not None and self.schedule.strategy.needs_generator
         return launch(
             self.script,
             self.args,
@@ -203,13 +205,12 @@ class _Run:
             num_nodes=self.simulate_nodes,
             threads=self.threads,
             environment={**variables, **self.environment},
-            survive=needs_generator,
             patient=self.schedule is not None and self.schedule.strategy.goes_on_without,
             max_failures=self.max_failures,
-            max_restarts=restarts.left if self.max_failures else 0,
+            max_restarts=restarts.left if self.max_failures and not on_request else 0,
             restarted=restarts.spend,
             nodes=nodes,
-            generator=functools.partial(generator_process, self.path) if needs_generator and self.path else None,
+            generator=functools.partial(generator_process, self.path) if on_request and self.path else None,
         )
 
 

@@ -10,8 +10,9 @@ import time
 
 from helpers.warm import WARM
 from partreduce.runtime.generator.client import GeneratorClient
+from partreduce.runtime.generator.log import Log
 from partreduce.runtime.generator.messages import ask_of, new_key
-from partreduce.runtime.generator.service import GeneratorService, Log
+from partreduce.runtime.generator.service import GeneratorService
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import GroupGenerator
 from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy

@@ -600,6 +600,15 @@ SCENARIOS = {
 }  # fmt: skip
 
 
+class GeneratorElsewhere:
+    """One that this launcher did not start: it hears of failures by its lease alone."""
+
+    def failed(self, rank) -> None: ...
+
+    def evicted(self):
+        return ()
+
+
 def launched(scenarios, request) -> dict:
     """What comes of a scenario whose workers the launcher forks."""
     num_workers, function = scenarios[request["name"]]
@@ -611,8 +620,9 @@ def launched(scenarios, request) -> dict:
         output=output,
         environment=request.get("environment", {}),
         grace=request.get("grace", 60.0),
-        survive=request.get("survive", False),
         patient=request.get("patient", False),
+        generator=GeneratorElsewhere() if request.get("survive", False) else None,
+        max_failures=num_workers - 1 if request.get("survive", False) else 0,
     )
     return {"code": code, "output": output.getvalue(), "seconds": time.monotonic() - start}
 

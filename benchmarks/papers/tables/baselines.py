@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from benchmarks.papers.tables.models import Batch, Language
-from partreduce.runtime.transport.communicators import Communicator, rounds
+from partreduce.runtime.transport.communicators import Communicator, pairwise_exchange
 
 torch.sparse.check_sparse_tensor_invariants.disable()  # what is said by itself, with a warning, where nobody says it
 
@@ -131,7 +131,7 @@ class Servers:
         if not self.in_pairs:
             self.group.all_to_all(target, source, receives, sends).wait()
             return
-        for work in rounds(self.group, target, source, receives, sends):
+        for work in pairwise_exchange(self.group, target, source, receives, sends):
             work.wait()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
@@ -62,8 +62,93 @@ class Output(Protocol):
 P = TypeVar("P", bound=Process)
 
 
-class Coordinator(Generic[P]):
-    """Decides for these workers; up to `max_failures` may be missing.
+class FailureRule(Generic[P]):
+    """Whether the others of a run continue without a worker that has failed: by this rule they do not.
+
+    With `patient` they may go on for as long as they can, though the run has failed.
+    """
+
+    def __init__(self, workers: Sequence[P], outlet: Output, *, patient: bool = False) -> None:
+        self._workers, self._outlet, self.patient = list(workers), outlet, patient
+        self.evicted: set[int] = set()
+        """Which workers were killed here because they were silent."""
+        self._ended: list[tuple[P, Deadline]] = []
+        """Processes that were ended from here, and until when that may take."""
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next look."""
+        return IDLE_SECONDS
+
+    def continue_without(self, worker: P, *, is_failed: bool) -> bool:  # noqa: ARG002 - for other rules
+        """A worker has ended before its time: whether the others continue, as no more have failed than may."""
+        return False
+
+    def has_ended(self, worker: P) -> bool:
+        """Whether a process was ended from here."""
+        return any(one is worker for one, _ in self._ended)
+
+    def restart(self, worker: P) -> P | None:  # noqa: ARG002 - as above
+        """A process in the place of one that failed, while the others still train and there is one left."""
+        return None
+
+    def exited_well(self, worker: P) -> None:
+        """A worker ended with exit code 0."""
+
+    def poll(self) -> None:
+        """Hear what is new, and act on it; wait no longer for processes that are out of reach."""
+        for worker, deadline in self._ended:
+            if worker.code is None and deadline.is_over:
+                deadline.renew()
+                worker.give_up()
+
+    def _end(self, rank: int) -> None:
+        self._ended.append((self._workers[rank], Deadline(END_SECONDS)))
+        self._workers[rank].signal(signal.SIGKILL)
+
+
+class Generator(Protocol):
+    """The group generator's process, where groups are handed out on request."""
+
+    environment: dict[str, str]
+    """The variables by which workers find it."""
+
+    def failed(self, rank: int) -> None:
+        """Let it hear of a worker that has failed."""
+
+    def evicted(self) -> Iterable[int]:
+        """The workers that it has evicted because they were silent."""
+
+
+class OnRequest(FailureRule[P]):
+    """Groups on request: up to `max_failures` may fail, and the generator hands out groups of the others.
+
+    It hears from here at once which processes have ended, and the silent ones that it evicts are killed here.
+    """
+
+    def __init__(self, workers: Sequence[P], generator: Generator, max_failures: int, outlet: Output) -> None:
+        super().__init__(workers, outlet)
+        self._generator, self._max_failures, self._failed = generator, max_failures, set[int]()
+
+    def continue_without(self, worker: P, *, is_failed: bool) -> bool:
+        if is_failed:
+            self._failed.add(worker.rank)
+            self._generator.failed(worker.rank)
+        return is_failed and len(self._failed) <= self._max_failures
+
+    def poll(self) -> None:
+        for rank in self._generator.evicted():
+            if self._workers[rank].code is None and rank not in self.evicted:
+                self.evicted.add(rank)
+                self._outlet.write(
+                    f"partreduce: worker {rank} said nothing for longer than its lease and was given up\n", errors=True
+                )
+                self._end(rank)
+        super().poll()
+
+
+class Coordinator(FailureRule[P]):
+    """Fixed rounds: it decides for these workers by their votes; up to `max_failures` may be missing.
 
     `start` starts a worker in the place of a failed one, of this rank, while there are any left, and `restarted` is
     called when it has.
@@ -79,7 +164,8 @@ class Coordinator(Generic[P]):
         start: Callable[[int], P | None] = lambda _: None,
         restarted: Callable[[], object] = lambda: None,
     ) -> None:
-        self._workers, self._outlet, self._start, self._restarted = list(workers), outlet, start, restarted
+        super().__init__(workers, outlet)
+        self._start, self._restarted = start, restarted
         self._machine = Membership(len(workers), max_failures)
         started, _ = self._machine.start(self._machine.authority)
         assert isinstance(started, Authority), "that process"
@@ -90,18 +176,12 @@ class Coordinator(Generic[P]):
         self._lease = Deadline(float("inf"))
         self._asked: dict[int, str] = {}
         """What workers outside asked last, by rank; it has been answered where the machine knows nothing of it."""
-        self.evicted: set[int] = set()
-        """Which workers were killed here because they were silent."""
-        self._ended: list[tuple[P, Deadline]] = []
-        """Processes that were ended from here, and until when that may take."""
 
     @property
     def pause(self) -> float:
-        """Seconds until the next look."""
         return BUSY_SECONDS if self._state.is_open else IDLE_SECONDS
 
     def continue_without(self, worker: P, *, is_failed: bool) -> bool:
-        """A worker has ended before its time: whether the others continue, as no more have failed than may."""
         if not self._all_have_joined():
             return False
         self.poll()  # a worker that had left has not failed
@@ -111,12 +191,7 @@ class Coordinator(Generic[P]):
         self.poll()
         return bool(self._state.view.members)
 
-    def has_ended(self, worker: P) -> bool:
-        """Whether a process was ended from here."""
-        return any(one is worker for one, _ in self._ended)
-
     def restart(self, worker: P) -> P | None:
-        """A process in the place of one that failed, while the others still train and there is one left."""
         if not self._state.view.members or self._state.left or worker is not self._workers[worker.rank]:
             return None
         started = self._start(worker.rank)
@@ -133,7 +208,7 @@ class Coordinator(Generic[P]):
                 self._handle(Stop())
 
     def poll(self) -> None:
-        """Read what workers wrote, decide, and publish what was decided."""
+        """Read what workers wrote, decide, and publish what was decided; as the other rules."""
         if not self._all_have_joined():
             return
         if (news := self._notes.count(NEWS)) != self._seen:
@@ -147,10 +222,7 @@ class Coordinator(Generic[P]):
             for rank in set(range(len(self._workers))).difference(self._state.view.members, self._state.left):
                 if self._workers[rank].code is None and not self.has_ended(self._workers[rank]):
                     self._end(rank)  # a worker that is still outside comes too late
-        for worker, deadline in self._ended:
-            if worker.code is None and deadline.is_over:
-                deadline.renew()
-                worker.give_up()
+        super().poll()
 
     def _all_have_joined(self) -> bool:
         """Before that a failure ends the run, whose facts are not known yet."""
@@ -201,10 +273,6 @@ class Coordinator(Generic[P]):
                         self._publish(view)
                     if to in asked or to in view.joined:
                         self._notes.write(f"{ANSWER}/{to}/{self._asked[to]}", str(view.generation))
-
-    def _end(self, rank: int) -> None:
-        self._ended.append((self._workers[rank], Deadline(END_SECONDS)))
-        self._workers[rank].signal(signal.SIGKILL)
 
     def _open(self, generation: int) -> None:
         self._notes.write(f"{OPEN}/{generation}", "1")

@@ -21,7 +21,7 @@ from partreduce.runtime.averaging.mean_model import commit_plain_mean
 from partreduce.runtime.averaging.reducer import Reducer
 from partreduce.runtime.averaging.reference import Reference
 from partreduce.runtime.elastic.regroup import Regroup, State, name_of
-from partreduce.runtime.elastic.survivors import CONNECT_SECONDS
+from partreduce.runtime.elastic.survivors import CONNECT_SECONDS, await_gathering
 from partreduce.runtime.environment import MAX_FAILED, MAX_RESTARTS, RESTARTED
 from partreduce.runtime.liveness.heartbeat import Heartbeat
 from partreduce.runtime.recorder import Operation, Recorder
@@ -294,18 +294,12 @@ class Member(FixedMembership):
         return frozenset(range(self.world.size)) - frozenset(self.members)
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        wait, pauses = Wait(self.heartbeat, self.members, self.timeout), Pauses()
-        while True:
-            self.heartbeat.check_without_store()
+        def missing() -> set[int]:
             self._failed()
-            missing = sorted(set(self.members) - self.heartbeat.gathered(self.members))
-            if not missing:
-                return self.members
-            self.heartbeat.doing(f"entered {place}", missing)
-            wait.only_for(missing)
-            if wait.is_over():
-                raise UnavailableError(f"{place}: {self.heartbeat.waits_for(missing, self.timeout)}")
-            pauses.sleep()
+            return set(self.members) - self.heartbeat.gathered(self.members)
+
+        await_gathering(self.heartbeat, place, missing, self.timeout)
+        return self.members
 
     # An operation.
 

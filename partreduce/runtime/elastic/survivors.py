@@ -1,36 +1,34 @@
-"""Survivors: who of a run is still there, and connections among them while others may die at any moment.
+"""Survivors: the membership of groups on request, where others may fail at any moment and the rest continue.
 
-Nobody ever waits in a call of the transport for a worker that may not come: members first note in the store that they
-are there, and look between two looks at those notes whether it still makes sense to wait.
+Nobody waits in a call of the transport for a worker that may not come: members first note in the store that they are
+there, and while they wait for those notes look whether it still makes sense.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 from partreduce.runtime.averaging.in_flight import FixedMembership
 from partreduce.runtime.liveness.heartbeat import Heartbeat
-from partreduce.runtime.transport.store import Notes
-from partreduce.runtime.transport.waiting import Deadline, Wait
+from partreduce.runtime.transport.store import POLL_SECONDS, Notes, Pauses
+from partreduce.runtime.transport.waiting import GLANCE_SECONDS, Deadline, Wait
 from partreduce.runtime.transport.worlds import GroupTable
 from partreduce.topo.errors import UnavailableError
 from partreduce.topo.phase import Group
 
 CONNECT_SECONDS = 15.0
 """How long members that are all there may take to connect; one that dies meanwhile costs the others this."""
-LOOK_SECONDS = 0.5
-POLL_SECONDS = 0.002
 
 
 class Survivors(FixedMembership):
-    """What one worker knows of the others of a run that goes on without lost workers.
+    """What one worker knows of the others.
 
     Args:
         world: its communicators.
-        heartbeat: knows what workers, and the launcher, noted of deaths.
-        given_up: the workers that the group generator gave up, as far as this one has heard.
+        heartbeat: knows what the launcher, and workers, noted of failures.
+        evicted: the workers that the group generator gave up, as far as this one has heard.
         key: of this optimizer, so that notes of several do not mix.
         timeout: seconds after which a worker that lives but does not come is no longer waited for.
     """
@@ -39,39 +37,45 @@ class Survivors(FixedMembership):
         self,
         world: GroupTable,
         heartbeat: Heartbeat,
-        given_up: Callable[[], frozenset[int]],
+        evicted: Callable[[], frozenset[int]],
         *,
         key: str,
         timeout: float,
     ) -> None:
         super().__init__(tuple(range(world.size)))
         self.world, self.heartbeat, self.key, self.timeout = world, heartbeat, key, timeout
-        self._given_up = given_up
-        self._noted: frozenset[int] = frozenset()
-        self._looked = 0.0
-        self._dropped: frozenset[int] = frozenset()
+        self._evicted = evicted
+        self._noted = self._failed = frozenset[int]()
+        self._news, self._glanced = 0, 0.0
         self._gatherings = 0
 
     @property
     def lost_workers(self) -> Callable[[], frozenset[int]]:
-        return self.lost
+        return self.failed
 
-    def lost(self) -> frozenset[int]:
-        """The workers that are known to be gone for good; their groups are destroyed here."""
+    def failed(self) -> frozenset[int]:
+        """The workers that have failed, as far as is known here and noted in the store; their groups are destroyed."""
         now = time.monotonic()
-        if now > self._looked + LOOK_SECONDS:
-            self._looked = now
-            self._noted |= self.heartbeat.lost(set(range(self.world.size)) - self._noted)
-        return self.forget(self._noted | self._given_up())
+        if now > self._glanced + GLANCE_SECONDS:
+            self._glanced = now
+            if (news := self.heartbeat.news()) != self._news:
+                self._news = news
+                self._noted |= self.heartbeat.lost(set(self.members) - self._noted)
+        return self.forget()
 
-    def forget(self, gone: frozenset[int]) -> frozenset[int]:
-        """Destroy the groups of lost workers, once for each of them."""
-        if gone - self._dropped:
-            self._dropped |= gone
-            self.world.destroy_with(gone)
-        return self._dropped
+    def forget(self) -> frozenset[int]:
+        """Destroy the groups of workers that have failed, without a question to the store."""
+        if new := (self._noted | self._evicted()) - self._failed:
+            self._failed |= new
+            self.world.destroy_with(new)
+        return self._failed
 
-    def connected(self, members: tuple[int, ...], instance: str, given_up: Callable[[], str | None]) -> bool:
+    def why(self, members: tuple[int, ...]) -> str | None:
+        """Why it makes no sense to wait for these any longer."""
+        failed = sorted(self.failed().intersection(members))
+        return f"worker {failed[0]} has failed" if failed else None
+
+    def connected(self, members: tuple[int, ...], instance: str, why: Callable[[], str | None]) -> bool:
         """Have a communicator of these members, all of whom call this; False if one does not come.
 
         A group that was made once is kept until it fails. `instance` names this making of it.
@@ -83,7 +87,7 @@ class Survivors(FixedMembership):
         arrived.write(str(self.world.rank), "1")
         keys, deadline, pause = [str(member) for member in members], Deadline(self.timeout), POLL_SECONDS / 4
         while not arrived.has(*keys):
-            if given_up() is not None or deadline.is_over:
+            if why() is not None or deadline.is_over:
                 return False
             time.sleep(pause)
             pause = min(POLL_SECONDS, 1.5 * pause)
@@ -94,38 +98,39 @@ class Survivors(FixedMembership):
         return True
 
     def gathered(self, place: str) -> tuple[int, ...]:
-        """Wait until everybody who is not lost has come to the present gathering; who has, connected.
+        """Wait until everybody that has not failed has come to the present gathering; who has, connected.
 
-        Who is lost is asked before who has come, so all that are here agree: a lost worker has come for all or none.
+        Who has failed is asked before who has come, so all that are here agree: a worker that fails has come for all of
+        them, or for none.
         """
-        everybody = frozenset(range(self.world.size))
-        wait = Wait(self.heartbeat, everybody, self.timeout)
-        self.heartbeat.doing(f"entered {place}", everybody)
-        while True:
-            self.heartbeat.check_without_store()
-            lost = self.lost()
-            here = self.heartbeat.gathered(everybody)
-            missing = everybody - lost - here
-            if not missing:
-                break
-            wait.only_for(sorted(missing))
-            if wait.is_over():
-                late = self.heartbeat.waits_for(sorted(missing), self.timeout)
-                self.heartbeat.check_without_store()
-                raise UnavailableError(f"{place}: {late}")
-            time.sleep(2 * POLL_SECONDS)
-        members = tuple(sorted(here))
-        self._gatherings += 1  # the same members may have to be connected anew in a later gathering
+        members: tuple[int, ...] = ()
+
+        def missing() -> frozenset[int]:
+            nonlocal members
+            awaited = frozenset(self.members) - self.failed()
+            members = tuple(sorted(self.heartbeat.gathered(self.members)))
+            return awaited.difference(members)
+
+        await_gathering(self.heartbeat, place, missing, self.timeout)
+        self._gatherings += 1  # the same members may have to be connected again in a later gathering
         self.connect(members, f"{place} {self._gatherings}")
         return members
 
     def connect(self, members: tuple[int, ...], place: str) -> None:
         """Have a communicator of all survivors."""
-        lost = sorted(self.lost().intersection(members))
-        ok = not lost and self.connected(members, place, lambda: self._why(members))
-        if not ok:
-            raise UnavailableError(f"{place}: {self._why(members) or 'not all survivors connected'}")
+        if self.why(members) is not None or not self.connected(members, place, lambda: self.why(members)):
+            raise UnavailableError(f"{place}: {self.why(members) or 'not all survivors connected'}")
 
-    def _why(self, members: tuple[int, ...]) -> str | None:
-        gone = sorted(self.lost().intersection(members))
-        return f"worker {gone[0]} was lost after it had come" if gone else None
+
+def await_gathering(heartbeat: Heartbeat, place: str, missing: Callable[[], Collection[int]], timeout: float) -> None:
+    """Wait until nobody is missing in a gathering of all, where workers may fail meanwhile."""
+    wait, pauses = Wait(heartbeat, (), timeout), Pauses()
+    while awaited := sorted(missing()):
+        heartbeat.check_without_store()
+        heartbeat.doing(f"entered {place}", awaited)
+        wait.only_for(awaited)
+        if wait.is_over():
+            late = heartbeat.waits_for(awaited, timeout)
+            heartbeat.check_without_store()
+            raise UnavailableError(f"{place}: {late}")
+        pauses.sleep()

@@ -1,7 +1,6 @@
-"""A worker's side of the group generator: a thread that asks ahead, repeats what may be lost, and keeps the lease.
+"""A worker's side of the group generator: a thread that asks ahead, repeats what may be lost, and gives signs of life.
 
-The thread drives the explored `GroupWorker`; the training loop only begins and ends rounds. What a worker executed, in
-order, is in `executed`.
+The thread drives the explored `GroupWorker`; the training loop only begins and ends rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from partreduce.schedulers.protocols.group_generator.service import Ask
 from partreduce.schedulers.protocols.group_generator.worker import (
     ASKED,
     ENDED,
-    FENCED,
+    EVICTED,
     GRANTED,
     LATER,
     Broke,
@@ -56,13 +55,12 @@ SendMessage = Callable[[FromWorker], None]
 class GeneratorClient:
     """One worker's connection.
 
-    Every method but `close` raises what went wrong: no answer within the timeout (UnavailableError), this worker was
-    given up (EvictedError), or is refused (InputError).
-
     Use: `begin()` at the start of a round, `group()` at its end, run the group's operation if there is one, then
-    `begin` again, which also reports the group, or `failed` if the operation failed. `leave()` at the end of the run,
+    `begin` again, which also reports the group, or `broke` if the operation failed. `leave()` at the end of the run,
     or before a pause that all workers make; it may still hand out a group to run. `begin()` after `leave()` takes part
-    again. `lost` are the workers that were given up, as far as this one has heard.
+    again. These raise what went wrong: no answer within the timeout, an eviction, or a refusal.
+
+    `failed` are the workers that have failed, as far as this one has heard; `executed` are its groups so far, in order.
 
     Args:
         address: of the service.
@@ -87,7 +85,7 @@ class GeneratorClient:
     ) -> None:
         self.address, self.rank, self.timeout = address, rank, timeout
         self.executed: list[tuple[int, tuple[int, ...]]] = []
-        self.lost: frozenset[int] = frozenset()
+        self.failed: frozenset[int] = frozenset()
         self._costs: deque[float] = deque(maxlen=COST_ROUNDS)
         self._begun: float | None = None
         self._retry, self._lease = retry, min(lease, LEASE_SHARE * timeout)
@@ -153,7 +151,7 @@ class GeneratorClient:
             self._begun = None
             self._state = replace(self._state, cost=max(1, round(1e6 * min(self._costs))))
 
-    def failed(self) -> None:
+    def broke(self) -> None:
         """Report that the granted group did not come about, which is also the request of the next round."""
         with self._changed:
             self._raise()
@@ -235,7 +233,7 @@ class GeneratorClient:
             if outgoing:
                 asked = now
             elif state is not None and state.stage in (ASKED, GRANTED) and now - asked > self._retry:
-                outgoing, asked = [self._message(state.ask)], now  # also while granted: word of a void may be lost
+                outgoing, asked = [self._message(state.ask)], now  # also while granted: a `Void` may be lost
             elif now - beaten > self._beat:
                 outgoing = [self._message(None)]
             if outgoing:
@@ -255,11 +253,11 @@ class GeneratorClient:
             if isinstance(reply, Refused):
                 self._error = InputError(f"group generator at {self.address}: refuses worker {self.rank}: {reply.why}")
             elif isinstance(reply, Heard):
-                self.lost = frozenset(reply.lost)
+                self.failed = frozenset(reply.failed)
                 self._beat = min(self._lease, reply.lease / 1000) / 4
             elif self._state is not None:
                 self._state, _ = self._worker.received(self.rank, self._state, -1, reply)
-                if self._state.stage == FENCED:
+                if self._state.stage == EVICTED:
                     self._error = EvictedError(
                         f"group generator: gave worker {self.rank} up, because it gave no sign of life for longer than "
                         "its lease; the others went on without it, and this process no longer belongs to the job"

@@ -1,8 +1,8 @@
 """What a job's workers and its group generator share: a key, and messages that are a kind and numbers, read strictly.
 
-The key is made for every job and is the secret of its `transport.endpoint`. It travels in a file that only its owner
-can read, or in the environment that the launcher gives its children; never through the store, which anybody who reaches
-its port can read.
+The key is made for each job and is the secret of its `transport.endpoint`. It travels in a file that only its owner
+can read, or in the environment that the launcher gives its children; never through the store, which everybody can read
+that reaches its port.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Alone,
     Ask,
     Bye,
-    Fenced,
+    Evicted,
     GeneratorState,
     Grant,
     Later,
@@ -36,7 +36,7 @@ SERVICE = -1
 """The generator among the ranks of an endpoint."""
 MAX_REQUEST_BYTES, MAX_REPLY_BYTES = 1024, 2**20
 LEASE_SHARE = 0.75
-"""The lease as a part of the run's timeout: who is stopped for half of that is not given up."""
+"""The lease as a part of the run's timeout: a worker that is stopped for half of that is not evicted."""
 MAX_NUMBER = 2**53
 REPLIES: dict[str, type[Reply]] = {
     "grant": Grant,
@@ -44,7 +44,7 @@ REPLIES: dict[str, type[Reply]] = {
     "later": Later,
     "bye": Bye,
     "void": Void,
-    "fenced": Fenced,
+    "evicted": Evicted,
 }
 ASK, ALIVE, GOODBYE = "ask", "alive", "goodbye"
 REFUSED, HEARD = "refused ", "heard"
@@ -145,12 +145,9 @@ def ask_of(numbers: Sequence[int]) -> Ask:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Answer to a sign of life: these workers were given up and take part in nothing any more.
+    """Answer to a sign of life: these workers have failed; its sender may be silent for `lease` milliseconds."""
 
-    `lease` is for how many milliseconds the one who is answered may be silent.
-    """
-
-    lost: tuple[int, ...]
+    failed: tuple[int, ...]
     lease: int
 
 
@@ -166,7 +163,7 @@ def pack_reply(reply: Reply | Refused | Heard) -> tuple[str, list[int]]:
     if isinstance(reply, Refused):
         return REFUSED + reply.why[:200], []
     if isinstance(reply, Heard):
-        return HEARD, [reply.lease, *reply.lost]
+        return HEARD, [reply.lease, *reply.failed]
     name = next(name for name, kind in REPLIES.items() if type(reply) is kind)
     values = [getattr(reply, field.name) for field in fields(reply)]
     return name, [number for value in values for number in (value if isinstance(value, tuple) else (value,))]

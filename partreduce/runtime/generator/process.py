@@ -1,7 +1,8 @@
 """The group generator's process next to a launcher: one for a run, started again if it is killed.
 
-It ends with the launcher, however that ends: the kernel tells it. Its key goes through a pipe and is in no file; its
-log lies in a temporary folder of its own, which the launcher removes, or the generator when the launcher was killed.
+It ends with the launcher, however that ends: the kernel tells it. Through a pipe it gets its key, which is in no file,
+and hears which workers have failed; through another it says which ones it evicted. Its log lies in a temporary folder
+of its own, which the launcher removes, or the generator when the launcher was killed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
@@ -30,40 +32,45 @@ PREFIX = "partreduce-generator-"
 START_SECONDS = 300.0
 """In which it has imported itself, which over a network file system, or on a busy machine, takes minutes."""
 MAX_RESTARTS = 5
+STANDARD_INPUT = 0
+EVICTED = b"evicted "
+"""Before the number of a worker, in a line that a generator writes to its launcher."""
 
 
 @contextlib.contextmanager
-def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None = None) -> Iterator[dict[str, str]]:
-    """Inside, a generator for the schedule runs on this machine; yields the environment that its workers need.
+def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None = None) -> Iterator[GeneratorProcess]:
+    """Inside, a generator for the schedule runs on this machine.
 
     Args:
         schedule: a file that can be read more than once.
         host: the address of this machine at which it listens.
         key: its key, by default a new one.
     """
-    key = key or new_key()
     _sweep()
     place = Path(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
     command = [sys.executable, "-P", "-m", "partreduce", "generator", str(schedule), "--keys", "-"]
     command += ["--log", str(place / "log"), "--address-file", str(place / "address")]
     command += ["--address", f"tcp://{host}:*", "--beside", str(os.getpid())]
-    child = _Process(command, key)
+    child = GeneratorProcess(command, key or new_key())
     try:
-        address = _address(child.process, place / "address")
-        command += ["--address", address]
-        Background(child.keep, name="partreduce-generator-process").start()
-        yield {GENERATOR: address, GENERATOR_KEYS: key}
+        child.serve(place / "address")
+        yield child
     finally:
         with held():
             child.end()
             shutil.rmtree(place, ignore_errors=True)
 
 
-class _Process:
-    """The generator's process, which is another one after a restart."""
+class GeneratorProcess:
+    """The generator's process as the launcher sees it; another one after a restart."""
 
     def __init__(self, command: list[str], key: str) -> None:
         self.command, self.key = command, key
+        self.environment: dict[str, str] = {}
+        """What workers need to find it."""
+        self._lines = [key]
+        """What each process hears: the key, then which workers have failed."""
+        self._evicted: set[int] = set()
         self._lock, self._ending = threading.Lock(), False
         with held():
             self.process = self._started()
@@ -71,30 +78,57 @@ class _Process:
     def _started(self) -> subprocess.Popen[bytes]:
         """A session of its own, so that Ctrl-C does not end it before the workers."""
         process = subprocess.Popen(
-            self.command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, cwd=_home(), start_new_session=True
+            self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd=_home(), start_new_session=True
         )
-        assert process.stdin is not None, "asked for"
-        with contextlib.suppress(BrokenPipeError), process.stdin:
-            process.stdin.write(self.key.encode())
+        _write(process, self._lines)
         return process
 
-    def keep(self) -> None:
-        """Start the generator again, on its log and its port, when a signal ended it.
+    def serve(self, address_file: Path) -> None:
+        """Wait until it listens, and keep it running from then on."""
+        address = _address(self.process, address_file)
+        self.command += ["--address", address]
+        self.environment = {GENERATOR: address, GENERATOR_KEYS: self.key}
+        Background(self._keep, name="partreduce-generator-process").start()
+
+    def failed(self, rank: int) -> None:
+        """Let it hear of a worker that has failed."""
+        with self._lock:
+            self._lines.append(str(rank))
+            _write(self.process, [str(rank)])
+
+    def evicted(self) -> frozenset[int]:
+        """The workers that it gave up, the silent ones among them."""
+        return frozenset(self._evicted)
+
+    def _keep(self) -> None:
+        """Read what it says, and start it again, on its log and its port, when a signal ended it.
 
         The kernel ends a process with the thread that started it, so this one stays as long as its last process.
         """
         for restarts in range(MAX_RESTARTS + 1):
+            assert self.process.stdout is not None, "asked for"
+            for line in self.process.stdout:
+                if line.startswith(EVICTED):
+                    self._evicted.add(int(line.removeprefix(EVICTED)))
             if self.process.wait() >= 0 or restarts == MAX_RESTARTS:
                 return
             with self._lock:
                 if self._ending:
                     return
+                _close(self.process)
                 self.process = self._started()
 
     def end(self) -> None:
         with self._lock:
             self._ending = True
         _end(self.process)
+
+
+def _write(process: subprocess.Popen[bytes], lines: Sequence[str]) -> None:
+    """To a process that may have ended; then the next one gets all lines."""
+    assert process.stdin is not None, "asked for"
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def _sweep() -> None:
@@ -130,6 +164,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    for stream in (process.stdin, process.stdout):
+        assert stream is not None, "asked for"
+        stream.close()
 
 
 @contextlib.contextmanager
@@ -138,8 +179,8 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
 
     The folder is made here and not by the parent, which may be killed before it has a child that would remove it. The
     files go however this process ends, since nothing starts it again: SIGKILL alone, after which it is started again,
-    leaves them. Whether the parent still lives would tell too little: while one of several threads is killed it may
-    still count as the parent, and the kernel asks anew for every thread of it that dies.
+    leaves them. Whether the parent still lives would say too little: while one of several threads is killed it may
+    still count as the parent.
     """
     try:
         with terminable():
@@ -156,3 +197,30 @@ def belongs_to(parent: int, files: Sequence[Path]) -> Iterator[None]:
                     files[0].parent.rmdir()
     except Terminated as ended:
         raise SystemExit(ended.exit_code) from None
+
+
+class Launcher:
+    """For the generator's own process: what its launcher writes to it, and hears."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def first_line(self) -> str:
+        """The key: all that comes, where nobody writes lines."""
+        while b"\n" not in self._rest and (read := os.read(STANDARD_INPUT, 4096)):
+            self._rest += read
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line.decode(errors="replace")
+
+    def failed(self) -> list[int]:
+        """The workers that have failed, as far as that is news."""
+        if select.select([STANDARD_INPUT], [], [], 0)[0]:
+            self._rest += os.read(STANDARD_INPUT, 4096)
+        *lines, self._rest = self._rest.split(b"\n")
+        return [int(line) for line in lines]
+
+    def evicted(self, rank: int) -> None:
+        """Say that a worker was evicted."""
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(f"{EVICTED.decode()}{rank}\n")
+            sys.stdout.flush()

@@ -1,22 +1,19 @@
 """The group generator's service: one loop around the explored state machine, with a log, leases and an endpoint.
 
-Everything that changes the state is on disk before the answer leaves, and the state is a fold over what is on disk, so
-a service that is killed at any instant and started again on its log goes on where it was.
+Everything that changes the state is on disk before the answer leaves, and the state is a fold over what is on disk: a
+service that is killed at any instant and started again on its log continues where it was.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import sqlite3
 import time
-import zlib
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
+from partreduce.runtime.generator.log import Log
 from partreduce.runtime.generator.messages import (
     LEASE_SHARE,
     MAX_REQUEST_BYTES,
@@ -36,7 +33,7 @@ from partreduce.runtime.transport.waiting import OwnTime
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
 from partreduce.schedulers.protocols.group_generator.draw import GeneratorSetting
 from partreduce.schedulers.protocols.group_generator.service import DEAD, Bye, GroupGenerator
-from partreduce.topo.errors import FileError, InputError, UnavailableError
+from partreduce.topo.errors import InputError
 
 PATIENCE_SECONDS = 300.0
 """Taken for the timeout of a worker that did not say it."""
@@ -46,125 +43,6 @@ MAX_QUEUED = 1000
 POLL_SECONDS = 0.05
 STOOD_SECONDS = 0.5
 """A turn of the loop that took longer was held up: the process was stopped, or its machine or disk stood."""
-APPLICATION = 0x50524747
-OLD_LOG = b"partreduce.generator.log"
-LOG_ENDINGS = ("-wal", "-journal")
-"""Of the files that SQLite keeps next to a log."""
-PAGE_BYTES = 512
-HEADER_BYTES, FRAME_BYTES = 32, 24 + PAGE_BYTES
-"""Of the log's write-ahead file: its header, and a page with what stands before it."""
-
-
-class Log:
-    """What the generator was told, on disk before anybody hears the answer; locked against a second service.
-
-    An SQLite database of one table, in write-ahead mode and flushed with every batch; `records` are the contents found
-    when it was opened. What a crash cut off nobody was answered on account of, and SQLite drops it; damage anywhere
-    else is refused. SQLite does not see damage inside a row, so each row's checksum covers all rows before it; nor
-    commits that it can no longer read, so those are looked for (every checkpoint empties the file of old ones).
-    """
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path, self._ahead, self._checksum = Path(path), Path(f"{os.fspath(path)}-wal"), 0
-        try:
-            with contextlib.suppress(FileExistsError):  # closing a file gives up all locks that this process has on it
-                os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
-            ahead = self._ahead.read_bytes() if self._ahead.exists() else b""
-            self._database = sqlite3.connect(self.path, timeout=0, isolation_level=None, check_same_thread=False)
-        except (OSError, sqlite3.Error) as error:
-            why = getattr(error, "strerror", None) or error
-            raise FileError(f"{self.path}: cannot be opened as the generator's log: {why}") from None
-        try:
-            self.records = self._opened(ahead)
-        except (sqlite3.Error, UnicodeError) as error:  # a damaged name may be no text
-            self.close()
-            code = getattr(error, "sqlite_errorcode", None)
-            if code == sqlite3.SQLITE_BUSY:
-                text = f"{self.path}: another group generator has this log open; stop it first"
-                raise UnavailableError(text) from None
-            raise (self._foreign() if code == sqlite3.SQLITE_NOTADB else self._damaged(str(error))) from None
-        except BaseException:
-            self.close()
-            raise
-
-    def append(self, contents: Iterable[bytes], *, instead: bool = False) -> None:
-        """Write records, perhaps instead of all that are there, and wait until the disk has them: all or none."""
-        rows, checksum = [], 0 if instead else self._checksum
-        for content in contents:
-            checksum = zlib.crc32(content, checksum)
-            rows.append((checksum, content))
-        try:
-            self._ask("BEGIN")
-            if instead:
-                self._ask("DELETE FROM facts")
-            self._database.executemany("INSERT INTO facts VALUES (?, ?)", rows)
-            self._ask("COMMIT")
-            if instead:
-                self._ask("PRAGMA wal_checkpoint(TRUNCATE)")
-        except sqlite3.Error as error:
-            with contextlib.suppress(sqlite3.Error):
-                self._ask("ROLLBACK")
-            raise FileError(f"{self.path}: cannot be written: {error}") from None
-        self._checksum = checksum
-
-    def size(self) -> int:
-        """Bytes on disk since it was opened, or since records were written instead of all others."""
-        return self._ahead.stat().st_size
-
-    def close(self) -> None:
-        """Let another service have it."""
-        with contextlib.suppress(sqlite3.Error):
-            self._database.close()
-
-    def _opened(self, ahead: bytes) -> list[bytes]:
-        self._ask("PRAGMA locking_mode=EXCLUSIVE")
-        ((application,),) = self._ask("PRAGMA application_id")
-        is_new = application == 0 and not self._ask("SELECT name FROM sqlite_master")
-        if not is_new and application != APPLICATION:
-            raise self._foreign()
-        for setting in (f"page_size={PAGE_BYTES}", "journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0"):
-            self._ask(f"PRAGMA {setting}")
-        ((_, frames, _),) = [(0, 0, 0)] if is_new else self._ask("PRAGMA wal_checkpoint(PASSIVE)")
-        if _has_commit(ahead[HEADER_BYTES + frames * FRAME_BYTES :]):
-            raise self._damaged("a commit in its write-ahead file cannot be read")
-        if is_new:
-            table = "CREATE TABLE facts (checksum INTEGER NOT NULL, fact BLOB NOT NULL)"
-            for statement in ("BEGIN", f"PRAGMA application_id={APPLICATION}", table, "COMMIT"):
-                self._ask(statement)
-        if (found := self._ask("PRAGMA integrity_check")) != [("ok",)]:
-            raise self._damaged(found[0][0].replace("\n", " "))
-        records = []
-        for number, (checksum, fact) in enumerate(self._ask("SELECT checksum, fact FROM facts ORDER BY rowid")):
-            self._checksum = zlib.crc32(fact, self._checksum) if isinstance(fact, bytes) else -1
-            if checksum != self._checksum:
-                raise self._damaged(f"record {number}")
-            records.append(fact)
-        self._ask("PRAGMA wal_checkpoint(TRUNCATE)")
-        return records
-
-    def _foreign(self) -> FileError:
-        with self.path.open("rb") as stream:
-            if stream.read(len(OLD_LOG)) != OLD_LOG:
-                return FileError(f"{self.path}: is not a group generator's log")
-        return FileError(
-            f"{self.path}: is a log of an earlier version, which this one cannot read; end the job with the version "
-            "that wrote it, or name a new log, which begins without groups"
-        )
-
-    def _damaged(self, what: str) -> FileError:
-        return FileError(
-            f"{self.path}: is damaged ({what}); groups may have been handed out on account of what is lost, so the job "
-            "cannot go on from this log"
-        )
-
-    def _ask(self, statement: str) -> list[tuple[Any, ...]]:
-        return self._database.execute(statement).fetchall()
-
-
-def _has_commit(frames: bytes) -> bool:
-    """Whether frames hold the last one of a commit that was written to its end; zeros are blocks never written."""
-    whole = (frames[place : place + FRAME_BYTES] for place in range(0, len(frames) - FRAME_BYTES + 1, FRAME_BYTES))
-    return any(any(frame[4:8]) and frame[-1] for frame in whole)
 
 
 class GeneratorService:
@@ -175,11 +53,13 @@ class GeneratorService:
         key: of the job.
         address: where to listen; port 0 or `*` takes a free one (`address` then holds it).
         log: path of the write-ahead log; None keeps everything in memory, for a job that ends with its generator.
-        lease: seconds without a sign of life after which a worker that was there is given up; by default a part of the
-            run's timeout, so that one who waits for that worker learns of it before its own patience ends.
+        lease: seconds without a sign of life after which a worker is evicted; by default a part of the run's timeout,
+            so that those who wait for it learn of it before that ends.
         job: what the log belongs to, such as the schedule's hash; a log of another job is refused.
         probe: called with the name of each point of the loop; tests end the process there.
         on_note: called with what the machine notes: ("started", seq, members), ("void", seq, members).
+        failed: asked in each turn of the loop which further workers have failed, where somebody knows: the launcher.
+        on_evicted: called with each worker that takes part no longer, after a restart with all of them.
     """
 
     def __init__(
@@ -193,12 +73,14 @@ class GeneratorService:
         job: str = "",
         probe: Callable[[str], None] = lambda _: None,
         on_note: Callable[[tuple[Any, ...]], None] = lambda _: None,
+        failed: Callable[[], Iterable[int]] = tuple,
+        on_evicted: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.setting, self.key, self.lease, self.job = setting, key, lease, job
         self.generator = GroupGenerator(setting)
         self.state = self.generator.initial()
         self.sessions: dict[int, int] = {}
-        self._probe, self._on_note = probe, on_note
+        self._probe, self._on_note, self._failed, self._on_evicted = probe, on_note, failed, on_evicted
         self._routes: dict[int, bytes] = {}
         self._seen: dict[int, float] = {}
         """When each worker gave its last sign of life, on this service's own clock."""
@@ -234,6 +116,8 @@ class GeneratorService:
         self._stage({"restart": 1})
         self._flush()
         self._seen = {w: self._clock() for w in self.sessions if self.state.status[w] != DEAD}
+        for worker in self._dead:
+            self._on_evicted(worker)
 
     def _apply(self, record: dict[str, Any]) -> tuple[Any, ...]:
         """One logged fact on the state; returns the actions."""
@@ -266,6 +150,8 @@ class GeneratorService:
         while not self._stopped and time.monotonic() < end:
             if self._endpoint.is_readable(POLL_SECONDS):
                 self._serve_batch()
+            for worker in self._failed():
+                self._evict(worker)
             self._expire()
             if self.is_over:
                 end = min(end, time.monotonic() + 1.0)  # a lost goodbye may be asked for again
@@ -308,7 +194,7 @@ class GeneratorService:
             self._compact()
 
     def _handle(self, came: Received) -> list[tuple[int, Any]]:
-        """One message: who may not speak is told so; everybody else is heard by the machine."""
+        """One message: refused, or given to the machine."""
         try:
             message = self._checked(came)
         except InputError as error:
@@ -346,9 +232,8 @@ class GeneratorService:
             self._parted.add(message.rank)
             return []
         if message.ask is None:
-            lost = (worker for worker, status in enumerate(self.state.status) if status == DEAD)
-            return [(message.rank, Heard(tuple(lost), math.ceil(1000 * self.lease_of(message.rank))))]
-        return self._told(self._stage({"ask": [message.rank, *plain_ask(message.ask)]}))
+            return [(message.rank, Heard(self._dead, math.ceil(1000 * self.lease_of(message.rank))))]
+        return self._sends(self._stage({"ask": [message.rank, *plain_ask(message.ask)]}))
 
     def _stage(self, record: dict[str, Any]) -> tuple[Any, ...]:
         """Apply a fact now and write it with the batch; facts that change nothing are not written."""
@@ -358,30 +243,41 @@ class GeneratorService:
             self._unwritten.append(_bytes(record))
         return actions
 
-    def _told(self, actions: tuple[Any, ...]) -> list[tuple[int, Any]]:
+    def _sends(self, actions: tuple[Any, ...]) -> list[tuple[int, Any]]:
         for action in actions:
             if isinstance(action, Note) and isinstance(action.what, tuple):
                 self._on_note(action.what)
         return [(action.to, action.message) for action in actions if isinstance(action, Send)]
 
     def _reply_to(self, route: bytes, to: int, reply: Any) -> None:  # noqa: ANN401 - a reply or a refusal
-        """Send without ever waiting: who does not take its answer asks again."""
+        """Send without ever waiting: a worker that does not take its answer asks again."""
         self._endpoint.reply(route, to, *pack_reply(reply))
 
     def _expire(self) -> None:
-        """Give up workers that were there and have been silent for longer than the lease."""
+        """Evict workers that were there and have been silent for longer than the lease."""
         now = self._clock()  # which stood while this loop did, and could hear nobody
         late = [worker for worker, seen in self._seen.items() if now - seen > self.lease_of(worker)]
         for worker in late:
-            del self._seen[worker]
             if isinstance(self.state.answers[worker], Bye):
+                del self._seen[worker]
                 self._parted.add(worker)  # its goodbye was lost
-            elif self.state.status[worker] != DEAD:
-                self._probe("before expiry")
-                self._commit(self._told(self._stage({"lost": worker})))
+            else:
+                self._evict(worker)
+
+    def _evict(self, worker: int) -> None:
+        self._seen.pop(worker, None)
+        if self.state.status[worker] != DEAD:
+            self._probe("before expiry")
+            self._commit(self._sends(self._stage({"lost": worker})))
+            self._on_evicted(worker)
+
+    @property
+    def _dead(self) -> tuple[int, ...]:
+        """The workers that take part no longer."""
+        return tuple(worker for worker, status in enumerate(self.state.status) if status == DEAD)
 
     def lease_of(self, worker: int) -> float:
-        """Seconds of silence after which a worker is given up."""
+        """Seconds of silence after which a worker is evicted."""
         return LEASE_SHARE * self._patience.get(worker, PATIENCE_SECONDS) if self.lease is None else self.lease
 
     def _compact(self) -> None:

@@ -179,7 +179,7 @@ class Guard(Facts):
                 self.made.clear()
         if ends_round and not self._is_torchs:
             self.prepare()
-            _run(Moment.AFTER_STEP, self)
+            _run(Moment.ROUND_END, self)
         if self.averages_gradients:
             self.has_stepped = True
             if self.shares:

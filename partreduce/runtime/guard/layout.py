@@ -18,7 +18,7 @@ from partreduce.runtime.guard.wrapping import wrapped_by
 from partreduce.runtime.sharding.modules import is_routed
 from partreduce.runtime.sharding.tables import Tables
 
-EACH_STEP = (Moment.BEFORE_STEP, Moment.AFTER_STEP, Moment.MEETING)
+EACH_STEP = (Moment.BEFORE_STEP, Moment.ROUND_END, Moment.MEETING)
 _address, _is_trainable = torch.Tensor.data_ptr, attrgetter("requires_grad")
 
 

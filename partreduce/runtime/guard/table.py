@@ -39,13 +39,13 @@ class Moment(StrEnum):
     BEFORE_AVERAGING = "Before `step()` averages gradients"
     AFTER_AVERAGING = "Before a step after `average_gradients()`"
     OPTIMIZER_STEP = "Before a step of any torch optimizer"
-    AFTER_STEP = "After the last step of a round"
+    ROUND_END = "After the last step of a round"
     MEETING = "Where all meet"
 
     @property
     def is_in_step(self) -> bool:
         """Whether it comes in each step, so that a check there costs time in each step."""
-        return self in (Moment.BEFORE_STEP, Moment.BEFORE_AVERAGING, Moment.AFTER_STEP)
+        return self in (Moment.BEFORE_STEP, Moment.BEFORE_AVERAGING, Moment.ROUND_END)
 
 
 class When(StrEnum):

@@ -34,7 +34,7 @@ from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import EvictedError, FileError, InputError, MissingDependencyError, PartreduceError
 
 if TYPE_CHECKING:
-    from partreduce.runtime.elastic.coordinator import Coordinator
+    from partreduce.runtime.elastic.coordinator import FailureRule, Generator
     from partreduce.runtime.transport.torch_api import Store
 
 FINAL = frozenset(error.exit_code for error in (InputError, FileError, MissingDependencyError, EvictedError))
@@ -54,14 +54,13 @@ def launch(
     threads: int | None = None,
     environment: Mapping[str, str] | None = None,
     grace: float = GRACE_SECONDS,
-    survive: bool = False,
     patient: bool = False,
     max_failures: int = 0,
     max_restarts: int = 0,
     restarted: Callable[[], object] = lambda: None,
     output: TextIO | None = None,
     nodes: Nodes | None = None,
-    generator: Callable[[str, str | None], AbstractContextManager[Mapping[str, str]]] | None = None,
+    generator: Callable[[str, str | None], AbstractContextManager[Generator]] | None = None,
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
@@ -79,18 +78,17 @@ def launch(
         threads: torch threads per worker; by default the cores are shared out, at least 1 each.
         environment: further variables for the workers.
         grace: seconds between the first failure and the end of the others.
-        survive: a worker that a signal ends does not end the others; the exit code is then theirs. An error of its own
-            still does.
         patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
             only; the exit code is that of the signal nevertheless.
-        max_failures: once all workers are connected, so many may fail by a signal or by silence; the others continue,
-            by the membership of their optimizer (see `elastic.generations`).
+        max_failures: so many may fail by a signal or by silence, and the others continue, without a `generator` once
+            all are connected, by the membership of their optimizer (see `elastic.member`). A worker's own
+            error still ends the run.
         max_restarts: so often in all a failed worker is started again, and joins the others.
         restarted: called each time that one is.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
         nodes: the launchers of the other nodes, whose workers are part of the run; this one is node 0.
-        generator: inside, a group generator runs, of which it yields the variables; it is called with the address at
-            which that listens, and with its key if the nodes have one.
+        generator: inside, a group generator runs, which hands out the groups of this run and learns who has failed; it
+            is called with the address at which that listens, and with its key if the nodes have one.
 
     Raises:
         InputError: no such script, or counts that do not fit.
@@ -112,7 +110,7 @@ def launch(
                 env.MASTER_ADDR: address,
                 env.RUN_SECRET: secret,
                 **(environment or {}),
-                **failure_environment(max_failures, max_restarts),
+                **({} if generator else failure_environment(max_failures, max_restarts)),
             }
             variables = worker_variables(cluster, ranks, threads, shared)
             processes = stack.enter_context(
@@ -121,8 +119,10 @@ def launch(
             # The store's server starts a thread, so it comes after the last fork; the workers wait for its port.
             store, port = serve_store(address)
             further = {env.MASTER_PORT: str(port), env.RUN_ID: f"partreduce-{os.getpid()}"}
+            process = None
             if generator is not None:
-                further |= stack.enter_context(generator(address, None if nodes is None else nodes.generator_key))
+                process = stack.enter_context(generator(address, None if nodes is None else nodes.generator_key))
+                further |= process.environment
             mine, spares = processes[: len(ranks)], Spares(processes[len(ranks) :], variables, further)
             workers: list[Worker] = [*mine]
             if nodes is not None:
@@ -130,24 +130,21 @@ def launch(
             for worker in mine:
                 worker.release(further)
             outlet = LogMultiplexer(output)
-            coordinator: Coordinator[Worker] | None = None
-            if max_failures:
-                from partreduce.runtime.elastic.coordinator import Coordinator  # loads torch, as every worker does
+            number = 0
 
-                number = 0
+            def start(rank: int) -> Worker | None:
+                nonlocal number
+                by = spares if nodes is None or rank in ranks else nodes
+                started = None if number == max_restarts else by.started(rank, number + 1)
+                number += started is not None
+                return started
 
-                def start(rank: int) -> Worker | None:
-                    nonlocal number
-                    by = spares if nodes is None or rank in ranks else nodes
-                    started = None if number == max_restarts else by.started(rank, number + 1)
-                    number += started is not None
-                    return started
-
-                coordinator = Coordinator(workers, store, max_failures, outlet, start=start, restarted=restarted)
+            rule = _failure_rule(
+                workers, store, outlet, patient=patient, generator=process, max_failures=max_failures, start=start,
+                restarted=restarted,
+            )  # fmt: skip
             sources: list[Source] = [*mine] if nodes is None else [*mine, nodes]
-            return supervise(
-                workers, sources, store, grace, outlet, survive=survive, patient=patient, coordinator=coordinator
-            )
+            return supervise(workers, sources, store, grace, outlet, rule=rule)
     except Terminated as ended:
         return ended.exit_code
 
@@ -162,6 +159,27 @@ def check_script(target: Target) -> None:
         raise InputError(
             f"{target}: is no Python script; a schedule goes before the script: --schedule {target} SCRIPT"
         )
+
+
+def _failure_rule(
+    workers: Sequence[Worker],
+    store: Store,
+    outlet: LogMultiplexer,
+    *,
+    patient: bool,
+    generator: Generator | None,
+    max_failures: int,
+    start: Callable[[int], Worker | None],
+    restarted: Callable[[], object],
+) -> FailureRule[Worker]:
+    """Whether the others of a run continue after a failure, and which workers join; parameters as of `launch`."""
+    from partreduce.runtime.elastic import coordinator  # loads torch, as every worker does
+
+    if generator is not None:
+        return coordinator.OnRequest(workers, generator, max_failures, outlet)
+    if not max_failures:
+        return coordinator.FailureRule(workers, outlet, patient=patient)
+    return coordinator.Coordinator(workers, store, max_failures, outlet, start=start, restarted=restarted)
 
 
 def failure_environment(max_failures: int, max_restarts: int) -> dict[str, str]:

@@ -26,7 +26,7 @@ from partreduce.topo.errors import EvictedError, UnavailableError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from partreduce.runtime.elastic.coordinator import Coordinator
+    from partreduce.runtime.elastic.coordinator import FailureRule
     from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
     from partreduce.runtime.transport.torch_api import Store
 
@@ -54,14 +54,8 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Shutdown:
-    """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL.
+    """How the rest of a run is ended after a failure or Ctrl-C: first a grace period, then SIGTERM, then SIGKILL."""
 
-    With `survive` workers that a signal ends, or that the group generator gave up, do not count, as long as one is
-    left. With `patient` they count, and the others go on until one of them fails, too.
-    """
-
-    survive: bool = False
-    patient: bool = False
     code: int = 0
     """The run's exit code; that of a signal is as a shell reports it."""
     request: int = 0
@@ -94,12 +88,17 @@ class Shutdown:
         """Whether workers were already ended from here, so that a signal is no news."""
         return len(self.signals) < 2 or bool(self.request)
 
-    def failed(self, worker: Worker, workers: Sequence[Worker], grace: float) -> None:
-        """A worker ended with a failure; where that is one of the run, the others have the grace period left."""
+    def failed(self, worker: Worker, rule: FailureRule[Worker], grace: float) -> bool:
+        """A worker ended with a failure: whether the run continues without it; else the others have `grace` left.
+
+        Where the rule is patient they go on until one of them fails by itself, too.
+        """
         assert worker.code is not None
-        if self.survive and _is_lost(worker) and not all(_is_lost(w) for w in workers):
-            return
-        self.begin(worker.code, float("inf") if self.patient and _is_lost(worker) else grace)
+        is_failed = _is_lost(worker)
+        if not self.has_signalled and rule.continue_without(worker, is_failed=is_failed):
+            return True
+        self.begin(worker.code, float("inf") if rule.patient and is_failed else grace)
+        return False
 
     def escalate(self, workers: Sequence[Worker]) -> None:
         """Send the next signal when its time has come; at last wait no longer for whoever is out of reach."""
@@ -122,29 +121,25 @@ def supervise(
     grace: float,
     outlet: LogMultiplexer,
     *,
-    survive: bool,
-    patient: bool,
-    coordinator: Coordinator[Worker] | None = None,
+    rule: FailureRule[Worker],
 ) -> int:
     """Forward output and wait; after the first failure the others have `grace` seconds to report it themselves.
 
-    With `coordinator` the others continue without workers that a signal ended, as long as it says so, and those that it
+    They continue without workers that a signal ended, or that were evicted, as long as the rule says so; those that it
     starts in their place are added to `workers`.
     """
-    shutdown = Shutdown(survive, patient)
+    shutdown = Shutdown()
     watch(
         workers,
         sources,
         shutdown,
         outlet,
-        lambda: _collect(workers, store, shutdown, grace, outlet, coordinator=coordinator),
+        lambda: _collect(workers, store, shutdown, grace, outlet, rule=rule),
         grace=grace,
-        pause=None if coordinator is None else lambda: coordinator.pause,
+        pause=lambda: rule.pause,
     )
     # A run that continued without a worker that was evicted says so, even where all others ended well.
-    evicted = (coordinator is not None and coordinator.evicted) or any(
-        worker.code == EvictedError.exit_code for worker in workers
-    )
+    evicted = rule.evicted or any(worker.code == EvictedError.exit_code for worker in workers)
     return shutdown.code or (EvictedError.exit_code if evicted else 0)
 
 
@@ -156,7 +151,7 @@ def watch(
     collect: Callable[[], bool],
     *,
     grace: float = GRACE_SECONDS,
-    pause: Callable[[], float] | None = None,
+    pause: Callable[[], float] = lambda: LOOK_SECONDS,
     num_workers: int | None = None,
     num_here: int | None = None,
 ) -> None:
@@ -180,7 +175,7 @@ def watch(
             try:
                 with let_through(mask):
                     raise_unheard()
-                    for key, _ in selector.select(timeout=LOOK_SECONDS if pause is None else pause()):
+                    for key, _ in selector.select(timeout=pause()):
                         if not _forward(key.fd, key.data, outlet, alike, width):
                             selector.unregister(key.fd)
                     alike.show()
@@ -204,8 +199,8 @@ def watch(
 
 def _is_lost(worker: Worker) -> bool:
     """Whether the others of a run that outlives lost workers go on without this one."""
-    signalled_or_fenced = worker.code is not None and (worker.code < 0 or worker.code == EvictedError.exit_code)
-    return signalled_or_fenced or bool(worker.lost)
+    signalled_or_evicted = worker.code is not None and (worker.code < 0 or worker.code == EvictedError.exit_code)
+    return signalled_or_evicted or bool(worker.lost)
 
 
 def _ended_by_itself(worker: Worker) -> bool:
@@ -221,27 +216,20 @@ def _collect(
     grace: float,
     outlet: LogMultiplexer,
     *,
-    coordinator: Coordinator[Worker] | None,
+    rule: FailureRule[Worker],
 ) -> bool:
     """Note who ended, and with what; go on shutdown the rest after a failure. Returns whether anybody still runs."""
     ended = [worker for worker in workers if worker.code is None and worker.reap()]
-    if coordinator is not None:
-        coordinator.poll()
-        for worker in ended:
-            if not worker.code:
-                coordinator.exited_well(worker)
+    rule.poll()
+    for worker in ended:
+        if not worker.code:
+            rule.exited_well(worker)
     for worker in sorted((worker for worker in ended if worker.code), key=_ended_by_itself):
         is_first = not shutdown.code or (not shutdown.knows_cause and worker.code != CONSEQUENCE)
-        was_ended = shutdown.has_signalled or (coordinator is not None and coordinator.has_ended(worker))
+        was_ended = shutdown.has_signalled or rule.has_ended(worker)
         _tell(store, worker, outlet, first=is_first, ended=was_ended)
         ask_children_to_end(worker)
-        if (
-            coordinator is None
-            or shutdown.has_signalled
-            or not coordinator.continue_without(worker, is_failed=_is_lost(worker))
-        ):
-            shutdown.failed(worker, workers, grace)
-        elif (started := coordinator.restart(worker)) is not None:
+        if shutdown.failed(worker, rule, grace) and (started := rule.restart(worker)) is not None:
             workers.append(started)
     end_children(workers)
     shutdown.escalate(workers)

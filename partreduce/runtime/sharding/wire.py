@@ -21,7 +21,7 @@ from functools import cached_property
 import torch
 
 from partreduce.runtime.averaging.reducer import Reducer
-from partreduce.runtime.transport.communicators import Communicator, goes_in_rounds, rounds
+from partreduce.runtime.transport.communicators import Communicator, goes_in_rounds, pairwise_exchange
 from partreduce.runtime.transport.waiting import PeerGoneError
 from partreduce.runtime.transport.work import Work, in_thread
 from partreduce.runtime.transport.worlds import World
@@ -324,7 +324,7 @@ class Wire:
         def start() -> Work:
             crosses = group is not self.node and len(set(self.nodes)) > 1
             if crosses and goes_in_rounds(longest, group.size, self._node_size):
-                return in_thread(rounds(group, target, source, came, sent))
+                return in_thread(pairwise_exchange(group, target, source, came, sent))
             return group.all_to_all(target, source, came, sent)
 
         self._run(what, group, step, start, num_bytes=source.nbytes)

@@ -59,7 +59,7 @@ class GeneratedMeans(Runner):
         reducer = run.reducer
         self.client = GeneratorClient(address, key_in(keys, GENERATOR_KEYS), run.rank, timeout=reducer.timeout)
         self.membership = Survivors(
-            world, reducer.heartbeat, lambda: self.client.lost, key=reducer.key, timeout=reducer.timeout
+            world, reducer.heartbeat, lambda: self.client.failed, key=reducer.key, timeout=reducer.timeout
         )
         others.add(self)
 
@@ -77,7 +77,7 @@ class GeneratedMeans(Runner):
             return DIFFERENT
         self.client.begin()
         group = self._group()
-        self.membership.forget(self.client.lost)
+        self.membership.forget()
         if group is not None:
             self._average(step, *group)
         self._starts = []  # a round without data has learned nothing
@@ -120,23 +120,23 @@ class GeneratedMeans(Runner):
         """X ← mean over the group; if it does not come about x stays as it is, and the generator hears of it."""
         reducer, buckets = self.run.reducer, self.run.flat.buckets
 
-        def given_up() -> str | None:
-            return self._given_up(seq, members)
+        def why() -> str | None:
+            return "was declared void by the generator" if self.client.is_void(seq) else self.membership.why(members)
 
         reduction, own = None, []
-        if self.membership.connected(members, str(seq), given_up):
+        if self.membership.connected(members, str(seq), why):
             if self.normalizes and self._starts:
                 own = [bucket.flat.clone() for bucket in buckets]
                 self._normalize(members)
             # Members count different rounds, but the same groups, so the group's number stands for the round.
-            reduction = reducer.attempt("average", step, seq, Group(members), given_up=given_up)
+            reduction = reducer.attempt("average", step, seq, Group(members), given_up=why)
         if reduction is None:
             with torch.no_grad():
                 for bucket, values in zip(buckets, own, strict=bool(own)):
                     bucket.flat.copy_(values)
             self.world.destroy([members])  # also where it never began here: another member may have begun it
-            self.membership.lost()
-            self.client.failed()
+            self.membership.failed()
+            self.client.broke()
             return
         reducer.commit(reduction, commit_plain_mean)
 
@@ -146,10 +146,3 @@ class GeneratedMeans(Runner):
         for bucket, start in zip(self.run.flat.buckets, self._starts, strict=True):
             rescale_progress(bucket, start, sum(worker_steps) / len(worker_steps) / self.run.steps_per_round)
         self._starts = []
-
-    def _given_up(self, seq: int, members: tuple[int, ...]) -> str | None:
-        """Why a granted group shall not be waited for any longer."""
-        if self.client.is_void(seq):
-            return "was declared void by the generator"
-        gone = sorted(self.membership.lost().intersection(members))
-        return f"worker {gone[0]} has failed" if gone else None

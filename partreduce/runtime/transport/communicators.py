@@ -205,7 +205,7 @@ def goes_in_rounds(longest: int, group_size: int, node_size: int) -> bool:
     return group_size > 1 + AHEAD and longest * (group_size - 1) * node_size > BURST_BYTES
 
 
-def rounds(
+def pairwise_exchange(
     group: Communicator, target: torch.Tensor, source: torch.Tensor, receives: Sequence[int], sends: Sequence[int]
 ) -> Iterator[Work]:
     """Carry out an all_to_all (see Communicator.all_to_all) while somebody waits for what this yields, in order.

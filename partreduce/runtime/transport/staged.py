@@ -29,7 +29,7 @@ import torch
 from partreduce.runtime.codecs import BlockCodec, Coding, HalfPrecisionCodec, code_bytes, codec_of, unit_of
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.streams import Streams
-from partreduce.runtime.transport.work import Background, Ending, Work
+from partreduce.runtime.transport.work import Background, Completion, Work
 from partreduce.topo.strategies.axes import Codec
 
 Bounds = list[tuple[int, int]]
@@ -51,7 +51,7 @@ class Stages(ABC):
     """
 
     def __init__(self) -> None:
-        self.calls: queue.SimpleQueue[tuple[torch.Tensor, Coding | None, Ending] | None] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[tuple[torch.Tensor, Coding | None, Completion] | None] = queue.SimpleQueue()
         self.closed = False
         self.is_queued = False
         """Whether the current stream waits for a stage, and not this host."""
@@ -68,15 +68,15 @@ class Stages(ABC):
     def run(self) -> None:
         """Carry out sums in order of calls until there are no more."""
         while (call := self.calls.get()) is not None:
-            tensor, coding, ending = call
+            tensor, coding, completion = call
             if self._failure is None:
                 try:
                     with torch.no_grad():
                         self.sum(tensor, coding)
                 except Exception as error:  # noqa: BLE001 - the thread that waits for it raises it
                     self._failure = str(error) or type(error).__name__
-            ending.reached(self._failure)
-            del call, tensor, coding, ending
+            completion.reached(self._failure)
+            del call, tensor, coding, completion
 
     def wait(self, work: Work) -> None:
         """Wait for one stage, inside the library for a moment at a time: looks take a fifth of a sum's processor time.
@@ -122,9 +122,9 @@ class StagedSums:
             self.thread = Background(self.stages.run, name="partreduce-stages", stop=self.stages.close)
             self.thread.start()
             weakref.finalize(self, self.stages.calls.put, None)
-        ending = Ending()
-        self.stages.calls.put((tensor.view(-1), coding, ending))
-        return ending.work()
+        completion = Completion()
+        self.stages.calls.put((tensor.view(-1), coding, completion))
+        return completion.work()
 
     def close(self) -> None:
         self.stages.close()

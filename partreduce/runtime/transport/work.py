@@ -91,7 +91,7 @@ class Work:
         return not self._on_main_thread or threading.current_thread() is threading.main_thread()
 
 
-class Ending:
+class Completion:
     """Where a thread of ours says that an operation has ended.
 
     Of an error only the text is kept: its traceback would hold the works, and with them the connections of a group that
@@ -133,9 +133,9 @@ def in_thread(works: Iterable[Work]) -> Work:
     Point to point over gloo a wait has no limit that would leave the connection alive, and no look at whether it is
     over.
     """
-    ending = Ending()
-    Background(ending.by, _wait_for_all, works, name="partreduce-exchange").start()
-    return ending.work()
+    completion = Completion()
+    Background(completion.by, _wait_for_all, works, name="partreduce-exchange").start()
+    return completion.work()
 
 
 def _wait_for_all(works: Iterable[Work]) -> None:
@@ -198,14 +198,14 @@ class BoundedCall(Generic[Result]):
     """
 
     def __init__(self, action: Callable[[], Result]) -> None:
-        self._ending = Ending()
+        self._completion = Completion()
         self._results: list[Result] = []
-        Background(self._ending.by, lambda: self._results.append(action()), name="partreduce-bounded-call").start()
+        Background(self._completion.by, lambda: self._results.append(action()), name="partreduce-bounded-call").start()
 
     @property
     def is_running(self) -> bool:
         """Whether the call has not returned yet."""
-        return not self._ending.within(0)
+        return not self._completion.within(0)
 
     def result(self, seconds: float, given_up: Callable[[], str | None] = lambda: None) -> Result:
         """What the call returns; `given_up` is asked now and then whether waiting still makes sense.
@@ -215,10 +215,10 @@ class BoundedCall(Generic[Result]):
             RuntimeError: torch's own.
         """
         deadline = Deadline(seconds)
-        while not self._ending.within(min(GLANCE_SECONDS, max(0.0, deadline.left))):
+        while not self._completion.within(min(GLANCE_SECONDS, max(0.0, deadline.left))):
             if (why := given_up()) is not None:
                 raise OverdueError(why)
             if deadline.is_over:
                 raise OverdueError(f"did not return within {seconds:g} s")
-        self._ending.finish()
+        self._completion.finish()
         return self._results.pop()

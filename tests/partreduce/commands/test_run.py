@@ -6,6 +6,7 @@ import pytest
 
 from helpers.warm import WARM
 from partreduce.__main__ import main
+from partreduce.runtime.elastic.coordinator import FailureRule
 from partreduce.runtime.launcher import supervision
 from partreduce.runtime.launcher.launch import worker_env
 from partreduce.topo.cluster import Cluster
@@ -103,7 +104,7 @@ def test_of_workers_that_are_seen_to_end_at_one_time_a_signal_is_the_cause(monke
     codes = {0: 1, 1: 69, 2: -9}
     monkeypatch.setattr(supervision.Child, "reap", lambda worker: setattr(worker, "code", codes[worker.rank]) or True)
     workers, shutdown = [supervision.Child(rank, 0, 0) for rank in codes], supervision.Shutdown()
-    supervision._collect(workers, None, shutdown, 5.0, None, coordinator=None)
+    supervision._collect(workers, None, shutdown, 5.0, None, rule=FailureRule(workers, None))
     assert shutdown.code == 128 + 9
 
 

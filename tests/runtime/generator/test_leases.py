@@ -1,4 +1,4 @@
-"""Lease and timeout of a generated schedule are one policy: who pauses briefly comes back, who is fenced ends alone."""
+"""Lease and timeout of a generated schedule are one policy: a short pause is forgiven, an evicted worker ends alone."""
 
 import contextlib
 import time

@@ -25,6 +25,7 @@ from helpers.generator_rig import (
 )
 from helpers.warm import WARM
 from partreduce.runtime.generator.client import GeneratorClient
+from partreduce.runtime.generator.log import Log
 from partreduce.runtime.generator.messages import (
     MAX_NUMBER,
     MAX_REQUEST_BYTES,
@@ -42,13 +43,13 @@ from partreduce.runtime.generator.messages import (
     unpack_state,
     write_key,
 )
-from partreduce.runtime.generator.service import GeneratorService, Log
+from partreduce.runtime.generator.service import GeneratorService
 from partreduce.runtime.transport.endpoint import USER, Seal, SealCheck, _derived
 from partreduce.schedulers.protocols.group_generator.service import (
     Alone,
     Ask,
     Bye,
-    Fenced,
+    Evicted,
     Grant,
     GroupGenerator,
     Later,
@@ -206,7 +207,7 @@ def test_a_log_is_open_once(tmp_path):
     assert again.records == [b"new", b"more"]
 
 
-OPEN = "import sys; from partreduce.runtime.generator.service import Log; Log(sys.argv[1])"
+OPEN = "import sys; from partreduce.runtime.generator.log import Log; Log(sys.argv[1])"
 
 
 def test_a_full_disk_is_named_and_nothing_of_the_batch_is_kept(tmp_path):
@@ -360,7 +361,7 @@ def test_what_somebody_replays_who_read_the_wire_is_dropped(service, raw):
     assert member.answer(0) is None
 
 
-def test_a_silent_worker_is_given_up_after_its_lease_and_fenced(service, raw):
+def test_a_silent_worker_is_given_up_after_its_lease_and_evicted(service, raw):
     options = {"lease": 6.0, "retry": 0.05}
     clients = [GeneratorClient(service.address, service.key, rank, **options) for rank in range(4)]
     for client in clients:
@@ -388,12 +389,12 @@ def test_a_silent_worker_is_given_up_after_its_lease_and_fenced(service, raw):
     assert not any(thread.is_alive() for thread in threads), "the others still wait for the lost worker"
     woken = raw(service.key, service.key, 3)
     woken.send(woken.packed(FromWorker(3, silent._session, Ask(1))))
-    assert isinstance(woken.answer(), Fenced)
+    assert isinstance(woken.answer(), Evicted)
     for client in clients[:3]:
         client.close()
 
 
-def test_a_fenced_client_says_so(service):
+def test_an_evicted_client_says_so(service):
     client = GeneratorClient(service.address, service.key, 0, lease=1000.0, retry=1000.0)
     client.begin()
     deadline = time.monotonic() + 60
@@ -455,10 +456,10 @@ def test_messages_and_states_survive_the_wire_and_the_log():
         assert unpack_request(3, *message.packed(), 4) == message
     for reply in (
         Heard((1, 3), 1500), Heard((), 0), Refused("for a reason"), Grant(1, 2, 3, (0, 1)), Alone(1, 2), Later(1, 2),
-        Bye(1, 2), Void(1, 2), Fenced(1),
+        Bye(1, 2), Void(1, 2), Evicted(1),
     ):  # fmt: skip
         assert unpack_reply(*pack_reply(reply)) == reply
-    for kind, numbers in (("grant", [1, 2]), ("bye", [1, 2, 3]), ("fenced", []), ("else", [1]), ("heard", [])):
+    for kind, numbers in (("grant", [1, 2]), ("bye", [1, 2, 3]), ("evicted", []), ("else", [1]), ("heard", [])):
         with pytest.raises(InputError):
             unpack_reply(kind, numbers)
     machine = GroupGenerator(setting_of(2))

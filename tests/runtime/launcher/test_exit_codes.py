@@ -8,7 +8,9 @@ import signal
 import pytest
 
 from helpers.warm import WARM
+from partreduce.runtime.elastic.coordinator import FailureRule
 from partreduce.runtime.launcher.launch import attempts
+from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.launcher.signals import format_end, shell_exit_code
 from partreduce.runtime.launcher.supervision import Child, Shutdown, _is_lost
 
@@ -98,7 +100,7 @@ def test_an_exit_code_that_looks_like_a_signal_is_no_request_to_end_the_run(monk
     sent = []
     monkeypatch.setattr(Child, "signal", lambda _, sent_number: sent.append(sent_number))
     workers, shutdown = [Child(0, 0, 0, code=code), Child(1, 0, 0)], Shutdown()
-    shutdown.failed(workers[0], workers, 5.0)
+    shutdown.failed(workers[0], FailureRule(workers, LogMultiplexer()), 5.0)
     assert shutdown.code == code
     assert not shutdown.has_signalled
     shutdown.asked(number, 5.0, workers)

@@ -11,6 +11,7 @@ from torch.distributed import HashStore
 
 from helpers import children
 from helpers.warm import WARM
+from partreduce.runtime.elastic.coordinator import FailureRule
 from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.launcher.processes import fill_standard_descriptors
 from partreduce.runtime.launcher.signals import terminable
@@ -61,7 +62,7 @@ def test_what_lies_in_the_pipes_when_the_last_worker_ends_is_passed_on_however_l
     outlet = Slow()
     worker = Child(0, process.pid, -1, {reading: b"" for reading, _ in ends})
     outlet.write = lambda text, *, errors, write=outlet.write: (time.sleep(1), write(text, errors=errors))
-    assert supervise([worker], [worker], HashStore(), 1.0, outlet, survive=False, patient=False) == 0
+    assert supervise([worker], [worker], HashStore(), 1.0, outlet, rule=FailureRule([worker], outlet)) == 0
     assert outlet.lines == [*(f"[0] {number}" for number in range(1, 5001)), "[0] last"]
     for descriptors in ends:
         for descriptor in descriptors:

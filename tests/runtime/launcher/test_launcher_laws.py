@@ -8,8 +8,11 @@ import signal
 
 import pytest
 
+from helpers.scenarios import GeneratorElsewhere
+from partreduce.runtime.elastic.coordinator import FailureRule, OnRequest
 from partreduce.runtime.launcher import supervision
 from partreduce.runtime.launcher.launch import worker_env
+from partreduce.runtime.launcher.log_multiplexer import LogMultiplexer
 from partreduce.runtime.launcher.signals import shell_exit_code
 from partreduce.runtime.launcher.supervision import ANSWER_SECONDS, Child, Shutdown
 from partreduce.topo.cluster import Cluster
@@ -54,11 +57,16 @@ def test_cores_are_shared_out_unless_threads_are_said(monkeypatch):
 
 
 class Machine:
-    """Processes of which signals are noted, and a clock that is set."""
+    """Processes of which signals are noted, a clock that is set, and a rule for failures."""
 
-    def __init__(self, monkeypatch, count=4):
+    def __init__(self, monkeypatch, count=4, most=None, *, patient=False):
         self.now, self.sent = 100.0, []
         self.workers = [Child(rank, 1000 + rank, -1) for rank in range(count)]
+        outlet = LogMultiplexer()
+        if most is None:
+            self.rule = FailureRule(self.workers, outlet, patient=patient)
+        else:
+            self.rule = OnRequest(self.workers, GeneratorElsewhere(), most, outlet)
         monkeypatch.setattr(supervision.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(Child, "signal", lambda child, number: self.sent.append((child.rank, number)))
 
@@ -74,7 +82,7 @@ class Machine:
         """A worker ends."""
         self.workers[rank].code = code
         if code:
-            shutdown.failed(self.workers[rank], self.workers, GRACE)
+            shutdown.failed(self.workers[rank], self.rule, GRACE)
 
 
 def to_all(number, ranks):
@@ -128,11 +136,12 @@ def test_who_does_not_end_although_it_was_killed_is_given_up_once(monkeypatch):
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_who_survives_lost_workers_ends_by_errors_alone_and_when_nobody_is_left(monkeypatch, seed):
+def test_a_run_that_tolerates_failures_ends_by_errors_and_by_one_failure_too_many(monkeypatch, seed):
     """Workers end in any order, each well, by an error, by a signal, or given up by the others."""
     draw = random.Random(seed)
-    survive, patient = draw.random() < 0.5, draw.random() < 0.5
-    machine, shutdown = Machine(monkeypatch), Shutdown(survive=survive, patient=patient)
+    most = draw.choice([None, 0, 1, 2, 3])
+    patient = most is None and draw.random() < 0.5
+    machine, shutdown = Machine(monkeypatch, most=most, patient=patient), Shutdown()
     lost = (-signal.SIGKILL, EvictedError.exit_code)
     codes = {rank: draw.choice([0, 1, *lost]) for rank in draw.sample(range(4), 4)}
     first, hurried, ended = 0, False, []
@@ -140,7 +149,7 @@ def test_who_survives_lost_workers_ends_by_errors_alone_and_when_nobody_is_left(
         machine.ends(shutdown, rank, code)
         ended.append(code)
         is_lost = code in lost
-        counts = code and not (survive and is_lost and not (len(ended) == 4 and all(one in lost for one in ended)))
+        counts = code and not (is_lost and most is not None and sum(one in lost for one in ended) <= most)
         if counts:
             first = first or shell_exit_code(code)
             hurried |= not (patient and is_lost)

@@ -9,7 +9,7 @@ from torch import nn
 import partreduce
 from partreduce.runtime.sharding import wire
 from partreduce.runtime.transport import communicators
-from partreduce.runtime.transport.communicators import AHEAD, goes_in_rounds, rounds
+from partreduce.runtime.transport.communicators import AHEAD, goes_in_rounds, pairwise_exchange
 from partreduce.runtime.transport.work import in_thread
 from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.payload import Gradient, Payload, Placement, TablePlacement
@@ -33,7 +33,7 @@ def test_what_arrives_in_rounds_is_what_arrives_at_once(ranks, size):
             source = torch.randint(0, 255, (sum(sends),), dtype=torch.uint8) + turn
             at_once, in_turn = (torch.empty(sum(receives), dtype=torch.uint8) for _ in range(2))
             group.all_to_all(at_once, source, receives, sends).wait()
-            in_thread(rounds(group, in_turn, source, receives, sends)).wait()
+            in_thread(pairwise_exchange(group, in_turn, source, receives, sends)).wait()
             both.append((at_once, in_turn))
         return both
 
@@ -55,7 +55,7 @@ class Noted:
 def test_receives_are_posted_first_and_a_round_begins_when_all_but_the_last_few_have_come():
     group, size = Noted(6), 6
     array = torch.zeros(size, dtype=torch.uint8)
-    for work in rounds(group, array.clone(), array, [1] * size, [1] * size):
+    for work in pairwise_exchange(group, array.clone(), array, [1] * size, [1] * size):
         group.events.append(work)
     others = [(1 - distance) % size for distance in range(1, size)]
     targets = [(1 + distance) % size for distance in range(1, size)]
@@ -102,7 +102,9 @@ def test_training_in_rounds_has_the_bits_and_the_bytes_of_training_at_once(ranks
     payload = Payload(tables=tables, local_aggregation=local)
     schedule = replace(plain, strategy=replace(plain.strategy, payload=payload))
     used = []
-    monkeypatch.setattr(wire, "rounds", lambda group, *given: used.append(group.place) or rounds(group, *given))
+    monkeypatch.setattr(
+        wire, "pairwise_exchange", lambda group, *given: used.append(group.place) or pairwise_exchange(group, *given)
+    )
 
     def run(world):
         first, second = (nn.Embedding(ROWS, COLUMNS, sparse=True) for _ in range(2))
@@ -140,7 +142,7 @@ def test_who_waits_in_a_round_for_a_member_that_is_gone_hears_of_it(ranks):
         problem = ""
         if world.rank < 3:
             array = torch.zeros(4000, dtype=torch.uint8)
-            work = in_thread(rounds(group, array.clone(), array, [1000] * 4, [1000] * 4))
+            work = in_thread(pairwise_exchange(group, array.clone(), array, [1000] * 4, [1000] * 4))
             assert work.ended_within(60)
             try:
                 work.wait()

@@ -10,7 +10,7 @@ from helpers.warm import WARM
 from partreduce.runtime.codecs import Coding
 from partreduce.runtime.transport import waiting
 from partreduce.runtime.transport.waiting import PeerGoneError
-from partreduce.runtime.transport.work import BoundedCall, Ending, OverdueError
+from partreduce.runtime.transport.work import BoundedCall, Completion, OverdueError
 from partreduce.topo.strategies.axes import Codec, Transport
 
 STARTS = {
@@ -156,8 +156,8 @@ def test_a_sum_in_sixteen_bits_waits_as_its_sum_does(ranks):
 
 
 def test_a_look_ends_a_wait_early_and_nobody_looks_once_the_operation_has_ended():
-    ending, looks = Ending(), []
-    work = ending.work()
+    completion, looks = Completion(), []
+    work = completion.work()
 
     def look():
         looks.append(work.is_completed())
@@ -167,7 +167,7 @@ def test_a_look_ends_a_wait_early_and_nobody_looks_once_the_operation_has_ended(
 
     with pytest.raises(PeerGoneError, match="worker 1 left"):
         work.wait(look)
-    ending.reached("the connection broke")
+    completion.reached("the connection broke")
     for _ in range(2):
         with pytest.raises(RuntimeError, match="the connection broke"):
             work.wait(look)

@@ -16,7 +16,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Alone,
     Ask,
     Bye,
-    Fenced,
+    Evicted,
     GeneratorState,
     Grant,
     GroupGenerator,
@@ -234,7 +234,7 @@ def test_a_crash_begins_a_new_epoch_ends_its_groups_and_frees_who_waited_with_it
     assert service.state.buffers.locks == (False, False, False, True)
     assert service.give_up(0) == []
     assert service.state.generation == 1
-    assert service.ask(0) == [Send(0, Fenced(1))]
+    assert service.ask(0) == [Send(0, Evicted(1))]
     assert service.ask(1)[-1].message.members == (1, 2), "nobody draws the dead"
 
 

@@ -17,7 +17,7 @@ from partreduce.schedulers.protocols.group_generator.service import (
     Alone,
     Ask,
     Bye,
-    Fenced,
+    Evicted,
     Grant,
     Later,
     Restarted,
@@ -28,7 +28,7 @@ from partreduce.schedulers.protocols.group_generator.worker import (
     ALONE,
     ASKED,
     ENDED,
-    FENCED,
+    EVICTED,
     GRANTED,
     LATER,
     MEETING,
@@ -122,7 +122,7 @@ def test_workers_rest_at_their_end_and_the_generator_when_nobody_waits():
     worker, generator = system.start(0)[0], system.start(3)[0]
     resting = {s: system.finished(0, replace(worker, stage=s)) for s in (ASKED, GRANTED, MEETING, ALONE, LATER)}
     assert not any(resting.values())
-    assert all(system.finished(0, replace(worker, stage=stage)) for stage in (ENDED, FENCED))
+    assert all(system.finished(0, replace(worker, stage=stage)) for stage in (ENDED, EVICTED))
     assert system.finished(3, generator)
     assert not system.finished(3, (replace(generator[0], waiting=(1,)), 0))
     patient = GroupSystem(PAIRS, timeouts=True)
@@ -182,7 +182,7 @@ def test_shifting_lowers_every_sequence_number_and_forgets_those_long_past():
     assert [system.shifted_message(m, 8) for m in messages[:4]] == [
         Ask(1, -1), Grant(0, 1, -1, (0, 1)), Void(2, -1), Here(-1, answer=True),
     ]  # fmt: skip
-    assert system.shifted_message(Fenced(1), 5) == Fenced(1)
+    assert system.shifted_message(Evicted(1), 5) == Evicted(1)
 
 
 @pytest.mark.parametrize("setting", [PAIRS, SPLIT, LATE], ids=["random", "inter/intra", "late"])

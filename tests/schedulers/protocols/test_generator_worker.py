@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from partreduce.schedulers.protocols.base import Crashed, Note, Send
-from partreduce.schedulers.protocols.group_generator.service import Alone, Ask, Bye, Fenced, Grant, Later, Void
+from partreduce.schedulers.protocols.group_generator.service import Alone, Ask, Bye, Evicted, Grant, Later, Void
 from partreduce.schedulers.protocols.group_generator.worker import (
     ALONE,
     ASKED,
     ENDED,
-    FENCED,
+    EVICTED,
     GRANTED,
     LATER,
     MEETING,
@@ -27,7 +27,7 @@ from partreduce.schedulers.protocols.group_generator.worker import (
 )
 
 SERVICE = 3
-STAGES = (ASKED, GRANTED, MEETING, ALONE, ENDED, FENCED, LATER)
+STAGES = (ASKED, GRANTED, MEETING, ALONE, ENDED, EVICTED, LATER)
 
 
 class Worker:
@@ -71,13 +71,13 @@ def test_what_may_happen_in_each_stage():
     machine = Worker().machine
     plain = [(stage, machine.ready(replace(Worker().state, stage=stage))) for stage in STAGES]
     assert plain == [
-        (ASKED, []), (GRANTED, [Enter]), (MEETING, []), (ALONE, [NextRound]), (ENDED, []), (FENCED, []),
+        (ASKED, []), (GRANTED, [Enter]), (MEETING, []), (ALONE, [NextRound]), (ENDED, []), (EVICTED, []),
         (LATER, [Computed]),
     ]  # fmt: skip
     may = [(stage, machine.ready(replace(Worker(retries=1, breaks=1).state, stage=stage))) for stage in STAGES]
     assert may == [
         (ASKED, [Retry]), (GRANTED, [Enter, Retry, Broke]), (MEETING, [Retry, Broke]), (ALONE, [NextRound]),
-        (ENDED, []), (FENCED, []), (LATER, [Computed]),
+        (ENDED, []), (EVICTED, []), (LATER, [Computed]),
     ]  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_groups_met_out_of_order_leave_the_highest_number():
     assert worker.hear(Here(7), source=1) == [Send(1, Here(7, answer=True))]
 
 
-@pytest.mark.parametrize("stage", [ENDED, FENCED])
+@pytest.mark.parametrize("stage", [ENDED, EVICTED])
 def test_who_has_ended_remembers_nobody(stage):
     worker = Worker()
     worker.state = replace(worker.state, stage=stage)
@@ -279,11 +279,11 @@ def test_who_waits_long_says_again_what_may_have_been_lost():
 
 
 def test_who_was_given_up_or_has_lost_the_generator_stops_and_a_members_end_is_not_its_business():
-    for message, note in ((Fenced(5), "fenced"), (Crashed(), "service lost")):
+    for message, note in ((Evicted(5), "evicted"), (Crashed(), "service lost")):
         worker = Worker().granted()
         before = worker.state
         assert worker.hear(message) == [Note((note,))]
-        assert worker.state == replace(before, stage=FENCED, seq=-1, members=())
+        assert worker.state == replace(before, stage=EVICTED, seq=-1, members=())
     worker = Worker().granted()
     before = worker.state
     assert worker.hear(Crashed(), source=1) == []

@@ -17,7 +17,7 @@ from benchmarks.explore.generator_cases import OVERTAKING
 from benchmarks.explore.reductions import Pairing
 from partreduce.schedulers.protocols.adpsgd import Choose
 from partreduce.schedulers.protocols.base import Send
-from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Fenced, Grant, Void
+from partreduce.schedulers.protocols.group_generator.service import DEAD, Ask, Evicted, Grant, Void
 from partreduce.schedulers.protocols.group_generator.worker import ALONE, GroupWorker
 from partreduce.topo.strategies.dynamic_groups import GroupSplit, SlowWorkerPolicy
 
@@ -96,12 +96,12 @@ def costs_are_reported_once(original, state, done, salt, **facts):
 @bug("generator", "crashed", "no deadlock", division=GroupSplit.GLOBAL, suspicions=1)
 def a_worker_that_is_given_up_is_not_told(original, state, worker):
     after, actions = original(state, worker)
-    return after, tuple(a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Fenced)))
+    return after, tuple(a for a in actions if not (isinstance(a, Send) and isinstance(a.message, Evicted)))
 
 
 @bug("worker", "received", "no deadlock", division=GroupSplit.GLOBAL, suspicions=1)
 def a_worker_does_not_hear_that_it_was_given_up(original, worker, state, source, message):
-    return (state, ()) if isinstance(message, Fenced) else original(worker, state, source, message)
+    return (state, ()) if isinstance(message, Evicted) else original(worker, state, source, message)
 
 
 @bug("generator", "takes_part", "groups have two members or more, all taking part", nodes=(0, 0, 0), suspicions=1)

@@ -108,7 +108,7 @@ class Locking:
         return state
 
     def voided(self, state: GroupBuffers, worker: int) -> tuple[GroupBuffers, tuple[Outstanding, ...]]:
-        """End every running group of a lost worker, also one that it was done with: others may still wait in it."""
+        """End every running group of a failed worker, also one that it was done with: others may still wait in it."""
         return self.dissolved(state, tuple(g for g in state.groups if g.running and worker in g.members))
 
     def dissolved(

@@ -75,15 +75,15 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Void:
-    """Message to a member: group `seq` will not happen, because a member is gone; go on without it."""
+    """Message to a member: group `seq` will not happen, because a member failed; continue without it."""
 
     generation: int
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
-class Fenced:
-    """Answer to a worker that was given up: it is no longer part of the job."""
+class Evicted:
+    """Answer to a worker that is no longer part of the job."""
 
     generation: int
 
@@ -94,7 +94,7 @@ class Restarted:
 
 
 Answer = Grant | Alone | Later | Bye
-Reply = Answer | Void | Fenced
+Reply = Answer | Void | Evicted
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class GroupGenerator:
             case Crashed():
                 return self.crashed(state, source)
             case Ask() if state.status[source] == DEAD:
-                return state, (Send(source, Fenced(state.generation)),)
+                return state, (Send(source, Evicted(state.generation)),)
             case Ask() if self.is_repeated(state, source, message):
                 return state, self.repeated(state, source)
             case Ask() if message.request == self.following(state.requests[source]):
@@ -181,7 +181,7 @@ class GroupGenerator:
             costs=_with(state.costs, worker, ask.cost),
             apart=state.apart if ask.computed else self.drawing.further(state.apart),
         )
-        state, told = self.failed(state, worker, ask) if ask.failed else (self.done(state, worker, ask), ())
+        state, voids = self.failed(state, worker, ask) if ask.failed else (self.done(state, worker, ask), ())
         state = replace(state, status=_with(state.status, worker, LEFT if ask.last else ACTIVE))
         if ask.last:
             state = replace(state, buffers=self.locking.withdrawn(state.buffers, worker))
@@ -189,16 +189,16 @@ class GroupGenerator:
             if not ask.computed and self.is_late(state, worker):
                 later = Later(state.generation, ask.request)
                 state, actions = self.served(self.answered(state, worker, later))
-                return state, (*told, Send(worker, later), *actions)
+                return state, (*voids, Send(worker, later), *actions)
             state = self.drawn(state, worker, ask)
         state, actions = self.served(replace(state, waiting=(*state.waiting, worker)))
-        return state, (*told, *actions)
+        return state, (*voids, *actions)
 
     def failed(self, state: GeneratorState, worker: int, ask: Ask) -> Stepped:
-        """A member reports that its group broke: the group ends for all, and who has not spoken since sits out.
+        """A member reports that its group broke: the group ends for all, and members that have not asked since sit out.
 
-        Nobody knows yet who is to blame, and nobody has to: a member that lives asks again and then takes part again;
-        one that is dead never does, so no further group is granted with it, and its lease gives it up later.
+        Nobody needs to know yet which one failed: a member that lives asks again and then takes part again; one that is
+        dead never does, so no further group is granted with it, until it is evicted.
         """
         group = state.buffers.running_of(worker)
         if group is None or group.seq != ask.done:
@@ -223,7 +223,7 @@ class GroupGenerator:
         return replace(state, buffers=self.locking.released(state.buffers, worker))
 
     def takes_part(self, state: GeneratorState, worker: int) -> bool:
-        """Whether a draw may count on a worker; not on one that was told to ask later."""
+        """Whether a draw may count on a worker; not on one that shall ask later."""
         return state.status[worker] == ACTIVE and not isinstance(state.answers[worker], Later)
 
     def is_late(self, state: GeneratorState, worker: int) -> bool:
@@ -282,7 +282,7 @@ class GroupGenerator:
         return state, tuple(actions)
 
     def answer(self, state: GeneratorState, worker: int) -> Answer | None:
-        """What a waiting worker is told now; None if it has to wait for its group to start."""
+        """The answer to a waiting worker; None if it has to wait for its group to start."""
         running = state.buffers.running_of(worker)
         generation, request = state.generation, state.requests[worker]
         if running is not None:
@@ -304,9 +304,9 @@ class GroupGenerator:
         )
 
     def crashed(self, state: GeneratorState, worker: int) -> Stepped:
-        """Give a worker up: a new generation without it, and nobody waits for it any more.
+        """A worker has failed, or is taken to have: a new generation without it, and nobody waits for it any more.
 
-        It is told so at once: it may have been silent without being dead, and wait for an answer or in a group.
+        It is evicted: it may live, and wait for an answer or in a group.
         """
         if state.status[worker] == DEAD:
             return state, ()
@@ -320,7 +320,7 @@ class GroupGenerator:
         buffers, groups = self.locking.voided(state.buffers, worker)
         state = self.forgotten(replace(state, buffers=buffers), groups)
         state, sent = self.served(state)
-        return state, (Send(worker, Fenced(state.generation)), *self.void(state, groups, worker), *sent)
+        return state, (Send(worker, Evicted(state.generation)), *self.void(state, groups, worker), *sent)
 
     def forgotten(self, state: GeneratorState, groups: tuple[Outstanding, ...]) -> GeneratorState:
         """A repeated request must not be answered with a group that is void: it is answered with no group."""
@@ -331,7 +331,7 @@ class GroupGenerator:
         return replace(state, answers=answers)
 
     def void(self, state: GeneratorState, groups: tuple[Outstanding, ...], dead: int) -> tuple[Action, ...]:
-        """Tell the members of groups that lost one; who has not heard of a group does not miss it."""
+        """What the members of groups hear in which one failed, if they have begun to wait there."""
         actions: list[Action] = []
         for group in groups:
             actions.append(Note(("void", group.seq, group.members)))

@@ -35,11 +35,11 @@ class GroupSystem:
         collective: members meet by messages; see `GroupWorker`.
         ways: how many random numbers a draw may come out with; 1 explores one draw, k! all of k idle workers. None
             draws from the setting's seed, as at run time.
-        retries: how often each worker may say again what may have been lost, also when nothing was.
+        retries: how often each worker may repeat what may have been lost, also when nothing was.
         costs: what a round costs each worker to compute, as they report it (empty: all the same); a tuple says it of
             one round after the other, the last for all further ones.
         breakers: workers whose collective may fail once although nobody has died; not in endless runs, where groups
-            long past are told from one another no more, so that one that broke would be taken for met.
+            long past have equal numbers, so that one that broke would be taken for met.
         restarts: how often the generator may be killed and started again from its log.
 
     Raises:

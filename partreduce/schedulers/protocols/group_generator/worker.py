@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from partreduce.schedulers.protocols.base import Action, Crashed, Note, Send
-from partreduce.schedulers.protocols.group_generator.service import Alone, Answer, Ask, Bye, Fenced, Grant, Later, Void
+from partreduce.schedulers.protocols.group_generator.service import Alone, Answer, Ask, Bye, Evicted, Grant, Later, Void
 
-ASKED, GRANTED, MEETING, ALONE, ENDED, FENCED = "asked", "granted", "meeting", "alone", "ended", "fenced"
+ASKED, GRANTED, MEETING, ALONE, ENDED, EVICTED = "asked", "granted", "meeting", "alone", "ended", "evicted"
 LATER = "later"
 
 
@@ -54,7 +54,7 @@ class Broke:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Event: the worker has waited long and says everything again that may have been lost."""
+    """Event: the worker has waited long and repeats all that may have been lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +137,13 @@ class GroupWorker:
         """A message; one of an older generation, of another request or of a past group changes nothing."""
         match message:
             case Crashed() if source == self.service:
-                return replace(state, stage=FENCED, seq=-1, members=()), (Note(("service lost",)),)
+                return replace(state, stage=EVICTED, seq=-1, members=()), (Note(("service lost",)),)
             case Crashed():
                 return state, ()  # a member's end is the generator's to declare: all then hear of it in one order
             case Here(seq, answer):
                 return self.met_by(worker, state, source, seq, answer=answer)
-            case Fenced():
-                return replace(state, stage=FENCED, seq=-1, members=()), (Note(("fenced",)),)
+            case Evicted():
+                return replace(state, stage=EVICTED, seq=-1, members=()), (Note(("evicted",)),)
             case Void(generation, seq):  # never out of date: no group is granted again once it is void
                 state = replace(state, generation=max(generation, state.generation))
                 return (self.without_group(state) if self.holds(state, seq) else state), ()
@@ -181,9 +181,9 @@ class GroupWorker:
         """Tell the members and, if they have all come, be done."""
         if not self.collective:
             return self.finished(state, salt)
-        told = tuple(Send(member, Here(state.seq)) for member in state.members if member != worker)
+        sent = tuple(Send(member, Here(state.seq)) for member in state.members if member != worker)
         state, actions = self.if_complete(worker, replace(state, stage=MEETING, ask=replace(state.ask, salt=salt)))
-        return state, (*told, *actions)
+        return state, (*sent, *actions)
 
     def reminders(self, worker: int, state: WorkerState) -> tuple[Action, ...]:
         """`Here` once more, to the members that have not been heard of."""
@@ -196,7 +196,7 @@ class GroupWorker:
         """A member has entered a group: this worker's, a later one, or one that this worker has met already."""
         if seq <= state.met:
             return state, (() if answer else (Send(source, Here(seq, answer=True)),))
-        if (seq, source) in state.here or state.stage in (ENDED, FENCED):
+        if (seq, source) in state.here or state.stage in (ENDED, EVICTED):
             return state, ()
         state = replace(state, here=tuple(sorted((*state.here, (seq, source)))))
         return self.if_complete(worker, state) if state.stage == MEETING else (state, ())
@@ -216,7 +216,7 @@ class GroupWorker:
         return state, (note, *actions)
 
     def broken(self, state: WorkerState, salt: int | None) -> Stepped:
-        """The group failed here: go on without it and say so. It was not met, so nobody is told that it was."""
+        """The group failed here: continue without it, and report it. It was not met, so no member hears that it was."""
         note = Note(("broken", state.seq, state.members))
         failed = state.seq
         state, actions = self.next_ask(self.without_group(state), failed, salt, failed=True)

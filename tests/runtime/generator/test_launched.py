@@ -1,0 +1,164 @@
+"""The group generator and its launcher decide together who of a run with groups on request continues."""
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("zmq")
+
+from helpers import children
+from helpers.generator_rig import FOUR_ON_ONE_NODE, serving
+from helpers.warm import WARM
+from partreduce.runtime.elastic.coordinator import OnRequest
+from partreduce.runtime.generator.client import GeneratorClient
+from partreduce.runtime.generator.process import generator_process
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.document.writer import write_schedule
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
+
+SCRIPT = """
+import json, os, sys, time
+import torch
+from partreduce.runtime.optimizer import DistributedOptimizer
+from partreduce.topo.document.schedule import load_schedule
+
+rank, steps = int(os.environ["RANK"]), int(sys.argv[1])
+model = torch.nn.Linear(4, 4)
+inner = torch.optim.SGD(model.parameters(), lr=0.0)
+optimizer = DistributedOptimizer(inner, model, load_schedule(os.environ["PARTREDUCE_SCHEDULE"]), timeout=8.0)
+for step in range(steps):
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    time.sleep(0.01)
+    optimizer.step()
+    if step == 10:
+        print("PID", json.dumps([rank, os.getpid()]), flush=True)
+optimizer.finish()
+print("finished", flush=True)
+"""
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "too late"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def schedule(tmp_path):
+    groups = DynamicGroups(group_size=2, division=GroupSplit.GLOBAL, slow_threshold=None)
+    write_schedule(tmp_path / "g.json", Schedule("g", Cluster.regular(1, 4), groups))
+    return tmp_path / "g.json"
+
+
+def test_a_worker_that_dies_between_two_groups_holds_nobody_up_once_the_launcher_says_so():
+    """It was done with its group and had not said so: by itself the service would wait for its lease."""
+    said, found = [], []
+    two = replace(FOUR_ON_ONE_NODE, nodes=(0, 0), group_size=2)
+    with serving(two, lease=60.0, failed=lambda: [said.pop()] if said else []) as (service, _):
+        clients = [GeneratorClient(service.address, service.key, rank, retry=0.05) for rank in range(2)]
+        for client in clients:
+            client.begin()
+        assert [client.group() for client in clients] == [(0, (0, 1))] * 2
+        clients[1]._closing = True  # its thread ends without a word, as a killed process does
+        clients[1]._thread.join(60)
+        clients[0].begin()
+        waiting = threading.Thread(target=lambda: found.append(clients[0].group()))
+        waiting.start()
+        waiting.join(1.0)
+        assert waiting.is_alive(), "for the group with the worker that has not said that it is done"
+        said.append(1)
+        waiting.join(20)
+        assert found == [None]
+        assert service.state.status == ("active", "dead")
+        until(lambda: clients[0].failed == {1})
+        clients[0].close()
+
+
+def test_a_generator_process_hears_of_failures_and_says_whom_it_evicts_also_after_a_restart(schedule):
+    with generator_process(schedule) as generator:
+        address, key = generator.environment.values()
+        here, silent = (GeneratorClient(address, key, rank, timeout=8.0, retry=0.05) for rank in (0, 2))
+        here.begin()
+        while here.leave() is not None:
+            pass
+        generator.failed(3)
+        until(lambda: here.failed == {3})
+        silent.begin()
+        until(lambda: silent._state.stage != "asked")
+        silent._closing = True  # for longer than the lease of 6 s
+        until(lambda: here.failed == generator.evicted() == {2, 3})
+        first = generator.process.pid
+        os.kill(first, signal.SIGKILL)
+        until(lambda: generator.process.pid != first)
+        generator.failed(1)
+        until(lambda: here.failed == generator.evicted() == {1, 2, 3})
+        here.close()
+
+
+class Lines(list):
+    def write(self, text, *, errors):
+        self.append(text)
+
+
+@pytest.mark.parametrize("most", range(4))
+def test_so_many_may_fail_and_the_generator_hears_of_each(most):
+    heard, sent = [], []
+    workers = [
+        SimpleNamespace(rank=rank, code=None, signal=lambda number, rank=rank: sent.append((rank, number)))
+        for rank in range(4)
+    ]
+    generator = SimpleNamespace(failed=heard.append, evicted=lambda: {2})
+    lines = Lines()
+    rule = OnRequest(workers, generator, most, lines)
+    assert not rule.continue_without(workers[0], is_failed=False), "an error of its own"
+    assert heard == []
+    for _ in range(2):
+        rule.poll()
+    assert (sent, rule.evicted) == ([(2, signal.SIGKILL)], {2})
+    assert lines == ["partreduce: worker 2 said nothing for longer than its lease and was given up\n"]
+    assert [rule.has_ended(worker) for worker in workers] == [False, False, True, False]
+    for number, rank in enumerate((2, 0, 3, 1), 1):
+        workers[rank].code = -9
+        assert rule.continue_without(workers[rank], is_failed=True) == (number <= most)
+    assert heard == [2, 0, 3, 1]
+
+
+KILLED_TWICE = [(3, signal.SIGKILL), (1, signal.SIGKILL)]
+RUNS = {
+    "two are killed": ((), KILLED_TWICE, 0, 2),
+    "two are killed and one may be": (("--tolerate-failures", "1"), KILLED_TWICE, 137, 0),
+    "one is stopped, and nobody continues it": ((), [(3, signal.SIGSTOP)], 76, 3),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("what", RUNS)
+def test_a_run_continues_after_as_many_failures_as_may_be_and_ends(schedule, tmp_path, what):
+    options, faults, code, finished = RUNS[what]
+    (script := tmp_path / "train.py").write_text(SCRIPT)
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        run = WARM.start(
+            "partreduce", "run", "--schedule", str(schedule), *options, str(script), "900",
+            streams=[0, out.fileno(), err.fileno()], environment=children.environment(),
+        )  # fmt: skip
+        pids = {}
+
+        def begun():
+            lines = (tmp_path / "out").read_text().splitlines()
+            pids.update(json.loads(line.split("PID ")[1]) for line in lines if "PID " in line)
+            return len(pids) == 4
+
+        until(begun, 120)
+        for rank, number in faults:
+            os.kill(pids[rank], number)
+        assert run.wait(120) == code, (tmp_path / "err").read_text()
+    assert (tmp_path / "out").read_text().count("finished") == finished, (tmp_path / "err").read_text()
