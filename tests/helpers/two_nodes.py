@@ -96,6 +96,8 @@ class Begun:
 
     def start(self, node, *options):
         """Start a node's launcher, again if it has ended."""
+        if self.launchers[node] is not None:
+            self.launchers[node].wait(LIMIT)
         space = self._network.spaces[node] if self._network else "here"
         flags = ["--nnodes", 2, "--node-rank", node, "--rdzv-endpoint", self._endpoint, "--rdzv-id", "test", *options]
         files = [(self.folders[node] / name).open("a") for name in ("output", "errors")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import signal
 import socket
 import time
@@ -27,6 +26,7 @@ from partreduce.runtime.launcher.nodes import (
     Connection,
     Endpoint,
     derived,
+    is_proof,
     key_of,
     reason_of,
 )
@@ -180,7 +180,7 @@ class Follower:
             case _:
                 raise InputError(f"--rdzv-endpoint {self.endpoint}: what answers there is not node 0 of this version")
         match connection.next(until):
-            case ["joined", str(proof)] if hmac.compare_digest(proof, derived(key, "joined", connection.nonce)):
+            case ["joined", str(proof)] if is_proof(proof, derived(key, "joined", connection.nonce)):
                 return True
             case ["joined", *_]:
                 raise InputError(f"node 0 at {self.endpoint}: has another --rdzv-id or PARTREDUCE_RUN_SECRET")

@@ -87,6 +87,11 @@ def derived(key: bytes, *parts: object) -> str:
     return hmac.new(key, json.dumps(parts).encode(), hashlib.sha256).hexdigest()
 
 
+def is_proof(text: str, expected: str) -> bool:
+    """Whether a text is the expected one, in a time that does not say how much of it is."""
+    return hmac.compare_digest(text.encode(errors="replace"), expected.encode())
+
+
 def listen(address: str, port: int = 0) -> tuple[socket.socket, str]:
     """A socket that listens for whoever reaches this machine at an address, and this machine's own name for itself."""
     here, family = ("::1", socket.AF_INET6) if ":" in address else (LOOPBACK, socket.AF_INET)
@@ -131,7 +136,7 @@ class Connection:
             return
         except OSError as error:
             self.problem = self.problem or reason_of(error)
-        except ValueError:
+        except (ValueError, RecursionError):
             self.problem = "the other side is no launcher of partreduce"
 
     def next(self, until: float = float("inf")) -> list[Any] | None:
@@ -359,7 +364,7 @@ class Nodes:
         match record:
             case ["join", int(rank), int(size), dict(facts), str(nonce), str(proof)]:
                 reason = self._refusal(rank, size, facts)
-                if not hmac.compare_digest(proof, derived(self._key, "join", connection.nonce, *record[1:5])):
+                if not is_proof(proof, derived(self._key, "join", connection.nonce, *record[1:5])):
                     reason = "its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"
                 elif reason:
                     self._mismatch = self._mismatch or ("" if "taken" in reason else f"node {rank}: {reason}")
@@ -379,7 +384,7 @@ class Nodes:
                     f"{name} {other}, and node 0 has {value}" if name != "--schedule" else f"another {name} than node 0"
                 )
                 return f"it has {differs}; give every node the same command"
-        if rank in self._nodes and not self._nodes[rank].is_gone:
+        if not 0 < rank < self._num_nodes or (rank in self._nodes and not self._nodes[rank].is_gone):
             return f"--node-rank {rank} is taken by another launcher; give each node one of its own"
         if self._placement is not None and size != (expected := len(self._placement.workers_of(rank))):
             return f"it has {size} workers; its node of the schedule has {expected}"

@@ -125,7 +125,15 @@ def test_a_rank_that_is_taken_is_refused_and_the_first_one_stays(node_0):
 
 def test_garbage_harms_no_run(node_0):
     port, found = node_0()
-    for text in (b"GET / HTTP/1.1\r\n\r\n", b'["join"]\n', b'["join",1,2,{},"",""]\n', b"[[[[\n", b"7\n", b"x" * 100):
+    for text in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b'["join"]\n',
+        b'["join",1,2,{},"",""]\n',
+        b"[" * 100_000 + b"\n",
+        '["join",1,2,{},"","\u00e9"]\n'.encode(),
+        b"7\n",
+        b"x" * 100,
+    ):
         with nodes_module.socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(text)
             stranger.settimeout(0.3)
