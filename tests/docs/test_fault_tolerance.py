@@ -8,6 +8,7 @@ import pytest
 
 from helpers.warm import WARM
 from partreduce.topo import errors
+from partreduce.topo.failure_plan import table
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/how-to/fault-tolerance.md").read_text(encoding="utf-8")
@@ -81,6 +82,15 @@ def test_the_exit_codes_of_the_page_are_those_of_the_errors():
     assert f"* {errors.EvictedError.exit_code}: the same, and a silent worker was evicted" in PAGE
     codes = sorted({errors.InputError.exit_code, errors.FileError.exit_code, errors.MissingDependencyError.exit_code})
     assert f"(exit codes {', '.join(map(str, codes))}) are not retried" in PAGE
+
+
+def test_the_table_of_the_page_is_the_one_in_the_code():
+    rows = {}
+    for name, answer, _ in table():
+        rows.setdefault(answer, []).append(name)
+    heads = {"continues": "survivors continue", "restarts": "all restart", "refused": "refused"}
+    lines = [f"| {heads[answer]} | {', '.join(names)} |" for answer, names in rows.items()]
+    assert "\n".join(["|---|---|", *lines, "", "<!-- end of kinds -->"]) in PAGE
 
 
 def test_the_page_is_short():

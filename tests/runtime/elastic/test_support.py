@@ -84,7 +84,7 @@ STOPPED = {
     "neighbor": NeighborAveraging(rounds=(RING,)),
     "pairwise": Pairwise(active=(0, 2)),
     "server": Server(hosts=(1,)),
-    "dynamic_groups with --tolerate-failures": DynamicGroups(group_size=2),
+    "failure plan for dynamic_groups": DynamicGroups(group_size=2),
     "sync.partial": AllReduce(sync=PartialAllReduce(quorum=3)),
     "payload.tables": AllReduce(payload=Payload(tables=(TablePlacement(parameter="table.weight", rows=9, columns=2),))),
     "per_layer in a pipeline": AllReduce(sync=Pipeline(), transport=LAYERS),
