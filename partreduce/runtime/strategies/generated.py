@@ -85,11 +85,13 @@ class GeneratedMeans(Runner):
         return DIFFERENT
 
     def _group(self) -> tuple[int, tuple[int, ...]] | None:
-        """The round's group; a generator that is silent may be so because the run ends, and then it is said why."""
+        """The round's group; where the generator is silent because the run ends the error says why that ends."""
         try:
             return self.client.group()
         except UnavailableError as error:
-            why = self.run.reducer.heartbeat.cause(self.run.everyone) if type(error) is UnavailableError else None
+            heartbeat = self.run.reducer.heartbeat
+            why = heartbeat.cause(self.run.everyone) if type(error) is UnavailableError else None
+            heartbeat.check_without_store()
             raise (error if why is None else UnavailableError(f"{error}; {why}")) from None
 
     def pause(self, place: str, *, apply: bool = True) -> int:  # noqa: ARG002 - the signature of all
