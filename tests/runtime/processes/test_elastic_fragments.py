@@ -127,12 +127,14 @@ def test_what_was_sent_before_the_failure_is_sent_again_as_it_was_and_merged_at_
     assert own(said) == replay(said, text, steps=26, survivors=THREE, late=late, alpha=0.25), text
 
 
+@pytest.mark.parametrize("fragment", [0, 1])
 @pytest.mark.parametrize("late", [1, 3])
-def test_who_joins_late_merges_adds_what_its_donor_had_sent(late):
-    code, said, text = all_in_turns(
-        {2: ("before the sum", (1, 0))}, sync=DelayedMerge(steps=late), steps=40, restarts=1, back=(2,), waits_at=12
-    )
+def test_who_joins_late_merges_adds_what_its_donor_had_sent(late, fragment):
+    """Merged 3 steps late the second fragment is merged when the first was sent again after it."""
+    deaths, sync = {2: ("before the sum", (1, 0))}, DelayedMerge(steps=late)
+    code, said, text = all_in_turns(deaths, sync=sync, steps=40, restarts=1, back=(2,), waits_at=12 + 2 * fragment)
     assert code == 0, text
+    assert f"worker 2 joined in round 3 (fragment {fragment}) with" in text
     assert sorted(said) == list(ALL), text
     assert own(said) == replay(said, text, steps=40, late=late), text
 
