@@ -4,15 +4,15 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from partreduce.console import console
-from partreduce.runtime.environment import NODE_RANKS, SCHEDULE
+from partreduce.runtime.environment import NODE_RANKS, SCHEDULE, TORCH_CPP_LOG_LEVEL
 from partreduce.runtime.generator.process import generator_process
 from partreduce.runtime.launcher.follower import Follower
 from partreduce.runtime.launcher.launch import Restarts, attempts, check_failure_limits, launch
@@ -39,7 +39,14 @@ NODES_PAUSE = 2.0
 """Seconds that nodes get before all workers begin again there, at first."""
 MAX_PROVED_WORKERS = 64
 """More than this run on no single machine for long; up to here a proof takes well under a second."""
-WORKERS, FAULTS, NODES = "Workers", "Fault tolerance", "Multi-node"
+
+
+def _panel(name: str) -> Callable[..., Any]:
+    """Makes the options of one group in the help."""
+    return lambda text, *names, **limits: typer.Option(*names, help=text, rich_help_panel=name, **limits)
+
+
+_in_workers, _in_faults, _in_nodes = _panel("Workers"), _panel("Fault tolerance"), _panel("Multi-node")
 
 
 def command(
@@ -47,67 +54,40 @@ def command(
     context: typer.Context,
     *,
     workers: Annotated[
-        int | None,
-        typer.Option(
-            "--nproc-per-node",
-            "--workers",
-            "-n",
-            min=1,
-            rich_help_panel=WORKERS,
-            help="Processes of this node; with --hosts, in all.",
-        ),
+        int | None, _in_workers("Processes of this node.", "--nproc-per-node", "--workers", "-n", min=1)
     ] = None,
     schedule: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel=WORKERS, help="Take workers and nodes from this file and pass it on in PARTREDUCE_SCHEDULE."
-        ),
+        Path | None, _in_workers("Take workers and nodes from this file and pass it on in PARTREDUCE_SCHEDULE.")
     ] = None,
     threads: Annotated[
-        int | None,
-        typer.Option(
-            min=1, rich_help_panel=WORKERS, help="torch threads per worker (default: an equal share of the cores)."
-        ),
+        int | None, _in_workers("torch threads per worker (default: an equal share of the cores).", min=1)
     ] = None,
     simulate_nodes: Annotated[
-        int,
-        typer.Option(min=1, rich_help_panel=WORKERS, help="Run as if the workers were spread over this many machines."),
+        int, _in_workers("Run as if the workers were spread over this many machines.", min=1)
     ] = 1,
     tolerate_failures: Annotated[
         int | None,
-        typer.Option(
+        _in_faults(
+            "Continue with the other workers after up to this many have failed (default: what --schedule plans for, "
+            "all but one where groups are handed out on request, else 0).",
             min=0,
-            rich_help_panel=FAULTS,
-            help="Continue with the other workers after up to this many have failed (default: what --schedule plans "
-            "for, all but one where groups are handed out on request, else 0).",
         ),
     ] = None,
     max_restarts: Annotated[
         int,
-        typer.Option(
+        _in_faults(
+            "How often, in all, workers are started again: a failed one joins the others; where they cannot continue, "
+            "all restart from their last checkpoint.",
             min=0,
-            rich_help_panel=FAULTS,
-            help="How often, in all, workers are started again: a failed one joins the others; where they cannot "
-            "continue, all restart from their last checkpoint.",
         ),
     ] = 0,
-    nnodes: Annotated[
-        int, typer.Option(min=1, rich_help_panel=NODES, help="On so many machines this command is run.")
-    ] = 1,
+    nnodes: Annotated[int, _in_nodes("On so many machines this command is run.", min=1)] = 1,
     node_rank: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            rich_help_panel=NODES,
-            help="Which of them this one is, from 0 on (default: what SLURM or an indexed Kubernetes Job says).",
-        ),
+        _in_nodes("Which of them this one is, from 0 (default: what SLURM or Kubernetes says).", min=0),
     ] = None,
-    rdzv_endpoint: Annotated[
-        str, typer.Option(metavar="HOST[:PORT]", rich_help_panel=NODES, help="Where all nodes reach node 0.")
-    ] = "",
-    rdzv_id: Annotated[
-        str, typer.Option(rich_help_panel=NODES, help="The run's name; nodes of another one are turned away.")
-    ] = "",
+    rdzv_endpoint: Annotated[str, _in_nodes("Where all nodes reach node 0.", metavar="HOST[:PORT]")] = "",
+    rdzv_id: Annotated[str, _in_nodes("The run's name; nodes of another one are turned away.")] = "",
 ) -> int:
     """Run a script in several processes; exits with the code of the worker that failed first."""
     if str(script).startswith("-"):
@@ -126,7 +106,9 @@ def command(
             param_hint="--simulate-nodes",
         )
     rank = _node_rank(node_rank, nnodes)
-    endpoint = _endpoint(rdzv_endpoint) if nnodes > 1 else Endpoint("", 0)
+    if nnodes > 1 and not rdzv_endpoint:
+        raise typer.BadParameter("is needed with --nnodes: where all nodes reach node 0", param_hint="--rdzv-endpoint")
+    endpoint = Endpoint.parse(rdzv_endpoint) if nnodes > 1 else None
     workers = _num_workers_here(workers, loaded, nnodes, rank)
     if workers is None:
         misplaced = {"--workers", "--nproc-per-node", "-n", "--schedule"} & set(context.args)
@@ -149,7 +131,7 @@ def command(
             max_failures=max_failures, max_restarts=max_restarts,
         )  # fmt: skip
         try:
-            return run.alone() if nnodes == 1 else run.as_node(rank, nnodes, endpoint, rdzv_id)
+            return run.alone() if endpoint is None else run.as_node(rank, nnodes, endpoint, rdzv_id)
         except Terminated as ended:
             return ended.exit_code
 
@@ -177,6 +159,7 @@ class _Run:
 
     def as_node(self, rank: int, nnodes: int, endpoint: Endpoint, run_id: str) -> int:
         """Decide for all nodes as node 0, or follow it."""
+        os.environ.setdefault(TORCH_CPP_LOG_LEVEL, "ERROR")  # which torch reads when it is imported
         text = "" if self.path is None else self.path.read_text(encoding="utf-8")
         facts = same_on_all(text, nnodes=nnodes, tolerate_failures=self.max_failures, max_restarts=self.max_restarts)
         if rank:
@@ -225,13 +208,6 @@ def _node_rank(stated: int | None, nnodes: int) -> int:
     if rank >= nnodes:
         raise typer.BadParameter(f"is {rank}; {nnodes} nodes are 0 to {nnodes - 1}", param_hint="--node-rank")
     return rank
-
-
-def _endpoint(text: str) -> Endpoint:
-    try:
-        return Endpoint.parse(text)
-    except InputError as error:
-        raise typer.BadParameter(str(error), param_hint="--rdzv-endpoint") from None
 
 
 def _num_workers_here(workers: int | None, schedule: Schedule | None, nnodes: int, rank: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 import time
@@ -153,14 +154,11 @@ class Follower:
                 problem = reason_of(error)
                 time.sleep(LOOK_SECONDS * 4)
                 continue
-            is_accepted = False
-            try:
-                is_accepted = self._is_accepted(connection, start + START_SECONDS)
-            finally:
-                if not is_accepted:
-                    connection.close()
-            if is_accepted:
-                return connection
+            with contextlib.ExitStack() as stack:
+                stack.callback(connection.close)
+                if self._is_accepted(connection, start + START_SECONDS):
+                    stack.pop_all()
+                    return connection
             problem = connection.problem or "it does not answer"
             time.sleep(LOOK_SECONDS * 4)
         raise UnavailableError(

@@ -64,34 +64,30 @@ def launch(
 ) -> int:
     """Run a script (or a function) in `num_workers` processes and return the exit code of the first that failed, or 0.
 
-    That some fail because others are missing (exit code 69) is a consequence of why these are, whoever ends first.
+    That some fail because others are missing (exit code 69) is a consequence of why these are, whichever ends first.
     SIGTERM and SIGHUP are passed on to the workers as SIGTERM; they have `grace` seconds to end, and the exit code is
     the signal's.
 
     Args:
-        target: the path of a Python script, run as `__main__`, or a function without parameters. A script draws random
-            numbers of its own in each worker, as under torchrun; a function goes on with those of the program that
-            forks it. That must not have computed in several threads of torch: its copies would wait for them for ever.
+        target: the path of a Python script, run as `__main__`, which draws random numbers of its own in each worker, or
+            a function without parameters, which draws those of the program that forks it. That must not have computed
+            in several threads of torch: its copies would wait for them for ever.
         args: the script's arguments.
         num_workers: processes of this machine.
         num_nodes: pretend this many machines: sets LOCAL_RANK and LOCAL_WORLD_SIZE; must divide `num_workers`.
         threads: torch threads per worker; by default the cores are shared out, at least 1 each.
         environment: further variables for the workers.
         grace: seconds between the first failure and the end of the others.
-        patient: where a signal ends a worker, the others may go on for as long as they can, and not for `grace` seconds
-            only; the exit code is that of the signal nevertheless.
+        patient: where a signal ends a worker, the others may continue beyond `grace`; the exit code is the signal's.
         max_failures: so many may fail by a signal or by silence, and the others continue, without a `generator` once
-            all are connected, by the membership of their optimizer (see `elastic.member`). A worker's own
-            error still ends the run.
+            all are connected, by the membership of their optimizer (see `elastic.member`). A worker's own error still
+            ends the run.
         max_restarts: so often in all a failed worker is started again, and joins the others.
         restarted: called each time that one is.
         output: where the workers' lines go, each prefixed with its rank; standard output and error by default.
         nodes: the launchers of the other nodes, whose workers are part of the run; this one is node 0.
         generator: inside, a group generator runs, which hands out the groups of this run and learns who has failed; it
             is called with the address at which that listens, and with its key if the nodes have one.
-
-    Raises:
-        InputError: no such script, or counts that do not fit.
     """
     if num_workers < 1 or num_nodes < 1 or num_workers % num_nodes:
         raise InputError(f"{num_workers} workers on {num_nodes} nodes: every node runs the same number, at least 1")

@@ -64,7 +64,7 @@ class Endpoint(NamedTuple):
         """`HOST`, `HOST:PORT` or `[IPv6]:PORT`, as torchrun reads them."""
         host, sign, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
         if not host.strip("[]") or (sign and not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16)):
-            raise InputError(f"is {text!r}; name where all nodes reach node 0, as HOST:PORT")
+            raise InputError(f"--rdzv-endpoint {text!r}: name where all nodes reach node 0, as HOST:PORT")
         return cls(host.strip("[]"), int(port or DEFAULT_PORT))
 
     def __str__(self) -> str:
@@ -132,10 +132,9 @@ class Connection:
             self.records += [record for record in map(json.loads, lines) if record and isinstance(record, list)]
             if len(self._rest) > LONGEST_RECORD:
                 raise ValueError
-        except TimeoutError:  # nothing has come; the kernel gives a connection up by an error of its own
-            return
         except OSError as error:
-            self.problem = self.problem or reason_of(error)
+            if error.errno is not None:  # else nothing has come yet
+                self.problem = self.problem or reason_of(error)
         except (ValueError, RecursionError):
             self.problem = "the other side is no launcher of partreduce"
 

@@ -202,8 +202,11 @@ def test_an_endpoint_is_read_as_torchrun_reads_it(text, expected):
     [
         ("--nnodes 2 --workers 1 --node-rank 2 --rdzv-endpoint a", "--node-rank: is 2; 2 nodes are 0 to 1"),
         ("--nnodes 2 --workers 1 --rdzv-endpoint a", "--node-rank: is needed with --nnodes"),
-        ("--nnodes 2 --workers 1 --node-rank 0", "--rdzv-endpoint: is ''; name where all nodes reach node 0"),
-        ("--nnodes 2 --workers 1 --node-rank 0 --rdzv-endpoint a:b", "--rdzv-endpoint: is 'a:b'"),
+        (
+            "--nnodes 2 --workers 1 --node-rank 0",
+            "--rdzv-endpoint: is needed with --nnodes: where all nodes reach node 0",
+        ),
+        ("--nnodes 2 --workers 1 --node-rank 0 --rdzv-endpoint a:b", "--rdzv-endpoint 'a:b': name where all"),
         ("--nnodes 0 --workers 1", "--nnodes"),
         ("--nnodes 2 --node-rank 0 --rdzv-endpoint a", "--workers: is needed, or --schedule"),
         ("--nnodes 2 --simulate-nodes 2 --node-rank 0 --rdzv-endpoint a --workers 2", "--simulate-nodes: simulates"),
