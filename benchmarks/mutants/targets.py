@@ -141,5 +141,5 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("tests/runtime/liveness/test_who_has_gone_on.py",),
     ),
     "partreduce/runtime/launcher/launch.py": ((LAUNCHER_LAWS,), ("tests/runtime/processes/test_training.py",)),
-    "partreduce/runtime/launcher/supervision.py": ((LAUNCHER_LAWS,), ("tests/runtime/launcher/test_orphans.py",)),
+    "partreduce/runtime/launcher/supervision.py": ((LAUNCHER_LAWS,), ("tests/runtime/launcher/test_cleanup.py",)),
 }
