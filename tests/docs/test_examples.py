@@ -53,20 +53,20 @@ def has_trained(output):
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_the_sbatch_script_runs_its_command_on_every_node(cluster):
     folder, variables = cluster
     slurm = {"SLURM_NNODES": str(NODES), "SLURM_JOB_NODELIST": "n[0-1]", "SLURM_JOB_ID": str(free_port())}
     done = subprocess.run(
         ["bash", EXAMPLES / "slurm.sbatch", "schedule.json"],
-        env=variables | slurm, cwd=folder, capture_output=True, text=True, timeout=200, check=False,
+        env=variables | slurm, cwd=folder, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert has_trained(done.stdout), done.stdout + done.stderr
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_the_kubernetes_job_runs_its_command_in_every_pod(cluster):
     folder, variables = cluster
     service, job = yaml.safe_load_all((EXAMPLES / "kubernetes-job.yaml").read_text(encoding="utf-8"))
@@ -86,13 +86,13 @@ def test_the_kubernetes_job_runs_its_command_in_every_pod(cluster):
         )
         for index in range(NODES)
     ]  # fmt: skip
-    outputs = [one.communicate(timeout=200)[0] for one in pods]
+    outputs = [one.communicate(timeout=250)[0] for one in pods]
     assert [one.returncode for one in pods] == [0] * NODES, outputs
     assert has_trained(outputs[0]), outputs
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed: PYTHONPATH=SITE names one")
 def test_ray_s_worker_group_runs_the_script(cluster):
     folder, variables = cluster
@@ -101,7 +101,7 @@ def test_ray_s_worker_group_runs_the_script(cluster):
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
     done = subprocess.run(
         [sys.executable, "-c", code, EXAMPLES / "ray_train.py", *words],
-        env=variables, cwd=folder, capture_output=True, text=True, timeout=200, check=False,
+        env=variables, cwd=folder, capture_output=True, text=True, timeout=250, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert has_trained(done.stdout + done.stderr), done.stdout + done.stderr
