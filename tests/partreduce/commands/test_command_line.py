@@ -637,7 +637,8 @@ def test_fragments_send_as_much_as_the_whole_model_with_a_fraction_of_its_peak(c
     assert answer(capsys, "verify", path, "--json", "--model-bytes", "100MB")["metrics"]["sent_bytes"] == exactly
     assert main(["verify", str(path), "--model-bytes", "100MB"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "in one step no more than 43.75 MB leave a worker and 43.75 MB a node, and no more than 25 MB of a" in said
+    assert "in one step no more than 43.75 MB leave a worker and 43.75 MB a node, and operations on no more" in said
+    assert "on no more than 25 MB are in flight at a worker." in said
 
 
 def test_bytes_of_a_round_are_said_where_rounds_are_fixed(capsys, tmp_path):
