@@ -31,6 +31,8 @@ from partreduce.topo.errors import UnavailableError
 PREFIX = "partreduce-generator-"
 START_SECONDS = 300.0
 """In which it has imported itself, which over a network file system, or on a busy machine, takes minutes."""
+END_SECONDS = 3.0
+"""In which it ends when it is asked to."""
 MAX_RESTARTS = 5
 STANDARD_INPUT = 0
 EVICTED = b"evicted "
@@ -72,6 +74,7 @@ class GeneratorProcess:
         """What each process hears: the key, then which workers have failed."""
         self._evicted: set[int] = set()
         self._lock, self._ending = threading.Lock(), False
+        self._reader = Background(self._keep, name="partreduce-generator-process")
         with held():
             self.process = self._started()
 
@@ -88,7 +91,7 @@ class GeneratorProcess:
         address = _address(self.process, address_file)
         self.command += ["--address", address]
         self.environment = {GENERATOR: address, GENERATOR_KEYS: self.key}
-        Background(self._keep, name="partreduce-generator-process").start()
+        self._reader.start()
 
     def failed(self, rank: int) -> None:
         """Let it hear of a worker that has failed."""
@@ -122,6 +125,9 @@ class GeneratorProcess:
         with self._lock:
             self._ending = True
         _end(self.process)
+        if self._reader.is_alive():
+            self._reader.join(END_SECONDS)
+        _close(self.process)
 
 
 def _write(process: subprocess.Popen[bytes], lines: Sequence[str]) -> None:
@@ -160,11 +166,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        process.wait(3.0)
+        process.wait(END_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-    _close(process)
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
