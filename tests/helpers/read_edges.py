@@ -636,14 +636,17 @@ READ_EDGES = [
     *(
         reads(
             FAILURES,
-            f"synchronous, pipeline or a round late; no tables, shared outer parameters: {name}",
+            f"survivors that continue by a plan that is proved: no {name}",
             plan(over_all(3, 1, steps_per_round=4), rule="all_reduce"),
             plan(of, rule="all_reduce"),
-            "failure_plan: is for static and allreduce: synchronous, pipeline or a round late; no tables",
+            "failure_plan: is for static and allreduce; no quorum, tables, layers in a pipeline",
         )
         for name, of in (
-            ("late by a codec", over_all(3, 1, steps_per_round=4, sync={"delay": 1}, transport={"codec": "bfloat16"})),
-            ("merged", turns(4, 1, steps=1)),
+            ("layers in a pipeline", over_all(3, 1, sync={"pipeline": {}},
+                transport={"gradient_buckets": "per_layer"})),
+            ("late averages by unequal steps", groups(3, [[0, 1, 2]], steps_per_round=[1, 2, 3],
+                averaging="step-normalized", sync={"delay": 1})),
+            ("merge that keeps a part", turns(4, 1, steps=1, alpha="1/2")),
             ("outer parameters of each worker", groups(3, [[0, 1, 2]],
                 payload={"outer": {"lr": "1/2", "outer_params": "per_worker"}})),
             ("tables", table()),

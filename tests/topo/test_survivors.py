@@ -1,7 +1,6 @@
 """What survivors run: by the rule of the schedule's failure plan, or All-Reduce over all who are left."""
 
 from dataclasses import replace
-from fractions import Fraction
 from itertools import combinations
 from math import prod
 
@@ -19,14 +18,15 @@ from partreduce.topo.strategies import (
     AllReduce,
     Codec,
     DelayedAveraging,
-    DelayedMerge,
     DynamicGroups,
+    GradientBuckets,
     GroupPhases,
     Pipeline,
     RulePhases,
     StaticGroups,
     Transport,
 )
+from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.survivors import after_failure, after_failure_of_nodes, planned_failures, reapplied
 from partreduce.verify.survives import planned_classes
 
@@ -77,15 +77,15 @@ def test_models_that_differ_are_averaged_also_where_only_workers_of_steps_per_ro
         (RULE, {-1}, "failed worker -1: is out of range"),
         (RULE, set(range(7)), "7 of 8 workers failed"),
         (DynamicGroups(), {1}, "strategy.kind"),
-        (AllReduce(steps_per_round=2, sync=DelayedMerge(alpha=Fraction(1, 2))), {1}, "strategy.sync"),
+        (AllReduce(sync=PartialAllReduce(quorum=3)), {1}, "strategy.sync"),
         (
-            AllReduce(steps_per_round=2, sync=DelayedAveraging(), transport=Transport(codec=Codec.BFLOAT16)),
+            AllReduce(sync=Pipeline(), transport=Transport(gradient_buckets=GradientBuckets.PER_LAYER)),
             {1},
-            "strategy.transport.codec",
+            "strategy.transport.gradient_buckets",
         ),
     ],
 )
-def test_what_cannot_go_on_is_refused_by_name(strategy: StaticGroups, failed: set[int], said: str) -> None:
+def test_what_cannot_continue_is_refused_by_name(strategy: StaticGroups, failed: set[int], said: str) -> None:
     with pytest.raises(ScheduleError, match=said):
         after_failure(Schedule("it", Cluster.regular(4, 2), strategy), failed)
 

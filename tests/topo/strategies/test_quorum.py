@@ -144,10 +144,10 @@ FOLLOWS = Status.FOLLOWS
 @pytest.mark.parametrize(
     ("members", "verdict", "staleness", "equal"),
     [
-        ({"quorum": "solo"}, "proved", FOLLOWS, FOLLOWS),
-        ({"quorum": 2, "count": LateGradientPolicy.CALL, "staleness": 1}, "proved", FOLLOWS, FOLLOWS),
+        ({"quorum": "solo"}, FOLLOWS, FOLLOWS, FOLLOWS),
+        ({"quorum": 2, "count": LateGradientPolicy.CALL, "staleness": 1}, FOLLOWS, FOLLOWS, FOLLOWS),
         ({"quorum": "solo", "missed": "latest"}, "not proved", "not proved", "not proved"),
-        ({"quorum": "solo", "missed": "latest", "synchronize_every": 9}, "proved", FOLLOWS, FOLLOWS),
+        ({"quorum": "solo", "missed": "latest", "synchronize_every": 9}, FOLLOWS, FOLLOWS, FOLLOWS),
     ],
     ids=str,
 )
