@@ -126,7 +126,7 @@ class Follower:
 
     def run(self) -> int:
         """Follow node 0 until the run ends; returns its exit code."""
-        with terminable(), orphans_ended():
+        with terminable():
             import_once()
             before, problem = threads_of_process(), ""
             while True:
@@ -202,7 +202,9 @@ class Follower:
             match record:
                 case ["prepare", int(attempt), list(nodes), int(spares), str(nonce)]:
                     check_threads_ended(before)
-                    if code := self._attempt(connection, attempt, Cluster.irregular(nodes), spares, nonce):
+                    with orphans_ended():
+                        code = self._attempt(connection, attempt, Cluster.irregular(nodes), spares, nonce)
+                    if code:
                         return code
                 case ["end", int(code), str(reason)]:
                     if reason:
