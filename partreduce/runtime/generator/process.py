@@ -45,15 +45,18 @@ def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None =
 
     Args:
         schedule: a file that can be read more than once.
-        host: the address of this machine at which it listens.
+        host: where workers reach this machine. Unless that is loopback it listens at all addresses: a machine's name
+            may mean another address on it than elsewhere.
         key: its key, by default a new one.
     """
     _sweep()
     place = Path(tempfile.gettempdir(), f"{PREFIX}{os.getpid()}-{secrets.token_hex(8)}")
     command = [sys.executable, "-P", "-m", "partreduce", "generator", str(schedule), "--keys", "-"]
     command += ["--log", str(place / "log"), "--address-file", str(place / "address")]
-    command += ["--address", f"tcp://{host}:*", "--beside", str(os.getpid())]
-    child = GeneratorProcess(command, key or new_key())
+    everywhere, loopback = ("[::]", "[::1]") if ":" in host else ("0.0.0.0", "127.0.0.1")  # noqa: S104 - it has a key
+    host = f"[{host}]" if ":" in host else host
+    command += ["--address", f"tcp://{host if host == loopback else everywhere}:*", "--beside", str(os.getpid())]
+    child = GeneratorProcess(command, key or new_key(), host)
     try:
         child.serve(place / "address")
         yield child
@@ -66,8 +69,8 @@ def generator_process(schedule: Path, host: str = "127.0.0.1", key: str | None =
 class GeneratorProcess:
     """The generator's process as the launcher sees it; another one after a restart."""
 
-    def __init__(self, command: list[str], key: str) -> None:
-        self.command, self.key = command, key
+    def __init__(self, command: list[str], key: str, host: str) -> None:
+        self.command, self.key, self._host = command, key, host
         self.environment: dict[str, str] = {}
         """What workers need to find it."""
         self._lines = [key]
@@ -90,7 +93,7 @@ class GeneratorProcess:
         """Wait until it listens, and keep it running from then on."""
         address = _address(self.process, address_file)
         self.command += ["--address", address]
-        self.environment = {GENERATOR: address, GENERATOR_KEYS: self.key}
+        self.environment = {GENERATOR: f"tcp://{self._host}:{address.rpartition(':')[2]}", GENERATOR_KEYS: self.key}
         self._reader.start()
 
     def failed(self, rank: int) -> None:

@@ -23,6 +23,7 @@ from partreduce.runtime.launcher.nodes import (
     ASK_SECONDS,
     PATIENCE_SECONDS,
     START_SECONDS,
+    TAKEN,
     VERSION,
     Connection,
     Endpoint,
@@ -125,7 +126,7 @@ class Follower:
 
     def run(self) -> int:
         """Follow node 0 until the run ends; returns its exit code."""
-        with terminable(), orphans_ended():
+        with terminable():
             import_once()
             before, problem = threads_of_process(), ""
             while True:
@@ -142,7 +143,7 @@ class Follower:
 
     def _connected(self, problem: str) -> Connection:
         """A connection to node 0, which may be started later than this node."""
-        start, has_spoken = time.monotonic(), False
+        start, has_spoken, comes_back = time.monotonic(), False, bool(problem)
         while time.monotonic() < start + START_SECONDS:
             raise_unheard()
             if not has_spoken and time.monotonic() > start + PATIENCE_SECONDS:
@@ -156,7 +157,7 @@ class Follower:
                 continue
             with contextlib.ExitStack() as stack:
                 stack.callback(connection.close)
-                if self._is_accepted(connection, start + START_SECONDS):
+                if self._is_accepted(connection, start + START_SECONDS, comes_back=comes_back):
                     stack.pop_all()
                     return connection
             problem = connection.problem or "it does not answer"
@@ -166,8 +167,11 @@ class Follower:
             "start the same command there, and name an address and a port that this node reaches"
         )
 
-    def _is_accepted(self, connection: Connection, until: float) -> bool:
-        """Whether node 0 takes this node in; False where the connection ends before it answers."""
+    def _is_accepted(self, connection: Connection, until: float, *, comes_back: bool) -> bool:
+        """Whether node 0 takes this node in; False where the connection ends before it answers.
+
+        False also where node 0 has not noticed yet that the connection from which a node comes back has ended.
+        """
         key = key_of(self.run_id)
         match connection.next(until):
             case ["partreduce", int(version), str(nonce)] if version == VERSION:
@@ -182,6 +186,8 @@ class Follower:
                 return True
             case ["joined", *_]:
                 raise InputError(f"node 0 at {self.endpoint}: has another --rdzv-id or PARTREDUCE_RUN_SECRET")
+            case ["refused", str(reason)] if comes_back and TAKEN in reason:
+                connection.problem = reason
             case ["refused", str(reason)]:
                 raise InputError(f"node {self.rank}: node 0 at {self.endpoint} turned it away: {reason}")
         return False
@@ -196,7 +202,9 @@ class Follower:
             match record:
                 case ["prepare", int(attempt), list(nodes), int(spares), str(nonce)]:
                     check_threads_ended(before)
-                    if code := self._attempt(connection, attempt, Cluster.irregular(nodes), spares, nonce):
+                    with orphans_ended():
+                        code = self._attempt(connection, attempt, Cluster.irregular(nodes), spares, nonce)
+                    if code:
                         return code
                 case ["end", int(code), str(reason)]:
                     if reason:

@@ -256,7 +256,7 @@ def attempts(attempt: Callable[[Mapping[str, str], Restarts], int], most: int, *
                 f"attempt {number + 1} ended with exit code {code}; all workers begin again from their "
                 f"last checkpoint (restarts left: {restarts.left})"
             )
-            time.sleep(min(LONGEST_PAUSE, pause * 2**number))
+            time.sleep(min(LONGEST_PAUSE, pause * 2.0 ** min(number, 10)))
             check_threads_ended(before)
     raise AssertionError("the last attempt returns")
 

@@ -49,6 +49,8 @@ END_SECONDS = 10.0
 IDLE_SECONDS, ASK_SECONDS, SILENT_SECONDS = 5, 5, 20
 """The kernel asks a silent connection's other side after so long, then every few seconds, and gives up at last."""
 LONGEST_RECORD = 2**20
+TAKEN = "is taken by another launcher"
+"""Why a node is refused whose rank another one has."""
 UNSENT = (env.RUN_SECRET, env.GENERATOR_KEYS, env.SCHEDULE)
 """Variables that the other launchers have of their own."""
 
@@ -366,7 +368,7 @@ class Nodes:
                 if not is_proof(proof, derived(self._key, "join", connection.nonce, *record[1:5])):
                     reason = "its --rdzv-id or PARTREDUCE_RUN_SECRET is not that of node 0"
                 elif reason:
-                    self._mismatch = self._mismatch or ("" if "taken" in reason else f"node {rank}: {reason}")
+                    self._mismatch = self._mismatch or ("" if TAKEN in reason else f"node {rank}: {reason}")
             case _:
                 reason = "it is no launcher of this version of partreduce"
         if reason:
@@ -384,7 +386,7 @@ class Nodes:
                 )
                 return f"it has {differs}; give every node the same command"
         if not 0 < rank < self._num_nodes or (rank in self._nodes and not self._nodes[rank].is_gone):
-            return f"--node-rank {rank} is taken by another launcher; give each node one of its own"
+            return f"--node-rank {rank} {TAKEN}; give each node one of its own"
         if self._placement is not None and size != (expected := len(self._placement.workers_of(rank))):
             return f"it has {size} workers; its node of the schedule has {expected}"
         return ""

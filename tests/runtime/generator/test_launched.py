@@ -162,3 +162,15 @@ def test_a_run_continues_after_as_many_failures_as_may_be_and_ends(schedule, tmp
             os.kill(pids[rank], number)
         assert run.wait(120) == code, (tmp_path / "err").read_text()
     assert (tmp_path / "out").read_text().count("finished") == finished, (tmp_path / "err").read_text()
+
+
+@pytest.mark.parametrize(
+    ("host", "reached", "listens"),
+    [("127.0.0.1", "127.0.0.1", "127.0.0.1"), ("::1", "[::1]", "[::1]"), ("node0", "node0", "0.0.0.0")],
+)
+def test_workers_find_it_where_they_reach_the_node(schedule, host, reached, listens):
+    """Whatever that name means on the node itself."""
+    with generator_process(schedule, host) as process:
+        port = process.environment["PARTREDUCE_GENERATOR"].rpartition(":")[2]
+        assert process.environment["PARTREDUCE_GENERATOR"] == f"tcp://{reached}:{port}"
+        assert process.command[-1] == f"tcp://{listens}:{port}"

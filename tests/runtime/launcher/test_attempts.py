@@ -211,6 +211,13 @@ def test_an_error_of_an_attempt_is_its_line_and_the_next_one_may_know_nothing_of
     assert second.startswith("partreduce: attempt 1 ended with exit code 69;")
 
 
+def test_nodes_get_ever_more_time_until_the_next_attempt_up_to_a_minute(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert attempts(lambda *_: 1, 1100, pause=2.0) == 1
+    assert (pauses[:6], pauses[-1]) == ([2.0, 4.0, 8.0, 16.0, 32.0, 60.0], 60.0)
+
+
 def test_the_error_of_the_last_attempt_is_the_command_s_to_say(capfd):
     def attempt(*_):
         raise UnavailableError("store: is gone")

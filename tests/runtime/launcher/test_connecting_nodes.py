@@ -123,6 +123,24 @@ def test_a_rank_that_is_taken_is_refused_and_the_first_one_stays(node_0):
         connection.close()
 
 
+def test_a_node_that_comes_back_waits_until_node_0_has_noticed_that_it_was_gone(node_0):
+    """After a link that was cut, either side may notice it first."""
+    port, found = node_0(num_nodes=3)
+    first = follower(port)._connected("")
+    again = []
+    thread = threading.Thread(target=lambda: again.append(follower(port)._connected("the connection ended")))
+    thread.start()
+    thread.join(1.0)
+    assert thread.is_alive(), "its rank is still taken"
+    first.close()
+    thread.join(60)
+    assert again
+    follower(port, rank=2)._connected("").close()
+    wait_until(lambda: found, seconds=30)
+    assert found[0].num_nodes == 3
+    again[0].close()
+
+
 def test_garbage_harms_no_run(node_0):
     port, found = node_0()
     for text in (

@@ -275,6 +275,25 @@ def test_after_a_cut_that_is_mended_all_nodes_take_part_in_the_next_attempt(trai
     run.nothing_is_left()
 
 
+def test_what_workers_of_another_node_leave_behind_ends_before_the_next_attempt(tmp_path, begin):
+    write_schedule(tmp_path / "s.json", Schedule("all", Cluster.regular(2, 2), AllReduce()))
+    script = """
+import os, sys, time
+if os.environ["RANK"] == "3":
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+        print("is left" if os.path.exists("/proc/" + open("left").read()) else "is gone")
+    elif (child := os.fork()) == 0:
+        os.setsid()
+        os.closerange(0, 100)
+        time.sleep(600)
+    else:
+        open("left", "w").write(str(child))
+        sys.exit(3)
+"""
+    codes, output, errors = begin(script, tmp_path / "s.json", options=("--max-restarts", 1)).ended()
+    assert (codes, "is gone" in output) == ([0, 0], True), (output, errors)
+
+
 @pytest.mark.parametrize(("way", "number"), [("exit", 255), ("exit", 137), ("signal", signal.SIGSEGV)])
 def test_a_worker_of_another_node_ends_by_an_exit_code_or_by_a_signal(tmp_path, begin, way, number):
     """Without a schedule, and with the exit code on both nodes."""
