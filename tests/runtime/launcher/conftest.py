@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from helpers.two_nodes import Begun, Network, why_no_network
+from partreduce.runtime.launcher.signals import heard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def no_request() -> None:
+    """A signal that an earlier test sent to this process asks nothing of the next, which may wait without a handler."""
+    heard()
 
 
 @pytest.fixture
