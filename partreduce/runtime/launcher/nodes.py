@@ -270,6 +270,7 @@ class Nodes:
     def gathered(self, num_workers: int, spares: int) -> Cluster:
         """Wait for all nodes and let them prepare the next attempt, each with so many spare processes."""
         self._attempt += 1
+        self._mismatch = ""  # who was refused while an attempt ran harms no other
         self._nodes = {rank: node for rank, node in self._nodes.items() if not node.is_gone}
         self._wait("to connect", lambda rank: rank in self._nodes)
         sizes = [num_workers, *(self._nodes[rank].num_workers for rank in range(1, self._num_nodes))]
@@ -298,8 +299,8 @@ class Nodes:
 
     def started(self, rank: int, number: int) -> RemoteWorker | None:
         """A worker that its launcher starts in the place of one that has failed; None where the node is gone."""
-        node = next(node for node in self._nodes.values() if rank in node.workers)
-        if node.is_gone:
+        node = next((node for node in self._nodes.values() if rank in node.workers), None)
+        if node is None or node.is_gone:  # None where it has come back, for the next attempt
             return None
         node.workers[rank] = RemoteWorker(rank, node)
         node.connection.send("start", rank, number)
