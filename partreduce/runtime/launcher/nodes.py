@@ -65,12 +65,21 @@ class Endpoint(NamedTuple):
     def parse(cls, text: str) -> Self:
         """`HOST`, `HOST:PORT` or `[IPv6]:PORT`, as torchrun reads them."""
         host, sign, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
-        if not host.strip("[]") or (sign and not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16)):
+        name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not _is_host(name) or (sign and not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16)):
             raise InputError(f"--rdzv-endpoint {text!r}: name where all nodes reach node 0, as HOST:PORT")
-        return cls(host.strip("[]"), int(port or DEFAULT_PORT))
+        return cls(name, int(port or DEFAULT_PORT))
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _is_host(name: str) -> bool:
+    """Whether a text can be the name or the address of a machine, so that it is known or not, and no error."""
+    try:
+        return bool(name.encode("idna")) and not set("[] \t\n/\0") & set(name)
+    except UnicodeError:  # an empty or too long label
+        return False
 
 
 def same_on_all(schedule: str, **options: object) -> dict[str, str]:

@@ -235,6 +235,15 @@ def test_a_port_that_is_taken_is_named():
 )
 def test_an_endpoint_is_read_as_torchrun_reads_it(text, expected):
     assert Endpoint.parse(text) == expected
+    assert Endpoint.parse(str(Endpoint.parse(text))) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[::1", "::1]:7", "a..b", f"{'x' * 70}.y:7", "a b", "a\0", "tcp://a:7", "a:0"]
+)
+def test_what_names_no_machine_is_no_endpoint(text):
+    with pytest.raises(InputError, match="name where all nodes reach node 0, as HOST:PORT"):
+        Endpoint.parse(text)
 
 
 @pytest.mark.parametrize(
