@@ -65,12 +65,21 @@ class Endpoint(NamedTuple):
     def parse(cls, text: str) -> Self:
         """`HOST`, `HOST:PORT` or `[IPv6]:PORT`, as torchrun reads them."""
         host, sign, port = text.rpartition(":") if text.count(":") == 1 or "]:" in text else (text, "", "")
-        if not host.strip("[]") or (sign and not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16)):
+        name = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not _is_host(name) or (sign and not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16)):
             raise InputError(f"--rdzv-endpoint {text!r}: name where all nodes reach node 0, as HOST:PORT")
-        return cls(host.strip("[]"), int(port or DEFAULT_PORT))
+        return cls(name, int(port or DEFAULT_PORT))
 
     def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _is_host(name: str) -> bool:
+    """Whether a text can be the name or the address of a machine, so that it is known or not, and no error."""
+    try:
+        return bool(name.encode("idna")) and not set("[] \t\n/\0") & set(name)
+    except UnicodeError:  # an empty or too long label
+        return False
 
 
 def same_on_all(schedule: str, **options: object) -> dict[str, str]:
@@ -270,6 +279,7 @@ class Nodes:
     def gathered(self, num_workers: int, spares: int) -> Cluster:
         """Wait for all nodes and let them prepare the next attempt, each with so many spare processes."""
         self._attempt += 1
+        self._mismatch = ""  # who was refused while an attempt ran harms no other
         self._nodes = {rank: node for rank, node in self._nodes.items() if not node.is_gone}
         self._wait("to connect", lambda rank: rank in self._nodes)
         sizes = [num_workers, *(self._nodes[rank].num_workers for rank in range(1, self._num_nodes))]
@@ -298,8 +308,8 @@ class Nodes:
 
     def started(self, rank: int, number: int) -> RemoteWorker | None:
         """A worker that its launcher starts in the place of one that has failed; None where the node is gone."""
-        node = next(node for node in self._nodes.values() if rank in node.workers)
-        if node.is_gone:
+        node = next((node for node in self._nodes.values() if rank in node.workers), None)
+        if node is None or node.is_gone:  # None where it has come back, for the next attempt
             return None
         node.workers[rank] = RemoteWorker(rank, node)
         node.connection.send("start", rank, number)

@@ -141,6 +141,28 @@ def test_a_node_that_comes_back_waits_until_node_0_has_noticed_that_it_was_gone(
     again[0].close()
 
 
+def test_who_comes_while_an_attempt_runs_harms_neither_it_nor_the_next_one():
+    """A wrong command is refused, and a node that comes back waits: it starts no worker of the attempt."""
+    place, raised = Endpoint("127.0.0.1", free_port()), []
+
+    def come(**options):
+        try:
+            raised.append(follower(place.port, **options)._connected(""))
+        except InputError as error:
+            raised.append(error)
+
+    with Nodes(place, same_on_all("", **FACTS), "run", num_nodes=2, placement=None, num_workers=None) as nodes:
+        wrong, right = threading.Thread(target=come, kwargs={"max_restarts": 2}), threading.Thread(target=come)
+        wrong.start()
+        wait_until(lambda: nodes.take(0) and not wrong.is_alive(), seconds=30)
+        assert "it has --max-restarts 2" in str(raised[0])
+        assert nodes.started(2, 1) is None
+        right.start()
+        assert nodes.gathered(2, 0).num_workers == 4
+        right.join(30)
+        raised[1].close()
+
+
 def test_garbage_harms_no_run(node_0):
     port, found = node_0()
     for text in (
@@ -213,6 +235,15 @@ def test_a_port_that_is_taken_is_named():
 )
 def test_an_endpoint_is_read_as_torchrun_reads_it(text, expected):
     assert Endpoint.parse(text) == expected
+    assert Endpoint.parse(str(Endpoint.parse(text))) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "[::1", "::1]:7", "a..b", f"{'x' * 70}.y:7", "a b", "a\0", "tcp://a:7", "a:0"]
+)
+def test_what_names_no_machine_is_no_endpoint(text):
+    with pytest.raises(InputError, match="name where all nodes reach node 0, as HOST:PORT"):
+        Endpoint.parse(text)
 
 
 @pytest.mark.parametrize(
