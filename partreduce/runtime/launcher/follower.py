@@ -62,6 +62,8 @@ class _Orders:
         self._connection, self._attempt, self._variables = connection, attempt, variables
         self._first, self._spares, self._generator_key = first, spares, generator_key
         self._starter: Spares | None = None
+        self._started = dict[tuple[int, int], Worker]()
+        """By rank and the number of its restart, as node 0 names processes."""
         self._is_over = False
 
     def take(self, _: int, *, last: bool = False) -> tuple[list[Line], bool]:
@@ -75,10 +77,10 @@ class _Orders:
             self._obey()
         if self._connection.problem and not self._is_over:
             raise _LostError(self._connection.problem)
-        for worker in self.workers:
+        for (rank, start), worker in self._started.items():
             if worker.code is None and worker.reap():
                 complained = worker.has_complained or worker.has_more_to_say()
-                self._connection.send("ended", self._attempt, worker.rank, worker.code, complained)
+                self._connection.send("ended", self._attempt, rank, start, worker.code, complained)
                 if worker.code:
                     ask_children_to_end(worker)
         end_children(self.workers)
@@ -99,13 +101,15 @@ class _Orders:
                 for worker in self._first:
                     worker.release(further)
                 self.workers += self._first
+                self._started |= {(worker.rank, 0): worker for worker in self._first}
                 self._starter = Spares(self._spares, self._variables, further)
-            case ["signal", int(rank), int(number)]:
-                latest = next(worker for worker in reversed(self.workers) if worker.rank == rank)
-                latest.signal(signal.Signals(number))
+            case ["signal", int(rank), int(start), int(number)]:
+                if (rank, start) in self._started:
+                    self._started[rank, start].signal(signal.Signals(number))
             case ["start", int(rank), int(number)]:
                 if self._starter is not None and (child := self._starter.started(rank, number)) is not None:
                     self.workers.append(child)
+                    self._started[rank, number] = child
         self._connection.records.popleft()
 
 

@@ -173,6 +173,8 @@ class RemoteWorker(Worker):
     """A worker of another node, of which the launcher there tells."""
 
     node: _Node
+    start: int = 0
+    """Which process of this rank it is: 0 the first, else the number of its restart."""
     reported: int | None = None
     """Its `code`, if the launcher there has said it."""
 
@@ -184,7 +186,7 @@ class RemoteWorker(Worker):
         return self.code is not None
 
     def signal(self, number: signal.Signals) -> None:
-        self.node.connection.send("signal", self.rank, int(number))
+        self.node.connection.send("signal", self.rank, self.start, int(number))
 
     def give_up(self) -> None:
         """The launcher there does not answer, though the connection stands: it may be stopped."""
@@ -217,8 +219,9 @@ class _Node:
             match self.connection.records.popleft():
                 case ["ready", int(number)]:
                     self.ready = number
-                case ["ended", int(number), int(rank), int(code), complained] if number == attempt:
-                    self.workers[rank].reported, self.workers[rank].has_complained = code, bool(complained)
+                case ["ended", int(number), int(rank), int(start), int(code), complained] if number == attempt:
+                    if (worker := self.workers[rank]).start == start:
+                        worker.reported, worker.has_complained = code, bool(complained)
                 case ["refused", str(reason)]:
                     self.refusal = reason
 
@@ -311,7 +314,7 @@ class Nodes:
         node = next((node for node in self._nodes.values() if rank in node.workers), None)
         if node is None or node.is_gone:  # None where it has come back, for the next attempt
             return None
-        node.workers[rank] = RemoteWorker(rank, node)
+        node.workers[rank] = RemoteWorker(rank, node, number)
         node.connection.send("start", rank, number)
         return node.workers[rank]
 
