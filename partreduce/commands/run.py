@@ -200,6 +200,8 @@ class _Run:
 def _node_rank(stated: int | None, nnodes: int) -> int:
     """Which node this one is: as the command says, else as the cluster's launcher does."""
     if nnodes == 1:
+        if stated:
+            raise typer.BadParameter(f"is {stated}, and --nnodes is 1; add --nnodes N", param_hint="--node-rank")
         return 0
     text = next((found for name in NODE_RANKS if (found := os.environ.get(name))), "")
     if stated is None and not text.isdecimal():

@@ -251,6 +251,7 @@ def test_what_names_no_machine_is_no_endpoint(text):
     [
         ("--nnodes 2 --workers 1 --node-rank 2 --rdzv-endpoint a", "--node-rank: is 2; 2 nodes are 0 to 1"),
         ("--nnodes 2 --workers 1 --rdzv-endpoint a", "--node-rank: is needed with --nnodes"),
+        ("--workers 1 --node-rank 1 --rdzv-endpoint a", "--node-rank: is 1, and --nnodes is 1; add --nnodes N"),
         (
             "--nnodes 2 --workers 1 --node-rank 0",
             "--rdzv-endpoint: is needed with --nnodes: where all nodes reach node 0",
