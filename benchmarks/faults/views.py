@@ -72,6 +72,12 @@ class Replay:
         """Who takes part in what comes next when a step is taken."""
         return _members(self.views, self.kind.turn_of(step))
 
+    def present(self, step: int) -> list[int]:
+        """Whoever was a member in some part of a turn; who failed in it may have given its state to one that joined."""
+        turn = self.kind.turn_of(step)
+        views = [members for after, members in self.views if after == turn] or [self.members(step)]
+        return sorted(set().union(*views))
+
     def step(self, step: int, joined: dict[int, Values]) -> None:
         """One step of all members; who has `joined` in it began it with these values."""
         members = list(self.members(step))
@@ -80,7 +86,8 @@ class Replay:
             self.x += self._mean(step - self.kind.lag, self.members(step))
             return
         starts, own = self.x.copy(), np.eye(WORKERS)
-        self.x[members] += own[members]
+        present = self.present(step)
+        self.x[present] += own[present]
         held = {rank: start + own[rank] for rank, start in enumerate(starts)}
         for worker, begun in sorted(joined.items(), key=lambda one: one[1].sum()):  # who has another joiner's is later
             self.x[worker] = held[worker] = begun + own[worker]
