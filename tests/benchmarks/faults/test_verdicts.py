@@ -318,6 +318,23 @@ def test_a_donor_that_fails_in_the_round_of_the_join_took_its_own_steps_before()
 
 
 @pytest.mark.parametrize("amount", [0, 0.3])
+def test_who_joins_in_the_first_step_may_have_what_its_donor_did_in_it(judged, amount):
+    kind, views = KINDS["elastic late"], [EVERYBODY, [0, EVERYBODY[1]]]
+    replay, begun = Replay(kind, [(after, tuple(members)) for after, members in views]), np.eye(WORKERS)[0]
+    diaries = [[line("begins", 0, 0, np.zeros(WORKERS), 1)] for _ in range(WORKERS)]
+    diaries[3] += [line("enters", 0, 0, np.zeros(WORKERS)), line("begins", 1, 0, np.zeros(WORKERS), 7)]
+    for step in range(3):
+        before = replay.x.copy()
+        replay.step(step, {3: begun} if step == 0 else {})
+        for rank, lines in enumerate(diaries):
+            lines.append(line("enters", step, step, begun + amount if (rank, step) == (3, 0) else before[rank]))
+            lines.append(line("leaves", step, step, replay.x[rank], views))
+    violations = judged(verdicts.judge_values, diaries, "elastic late")
+    assert any("worker 3 joined step 0" in text for text in violations) == bool(amount), violations
+    assert amount or not violations
+
+
+@pytest.mark.parametrize("amount", [0, 0.3])
 def test_who_joins_with_the_state_of_one_that_has_just_joined_had_that_and_nothing_else(judged, amount):
     found = gone_on(kind := "elastic outer", views=(EVERYBODY, [3, [0, 1]], [5, EVERYBODY[1]]), lost=(2, 3))
     first = next(entry for entry in found[3] if entry[0] == "enters" and entry[2] == step_of(KINDS[kind], 5))
