@@ -1,9 +1,10 @@
-"""Claim `membership`: the function that a worker evaluates at run time finds its group, the same at every member.
+"""Who is in which group: `conflict-free`, in at most one of a phase; `membership`, every member finds the same one.
 
-`Schedule.group_of` is asked. Where all answers of a period together are small enough, every worker is asked in every
-phase, and that proves the claim for this cluster. Beyond that workers drawn at random are asked, which proves nothing:
-the claim stays open, and says how many answered as their blocks do. The definition that answers are compared with
-shares no code with what is asked.
+Who stands in two groups, the checker says (`verify/checker/facts/conflict_free.py`, with the proof). For membership
+`Schedule.group_of` is asked, the function that a worker evaluates at run time. Where all answers of a period together
+are small enough, every worker is asked in every phase, and that proves the claim for this cluster. Beyond that workers
+drawn at random are asked, which proves nothing: the claim stays open, and says how many answered as their blocks do.
+The definition that answers are compared with shares no code with what is asked.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ from math import prod
 from typing import Any
 
 from partreduce.topo.phase import ONE
-from partreduce.topo.rule import RulePhase, RuleView
+from partreduce.topo.rule import Block, RulePhase, RuleView, nodes_of_group
 from partreduce.topo.schedule import Schedule
-from partreduce.verify.base import Claim, not_proved, proved, refuted, some
+from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
+from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.view import rule_view
 
 Expected = tuple[tuple[int, ...], Fraction] | None
@@ -30,6 +32,41 @@ EVALUATED = 2**20
 
 SAMPLED = 2**19
 """Members in the answers of workers drawn at random."""
+
+RULE = "each worker is in at most one group of a phase"
+OF_RULES = (
+    "For every number of nodes with {digits} digits: in each phase a local rank stands in at most one block, and two "
+    "workers of one block share a group exactly when their nodes agree on the digits that the block does not average "
+    "over. That is an equivalence, so the groups are disjoint and the members agree."
+)
+OF_GROUPS = (
+    "In each of the {period} phases no worker occurs twice in the list of groups; every worker reads its group from "
+    "that one list, so all members of a group agree on it."
+)
+
+
+def prove_conflict_free(facts: ScheduleFacts) -> Claim:
+    """Prove or refute that groups of one phase never share a worker. O(size of the file)."""
+    schedule = facts.schedule.meetings
+    rule, found = rule_view(schedule), facts.conflict()
+    if found is None:
+        text = OF_GROUPS.format(period=schedule.period) if rule is None else OF_RULES.format(digits=rule.num_digits)
+        return Claim("conflict-free", Status.FACT, text, numbers={})
+    phase, worker, both = found
+    groups, blocks, place = [list(average.members) for average in both], {}, f"in phase {phase}"
+    if rule is not None:
+        listed = [Block(tuple(members), tuple(across), relaxation) for members, across, relaxation in both]
+        groups, blocks = [_members(rule, block) for block in listed], {"blocks": [str(block) for block in listed]}
+        place += f" the blocks {listed[0]} and {listed[1]} share local rank {worker}:"
+    text = f"{place} worker {worker} is in group {some(groups[0])} and in group {some(groups[1])}; {RULE}."
+    witness: dict[str, Any] = {"phase": phase, "worker": worker, "groups": groups, **blocks, "rule": RULE}
+    return refuted("conflict-free", text, witness)
+
+
+def _members(rule: RuleView, block: Block) -> list[int]:
+    """Of the group of node 0. One across all digits of a huge cluster is cut: a few members confirm the conflict."""
+    nodes = nodes_of_group(0, rule.radices, block.across)[:64]
+    return sorted(node * rule.workers_per_node + rank for node in nodes for rank in block.local)
 
 
 def prove_membership(schedule: Schedule) -> Claim | None:

@@ -23,8 +23,8 @@ from partreduce.topo.strategies import AllReduce
 from partreduce.topo.timing.cost import communication
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, Proof
-from partreduce.verify.runs import in_bytes
-from partreduce.verify.stated import Stated
+from partreduce.verify.facts import ScheduleFacts
+from partreduce.verify.payload import in_bytes
 
 
 def gives_nothing_back(raw, matrices):
@@ -94,7 +94,9 @@ def test_what_a_node_sends_is_what_is_priced_where_ranks_go_from_node_to_node():
         schedule = random_schedule(draw)
         if schedule.is_mixing and schedule.cluster.workers_per_node and not schedule.prologue:
             priced = communication(schedule, Hardware(model_bytes=2**24)).peak_nic_bytes
-            assert in_bytes(Stated(schedule).numbers("sent-bytes"), 2**24)["of_node"] == pytest.approx(priced, abs=1)
+            assert in_bytes(ScheduleFacts(schedule).numbers("sent-bytes"), 2**24)["of_node"] == pytest.approx(
+                priced, abs=1
+            )
             seen += 1
 
 

@@ -16,7 +16,7 @@ from partreduce.schedulers.protocols.group_generator.service import Ask, GroupGe
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
-from partreduce.verify.generated import (
+from partreduce.verify.asynchronous import (
     Conditions,
     SecondEigenvalue,
     any_requester,

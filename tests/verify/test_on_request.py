@@ -25,9 +25,9 @@ from partreduce.topo.strategies import (
     Server,
     StaticGroups,
 )
+from partreduce.verify.asynchronous import THEOREMS, SecondEigenvalue
 from partreduce.verify.base import Status
-from partreduce.verify.generated import THEOREMS, SecondEigenvalue
-from partreduce.verify.prove import PROVERS, prove
+from partreduce.verify.prove import STATEMENTS, prove
 
 THIRD = Fraction(1, 3)
 
@@ -65,7 +65,7 @@ def test_a_bound_on_known_groups_makes_draws_depend_on_the_past(division: GroupS
     assert "max_known 1" in proof["convergence"].explanation
 
 
-@pytest.mark.parametrize("kind", sorted(PROVERS))
+@pytest.mark.parametrize("kind", sorted(STATEMENTS))
 def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a prover forgets: the claim appears as not proved, and so does the verdict."""
     strategies: dict[str, object] = {
@@ -82,14 +82,11 @@ def test_a_missing_essential_claim_is_not_proved(kind: str, monkeypatch: pytest.
     whole = prove(schedule)
     is_certified = kind in {"static", "allreduce", "neighbor"}
     assert whole.verdict is (Status.PROVED if is_certified else Status.FOLLOWS), whole.explain()
-    prover = PROVERS[kind]
-    for name in prover.essential | prover.of_rules:
-
-        def without(*of, name=name):
-            return tuple(claim for claim in prover.claims(*of) if claim.claim != name)
-
-        forgetful = replace(prover, claims=without)
-        monkeypatch.setitem(PROVERS, kind, forgetful)
+    statements = STATEMENTS[kind]
+    assert whole.essential
+    for name in whole.essential:
+        forgetful = tuple(replace(one, prove=lambda _: None) if one.name == name else one for one in statements)
+        monkeypatch.setitem(STATEMENTS, kind, forgetful)
         proof = prove(schedule)
         assert proof[name].status is Status.NOT_PROVED
         assert proof.verdict is Status.NOT_PROVED

@@ -20,11 +20,12 @@ from partreduce.topo.phase import Group, Phase
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, RulePhases, Server, StaticGroups
-from partreduce.verify import Status, checker, prove
+from partreduce.verify import Status, checker
 from partreduce.verify.base import Claim, Proof, not_proved, proved, refuted, some
 from partreduce.verify.certificate import certificate_bytes
-from partreduce.verify.exact_consensus import _by_labels
-from partreduce.verify.prove import PROVERS, Prover
+from partreduce.verify.contraction import _by_labels
+from partreduce.verify.facts import Statement, always
+from partreduce.verify.prove import STATEMENTS, prove
 
 FACTORS = [1, 1, 1, 1, Fraction(1, 2), Fraction(4, 3), Fraction(7, 4), 0, 2, Fraction(5, 2), Fraction(-1, 2)]
 TAME = [1, 1, Fraction(1, 2), Fraction(4, 3), 0]
@@ -478,10 +479,11 @@ def test_a_proof_is_asked_by_name_and_printed():
 def test_a_kind_without_a_prover_is_refused_and_claims_nobody_made_are_listed_in_order(monkeypatch):
     server = Schedule("s", Cluster.regular(1, 2), Server())
     assert prove(server).verdict is Status.FOLLOWS
-    monkeypatch.setitem(PROVERS, "server", Prover(lambda _, __: (), frozenset({"b", "c", "a"})))
+    rows = tuple(Statement(name, lambda _: None, essential=always) for name in "bca")
+    monkeypatch.setitem(STATEMENTS, "server", rows)
     proof = prove(server)
     assert [(claim.claim, claim.status) for claim in proof.claims] == [(name, Status.NOT_PROVED) for name in "abc"]
-    monkeypatch.delitem(PROVERS, "server")
+    monkeypatch.delitem(STATEMENTS, "server")
     with pytest.raises(ScheduleError, match="strategy 'server': has nothing to prove"):
         prove(server)
 

@@ -13,14 +13,13 @@ import pytest
 from benchmarks.forgery import runs
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import explicit, graph, rule, shift
+from helpers.claims import claims_of_runs
 from partreduce.topo.document.schedule import dump_schedule
 from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.strategies.axes import DelayedAveraging
 from partreduce.verify import Status
-from partreduce.verify import stated as stated_module
-from partreduce.verify.runs import claims_of_runs
-from partreduce.verify.stated import Stated
+from partreduce.verify import facts as facts_module
 
 FACTORS = [1, 1, 1, Fraction(1, 2), Fraction(4, 3), 0, Fraction(3, 2), Fraction(-1, 2)]
 
@@ -61,10 +60,6 @@ def of_graphs(chance):
     return graph(n, *rounds)
 
 
-def claims_of(schedule):
-    return {claim.claim: claim for claim in claims_of_runs(schedule, Stated(schedule))}
-
-
 def speaks(claim):
     return claim.explanation.count(" ") > 5 and "None" not in claim.explanation
 
@@ -78,7 +73,7 @@ def test_what_is_said_is_what_a_run_of_a_small_schedule_shows(make):
         listed, matrices = dense(raw)
         waits = runs.partners(raw, listed, n)
         gap = runs.largest_gap(waits)
-        claims = claims_of(schedule)
+        claims = claims_of_runs(schedule)
         assert all(map(speaks, claims.values()))
         assert claims["memory"].numbers == runs.busiest(raw, listed, n)
         keeps = all((w >= 0).all() and (w.diagonal() > 1e-12).all() for w in matrices)
@@ -111,8 +106,8 @@ def test_what_is_said_is_what_a_run_of_a_small_schedule_shows(make):
 @pytest.mark.parametrize("name", ["staleness", "queues", "end"])
 def test_what_would_take_too_long_is_not_proved_and_said(monkeypatch, name):
     schedule = graph(6, shift(6, Fraction(1, 3)))
-    monkeypatch.setattr(stated_module, "MAX_WORK", 5)
-    claim = claims_of(schedule)[name]
+    monkeypatch.setattr(facts_module, "MAX_WORK", 5)
+    claim = claims_of_runs(schedule)[name]
     assert claim.status is Status.NOT_PROVED
     assert "over a second" in claim.explanation
     assert speaks(claim)

@@ -18,22 +18,13 @@ from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, DynamicGroups, Pairwise, Server
-from partreduce.topo.strategies.axes import WIDER, Codec, DrainPolicy, GradientReduction, Pipeline, Transport
+from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.prove import PROVERS
 from partreduce.verify.view import contracts, every_relaxation_tame, explicit_view, is_tame, rule_view
 
 MEANS = {"doubly-stochastic", "consensus", "deadlock-free"}
-ESSENTIAL = {
-    "static": (MEANS | {"conflict-free"}, {"membership"}),
-    "allreduce": (MEANS | {"conflict-free"}, {"membership"}),
-    "neighbor": (MEANS, set()),
-    "dynamic_groups": ({"convergence", "deadlock-free"}, set()),
-    "pairwise": ({"consensus", "deadlock-free"}, set()),
-    "server": ({"consensus", "deadlock-free"}, set()),
-}
 OF_RUNS = ["staleness", "end", "memory", "sent-bytes"]
 OF_GROUPS = ["conflict-free", "doubly-stochastic", "consensus", "deadlock-free", "contraction", "consensus-distance"]
 
@@ -62,11 +53,27 @@ def test_a_bound_below_1_is_never_said_to_be_1():
     assert upper(1 + Fraction(1, 10**9)) == "1.00001"
 
 
+ESSENTIAL = {
+    "explicit": MEANS | {"conflict-free"},
+    "rule-exact": MEANS | {"conflict-free", "membership"},
+    "allreduce": MEANS | {"conflict-free", "membership"},
+    "graph": MEANS,
+    "pipeline": MEANS | {"conflict-free", "membership", "equal-replicas", "codec-error"},
+    "coded": MEANS | {"conflict-free", "codec-error"},
+    "quorum": {"deadlock-free", "conservation", "equal-replicas"},
+}
+ON_REQUEST = {
+    DynamicGroups(): {"convergence", "deadlock-free"},
+    Pairwise(active=(0, 2)): {"consensus", "deadlock-free"},
+    Server(): {"consensus", "deadlock-free"},
+    Server(transport=Transport(codec=Codec.FLOAT16)): {"consensus", "deadlock-free", "codec-error"},
+}
+
+
 def test_what_no_schedule_of_a_kind_should_be_run_without():
-    assert {kind: (set(p.essential), set(p.of_rules)) for kind, p in PROVERS.items()} == ESSENTIAL
-    exact = SCHEDULES["rule-exact"]
-    assert prove(exact).essential == MEANS | {"conflict-free", "membership"}
-    assert prove(SCHEDULES["explicit"]).essential == MEANS | {"conflict-free"}
+    assert {name: prove(SCHEDULES[name]).essential for name in ESSENTIAL} == ESSENTIAL
+    of = {strategy: Schedule("s", Cluster.regular(2, 2), strategy) for strategy in ON_REQUEST}
+    assert {strategy: prove(schedule).essential for strategy, schedule in of.items()} == ON_REQUEST
 
 
 def names(schedule):
@@ -92,13 +99,10 @@ def test_no_claim_about_means_is_made_where_groups_clash():
 
 def test_late_gradients_and_codecs_are_claimed_and_essential():
     pipe, coded = prove(SCHEDULES["pipeline"]), prove(SCHEDULES["coded"])
-    assert pipe.essential - MEANS == {"conflict-free", "membership", "lag", "equal-replicas", "codec-error"}
-    assert coded.essential - MEANS == {"conflict-free", "codec-error"}
-    assert names(SCHEDULES["pipeline"])[-7:] == [*OF_RUNS[:2], "lag", "equal-replicas", "codec-error", *OF_RUNS[2:]]
+    assert names(SCHEDULES["pipeline"])[-6:] == [*OF_RUNS[:2], "equal-replicas", "codec-error", *OF_RUNS[2:]]
     assert names(SCHEDULES["allreduce"])[-5:] == [*OF_RUNS[:2], "equal-replicas", *OF_RUNS[2:]]
     assert pipe.verdict is coded.verdict is Status.PROVED
     server = prove(Schedule("s", Cluster.regular(2, 2), Server(transport=Transport(codec=Codec.FLOAT16))))
-    assert server.essential == {"consensus", "deadlock-free", "codec-error"}
     assert server.verdict is Status.FOLLOWS
     clash = explicit(3, [[0, 1], [1, 2]], [range(3)], transport=Transport(codec=Codec.INT8))
     assert prove(clash)["codec-error"].status is Status.NOT_PROVED
@@ -122,27 +126,6 @@ def test_the_order_of_operations_is_told_where_several_are_in_flight_in_pieces_o
     assert "A thread carries out its stages in this order" in said
     said = prove(SCHEDULES["allreduce"])["deadlock-free"].explanation
     assert not any(word in said for word in ("in flight", "pieces", "thread"))
-
-
-@pytest.mark.parametrize(
-    ("sync", "words"),
-    [
-        (Pipeline(), "Each step applies the mean of all workers' gradients of exactly 1 step before; the first one"),
-        (Pipeline(), "Those of the last step are applied at the end: T >= 1 steps apply all T gradients"),
-        (Pipeline(total=GradientReduction.SUM), "applies the sum of all"),
-        (Pipeline(warm_up=5), "After 5 synchronous steps each step"),
-        (Pipeline(drain=DrainPolicy.DROP), "are dropped at the end: T >= 1 steps apply T - 1 gradients"),
-        (Pipeline(width=4), "the first 3 apply a gradient of 0. Never more than 3"),
-        (Pipeline(width=4), f"A width of 4 was asked for, although {WIDER}."),
-    ],
-)
-def test_a_lag_is_told_in_words(sync, words):
-    claim = prove(Schedule("a", Cluster.regular(2, 2), AllReduce(sync=sync)))["lag"]
-    assert words in claim.explanation
-    assert (claim.witness is not None) == (sync.width > 2)
-
-
-ON_REQUEST = [DynamicGroups(), Pairwise(active=(0, 2)), Server()]
 
 
 @pytest.mark.parametrize("strategy", ON_REQUEST)

@@ -308,7 +308,6 @@ def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_delay
     assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
     proof = answer(capsys, "verify", path, "--json")
     assert proof["metrics"]["pipeline"] == costs
-    assert next(claim for claim in proof["claims"] if claim["claim"] == "lag")["witness"]["width"] == 3
     assert answer(capsys, "simulate", path, "--json")["pipeline"] == costs
     assert main(["simulate", str(path)]) == 0
     assert "Its gradients are 2 late" in capsys.readouterr().out

@@ -1,4 +1,7 @@
-"""Generated schedules: a theorem for each division about what the service draws, or the reason why there is none.
+"""Strategies whose groups are decided while the job runs: what holds whichever worker asks, and when.
+
+Their protocols are explored (docs/internals/explorer.md); here stand the conditions that can be decided from the
+schedule file. None of them has an entry in the certificate: the checker has no groups to look at.
 
 Groups drawn at run time have no fixed product to certify. Prague rests on the analysis of AD-PSGD: every W must be
 doubly stochastic (group means always are), λ₂ of E[WᵀW] below 1, and W must not depend on the past. Which draws do not?
@@ -19,13 +22,21 @@ Each holds as long as all workers take part, and only while neither the filter o
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
-from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import DynamicGroups, Pairwise, Server
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.dynamic_groups import GroupSplit
+from partreduce.verify.base import SHOWN, Claim, Status, follows, not_proved, refuted, some, upper
+from partreduce.verify.facts import If, ScheduleFacts, Statement, always
+from partreduce.verify.payload import CODEC_ERROR_OF_SERVER
+from partreduce.verify.rounds import SAME_START
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,3 +221,174 @@ def inter_intra(num_nodes: int, workers_per_node: int, size: int) -> SecondEigen
     return SecondEigenvalue(
         trace, determinant, f"heads of {num_nodes} nodes in groups of {size}, then all {p} of a node"
     )
+
+
+def _prove_convergence(facts: ScheduleFacts) -> Claim:
+    """The theorem of the division, if it covers what runs."""
+    strategy = facts.schedule.strategy
+    assert isinstance(strategy, DynamicGroups), "the table of its kind"
+    try:
+        found = convergence_conditions(strategy, facts.schedule.cluster)
+    except ScheduleError as error:
+        return not_proved("convergence", f"{error}.")
+    second = found.second_eigenvalue
+    witness = {
+        "second_eigenvalue": float(second),
+        "trace": str(second.trace),
+        "determinant": str(second.determinant),
+        "drawn": second.how,
+        "independent": found.independent,
+        "against": list(found.against),
+        "assumes": found.assumes,
+    }
+    value = f"at most {upper(Fraction(float(second)))}" if found.independent else f"{float(second):.6g}"
+    words = f"λ₂ of E[WᵀW] is {value} for {second.how}"
+    if not found.independent:
+        return Claim("convergence", Status.NOT_PROVED, f"{'; '.join(found.against)}. ({words}.)", witness)
+    if not found.contracts:
+        return refuted("convergence", f"{words}.", witness)
+    return follows("convergence", f"{words}. Assumed: {found.assumes}.", witness)
+
+
+DYNAMIC_GROUPS = (
+    Statement("convergence", _prove_convergence, essential=always),
+    Statement(
+        "deadlock-free",
+        lambda _: follows(
+            "deadlock-free",
+            "groups get sequence numbers, stand in their order in the buffers of all members, and start when they are "
+            "first in all of them and no member is in a running one. Running groups are disjoint and their members "
+            "wait for no other; once they are done, the oldest group that has not started is first in the buffers of "
+            "all its members and starts. A worker that ends is taken out of groups that have not started and meets the "
+            "one that runs first, so neither unequal data nor unequal steps per round leave anybody waiting. This is a "
+            "theorem about the protocol: that its code follows it was explored for small configurations "
+            "(docs/group-generator.md). Assumed: the service lives or is started again, messages arrive when repeated, "
+            "and who dies is given up by its lease.",
+        ),
+        essential=always,
+    ),
+)
+
+
+def _pairwise(schedule: Schedule) -> Pairwise:
+    assert isinstance(schedule.strategy, Pairwise), "the table of its kind"
+    return schedule.strategy
+
+
+def _edges(schedule: Schedule) -> list[tuple[int, int]]:
+    strategy, n = _pairwise(schedule), schedule.num_workers
+    return [(worker, other) for worker in strategy.active for other in strategy.passive_of(worker, n)]
+
+
+def _prove_two_sides(facts: ScheduleFacts) -> Claim:
+    """Every edge joins the two sides, which excludes circular waiting (Lian et al., ICML 2018, section 3)."""
+    active, n = _pairwise(facts.schedule).active, facts.schedule.num_workers
+    return follows(
+        "deadlock-free",
+        f"all {len(_edges(facts.schedule))} edges join {len(active)} active and {n - len(active)} passive workers; "
+        "only active workers wait for an answer and only passive ones give it, so nobody who is waited for waits. "
+        "Assumed at the end: a passive worker that has no more data goes on answering until all active ones have "
+        "ended.",
+        {"active": sorted(active)},
+    )
+
+
+def _prove_questions(facts: ScheduleFacts) -> Claim:
+    """How many questions can wait at a passive worker: each active worker has asked one at most."""
+    askers = Counter(passive for _, passive in _edges(facts.schedule))
+    most = max(askers.values(), default=0)
+    busiest = min((worker for worker in askers if askers[worker] == most), default=None)
+    return follows(
+        "queues",
+        f"an active worker asks one question and waits for its answer, and {most} of them at most know a passive "
+        f"worker: so at most {most} questions wait there, each is answered, and who asks waits for at most "
+        f"{max(most - 1, 0)} exchanges of others. Nobody waits for anybody's rounds, so how far one gets ahead of "
+        "another has no bound.",
+        {"questions": most, "worker": busiest, "gap": None},
+    )
+
+
+def _prove_connected(facts: ScheduleFacts) -> Claim:
+    """The graph is connected; without that there is no consensus."""
+    import networkx as nx
+
+    n = facts.schedule.num_workers
+    graph = nx.Graph(_edges(facts.schedule))
+    graph.add_nodes_from(range(n))
+    reached = nx.node_connected_component(graph, 0)
+    if len(reached) == n:
+        return follows(
+            "consensus",
+            "the graph is connected and every edge is used with positive probability in every round of its active end.",
+        )
+    outside = [worker for worker in range(n) if worker not in reached]
+    return refuted(
+        "consensus",
+        f"no path of edges leads from worker 0 to worker {outside[0]}; add an edge between their parts.",
+        {"closed": sorted(reached), "outside": outside[0]},
+        f"workers {some(sorted(reached), SHOWN)} never average with {some(outside, SHOWN)}",
+    )
+
+
+PAIRWISE = (
+    Statement("deadlock-free", _prove_two_sides, essential=always),
+    Statement("consensus", _prove_connected, essential=always),
+    Statement("queues", _prove_questions),
+)
+
+
+def _prove_served(facts: ScheduleFacts) -> Claim:
+    """Whom a worker of a server waits for."""
+    strategy = facts.schedule.strategy
+    assert isinstance(strategy, Server), "the table of its kind"
+    if strategy.synchronous:
+        text = (
+            "shards answer beside the training of their host, and round r is complete once all workers have pushed in "
+            "it, which each does after its round r − 1; so the smallest unfinished round is always completed. Assumed: "
+            "all workers carry out the same number of rounds (join mode does that with unequal data)."
+        )
+    elif strategy.staleness is None:
+        text = "shards answer beside the training of their host, and wait for nobody; so a worker waits for no other."
+    else:
+        text = (
+            "shards answer beside the training of their host; only a worker that is more than "
+            f"{strategy.staleness} rounds ahead of the slowest waits, and the slowest never is. Assumed: all workers "
+            "carry out the same number of rounds; the others wait for one that ends much earlier."
+        )
+    return follows("deadlock-free", text)
+
+
+def _prove_equal_replicas(facts: ScheduleFacts) -> Claim | None:
+    """Where a server is synchronous and not late its answer is the same for all, and all that they go on from."""
+    strategy = facts.schedule.strategy
+    assert isinstance(strategy, Server), "the table of its kind"
+    if not strategy.synchronous or strategy.mixes_late:
+        return None
+    unit = "step" if strategy.averages_gradients else "round"
+    text = f"the hosts answer all workers with the same bytes, so all hold the same parameters after every {unit}."
+    return follows("equal-replicas", text)
+
+
+SERVER = (
+    Statement(
+        "consensus",
+        lambda _: follows(
+            "consensus", "every shard has one copy, on its host, and workers read it at the start of a round."
+        ),
+        essential=always,
+    ),
+    Statement("deadlock-free", _prove_served, essential=always),
+    Statement(
+        "equal-replicas",
+        _prove_equal_replicas,
+        (
+            If(
+                lambda s, _: s.strategy.transport.codec is not Codec.NONE,
+                " What a host rounds in its answer its own worker takes rounded, too.",
+            ),
+            SAME_START,
+        ),
+    ),
+    CODEC_ERROR_OF_SERVER,
+)
+"""One copy of the parameters, so there is nothing to agree on; a synchronous server waits for everybody."""
