@@ -83,26 +83,20 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         )
         for name in ("authority", "machine", "member", "words")
     },
-    **{
-        f"partreduce/verify/{name}.py": (GROUPS, (ORACLE, *PROVER))
-        for name in ("classes", "conflict_free", "consensus")
-    },
-    **{f"partreduce/verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
-    **{f"partreduce/verify/{name}.py": ((ORACLE,), PROVER) for name in ("exact_consensus", "stochastic")},
+    "partreduce/verify/consensus.py": (GROUPS, GRAPHS, (ORACLE, *PROVER)),
     **{f"partreduce/verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove", "view")},
     "partreduce/verify/certificate.py": ((SAYS,), PROVER),
-    "partreduce/verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
+    "partreduce/verify/asynchronous.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
     "partreduce/verify/membership.py": (
-        ("tests/verify/test_membership_laws.py",),
+        ("tests/verify/test_membership_laws.py", ORACLE),
         ("tests/verify/test_membership_zoo.py",),
     ),
-    "partreduce/verify/on_request.py": ((ON_REQUEST,),),
-    **{f"partreduce/verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction",)},
-    **{f"partreduce/verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance")},
-    **{
-        f"partreduce/verify/{name}.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS))
-        for name in ("runs", "codec_error", "stated")
-    },
+    "partreduce/verify/contraction.py": (GROUPS, (STEADY, ORACLE, *PROVER)),
+    "partreduce/verify/steady_state.py": ((STEADY, "tests/verify/test_outer_consensus.py"), PROVER),
+    "partreduce/verify/facts.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS)),
+    "partreduce/verify/payload.py": ((RUN_LAWS, PAYLOADS, TABLE_CLAIMS), (RUNS, SAYS)),
+    "partreduce/verify/rounds.py": ((RUN_LAWS, PAYLOADS, QUORUM_CLAIMS), (RUNS, SAYS)),
+    "partreduce/verify/iteration_gap.py": (("tests/verify/test_kept_gap_claims.py",),),
     "partreduce/verify/functions.py": (("tests/verify/test_proof_methods.py",),),
     **{
         str(path.relative_to(ROOT)): (CHECKER,)
@@ -122,8 +116,6 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         )
         for name in ("classic", "directed", "hop")
     },
-    "partreduce/verify/tables.py": ((TABLE_CLAIMS,),),
-    "partreduce/verify/quorum.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
         f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)
