@@ -19,8 +19,6 @@ GROUPS = (f"{ORACLE}::test_explicit_groups", f"{ORACLE}::test_rules")
 GRAPHS = (f"{ORACLE}::test_graphs", f"{ORACLE}::test_graphs_whose_workers_drop_their_own_value_converge_by_a_power")
 PROVER = ("tests/verify/test_prove.py", "tests/verify/test_proof_methods.py")
 RUNS = "tests/verify/test_claims_of_runs.py"
-RUN_LAWS = "tests/verify/test_run_claim_laws.py"
-PAYLOADS = "tests/verify/test_payload_claims.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
@@ -31,7 +29,7 @@ CHECKER = (
     *(f"tests/verify/checker/test_{of}.py" for of in ("facts", "gap_facts", "what_the_checker_reads")),
     *(f"tests/verify/test_{of}_claims.py" for of in ("kept_gap", "quorum")),
     QUORUM_CLAIMS,
-    PAYLOADS,
+    RUNS,
     TABLE_CLAIMS,
 )
 """Of all files of the checker: `warm` picks the tests that come to a mutant's line."""
@@ -93,9 +91,9 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "partreduce/verify/contraction.py": (GROUPS, (STEADY, ORACLE, *PROVER)),
     "partreduce/verify/steady_state.py": ((STEADY, "tests/verify/test_outer_consensus.py"), PROVER),
-    "partreduce/verify/facts.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS)),
-    "partreduce/verify/payload.py": ((RUN_LAWS, PAYLOADS, TABLE_CLAIMS), (RUNS, SAYS)),
-    "partreduce/verify/rounds.py": ((RUN_LAWS, PAYLOADS, QUORUM_CLAIMS), (RUNS, SAYS)),
+    "partreduce/verify/facts.py": ((RUNS,), (SAYS,)),
+    "partreduce/verify/payload.py": ((RUNS, TABLE_CLAIMS), (SAYS,)),
+    "partreduce/verify/rounds.py": ((RUNS, QUORUM_CLAIMS), (SAYS,)),
     "partreduce/verify/iteration_gap.py": (("tests/verify/test_kept_gap_claims.py",),),
     "partreduce/verify/functions.py": (("tests/verify/test_proof_methods.py",),),
     **{

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError
@@ -60,43 +61,33 @@ class SecondEigenvalue:
         return (float(self.trace) + math.sqrt(self.trace * self.trace - 4 * self.determinant)) / 2
 
 
-@dataclass(frozen=True, slots=True)
-class Conditions:
-    """The answer: λ₂ and what it is of, whether it is below 1, and the reasons why what runs is not covered.
-
-    `assumes` is what the theorem rests on besides, in words.
-    """
-
-    second_eigenvalue: SecondEigenvalue
-    contracts: bool
-    against: tuple[str, ...]
-    assumes: str
-
-    @property
-    def independent(self) -> bool:
-        """Whether draws do not depend on the past, or not in a way that matters to the theorem."""
-        return not self.against
-
-    @property
-    def hold(self) -> bool:
-        """Whether the theorem covers what runs."""
-        return self.contracts and self.independent
-
-
 ALL_TAKE_PART = "all workers take part (none dies, pauses or has ended)"
 UNPREDICTED = (
     "the random numbers, SHAKE-256 of seed and draw, are as good as uniform, and no speed depends on those to come"
 )
 
 
-def convergence_conditions(strategy: DynamicGroups, cluster: Cluster) -> Conditions:
+class Theorem(NamedTuple):
+    """λ₂ and what it is of, the reasons why what runs is not covered, and what else the theorem rests on."""
+
+    second_eigenvalue: SecondEigenvalue
+    against: tuple[str, ...] = ()
+    assumes: str = ALL_TAKE_PART
+
+    @property
+    def holds(self) -> bool:
+        """Whether the theorem covers what runs, and says that it contracts."""
+        return self.second_eigenvalue.is_below_one and not self.against
+
+
+def theorem_of(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     """The theorem of the division, and what stands against it in this schedule. O(number of nodes).
 
     Raises:
         ScheduleError: inter/intra groups on a cluster whose nodes differ in size.
     """
-    theorem, against, assumes = THEOREMS[strategy.division](strategy, cluster)
-    reasons = list(against)
+    theorem = THEOREMS[strategy.division](strategy, cluster)
+    reasons = list(theorem.against)
     if strategy.slow_threshold is not None:
         reasons.append(
             f"slow_threshold {strategy.slow_threshold} leaves workers out by their progress: draws depend on the past"
@@ -108,7 +99,7 @@ def convergence_conditions(strategy: DynamicGroups, cluster: Cluster) -> Conditi
             f"max_known {strategy.max_known} restricts a worker to groups drawn before, once it belongs to that many "
             f"({shown} are possible): draws depend on the past, and parts may form that never meet"
         )
-    return Conditions(theorem, theorem.is_below_one, tuple(reasons), assumes)
+    return theorem._replace(against=tuple(reasons))
 
 
 MANY = 10**6
@@ -136,12 +127,9 @@ def groups_of_a_worker(strategy: DynamicGroups, cluster: Cluster) -> int:
 
 def _random(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     n, g = cluster.num_workers, strategy.group_size
-    second = SecondEigenvalue(
-        any_requester(n, g),
-        Fraction(0),
-        f"a group of {g} among {n}, random but for the worker that asks, whoever asks",
-    )
-    return second, (), f"{ALL_TAKE_PART}; {UNPREDICTED}"
+    how = f"a group of {g} among {n}, random but for the worker that asks, whoever asks"
+    second = SecondEigenvalue(any_requester(n, g), Fraction(0), how)
+    return Theorem(second, assumes=f"{ALL_TAKE_PART}; {UNPREDICTED}")
 
 
 def _node_then_all(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
@@ -150,31 +138,25 @@ def _node_then_all(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
         f"a cycle that ends in the group of all {n} workers, which is drawn after {every * n} requests ({every} rounds "
         "of each worker, on average) since the last; nothing is said about fewer rounds"
     )
-    return SecondEigenvalue(Fraction(0), Fraction(0), how), (), ALL_TAKE_PART
+    return Theorem(SecondEigenvalue(Fraction(0), Fraction(0), how))
 
 
 def _global(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     n, g = cluster.num_workers, strategy.group_size
-    second = SecondEigenvalue(
-        partition(n, g), Fraction(0), f"a uniformly random partition of {n} in groups of {g}, if all were idle at it"
-    )
-    return second, (AMONG_IDLE,), ALL_TAKE_PART
+    how = f"a uniformly random partition of {n} in groups of {g}, if all were idle at it"
+    return Theorem(SecondEigenvalue(partition(n, g), Fraction(0), how), (AMONG_IDLE,))
 
 
 def _inter_intra(strategy: DynamicGroups, cluster: Cluster) -> Theorem:
     if cluster.workers_per_node is None:
         raise ScheduleError(f"cluster {cluster}: inter/intra groups are analyzed for nodes of equal size")
-    second = inter_intra(cluster.num_nodes, cluster.workers_per_node, strategy.group_size)
-    return second, (AMONG_IDLE,), ALL_TAKE_PART
+    return Theorem(inter_intra(cluster.num_nodes, cluster.workers_per_node, strategy.group_size), (AMONG_IDLE,))
 
 
 AMONG_IDLE = (
     "a division is drawn among the workers that are idle when somebody asks, which depends on everybody's speed: parts "
     "that are never idle together do not mix, and no probability of that is known"
 )
-
-Theorem = tuple[SecondEigenvalue, tuple[str, ...], str]
-"""λ₂ with what it is of, the reasons against it, and what it assumes."""
 
 THEOREMS: dict[GroupSplit, Callable[[DynamicGroups, Cluster], Theorem]] = {
     GroupSplit.RANDOM: _random,
@@ -228,7 +210,7 @@ def _prove_convergence(facts: ScheduleFacts) -> Claim:
     strategy = facts.schedule.strategy
     assert isinstance(strategy, DynamicGroups), "the table of its kind"
     try:
-        found = convergence_conditions(strategy, facts.schedule.cluster)
+        found = theorem_of(strategy, facts.schedule.cluster)
     except ScheduleError as error:
         return not_proved("convergence", f"{error}.")
     second = found.second_eigenvalue
@@ -237,15 +219,15 @@ def _prove_convergence(facts: ScheduleFacts) -> Claim:
         "trace": str(second.trace),
         "determinant": str(second.determinant),
         "drawn": second.how,
-        "independent": found.independent,
+        "independent": not found.against,
         "against": list(found.against),
         "assumes": found.assumes,
     }
-    value = f"at most {upper(Fraction(float(second)))}" if found.independent else f"{float(second):.6g}"
+    value = f"at most {upper(Fraction(float(second)))}" if not found.against else f"{float(second):.6g}"
     words = f"λ₂ of E[WᵀW] is {value} for {second.how}"
-    if not found.independent:
+    if found.against:
         return Claim("convergence", Status.NOT_PROVED, f"{'; '.join(found.against)}. ({words}.)", witness)
-    if not found.contracts:
+    if not found.holds:
         return refuted("convergence", f"{words}.", witness)
     return follows("convergence", f"{words}. Assumed: {found.assumes}.", witness)
 

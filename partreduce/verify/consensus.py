@@ -29,7 +29,7 @@ from partreduce.topo.strategies import Round
 from partreduce.verify.base import SHOWN, Claim, not_proved, proved, refuted, some
 from partreduce.verify.contraction import prove_power
 from partreduce.verify.facts import If, ScheduleFacts
-from partreduce.verify.view import contracts, every_relaxation_tame, explicit_view, rule_view
+from partreduce.verify.view import every_relaxation_tame, explicit_view, rule_view
 
 NAME = "consensus"
 DOUBLY, SUMS = "doubly-stochastic", "unit-sums"
@@ -107,13 +107,13 @@ def _tree(phases: tuple[Phase, ...]) -> Claim:
     return proved(NAME, text, method="trees", trees=[edges.tolist()])
 
 
-def class_groups(rule: RuleView, digits: set[int], *, moving_only: bool) -> list[list[list[int]]]:
+def class_groups(rule: RuleView, digits: set[int]) -> list[list[list[int]]]:
     """The graph of one character class: local ranks, and the ground that blocks vanishing on the class tie to 0."""
     result = []
     for phase in rule.phases:
         grounded, groups = [GROUND], []
         for block in (b for b in phase if b.makes_groups):
-            if contracts(block.relaxation) or (moving_only and block.relaxation != 0):
+            if block.relaxation != 0:
                 if digits & set(block.across):
                     grounded.extend(block.local)
                 else:
@@ -126,7 +126,7 @@ def _trees_of_classes(rule: RuleView) -> Claim:
     trees = []
     for digits in (set(), *({digit} for digit in range(rule.num_digits))):
         vertices = ([GROUND] if digits else []) + list(range(rule.workers_per_node))
-        edges, components = tree_of_groups(vertices, class_groups(rule, digits, moving_only=True))
+        edges, components = tree_of_groups(vertices, class_groups(rule, digits))
         if len(components) > 1:
             inside = next(sorted(c) for c in reversed(components) if GROUND not in c)
             if digits:

@@ -15,7 +15,6 @@ What is computed here is not trusted: it is rounded to integers, which the check
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from math import ceil, frexp, log2
 
 import numpy as np
@@ -37,7 +36,6 @@ from partreduce.verify.consensus import prove_consensus
 from partreduce.verify.contraction import common_factor
 from partreduce.verify.view import MAX_DIGITS, MAX_SIZE, rule_view
 
-Matrix = npt.NDArray[np.float64]
 Stack = npt.NDArray[np.float64]
 """(classes, size, size)."""
 
@@ -93,14 +91,14 @@ def prove_consensus_distance(schedule: Schedule) -> Claim:
         return not_proved(NAME, "workers agree too slowly for a certificate in integers.")
     units = batch.period * (size + 1) * 2.0 ** -(bits + GUARD)
     exact = _bound(motion, np.ldexp(rounded, -bits))
-    at_most = rounded_up(exact * (1 + FLOATS) + size * units)
+    at_most = fraction_above(max(exact * (1 + FLOATS) + size * units, 2.0**-64))
     text = (
         f"consensus distance ≤ {upper(at_most, 8)}: a covariance of the workers is listed that one period with its "
         "noise makes smaller, and what averaging does keeps that order; so no period that starts with equal workers "
         "leads above it, nor does the steady state."
     )
     lower = np.tril_indices(size)
-    covariance = [as_integers(x[lower], 0) for x in rounded]
+    covariance = [x[lower].astype(int).tolist() for x in rounded]
     return proved(NAME, text, at_most=str(at_most), bits=bits, covariance=covariance)
 
 
@@ -167,16 +165,6 @@ def _by_classes(schedule: Schedule, rule: RuleView, worker_steps: npt.NDArray[np
     classes = [merged[frozenset(one for one in sets if set(one) & set(digits)), not digits] for digits in listed]
     batch = batch_of_classes(schedule, rule, worker_steps.tolist(), classes, [(rank,) for rank in range(size)])
     return Sectors(schedule.num_workers, [batch], schedule.mixing.mixes_late, "")
-
-
-def rounded_up(value: float) -> Fraction:
-    """A fraction of 32 bits not below a float that is not negative."""
-    return fraction_above(value) if value > 0 else fraction_above(2.0**-64)
-
-
-def as_integers(matrix: Matrix, bits: int) -> list[int]:
-    """The entries times 2^bits, rounded, in order."""
-    return [int(entry) for entry in np.rint(np.ldexp(matrix, bits)).ravel()]
 
 
 def bits_for(step: float) -> int:

@@ -38,11 +38,6 @@ def explicit_view(schedule: Schedule) -> tuple[Phase, ...] | None:
     return schedule.phased.steps(schedule.cluster)
 
 
-def contracts(relaxation: Fraction) -> bool:
-    """Whether a group of this factor draws its members together."""
-    return 0 < relaxation < 2
-
-
 def is_tame(relaxation: Fraction) -> bool:
     """Whether a group of this factor lengthens nothing and keeps a vector's length only by leaving it alone."""
     return 0 <= relaxation < 2

@@ -25,7 +25,7 @@ from partreduce.topo.strategies import (
     Server,
     StaticGroups,
 )
-from partreduce.verify.asynchronous import THEOREMS, SecondEigenvalue
+from partreduce.verify.asynchronous import THEOREMS, SecondEigenvalue, Theorem
 from partreduce.verify.base import Status
 from partreduce.verify.prove import STATEMENTS, prove
 
@@ -193,7 +193,7 @@ def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_
     """Not one of the theorems says so today; a new division's might."""
     strategy = DynamicGroups(group_size=3, division=GroupSplit.RANDOM, slow_threshold=None, max_known=None)
     still = SecondEigenvalue(Fraction(1), Fraction(0), "nothing")
-    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: (still, (), "all"))
+    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: Theorem(still, (), "all"))
     claim = prove(of(strategy))["convergence"]
     assert claim.status is Status.REFUTED
     assert claim.witness == {
@@ -201,7 +201,7 @@ def test_a_draw_that_does_not_contract_refutes_and_one_that_is_not_covered_does_
         "against": [], "assumes": "all",
     }  # fmt: skip
     assert claim.explanation == "λ₂ of E[WᵀW] is at most 1 for nothing."
-    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: (still, ("no",), "all"))
+    monkeypatch.setitem(THEOREMS, GroupSplit.RANDOM, lambda *_: Theorem(still, ("no",), "all"))
     claim = prove(of(strategy))["convergence"]
     assert (claim.status, claim.explanation) == (Status.NOT_PROVED, "no. (λ₂ of E[WᵀW] is 1 for nothing.)")
     assert claim.witness["against"] == ["no"]

@@ -22,7 +22,7 @@ from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.view import contracts, every_relaxation_tame, explicit_view, is_tame, rule_view
+from partreduce.verify.view import every_relaxation_tame, explicit_view, is_tame, rule_view
 
 MEANS = {"doubly-stochastic", "consensus", "deadlock-free"}
 OF_RUNS = ["staleness", "end", "memory", "sent-bytes"]
@@ -195,11 +195,9 @@ def test_the_fraction_above_is_the_least_of_its_bits():
     assert some(range(3), 2) == "{0,1,… (3 in all)}"
 
 
-def test_factors_that_draw_together_and_those_that_lengthen_nothing():
-    factors = [Fraction(n, 4) for n in range(-3, 12)]
-    pairs = {x: [abs(1 - x) < 1, abs(1 - x) < 1 or x == 0] for x in factors}  # a pair's difference is times 1 − x
-    assert {x: [contracts(x), is_tame(x)] for x in factors} == pairs
-    for x in factors:
+def test_factors_that_lengthen_nothing():
+    for x in (Fraction(n, 4) for n in range(-3, 12)):
+        assert is_tame(x) == (abs(1 - x) < 1 or x == 0), "a pair's difference is times 1 − x"
         assert every_relaxation_tame(explicit(4, [[0, 1]], [Group((0, 1), x), Group((2, 3), Fraction(1))])) == is_tame(
             x
         )
