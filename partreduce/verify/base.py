@@ -96,7 +96,7 @@ class Claim:
 class Proof:
     """All claims about one schedule. `certificate` holds the proved ones in the form that the checker reads.
 
-    `essential` names the claims without which a schedule of its kind should not be run (`verify.prove.PROVERS`).
+    `essential` names the claims without which a schedule of its kind should not be run (`verify.prove.STATEMENTS`).
     """
 
     name: str
