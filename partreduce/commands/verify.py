@@ -235,7 +235,7 @@ def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
     if not against and proof.open:
         is_known = "are not known" if len(proof.open) > 1 else "is not known"
         against = [f"{' and '.join(sorted(proof.open))} {is_known} to hold"]
-    words = against or [in_plain_words(schedule, proof) if schedule is not None else "all that was asked"]
+    words = against or [in_plain_words(schedule, proof) if schedule is not None else ""]
     if proof.parting_words and not any(claim.summary for claim in proof.claims):
         words.append(proof.parting_words)
     return f"{VERDICTS[proof.verdict]}: {escape('; '.join(filter(None, words)))}"

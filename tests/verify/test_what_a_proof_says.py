@@ -22,6 +22,9 @@ from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.verify import Status, prove
 from partreduce.verify.base import Claim, fraction_above, not_proved, proved, refuted, some, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
+from partreduce.verify.facts import If, ScheduleFacts, Statement, format_sentence
+from partreduce.verify.payload import TABLES
+from partreduce.verify.prove import OF_FAILURE_PLAN, OF_PROTOCOL, OWN_OUTER_PARAMS, STATEMENTS
 from partreduce.verify.view import every_relaxation_tame, explicit_view, is_tame, rule_view
 
 MEANS = {"doubly-stochastic", "consensus", "deadlock-free"}
@@ -106,6 +109,34 @@ def test_late_gradients_and_codecs_are_claimed_and_essential():
     assert server.verdict is Status.FOLLOWS
     clash = explicit(3, [[0, 1], [1, 2]], [range(3)], transport=Transport(codec=Codec.INT8))
     assert prove(clash)["codec-error"].status is Status.NOT_PROVED
+
+
+def test_a_sentence_is_its_clauses_whose_conditions_hold_with_numbers_at_their_places():
+    sentence = (
+        "{schedule.name} has {count}",
+        If(lambda _, n: n["count"] > 1, (" {what}s", If(lambda s, _: s.num_workers > 3, " each")), " {what}"),
+        ".",
+    )
+    wide, narrow = (Schedule("x", Cluster.regular(1, n), AllReduce()) for n in (4, 2))
+    said = [
+        format_sentence(sentence, schedule, {"count": count}, lambda _, n: {"what": f"item{n['count']}"})
+        for schedule in (wide, narrow)
+        for count in (1, 2)
+    ]
+    assert said == ["x has 1 item1.", "x has 2 item2s each.", "x has 1 item1.", "x has 2 item2s."]
+
+
+def test_caveats_end_what_holds_and_nothing_else():
+    facts = ScheduleFacts(SCHEDULES["explicit"])
+    for claim, words in ((proved("a", "so."), "so. But."), (not_proved("a", "open."), "open."), (None, None)):
+        found = Statement("a", lambda _, claim=claim: claim, " But.").claim(facts)
+        assert (found and found.explanation) == words
+
+
+def test_no_statement_stands_twice_in_a_table():
+    for rows in (*STATEMENTS.values(), *OF_PROTOCOL.values(), OWN_OUTER_PARAMS, TABLES, OF_FAILURE_PLAN):
+        listed = [row.name for row in rows]
+        assert len(listed) == len({*listed}) > 1
 
 
 EXACT = ["doubly-stochastic", "consensus", "contraction", "consensus-distance"]
