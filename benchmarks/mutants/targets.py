@@ -86,7 +86,7 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "partreduce/verify/certificate.py": ((SAYS,), PROVER),
     "partreduce/verify/asynchronous.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
     "partreduce/verify/membership.py": (
-        ("tests/verify/test_membership_laws.py", ORACLE),
+        ("tests/verify/test_membership_laws.py", "tests/verify/test_proof_methods.py", ORACLE),
         ("tests/verify/test_membership_zoo.py",),
     ),
     "partreduce/verify/contraction.py": (GROUPS, (STEADY, ORACLE, *PROVER)),
@@ -95,7 +95,6 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     "partreduce/verify/payload.py": ((RUNS, TABLE_CLAIMS), (SAYS,)),
     "partreduce/verify/rounds.py": ((RUNS, QUORUM_CLAIMS), (SAYS,)),
     "partreduce/verify/iteration_gap.py": (("tests/verify/test_kept_gap_claims.py",),),
-    "partreduce/verify/functions.py": (("tests/verify/test_proof_methods.py",),),
     **{
         str(path.relative_to(ROOT)): (CHECKER,)
         for path in sorted((ROOT / "partreduce" / "verify" / "checker").rglob("*.py"))

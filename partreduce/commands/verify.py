@@ -23,9 +23,8 @@ from partreduce.user_function import function_of
 from partreduce.verify import checker
 from partreduce.verify.base import Claim, Proof, Status, upper
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.functions import prove_function
 from partreduce.verify.payload import in_bytes
-from partreduce.verify.prove import prove
+from partreduce.verify.prove import prove, prove_function
 
 VERDICTS = {
     Status.PROVED: "[bold green]PROVED[/]",

@@ -5,19 +5,23 @@ Who stands in two groups, the checker says (`verify/checker/facts/conflict_free.
 are small enough, every worker is asked in every phase, and that proves the claim for this cluster. Beyond that workers
 drawn at random are asked, which proves nothing: the claim stays open, and says how many answered as their blocks do.
 The definition that answers are compared with shares no code with what is asked.
+
+A function that a user wrote is expanded over a declared period, and the expansion is what is proved and exported.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import product
 from math import prod
 from typing import Any
 
-from partreduce.topo.phase import ONE
+from partreduce.topo.cluster import Cluster
+from partreduce.topo.errors import InputError
+from partreduce.topo.phase import ONE, Group, Phase
 from partreduce.topo.rule import Block, RulePhase, RuleView, nodes_of_group
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, Status, not_proved, proved, refuted, some
@@ -192,3 +196,92 @@ def _wrong(round_: int, worker: int, answer: Expected, right: Expected) -> dict[
         )
 
     return {"round": round_, "worker": worker, "answered": shown(answer), "block": shown(right)}
+
+
+PhaseFunction = Callable[[int, int, Cluster], Group | Iterable[int] | None]
+"""A user's `group_of(worker, step, cluster)`."""
+MAX_EVALUATIONS = 20_000_000
+
+
+def expand(function: PhaseFunction, cluster: Cluster, period: int) -> list[Phase] | Claim:
+    """The phases of a function over a period, or the refuted claim: of members that differ, or of a wrong period.
+
+    Every member is asked, in a second period as well, which must repeat the first.
+
+    Raises:
+        InputError: the function fails, answers with something else than ranks, or is asked too often.
+    """
+    n = cluster.num_workers
+    if period < 1:
+        raise InputError(f"period: is {period}; a period has at least 1 step")
+    if 2 * period * n > MAX_EVALUATIONS:
+        raise InputError(f"period {period} with {n} workers: {2 * period * n} evaluations; at most {MAX_EVALUATIONS}")
+    phases: list[Phase] = []
+    for step in range(2 * period):
+        answers = [ask(function, worker, step, cluster) for worker in range(n)]
+        wrong = _members_differ(answers, step) or _not_periodic(answers, phases, step, period)
+        if wrong is not None:
+            return wrong
+        if step < period:
+            groups = {answer.members: answer for answer in answers if answer is not None}
+            phases.append(Phase.from_groups(n, groups.values()))
+    return phases
+
+
+def ask(function: PhaseFunction, worker: int, step: int, cluster: Cluster) -> Group | None:
+    """What the function answers, as a Group of ascending members; an InputError where it fails or ends the process."""
+    place = f"group_of(worker={worker}, step={step})"
+    try:
+        answer = function(worker, step, cluster)
+        if answer is None or isinstance(answer, Group):
+            group = answer and Group(tuple(sorted(answer.members)), answer.relaxation)
+        else:
+            group = Group(tuple(sorted(answer)))
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
+        text = " ".join(str(error).split())[:300]
+        raise InputError(f"{place}: raised {f'{type(error).__name__}: {text}'.rstrip(': ')}") from None
+    if group is None or group.members == (worker,) or not group.members:
+        return None
+    if any(type(member) is not int for member in group.members):
+        shown = " ".join(repr(group.members).split())[:200]
+        raise InputError(f"{place}: answered {shown}; a group holds ranks as plain integers")
+    if type(group.relaxation) is not Fraction:
+        raise InputError(f"{place}: answered relaxation {group.relaxation!r:.100}; it is a Fraction")
+    if (
+        len(set(group.members)) != len(group.members)
+        or not 0 <= group.members[0] <= group.members[-1] < cluster.num_workers
+    ):
+        raise InputError(f"{place}: answered {group}; a group holds ranks 0..{cluster.num_workers - 1}, each once")
+    return group
+
+
+def _members_differ(answers: Sequence[Group | None], step: int) -> Claim | None:
+    for worker, group in enumerate(answers):
+        if group is None:
+            continue
+        if worker not in group.members:
+            text = f"in step {step} worker {worker} computes the group {some(group.members)}, in which it is not."
+            return refuted("membership", text, {"step": step, "worker": worker, "group": list(group.members)})
+        for member in group.members:
+            other = answers[member]
+            if other != group:
+                answer = "that it skips" if other is None else f"the group {other}"
+                text = f"in step {step} worker {worker} computes the group {group}, but its member {member} computes "
+                witness = {"step": step, "worker": worker, "group": list(group.members), "member": member}
+                witness["members_group"] = None if other is None else list(other.members)
+                return refuted("membership", text + answer + ".", witness)
+    return None
+
+
+def _not_periodic(answers: Sequence[Group | None], phases: list[Phase], step: int, period: int) -> Claim | None:
+    if step < period:
+        return None
+    phase = phases[step - period]
+    labels = phase.labels()
+    for worker, group in enumerate(answers):
+        before = phase[int(labels[worker])] if labels[worker] >= 0 else None
+        if before != group:
+            text = f"worker {worker} computes {before or 'no group'} in step {step - period} but {group or 'no group'} "
+            text += f"in step {step}, so the declared period {period} is wrong."
+            return refuted("membership", text, {"worker": worker, "step": step, "period": period})
+    return None

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import ScheduleError, of_type
 from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies import GroupPhases, StaticGroups
 from partreduce.verify.asynchronous import DYNAMIC_GROUPS, PAIRWISE, SERVER
-from partreduce.verify.base import Claim, Proof, not_proved
+from partreduce.verify.base import Claim, Proof, Status, not_proved
 from partreduce.verify.certificate import certificate_of
 from partreduce.verify.consensus import prove_consensus, prove_consensus_of_graph, prove_sums
 from partreduce.verify.contraction import prove_contraction, prove_exact
 from partreduce.verify.facts import If, ScheduleFacts, Statement, always
 from partreduce.verify.failure_plans import MEAN_MOVED, prove_survives
 from partreduce.verify.iteration_gap import BETWEEN_WORKERS, LOSSY_GAP, MEMORY_OF_QUEUES
-from partreduce.verify.membership import asks_everyone, prove_conflict_free, prove_membership
+from partreduce.verify.membership import (
+    PhaseFunction,
+    asks_everyone,
+    expand,
+    prove_conflict_free,
+    prove_membership,
+)
 from partreduce.verify.payload import CODEC_ERROR, MEMORY, SENT_BYTES, TABLES, as_tables_only
 from partreduce.verify.rounds import (
     DEADLOCK_FREE,
@@ -152,3 +161,38 @@ def prove(schedule: Schedule) -> Proof:
     absent = sorted(Proof(schedule.name, tuple(claims), essential, {}).absent)
     claims += [not_proved(name, f"nothing proves it for strategy {schedule.strategy.kind!r}.") for name in absent]
     return Proof(schedule.name, tuple(claims), essential, certificate)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionProof:
+    """The proof about the expansion of a function, the schedule to export (None if members disagree), and the scope."""
+
+    proof: Proof
+    schedule: Schedule | None
+    scope: str
+
+
+def prove_function(function: PhaseFunction, cluster: Cluster, period: int, name: str) -> FunctionProof:
+    """Expand a function `group_of(worker, step, cluster)` over a period, and prove the expansion.
+
+    The function returns the group of a worker in a step, itself included (any iterable of ranks, or a Group with a
+    relaxation), or None if the worker skips. Members that answer differently refute the claim `membership`.
+
+    Raises:
+        InputError: the function fails, answers with something else than ranks, or is asked too often.
+    """
+    n, found = cluster.num_workers, expand(function, cluster, period)
+    scope = (
+        f"Steps 0 to {2 * period - 1} of exactly this cluster of {n} workers were asked of every worker; that later "
+        f"steps repeat with period {period}, and what the function says on other clusters, is not proved. What runs "
+        "should be the exported schedule."
+    )
+    if isinstance(found, Claim):
+        rest = (not_proved(other, "rests on membership.") for other in ("conflict-free", "consensus", "deadlock-free"))
+        return FunctionProof(Proof(name, (found, *rest), frozenset({"membership"}), {}), None, scope)
+    schedule = Schedule(name, cluster, StaticGroups(phases=GroupPhases(tuple(found))))
+    proof = prove(schedule)
+    text = f"All {n} workers were asked in all {2 * period} steps, and the members of each group give the same answer. "
+    asked = Claim("membership", Status.PROVED, text + scope, {"scope": scope})
+    essential = proof.essential | {"membership"}
+    return FunctionProof(replace(proof, claims=(asked, *proof.claims), essential=essential), schedule, scope)

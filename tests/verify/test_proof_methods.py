@@ -25,7 +25,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.functions import prove_function
+from partreduce.verify.prove import prove_function
 
 CHECKER = Path(checker.__file__).parent
 
