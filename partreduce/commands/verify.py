@@ -235,7 +235,7 @@ def verdict_line(schedule: Schedule | None, proof: Proof) -> str:
         is_known = "are not known" if len(proof.open) > 1 else "is not known"
         against = [f"{' and '.join(sorted(proof.open))} {is_known} to hold"]
     words = against or [in_plain_words(schedule, proof) if schedule is not None else ""]
-    if proof.parting_words and not any(claim.summary for claim in proof.claims):
+    if proof.parting_words and "consensus" not in proof.open and not any(claim.summary for claim in proof.claims):
         words.append(proof.parting_words)
     return f"{VERDICTS[proof.verdict]}: {escape('; '.join(filter(None, words)))}"
 
@@ -247,12 +247,17 @@ def in_plain_words(schedule: Schedule, proof: Proof) -> str:
         words for name, words in (("conflict-free", "no conflict"), ("deadlock-free", "no deadlock")) if name in held
     ]
     bound = _bound_of(held["contraction"]) if "contraction" in held else ""
+    had = f"of the differences that {'a fragment' if schedule.strategy.payload.num_fragments > 1 else 'the models'} had"
     if (replicas := held.get("equal-replicas")) and replicas.numbers and "rounds" in replicas.numbers:
-        said.append(f"all workers hold the same model every {_steps(schedule)}")
+        besides = ", but for rows of sharded tables" if "one-owner" in held else ""
+        said.append(f"all workers hold the same model every {_steps(schedule)}{besides}")
+    elif replicas and replicas.numbers and "every" in replicas.numbers:  # of rounds that a quorum starts
+        every = replicas.numbers["every"]
+        said.append(f"all workers hold the same model after {'as many' if every == 1 else f'every {every}'} rounds")
     elif bound == "≤ 0":
-        said.append(f"nothing of the models' differences but rounding is left after every {_steps(schedule)}")
+        said.append(f"every {_steps(schedule)} nothing but rounding is left {had}")
     elif bound and bound != "≤ 1":
-        said.append(f"at most {bound[2:]} of the models' differences is left after every {_steps(schedule)}")
+        said.append(f"every {_steps(schedule)} at most {bound[2:]} is left {had}")
     elif "outer-consensus" in held:
         agree = f"by a factor of at most {_bound_of(held['outer-consensus'])[2:]}"
         said.append(f"without gradients the outer parameters come to agree, {agree} every {_steps(schedule)}")
