@@ -22,8 +22,8 @@ from partreduce.schedulers.protocols.hop import (
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import NeighborAveraging, Round
+from partreduce.verify.facts import ScheduleFacts
 from partreduce.verify.gap_bounds import Matrix, exact_bounds
-from partreduce.verify.stated import Stated
 
 
 def hop_properties(machine: Hop, *, reordered: bool = False) -> tuple[Property, ...]:
@@ -147,7 +147,7 @@ def longest_skips(machine: Hop) -> list[int]:
     n = machine.graph.num_workers
     rounds = Round.from_edges(n, [(u, v, Fraction(1, n)) for u, v in machine.graph.edges])
     kept = Schedule("skips", Cluster.regular(n, 1), NeighborAveraging(rounds=(rounds,), sync=machine.setting))
-    return list(Stated(kept).numbers("skip")["longest"])
+    return list(ScheduleFacts(kept).numbers("skip")["longest"])
 
 
 def _skip_bound(machine: Hop) -> PerProcess:

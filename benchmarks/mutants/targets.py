@@ -19,8 +19,6 @@ GROUPS = (f"{ORACLE}::test_explicit_groups", f"{ORACLE}::test_rules")
 GRAPHS = (f"{ORACLE}::test_graphs", f"{ORACLE}::test_graphs_whose_workers_drop_their_own_value_converge_by_a_power")
 PROVER = ("tests/verify/test_prove.py", "tests/verify/test_proof_methods.py")
 RUNS = "tests/verify/test_claims_of_runs.py"
-RUN_LAWS = "tests/verify/test_run_claim_laws.py"
-PAYLOADS = "tests/verify/test_payload_claims.py"
 SAYS = "tests/verify/test_what_a_proof_says.py"
 STEADY = "tests/verify/test_steady_state_claims.py"
 ON_REQUEST = "tests/verify/test_on_request.py"
@@ -31,7 +29,7 @@ CHECKER = (
     *(f"tests/verify/checker/test_{of}.py" for of in ("facts", "gap_facts", "what_the_checker_reads")),
     *(f"tests/verify/test_{of}_claims.py" for of in ("kept_gap", "quorum")),
     QUORUM_CLAIMS,
-    PAYLOADS,
+    RUNS,
     TABLE_CLAIMS,
 )
 """Of all files of the checker: `warm` picks the tests that come to a mutant's line."""
@@ -83,27 +81,20 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         )
         for name in ("authority", "machine", "member", "words")
     },
-    **{
-        f"partreduce/verify/{name}.py": (GROUPS, (ORACLE, *PROVER))
-        for name in ("classes", "conflict_free", "consensus")
-    },
-    **{f"partreduce/verify/{name}.py": (GRAPHS, (ORACLE, *PROVER)) for name in ("graph",)},
-    **{f"partreduce/verify/{name}.py": ((ORACLE,), PROVER) for name in ("exact_consensus", "stochastic")},
+    "partreduce/verify/consensus.py": (GROUPS, GRAPHS, (ORACLE, *PROVER)),
     **{f"partreduce/verify/{name}.py": ((SAYS, ON_REQUEST), (ORACLE,)) for name in ("base", "prove", "view")},
     "partreduce/verify/certificate.py": ((SAYS,), PROVER),
-    "partreduce/verify/generated.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
+    "partreduce/verify/asynchronous.py": ((ON_REQUEST, "tests/verify/test_generated_conditions.py"),),
     "partreduce/verify/membership.py": (
-        ("tests/verify/test_membership_laws.py",),
+        ("tests/verify/test_membership_laws.py", "tests/verify/test_proof_methods.py", ORACLE),
         ("tests/verify/test_membership_zoo.py",),
     ),
-    "partreduce/verify/on_request.py": ((ON_REQUEST,),),
-    **{f"partreduce/verify/{name}.py": (GROUPS, (STEADY, *PROVER)) for name in ("contraction",)},
-    **{f"partreduce/verify/{name}.py": ((STEADY,), PROVER) for name in ("steady_state", "consensus_distance")},
-    **{
-        f"partreduce/verify/{name}.py": ((RUN_LAWS, PAYLOADS), (RUNS, SAYS))
-        for name in ("runs", "codec_error", "stated")
-    },
-    "partreduce/verify/functions.py": (("tests/verify/test_proof_methods.py",),),
+    "partreduce/verify/contraction.py": (GROUPS, (STEADY, ORACLE, *PROVER)),
+    "partreduce/verify/steady_state.py": ((STEADY, "tests/verify/test_outer_consensus.py"), PROVER),
+    "partreduce/verify/facts.py": ((RUNS,), (SAYS,)),
+    "partreduce/verify/payload.py": ((RUNS, TABLE_CLAIMS), (SAYS,)),
+    "partreduce/verify/rounds.py": ((RUNS, QUORUM_CLAIMS), (SAYS,)),
+    "partreduce/verify/iteration_gap.py": (("tests/verify/test_kept_gap_claims.py",),),
     **{
         str(path.relative_to(ROOT)): (CHECKER,)
         for path in sorted((ROOT / "partreduce" / "verify" / "checker").rglob("*.py"))
@@ -122,8 +113,6 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
         )
         for name in ("classic", "directed", "hop")
     },
-    "partreduce/verify/tables.py": ((TABLE_CLAIMS,),),
-    "partreduce/verify/quorum.py": ((QUORUM_CLAIMS,),),
     **{f"partreduce/planner/{name}.py": ROUTES for name in ("routes", "table_prices")},
     **{
         f"partreduce/planner/trials/{name}.py": (("tests/partreduce/planner/test_quorums.py",),)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from partreduce.commands.verify import in_plain_words, verdict_words
+from partreduce.commands.verify import verdict_line
 from partreduce.console import claim_stdout, console, emit_json, number, seconds, size, suggest_verify
 from partreduce.planner.hybrid import Hybrid, plan_hybrid
 from partreduce.planner.job import PlanRequest
@@ -151,9 +151,7 @@ def _print(planned: Plan, job: PlanRequest) -> None:
     title = f"Recommendation ({job.objective})" if job.take is None else "Taken"
     screen.print(f"\n{title}: {planned.recommendation.name}", style="bold")
     schedule, proof = planned.recommendation.schedule, planned.proof
-    screen.print(
-        f"Claims: {verdict_words(proof)}. {in_plain_words(schedule, proof)} Seconds and steps are predictions."
-    )
+    screen.print(f"{verdict_line(schedule, proof)}. Seconds and steps are predictions.")
     if planned.answer.status is Status.OPTIMAL:
         screen.print(f"It is optimal: {planned.answer.because}.")
     guesses = int(planned.recommendation.extrapolated)  # its caution is the first, and comes before all reasons

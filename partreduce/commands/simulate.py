@@ -31,8 +31,8 @@ from partreduce.topo.strategies.partial import PartialAllReduce
 from partreduce.topo.timing.compute import StragglerModel
 from partreduce.topo.timing.cost import bytes_of, communication
 from partreduce.topo.timing.event_graph import cycle_time
-from partreduce.verify.runs import in_bytes
-from partreduce.verify.stated import Stated
+from partreduce.verify.facts import ScheduleFacts
+from partreduce.verify.payload import in_bytes
 
 ALONE = ("trace", "rounds", "seed")
 """What is asked of one schedule, and not of several next to each other."""
@@ -147,7 +147,7 @@ def _sent(
             "peak_nic_bytes": sent.peak_nic_bytes,
         }
         if algorithm is None:  # the file's, of which the fact is
-            facts["sent_bytes"] = in_bytes(Stated(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
+            facts["sent_bytes"] = in_bytes(ScheduleFacts(schedule).numbers("sent-bytes"), bytes_of(hardware, None))
     if observed is not None and not free and not (observed.gaps is None and observed.quorum is None):
         facts["nic_bytes_per_step"] = float(observed.nic_bytes.max()) / timeline.num_rounds
     return facts
@@ -192,7 +192,7 @@ def _gap_facts(schedule: Schedule, record: GapRecord) -> dict[str, Any]:
 
     None is proved where there is no bound, and over pairs of more workers than a proof speaks of.
     """
-    stated, shares = Stated(schedule), record.distribution()
+    stated, shares = ScheduleFacts(schedule), record.distribution()
     over_edges, over_pairs = (stated.numbers(name).get("bound", -1) for name in ("gap", "gap-of-pairs"))
     passed = float(record.finish[-1].sum()) or 1.0
     return {

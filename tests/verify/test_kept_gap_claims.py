@@ -26,7 +26,7 @@ from partreduce.verify.base import Status
 from partreduce.verify.checker.facts.without_backup import two_closed_sets
 from partreduce.verify.checker.refusal import Work
 from partreduce.verify.gap_bounds import capacities_of, exact_bounds
-from partreduce.verify.without_backup import halves
+from partreduce.verify.iteration_gap import halves
 
 MATRICES = {"doubly-stochastic", "contraction", "consensus-distance"}
 PAPER = {

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.forgery.schedules import explicit, graph
 from helpers.golden import GOLDEN
 from helpers.warm_checker import run_checker
 from partreduce.topo.cluster import Cluster
@@ -18,27 +19,15 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import InputError, RefutedError
 from partreduce.topo.metrics import metrics
 from partreduce.topo.metrics.growth import growth_bits
-from partreduce.topo.phase import Group, Phase
+from partreduce.topo.phase import Group
 from partreduce.topo.rule import Block
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, NeighborAveraging, Round, RulePhases, StaticGroups
+from partreduce.topo.strategies import NeighborAveraging, Round, RulePhases, StaticGroups
 from partreduce.verify import Status, checker, prove
 from partreduce.verify.certificate import certificate_bytes, confirm
-from partreduce.verify.functions import prove_function
+from partreduce.verify.prove import prove_function
 
 CHECKER = Path(checker.__file__).parent
-
-
-def explicit(n, *phases, **options):
-    return Schedule(
-        "x",
-        Cluster.regular(n, 1),
-        StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(n, p) for p in phases)), **options),
-    )
-
-
-def graph(n, edges):
-    return Schedule("g", Cluster.regular(n, 1), NeighborAveraging(rounds=(Round.from_edges(n, edges),)))
 
 
 def accepted(schedule) -> list[str]:

@@ -84,7 +84,7 @@ def test_what_is_stated_of_all_is_true_and_the_same_by_prover_and_checker():
 
 def test_a_smaller_bound_is_false_and_a_certificate_of_other_rounds_is_refused():
     assert not quorums.is_true({"claim": "staleness", "rounds": 3}, quorums.USUAL | {"quorum": "solo"}, 4)
-    assert not quorums.is_true({"claim": "quorum", "at_least": 2}, quorums.USUAL | {"quorum": "majority"}, 4)
+    assert not quorums.is_true({"claim": "deadlock-free", "needed": 2}, quorums.USUAL | {"quorum": "majority"}, 4)
     raw, certificate = certified(SCHEDULES["quorum"])
     of_synchronous = certified(Schedule("a", SCHEDULES["quorum"].cluster, AllReduce()))[1]
     read = checker.read_schedule(json.loads(json.dumps(raw)))

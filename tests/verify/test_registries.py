@@ -12,7 +12,7 @@ from partreduce.schedulers.simulator.simulate import PROTOCOLS
 from partreduce.topo.document.schedule import parse_schedule
 from partreduce.topo.document.strategies import KINDS
 from partreduce.verify import checker
-from partreduce.verify.prove import PROVERS, prove
+from partreduce.verify.prove import STATEMENTS, prove
 
 PAGE = (Path(__file__).parents[2] / "docs" / "file-format.md").read_text(encoding="utf-8")
 SCHEDULES = re.compile(r'^```json title="schedule"\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -20,7 +20,7 @@ EXAMPLES = [text.encode() for text in SCHEDULES.findall(PAGE)]
 
 
 def test_documents_provers_and_runners_know_the_same_kinds():
-    assert set(PROVERS) == set(KINDS)
+    assert set(STATEMENTS) == set(KINDS)
     assert {entry.kind.kind for entry in strategies._RUNNERS} == set(KINDS)
 
 

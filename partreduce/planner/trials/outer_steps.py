@@ -27,7 +27,7 @@ from partreduce.topo.errors import PartreduceError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.timing.cost import communication
-from partreduce.verify.stated import Stated
+from partreduce.verify.facts import ScheduleFacts
 
 FRAGMENTS = (2, 4, 8)
 """Into how many a model is cut where its fragments are merged late, as far as they fit into a round."""
@@ -120,7 +120,7 @@ def _priced(schedule: Schedule, measured: Measured, job: PlanRequest) -> Candida
     """With the seconds of the event graph, or of samples where step times vary, and the measured price."""
     optimizer = Optimizer(job.optimizer or "")
     option = measure(schedule, job, label=Label(name=schedule.name))
-    arrays = Stated(option.schedule).numbers("memory")["arrays"]
+    arrays = ScheduleFacts(option.schedule).numbers("memory")["arrays"]
     cost = communication(option.schedule, job.hardware, algorithm=option.algorithm)
     basis = "9 of 10 measured outer steps on kinds of networks held out"
     return replace(

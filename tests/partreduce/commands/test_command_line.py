@@ -175,7 +175,7 @@ def test_a_conflict_is_refuted_with_its_witness(capsys, conflict):
     assert refuted[0]["claim"] == "conflict-free"
     assert refuted[0]["witness"]["worker"] == 1
     assert main(["verify", str(conflict), "--explain"]) == 1
-    assert "refuted" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith("REFUTED: in phase 0 worker 1 is in group ")
 
 
 def test_design_plans_for_failures_of_an_entry_and_of_a_file(capsys, figure_10, tmp_path):
@@ -281,7 +281,7 @@ def test_show_and_verify_say_of_a_quorum_what_is_decided_while_the_job_runs(caps
     assert answer(capsys, "show", path, "--json")["note"].startswith(f"Period 1, majority up to 4 late: {none}")
     for ending in ("png", "html"):
         assert main(["show", str(path), "-o", str(tmp_path / f"picture.{ending}")]) == 0
-    assert main(["verify", str(path)]) == 0
+    assert main(["verify", str(path), "--metrics"]) == 0
     assert f"No metrics: {none}; " in " ".join(capsys.readouterr().out.split())
 
 
@@ -308,7 +308,6 @@ def test_a_wide_pipeline_is_proved_with_the_papers_argument_and_shows_what_delay
     assert "A pipeline of 3 was asked for, although beyond 2 a step still takes the longer" in said
     proof = answer(capsys, "verify", path, "--json")
     assert proof["metrics"]["pipeline"] == costs
-    assert next(claim for claim in proof["claims"] if claim["claim"] == "lag")["witness"]["width"] == 3
     assert answer(capsys, "simulate", path, "--json")["pipeline"] == costs
     assert main(["simulate", str(path)]) == 0
     assert "Its gradients are 2 late" in capsys.readouterr().out

@@ -19,7 +19,7 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.errors import RefutedError
 from partreduce.topo.phase import Phase
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies import GroupPhases, StaticGroups
+from partreduce.topo.strategies import AllReduce, GroupPhases, Payload, StaticGroups, TablePlacement
 from partreduce.verify.prove import prove
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_verify_refuses_a_file_whose_own_certificate_does_not_hold_as_a_run_does
     assert capsys.readouterr().err == ""
     assert main(["verify", str(bad)]) == 1
     out, err = capsys.readouterr()
-    assert "proved" in out, "of the schedule itself"
+    assert out.startswith("PROVED: "), "of the schedule itself"
     assert "the certificate is of another schedule; take the member" in err
 
 
@@ -97,7 +97,12 @@ def test_what_a_proof_comes_to_says_nothing_where_nothing_is_drawn_together() ->
         Schedule("drawn", cluster, StaticGroups(phases=GroupPhases(tuple(Phase.from_groups(4, one) for one in phases))))
         for phases in ([[(0, 1)], [(0, 2)]], [[(0, 1), (2, 3)], [(0, 2), (1, 3)]])
     )
-    assert in_plain_words(apart, prove(apart)) == "No conflict, no deadlock."
-    assert "nothing of the models' differences but rounding is left after every 2 steps" in in_plain_words(
-        pairs, prove(pairs)
+    assert in_plain_words(apart, prove(apart)) == "no conflict, no deadlock"
+    assert in_plain_words(pairs, prove(pairs)) == (
+        "no conflict, no deadlock, every 2 steps nothing but rounding is left of the differences that the models had"
+    )
+    sharded = Payload(tables=(TablePlacement(parameter="words", rows=9, columns=2),))
+    tables = Schedule("tables", cluster, AllReduce(payload=sharded))
+    assert in_plain_words(tables, prove(tables)).endswith(
+        "all workers hold the same model every step, but for rows of sharded tables"
     )

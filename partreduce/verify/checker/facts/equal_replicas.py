@@ -3,7 +3,7 @@
 **Gradients** (`of` = "gradients"). Each round is one step of every worker, and what it averages over all of them are
 gradients, synchronously or in a pipeline. *Theorem:* all workers hold the same parameters and the same optimizer state
 after every step. For they start so; in each step all apply the same bits or none (in a pipeline the queues of all hold
-the same averages in the same order, see `lag`), at the same learning rate; and an update that is a function of
+the same averages in the same order), at the same learning rate; and an update that is a function of
 parameters, state and gradient makes equal out of equal. So do the updates that drain a pipeline, or their absence.
 
 **Parameters** (`of` = "parameters"). *Theorem:* after a round t of the period that is one plain average over all

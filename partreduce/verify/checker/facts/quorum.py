@@ -18,21 +18,18 @@ workers; each has a *training* and a *thread*.
    whose number is a multiple of `synchronized` = k > 0 before its own model was averaged with all at this round.
    None enters a round that nobody needs once all have ended.
 
-*Theorems.* (rounds-in-order) Each of n threads carries out every round that is needed once, in the order of numbers:
+*Theorems.* (in order) Each of n threads carries out every round that is needed once, in the order of numbers:
 rule 2. No thread is more than a round ahead of another: a sum is there only when all have entered it.
 
-(deadlock-free) `needed` workers that a round waits for: never more than there are. Suppose that no thread moves, no
-word is on its way, and every training waits for a result, or has ended. Then no thread is in a round, as all enter a
-round that one has entered; so all threads wait to enter the same round k. A worker that goes on has called, and nothing
-waits for it, so it has come for k, as have all that go on. (By call as well: whose call does not count finds the result
-of its own round, and calls again.) So the quorum is there, and k starts: a contradiction. Where nobody goes on all know
-which rounds are needed, and the least of them that is not over starts. A full queue holds up nobody for ever: a
-training that calls takes results without waiting; nor does a model that is to be averaged, to which every training
-comes that calls or has ended, since the rounds up to that one are done. Assumed: messages arrive, nobody dies, a queue
-holds one result.
-
-(quorum) A round has a gradient of `at_least` = `needed` workers, of all that are left where fewer go on: those that had
-come for it called before their threads entered it, and rule 2 takes what they brought.
+(deadlock-free) `needed` workers that a round waits for, and has a gradient of: never more than there are. Suppose that
+no thread moves, no word is on its way, and every training waits for a result, or has ended. Then no thread is in a
+round, as all enter a round that one has entered; so all threads wait to enter the same round k. A worker that goes on
+has called, and nothing waits for it, so it has come for k, as have all that go on. (By call as well: whose call does
+not count finds the result of its own round, and calls again.) So the quorum is there, and k starts: a contradiction.
+Where nobody goes on all know which rounds are needed, and the least of them that is not over starts. A full queue holds
+up nobody for ever: a training that calls takes results without waiting; nor does a model that is to be averaged, to
+which every training comes that calls or has ended, since the rounds up to that one are done. Assumed: messages arrive,
+nobody dies, a queue holds one result.
 
 (conservation) A gradient enters one of n send buffers once and leaves it once, into the next round that its
 thread enters. Who ends says which round has the last of it; all rounds up to the largest of these are needed, and none
@@ -75,11 +72,6 @@ def nothing_besides(_: Schedule, __: Work) -> Numbers:
 def live(schedule: Schedule, _: Work) -> Numbers:
     """`needed` workers that a round waits for: fewer than all, as the reader has seen to."""
     return {"needed": setting_of(schedule).needed}
-
-
-def contributors(schedule: Schedule, _: Work) -> Numbers:
-    """`at_least` so many workers in a round."""
-    return {"at_least": setting_of(schedule).needed}
 
 
 def staleness(schedule: Schedule, _: Work) -> Numbers | None:

@@ -6,7 +6,7 @@ nothing is missing. A late average (`sync`) is one of the parameters with which 
 begins inside its round, of fragments in turn or some steps before the end, of the steps behind that place (`fragments`
 counts them); one that begins before its round, as fragments do that are late by more steps than lie before the first
 turn, lacks steps of the round before, too: there `late` is 2. A pipeline averages gradients that were taken `late`
-steps before (`lag` says when exactly): it lacks those of the newest `late` steps.
+steps before: it lacks those of the newest `late` steps.
 
 *Through others.* *Theorem:* whatever a worker did up to the end of round r − `age` is in everybody's parameters at
 the end of their round r, with a positive weight. For let R = `reach` be such that any R successive rounds lead from

@@ -1,9 +1,4 @@
-"""Facts about tables that go their own way: `one-route`, `one-owner`, `table-order`, `nic-bytes` and `row-error`.
-
-`one-route`: `ways` lists every table that `payload` names, with its way, in the order of the file.
-
-*Theorem.* Each parameter goes exactly one way: that of its table, or the strategy's own. *Proof.* No name stands in the
-list twice, and what is not in it, or has way `dense`, is averaged by the strategy.
+"""Facts about tables that go their own way: `one-owner`, `table-order`, `nic-bytes` and `row-error`.
 
 `one-owner`: for each sharded table its number of owners H, and the least and the most rows that one of them has.
 
@@ -58,12 +53,6 @@ from ..refusal import Work
 from ..schedule import Numbers, Schedule
 from ..tables import Table
 from .codec_error import ROUNDING, SINGLE, FollowedSum, rounded_up
-
-
-def one_route(schedule: Schedule, _: Work) -> Numbers | None:
-    """`ways`: [parameter, way] of every table."""
-    listed = schedule.tables.listed
-    return {"ways": [[table.parameter, table.way] for table in listed]} if listed else None
 
 
 def one_owner(schedule: Schedule, _: Work) -> Numbers | None:

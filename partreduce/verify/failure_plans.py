@@ -1,4 +1,4 @@
-"""Claim `survives`: after every failure that the failure plan covers, survivors reach consensus, and how fast.
+"""Failures that a plan covers: `survives`, that survivors agree; `mean-moved`, how far the mean moves.
 
 One failure of each class is looked at, on the cells that the checker makes of what its survivors run
 (verify/checker/claims/survives.py has the proof); here bounds are found that its pivots confirm.
@@ -23,9 +23,9 @@ from partreduce.verify.checker.failure_classes import classes_of_plan, runs_afte
 from partreduce.verify.checker.period import MAX_DIGITS, MAX_SIZE, classes, distance_from_mean
 from partreduce.verify.checker.refusal import TooLarge, Work
 from partreduce.verify.contraction import candidates, least_square
-from partreduce.verify.stated import Stated
+from partreduce.verify.facts import ScheduleFacts, fact
 
-NAME, MOVED = "survives", "mean-moved"
+NAME = "survives"
 MAX_CELLS = 2 * 10**7
 """Cells of all classes, in all phases, up to which they are looked at."""
 MAX_RATED, MAX_RATES = 48, 4 * 10**6
@@ -38,7 +38,7 @@ def planned_classes(schedule: Schedule) -> list[tuple[int, ...]]:
     Raises:
         TooLarge: there are over `failure_classes.MAX_CLASSES`, or too many workers.
     """
-    read = Stated(schedule).read
+    read = ScheduleFacts(schedule).read
     return classes_of_plan(read, read.failure_plan, Work(NAME))
 
 
@@ -47,7 +47,7 @@ def prove_survives(schedule: Schedule) -> Claim:
 
     Rules: independent of the number of nodes. Listed groups: O(classes · period · n).
     """
-    read = Stated(schedule).read
+    read = ScheduleFacts(schedule).read
     try:
         listed = classes_of_plan(read, read.failure_plan, Work(NAME))
     except TooLarge as refusal:
@@ -135,12 +135,11 @@ def _survives(schedule: Schedule, bounds: dict[tuple[int, ...], Fraction]) -> Cl
     return proved(NAME, text, **entry, answers=lines.hexdigest())
 
 
-def moved_words(schedule: Schedule) -> str:
-    """How far the failure of k workers moves the mean, and a join: what the fact `mean-moved` is in numbers."""
-    n = schedule.num_workers
-    return (
-        f"A death of worker i moves the mean by (mean - x_i)/{n - 1}, a join from donor d by (x_d - mean)/{n + 1}. Let "
-        "d² be the workers' mean squared distance to their mean at that instant; its usual size is what "
-        "consensus-distance bounds. Then a failure of k moves the mean by the root of k/(n - k)·d² at most, and of "
-        "k/((n - 1)(n - k))·d² in the mean over all such failures."
-    )
+MEAN_MOVED = fact(
+    "mean-moved",
+    "A death of worker i moves the mean by (mean - x_i)/{fewer}, a join from donor d by (x_d - mean)/{more}. Let d² be "
+    "the workers' mean squared distance to their mean at that instant; its usual size is what consensus-distance "
+    "bounds. Then a failure of k moves the mean by the root of k/(n - k)·d² at most, and of k/((n - 1)(n - k))·d² in "
+    "the mean over all such failures.",
+    lambda s, _: {"fewer": s.num_workers - 1, "more": s.num_workers + 1},
+)
