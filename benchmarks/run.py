@@ -56,10 +56,6 @@ BENCHMARKS = (
         "codecs", "what coded sums cost on loopback, beside the fp32 ring", "transport",
         "sums --turns 5 -o {out}", "sums -o benchmarks/results/codecs.md", 180,
     ),
-    Benchmark(
-        "tables-memory", "a sharded table takes each worker its rows' share of memory", "tables_memory",
-        "--rows 100000 --workers 2 4 --limit", "--limit", 180,
-    ),
 )  # fmt: skip
 
 

@@ -15,7 +15,6 @@ OTHERS = (
     "lab.rehearse",
     "papers.__main__",
     "planner.random_clusters",
-    "referee.__main__",
 )
 MODULES = sorted({*OTHERS, *(one.module for one in BENCHMARKS if one.module != "forgery")})
 
