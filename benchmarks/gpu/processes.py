@@ -7,8 +7,8 @@ import sys
 
 import torch
 
-from benchmarks.gpu import table_cells
-from benchmarks.gpu.cells import RANKS, Cell, distance, model_and_data, optimizer_of
+from helpers.device import table_cells
+from helpers.device.cells import RANKS, Cell, distance, model_and_data, optimizer_of
 from partreduce.runtime.checkpoint import load_checkpoint, save_checkpoint
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.topo.cluster import Cluster

@@ -53,7 +53,7 @@ def _one_at_a_time(look_up: Callable[[Any, str], Any]) -> Callable[[Any, str], A
     first thread handed to C++ is freed.
     """
 
-    def found(self: Any, name: str) -> Any:  # noqa: ANN401 - as torch's own
+    def found(self: Any, name: str) -> Any:
         with _looking_up:
             return self.__dict__[name] if name in self.__dict__ else look_up(self, name)
 
@@ -67,7 +67,7 @@ for _kind in (torch._ops._Ops, torch._ops._OpNamespace, torch._ops.OpOverloadPac
 _here = threading.local()
 
 
-def _noted(frame: Any, dtype: torch.dtype) -> torch.Tensor:  # noqa: ANN401 - as `tensor_of`
+def _noted(frame: Any, dtype: torch.dtype) -> torch.Tensor:
     """What comes in frames is the host's, and no mode sees how."""
     made = arrays.tensor_of(frame, dtype)
     if (device := getattr(_here, "device", None)) is not None:
@@ -247,7 +247,7 @@ class PretendedDevice:
         """Whether an array is one number that no operation of the device has made."""
         return tensor.dim() == 0 and tensor.untyped_storage()._cdata not in self._numbers
 
-    def _copies(self, func: Any, args: tuple[Any, ...]) -> bool:  # noqa: ANN401 - an operation
+    def _copies(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether the host waits until an array was copied to the other memory: unless it is told not to."""
         if func not in _COPIES or any(args[2:]):
             return False
@@ -256,7 +256,7 @@ class PretendedDevice:
             self.is_host(target) != self.is_host(source) for target, source in zip(targets, sources, strict=True)
         )
 
-    def _check_mixed(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:  # noqa: ANN401 - an operation
+    def _check_mixed(self, func: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Refuse what CUDA refuses.
 
         Raises:
@@ -268,7 +268,7 @@ class PretendedDevice:
         if from_host and not all(self.is_host(tensor) or self._is_number(tensor) for tensor in tensors):
             raise RuntimeError(f"{func}: expected all tensors to be on the same device, but some lie on the host")
 
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - an operation
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the host's: views, and what it does with its own arrays, at once; everything else later."""
         tensors = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
         # What is indexed says where: a list of places becomes an array that nobody has seen, as a number becomes one.
@@ -351,7 +351,7 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta
 
 
-def _waits(func: Any, tensors: Sequence[torch.Tensor]) -> bool:  # noqa: ANN401 - an operation
+def _waits(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether the host waits for the device in it: how much comes out depends on numbers, or arrays are sparse."""
     if func in _INDEXING:
         return any(tensor.dtype is torch.bool for tensor in tensors[1:])
@@ -381,7 +381,7 @@ def _zeros(tensor: torch.Tensor) -> torch.Tensor:
     return numbers.as_strided(tensor.size(), tensor.stride())
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - tensors or None
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The arguments that an operation writes and returns."""
     schema = func._schema
     given = {argument.name: value for argument, value in zip(schema.arguments, args, strict=False)} | kwargs
@@ -402,7 +402,7 @@ class _Queued(TorchDispatchMode):
         super().__init__()
         self.pretended = device
 
-    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         plain = not isinstance(func, torch._ops.OpOverload) or func.namespace == "profiler"
         if plain or not self.pretended.is_current:
             return func(*args, **(kwargs or {}))
@@ -419,7 +419,7 @@ class _Reads(TorchFunctionMode):
         super().__init__()
         self.pretended = device
 
-    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         if func in _TO_HOST and not self.pretended.is_host(args[0]):
             self.pretended.ask()
         if func is torch.Tensor.to and self._crosses(*args[:2], **(kwargs or {})):
@@ -450,7 +450,7 @@ class _Reads(TorchFunctionMode):
         gradient: torch.Tensor | None = None,
         retain_graph: bool | None = None,
         create_graph: bool = False,
-        inputs: None = None,  # noqa: ARG002 - all parameters get their gradients
+        inputs: None = None,
     ) -> None:
         """As torch does it, but noticing: a mode is off inside of what it was asked about, and hooks read, too."""
         seed = torch.ones_like(loss) if gradient is None else gradient
@@ -498,7 +498,7 @@ class _PretendedStreams(Streams):
         pinned = values.clone()  # at once, if it is the host's
         return torch.empty(values.shape, dtype=values.dtype, device=device).copy_(pinned, non_blocking=True)
 
-    def mark(self, *, timed: bool = False) -> Marker:  # noqa: ARG002 - all are
+    def mark(self, *, timed: bool = False) -> Marker:
         return self._device.mark()
 
     def settle(self) -> None:
@@ -516,7 +516,7 @@ class Plain:
     def stream(self, name: str) -> None:
         """None."""
 
-    def on(self, stream: object) -> contextlib.AbstractContextManager[None]:  # noqa: ARG002 - as above
+    def on(self, stream: object) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def mark(self) -> Marker:
@@ -550,7 +550,7 @@ class Plain:
 class _NoStreams(Streams):
     """Everything is done when it was called."""
 
-    def mark(self, *, timed: bool = False) -> Marker:  # noqa: ARG002 - nobody asks when
+    def mark(self, *, timed: bool = False) -> Marker:
         mark = Mark()
         mark.set()
         return mark
@@ -569,7 +569,7 @@ class Cuda:
         """The current stream of this rank's thread."""
         return torch.cuda.current_stream(self.device)
 
-    def stream(self, name: str) -> torch.cuda.Stream:  # noqa: ARG002 - CUDA's have none
+    def stream(self, name: str) -> torch.cuda.Stream:
         return torch.cuda.Stream(self.device)
 
     def on(self, stream: torch.cuda.Stream) -> contextlib.AbstractContextManager[Any]:
@@ -582,7 +582,7 @@ class Cuda:
         event.record(self.current)
         return event
 
-    def wait(self, mark: torch.cuda.Event, *, given_up: object = None) -> None:  # noqa: ARG002 - kernels end by themselves
+    def wait(self, mark: torch.cuda.Event, *, given_up: object = None) -> None:
         """Let the current stream wait for a mark."""
         self.current.wait_event(mark)
 
@@ -593,7 +593,7 @@ class Cuda:
         """Delay the current stream, by about so much: cycles are counted at 1.5 GHz."""
         torch.cuda._sleep(int(seconds * 1.5e9))
 
-    def stall(self, given_up: object) -> None:  # noqa: ARG002 - as above
+    def stall(self, given_up: object) -> None:
         """Delay the current stream by longer than any test waits; no abort can end it."""
         self.sleep(20.0)
 

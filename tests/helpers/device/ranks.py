@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.gpu.devices import Device, Mark, PretendedDevice, device_of, unversioned
+from helpers.device.pretended import Device, Mark, PretendedDevice, device_of, unversioned
 from partreduce.runtime.transport.communicators import Communicator
 from partreduce.runtime.transport.gloo import GlooWorld
 from partreduce.runtime.transport.nccl import NcclWorld
@@ -111,7 +111,7 @@ class SimulatedWork:
         marks = [slot.done.get(place) for slot, place in self.meetings]
         return all(mark is not None and mark.query() for mark in marks)
 
-    def wait(self, timeout: timedelta | None = None) -> None:  # noqa: ARG002 - torch's signature
+    def wait(self, timeout: timedelta | None = None) -> None:
         """Let the current stream wait for it. On CUDA the host also waits until all members have called it."""
         for slot, place in self.meetings:
             self._launched(slot)
@@ -143,7 +143,7 @@ class SimulatedBackend:
         self.gone = threading.Event()
         """Set by an abort: what this rank's streams have of it ends."""
 
-    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork | None:  # noqa: ANN401 - torch's
+    def allreduce(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork | None:
         (tensor,) = tensors
         # Beside coded payloads a tag has one number more (see `averaging.coded`).
         is_tag = tensor.numel() in (TAG_LENGTH, TAG_LENGTH + 1) and tensor.dtype is torch.float32
@@ -154,7 +154,7 @@ class SimulatedBackend:
             tensor.add_(1)
         return self._collective([tensor], options, lambda all_: self._sum([one[0] for one in all_], hit, is_tag=is_tag))
 
-    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork | None:  # noqa: ANN401 - as above
+    def broadcast(self, tensors: list[torch.Tensor], options: Any) -> SimulatedWork | None:
         def copy(everyone: list[list[torch.Tensor]]) -> None:
             for (tensor,) in everyone[1:]:
                 tensor.copy_(everyone[0][0])
@@ -168,7 +168,7 @@ class SimulatedBackend:
         source: torch.Tensor,
         receives: list[int],
         sends: list[int],
-        options: Any,  # noqa: ANN401
+        options: Any,
     ) -> SimulatedWork | None:
         """As torch's; what i sends to j must be what j receives from i."""
 
@@ -179,7 +179,7 @@ class SimulatedBackend:
 
         return self._collective([*target.split(receives), *source.split(sends)], options, hand_out)
 
-    def _allgather_base(self, target: torch.Tensor, source: torch.Tensor, options: Any) -> SimulatedWork | None:  # noqa: ANN401
+    def _allgather_base(self, target: torch.Tensor, source: torch.Tensor, options: Any) -> SimulatedWork | None:
         def collect(everyone: list[list[torch.Tensor]]) -> None:
             for arrays in everyone:
                 for row, (_, given) in zip(arrays[0].view(len(everyone), -1), everyone, strict=True):
@@ -235,7 +235,7 @@ class SimulatedBackend:
     def _collective(
         self,
         tensors: list[torch.Tensor],
-        options: Any,  # noqa: ANN401 - torch's
+        options: Any,
         combine: Callable[[list[list[torch.Tensor]]], None],
     ) -> SimulatedWork | None:
         self._calls += 1
@@ -309,7 +309,7 @@ class SimulatedWorld(NcclWorld):
         other.prefix, other._streams, other.counted = prefix, self._streams, self.counted
         return other
 
-    def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:  # noqa: ARG002 - as NCCL's
+    def _connect(self, members: tuple[int, ...], place: str, within: timedelta | None) -> Communicator:
         """Without a first operation, which is a thread's: a rank has a device in its own thread only."""
         return Communicator(members, self.rank, self.backend(members, place))
 

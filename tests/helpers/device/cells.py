@@ -15,8 +15,8 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.devices import PretendedDevice
-from benchmarks.gpu.simulated import Fault, Launch, Shared, SimulatedWorld, run_ranks
+from helpers.device.pretended import PretendedDevice
+from helpers.device.ranks import Fault, Launch, Shared, SimulatedWorld, run_ranks
 from partreduce.runtime.averaging import neighbor_reducer, reducer
 from partreduce.runtime.environment import GENERATOR, GENERATOR_KEYS
 from partreduce.runtime.generator.messages import new_key
@@ -72,14 +72,14 @@ RING = [(i, (i + d) % RANKS, Fraction(1, 3)) for i in range(RANKS) for d in (1, 
 HALF = [(0, 1, Fraction(1, 2)), (1, 0, Fraction(1, 2)), (2, 3, Fraction(1, 4))]
 
 
-def groups(*, relaxation: Fraction = Fraction(1), **axes: Any) -> StaticGroups:  # noqa: ANN401 - of a strategy
+def groups(*, relaxation: Fraction = Fraction(1), **axes: Any) -> StaticGroups:
     """Pairs, crossed pairs and everybody in turn."""
     listed = ([(0, 1), (2, 3)], [(0, 3), (1, 2)], [tuple(range(RANKS))])
     phases = (Phase.from_groups(RANKS, [Group(members, relaxation) for members in phase]) for phase in listed)
     return StaticGroups(phases=GroupPhases(tuple(phases)), **axes)
 
 
-def graphs(*edges: Any, **axes: Any) -> NeighborAveraging:  # noqa: ANN401 - as above
+def graphs(*edges: Any, **axes: Any) -> NeighborAveraging:
     return NeighborAveraging(rounds=tuple(Round.from_edges(RANKS, one) for one in edges), **axes)
 
 
@@ -278,18 +278,18 @@ def late(place: str, seconds: float) -> Iterator[None]:
     """Inside, fills or commits of group operations, or the user's steps, begin late; `Shared` delays sums."""
     changed = contextlib.ExitStack()
 
-    def change(owner: Any, name: str, changed_to: Callable[[Any], Any]) -> None:  # noqa: ANN401 - a class or a module
+    def change(owner: Any, name: str, changed_to: Callable[[Any], Any]) -> None:
         changed.enter_context(patch.object(owner, name, changed_to(getattr(owner, name))))
 
     def delayed(action: Callable[..., Any]) -> Callable[..., Any]:
-        def after_sleep(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the action
+        def after_sleep(*args: Any, **kwargs: Any) -> Any:
             _sleep_here(seconds)
             return action(*args, **kwargs)
 
         return after_sleep
 
     def with_late_steps(make: Callable[..., torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
-        def made(*args: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - as above
+        def made(*args: Any) -> torch.optim.Optimizer:
             optimizer = make(*args)
             optimizer.register_step_pre_hook(lambda *_: _sleep_here(seconds))
             return optimizer
@@ -356,7 +356,7 @@ def _sleep_here(seconds: float) -> None:
 
 
 def run_cell(
-    cell: Any,  # noqa: ANN401 - a Cell, or whatever `prepare` and `action` take
+    cell: Any,
     kind: str,
     *,
     place: str = "",
@@ -366,7 +366,7 @@ def run_cell(
     timeout: float = 30.0,
     prepare: Callable[[Any, int], object] = model_and_data,
     action: Callable[..., dict[str, Any]] = train,
-    **options: Any,  # noqa: ANN401 - of the action
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """What every rank's part returns, with the operations at one place late, or with a fault."""
 
@@ -409,19 +409,19 @@ def tolerance(cell: Cell, kind: str) -> float:
 
 
 @lru_cache(maxsize=1)
-def without_device(cell: Any, **job: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - as run_cell
+def without_device(cell: Any, **job: Any) -> list[dict[str, Any]]:
     """What a cell is compared with at every place."""
     return run_cell(cell, "plain", **job)
 
 
 def compare(
-    cell: Any,  # noqa: ANN401 - as run_cell
+    cell: Any,
     kind: str,
     *,
     place: str = "",
     seconds: float = 0.0,
     launch: Launch = Launch.OWN_STREAM,
-    **job: Any,  # noqa: ANN401 - the `prepare` and `action` of run_cell
+    **job: Any,
 ) -> float:
     """How far a cell is from the run without a device.
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from benchmarks.gpu import cells
-from benchmarks.gpu.cells import RANKS
-from benchmarks.gpu.simulated import SimulatedWorld
+from helpers.device import cells
+from helpers.device.cells import RANKS
+from helpers.device.ranks import SimulatedWorld
 from partreduce.runtime.clipping import clip_grad_norm_
 from partreduce.runtime.optimizer import DistributedOptimizer
 from partreduce.runtime.transport.worlds import World
