@@ -12,15 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab.contestants import RECOMMENDED, Contestant, contestants
-from benchmarks.lab.crew import LabError
-from benchmarks.lab.job import Job
+from benchmarks.lab.crew import Lab, LabError
 from benchmarks.lab.measure import Measured, read_cell
-from benchmarks.lab.plan import Planner
-from benchmarks.lab.predict import Point, predicted
+from benchmarks.lab.plan import Planner, Point, predicted
 from benchmarks.lab.rehearse import best_rate, can_be_rehearsed, known_rates, rates_key, rehearse
 from benchmarks.lab.results import write, write_everything
-from benchmarks.lab.setting import GRID, MODEL_BYTES, TARGETS, Setting
-from benchmarks.lab.standing import Lab
+from benchmarks.lab.setting import GRID, MODEL_BYTES, TARGETS, Job, Setting
 from benchmarks.lab.tasks import Samples, read_data, write_data
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.document.cluster import load_cluster

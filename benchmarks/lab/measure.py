@@ -10,9 +10,8 @@ import numpy.typing as npt
 import torch
 
 from benchmarks import kit
-from benchmarks.lab.gates import Clock
-from benchmarks.lab.job import Job
-from benchmarks.lab.tasks import SEQUENCES, Samples, accuracy, evaluated, loss_of, make_model
+from benchmarks.lab.setting import Job
+from benchmarks.lab.tasks import SEQUENCES, Clock, Samples, accuracy, evaluated, loss_of, make_model
 from benchmarks.lab.worker import APART, HEADER
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from benchmarks.lab.table import Row
+    from benchmarks.lab.results import Row
 
 PARTS = (
     ("compute", COMPUTE, ""), ("wait", WAIT, ""), ("communicate", COMMUNICATE, COMMUNICATE_HATCH),

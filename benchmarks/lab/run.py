@@ -81,7 +81,7 @@ def main() -> int:
         for key, setting in known.items()
     }
     from benchmarks.lab.campaign import Campaign, Experiment
-    from benchmarks.lab.standing import NoLabError, provenance, standing
+    from benchmarks.lab.crew import NoLabError, provenance, standing
 
     experiment = Experiment(
         settings=tuple(changed[name] for name in names),

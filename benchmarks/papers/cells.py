@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.lab.campaign import Campaign, Experiment
-from benchmarks.lab.predict import predicted
+from benchmarks.lab.crew import NoLabError, provenance, standing
+from benchmarks.lab.plan import predicted
 from benchmarks.lab.results import listed
 from benchmarks.lab.setting import Setting, settings
-from benchmarks.lab.standing import NoLabError, provenance, standing
 from benchmarks.papers.rows import RESULTS, Curve, Results, Row
 
 __all__ = ["Apart", "Cells", "Experiment", "Kept", "LabPaper", "NoLabError", "run"]
 
 from collections.abc import Iterator, Sequence
 
-from benchmarks.lab.table import Row as Contestant
+from benchmarks.lab.results import Row as Contestant
 
 Blocks = dict[str, dict[str, Contestant]]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 from benchmarks.lab.contestants import eager_name
 from benchmarks.lab.measure import Measured
+from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import Setting
-from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import latency
 from benchmarks.papers.cells import Apart, Cells, LabPaper
 from benchmarks.papers.physics import of_run, step_ms

@@ -15,9 +15,8 @@ from statistics import median
 import numpy as np
 from pydantic import TypeAdapter
 
-from benchmarks.lab.crew import LabError
-from benchmarks.lab.prose import text
-from benchmarks.lab.standing import standing
+from benchmarks.lab.crew import LabError, standing
+from benchmarks.lab.text import text
 from benchmarks.papers.cells import Apart, Kept, LabPaper
 from benchmarks.papers.rows import Results, Row, share_of
 from benchmarks.papers.tables import sessions

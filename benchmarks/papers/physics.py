@@ -10,12 +10,9 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import SERVER, named
-from benchmarks.lab.job import Job
-from benchmarks.lab.lengths import StepLengths
-from benchmarks.lab.setting import Setting
-from benchmarks.lab.tasks import samples_of
+from benchmarks.lab.setting import Job, Setting, StepLengths
+from benchmarks.lab.tasks import Batches, samples_of
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.errors import PartreduceError

@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.lab.contestants import RECOMMENDED
+from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import TARGETS
-from benchmarks.lab.table import Row as Contestant
 from benchmarks.papers import sums
 from benchmarks.papers.cells import Apart, Cells, LabPaper
 from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, seconds, share_of, steps

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from benchmarks import compact, kit
+from benchmarks import kit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from benchmarks.lab.table import Row as Contestant
+    from benchmarks.lab.results import Row as Contestant
 
 RESULTS = kit.RESULTS / "papers"
 UNITS = ("times", "seconds", "milliseconds", "steps", "loss", "share", "cells", "workers", "per second", "megabytes")
@@ -130,7 +130,7 @@ class Results:
             content["bars"] = list(self.bars)
         if self.curves:
             content["curves"] = [curve.to_json() for curve in self.curves]
-        return compact.text(content, digits=5)
+        return kit.compact(content, digits=5)
 
     @classmethod
     def of_text(cls, text: str) -> Results:

@@ -26,8 +26,8 @@ from partreduce.topo.strategies.axes import AllReduceAlgorithm, Transport
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from benchmarks.lab.job import Job
-    from benchmarks.lab.standing import Lab
+    from benchmarks.lab.crew import Lab
+    from benchmarks.lab.setting import Job
     from benchmarks.papers.cells import Kept
     from benchmarks.transport import Meet
 
@@ -63,7 +63,7 @@ def measure(job: Job, node: int) -> None:
     """One worker: takes its part in every way's sums, in turns, and leaves its times in a file."""
     import torch
 
-    from benchmarks.lab.baselines import use_environment
+    from benchmarks.lab.worker import use_environment
 
     kit.end_after(LIMIT + 30)
     rank = use_environment(job, node)
@@ -123,7 +123,7 @@ def measure_all(minutes: float, _: str | None, kept: Kept) -> None:
         NoLabError: this machine cannot hold the lab.
         RuntimeError: a worker failed; the message is the log's end.
     """
-    from benchmarks.lab.standing import standing
+    from benchmarks.lab.crew import standing
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.document.writer import write_schedule
     from partreduce.topo.schedule import Schedule

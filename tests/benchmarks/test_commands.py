@@ -12,7 +12,6 @@ OTHERS = (
     "explore.__main__",
     "forgery.__main__",
     "elastic_runs",
-    "lab.rehearse",
     "papers.__main__",
     "planner.random_clusters",
 )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import kit
-from benchmarks.lab.standing import FAST, Lab
+from benchmarks.lab.crew import FAST, Lab
 from benchmarks.papers.tables.models import BATCH, Language, LanguageData
 from benchmarks.papers.tables.ways import BASELINES, HOROVOD, TF_PS_CUT
 from benchmarks.papers.tables.wire import ring_bytes, routes_of, server_bytes, tables_bytes, touched

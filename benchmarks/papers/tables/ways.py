@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 import partreduce
-from benchmarks.lab.job import Job
+from benchmarks.lab.setting import Job
 from benchmarks.papers.tables.baselines import Gathered, Servers
 from benchmarks.papers.tables.models import Batch, Language
 from partreduce.runtime.transport.communicators import Communicator

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from benchmarks import kit
-from benchmarks.lab.baselines import use_environment
-from benchmarks.lab.job import Job
-from benchmarks.lab.worker import bytes_out
+from benchmarks.lab.setting import Job
+from benchmarks.lab.worker import bytes_out, use_environment
 from benchmarks.papers.tables.models import LanguageData
 from benchmarks.papers.tables.ways import Way, way_of
 from benchmarks.transport import Meet, joined

@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.lab.batches import Batches
 from benchmarks.lab.contestants import contestants, eager_name
-from benchmarks.lab.docstrings import MOST, Reader
-from benchmarks.lab.job import Job
-from benchmarks.lab.setting import Setting
-from benchmarks.lab.tasks import Samples
+from benchmarks.lab.setting import Job, Setting
+from benchmarks.lab.tasks import Batches, Samples
+from benchmarks.lab.text import MOST, Reader
 from benchmarks.papers import eager_sgd, hop, latency, skew
 from benchmarks.papers.cells import Cells, Kept
 from benchmarks.papers.physics import step_seconds

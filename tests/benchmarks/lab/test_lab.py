@@ -9,20 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import compact
+from benchmarks import kit
 from benchmarks.lab import rehearse as rehearse_module
 from benchmarks.lab.campaign import Campaign, Experiment
 from benchmarks.lab.contestants import contestants
-from benchmarks.lab.job import Job
 from benchmarks.lab.measure import Measured
 from benchmarks.lab.network import why_not
-from benchmarks.lab.predict import Point, predicted
-from benchmarks.lab.redraw import main as redraw
+from benchmarks.lab.plan import Point, predicted
 from benchmarks.lab.rehearse import known_rates, rates_key
-from benchmarks.lab.results import page, published
+from benchmarks.lab.results import Row, baseline, block, page, published
+from benchmarks.lab.results import main as redraw
 from benchmarks.lab.run import main as lab_main
-from benchmarks.lab.setting import MODEL_BYTES, Setting, settings
-from benchmarks.lab.table import Row, baseline, block
+from benchmarks.lab.setting import MODEL_BYTES, Job, Setting, settings
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
@@ -98,9 +96,8 @@ def test_the_segments_of_a_task_are_its_model():
 def test_the_segments_of_a_task_are_those_that_the_run_time_sends(task):
     import torch
 
-    from benchmarks.lab.gates import Clock
     from benchmarks.lab.setting import SEGMENTS
-    from benchmarks.lab.tasks import Samples, make_model
+    from benchmarks.lab.tasks import Clock, Samples, make_model
     from partreduce.runtime.averaging.flat_model import BufferPolicy, FlatModel, StatePolicy
     from partreduce.runtime.averaging.layers import segments_of
 
@@ -144,7 +141,7 @@ def test_what_is_published_makes_the_page_of_all_that_was_measured():
         "profiles": {"slow": [1.0] * 100},
         "prediction": None,
     }
-    text = compact.text(published(everything))
+    text = kit.compact(published(everything))
     assert page(json.loads(text)) == page(everything)
     assert "profiles" not in json.loads(text)
     assert set(json.loads(text)["cells"][0]["measured"]) == {"step_ms", "nic_mb", "shares", "curve"}
@@ -193,12 +190,13 @@ def test_a_setting_or_a_contestant_that_is_not_there_is_named(words, said, monke
 def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
     import torch
 
-    from benchmarks.lab import paragraphs
-    from benchmarks.lab.gates import Clock
+    from benchmarks.lab import text as paragraphs
     from benchmarks.lab.setting import MODEL_BYTES
-    from benchmarks.lab.tasks import Samples, make_model
+    from benchmarks.lab.tasks import Clock, Samples, make_model
 
-    inputs, labels = (torch.from_numpy(part) for part in paragraphs.samples(("scipy.signal", "sklearn.metrics")))
+    inputs, labels = (
+        torch.from_numpy(part) for part in paragraphs.paragraph_samples(("scipy.signal", "sklearn.metrics"))
+    )
     assert inputs.shape == (len(labels), paragraphs.MOST_FEATURES)
     assert float(labels.float().mean()) == 0.5
     assert 0 < int(inputs.max()) < paragraphs.FEATURES
@@ -260,8 +258,8 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
 ):
     if (reason := why_not()) is not None:
         pytest.skip(reason)
+    from benchmarks.lab.crew import standing
     from benchmarks.lab.measure import read_cell
-    from benchmarks.lab.standing import standing
     from benchmarks.lab.tasks import read_data, write_data
 
     data = tmp_path / "digits.npz"

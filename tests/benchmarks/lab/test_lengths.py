@@ -8,11 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.lab.board import Board
-from benchmarks.lab.job import Job
-from benchmarks.lab.lengths import Lengths, StepLengths
-from benchmarks.lab.setting import Setting, settings
+from benchmarks.lab.setting import Job, Lengths, Setting, StepLengths, settings
 from benchmarks.lab.tasks import write_data
+from benchmarks.lab.worker import Board
 from helpers import children
 
 DELAYED = {"delayed": (2, 0.5)}

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from benchmarks.lab.contestants import contestants
-from benchmarks.lab.outer_steps import Coded, by_turns
-from benchmarks.lab.rehearse import advance_of, by_schedule
+from benchmarks.lab.rehearse import Coded, advance_of, by_schedule, by_turns
 from benchmarks.lab.setting import settings
 from partreduce.schedulers.registry import build
 from partreduce.topo.cluster import Cluster

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.lab.prose import text
+from benchmarks.lab.text import text
 from benchmarks.papers import parallax
 from benchmarks.papers.tables import figures
 from benchmarks.papers.tables.baselines import Gathered, Servers

@@ -1,14 +1,13 @@
 """Small networks of different kinds, and three optimizers, for sixteen workers in one process.
 
-What they learn is the lab's: digits by convolution, by two plain layers or by one, which is convex, the next letter of
-English text from the letters before it at once or one after another, and whose documentation a paragraph comes from by
-an embedding of its words. All are small, so that a step of all workers takes milliseconds.
+What they learn is the lab's: digits by convolution or by two plain layers, the next letter of English text from the
+letters before it at once or one after another, and whose documentation a paragraph comes from by an embedding of its
+words. All are small, so that a step of all workers takes milliseconds.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -94,27 +93,14 @@ def _text(letters: int) -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(96, letters))
 
 
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A network by the number of letters, if it reads letters, and the lab's task whose samples it learns.
-
-    The planner's prices come from those that are `priced`.
-    """
-
-    data: str
-    make: Callable[[int], nn.Module]
-    priced: bool = True
-
-
-KINDS = {
-    "convolution": Kind("digits", lambda _: Convolution()),
-    "perceptron": Kind("digits", lambda _: _perceptron()),
-    "linear": Kind("digits", lambda _: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), priced=False),
-    "recurrent": Kind("text", Recurrent),
-    "text": Kind("text", _text),
-    "embedding": Kind("svm", lambda _: Bag()),
+KINDS: dict[str, tuple[str, Callable[[int], nn.Module]]] = {
+    "convolution": ("digits", lambda _: Convolution()),
+    "perceptron": ("digits", lambda _: _perceptron()),
+    "recurrent": ("text", Recurrent),
+    "text": ("text", _text),
+    "embedding": ("svm", lambda _: Bag()),
 }
-OPTIMIZERS = ("sgd", "momentum", "adam")
+"""The lab's task whose samples it learns, and the network by the number of letters, if it reads letters."""
 
 
 class Network:
@@ -128,22 +114,24 @@ class Network:
         rate: float,
         optimizer: str = "sgd",
         seed: int = 0,
-        mode: str = "shuffled",
-        held_out: int = 0,
+        shuffled: bool = True,
     ) -> None:
-        self.rate, self.count = rate, cluster.num_workers
-        samples, used = _samples(kind), len(_samples(kind)) - held_out
-        self._samples = Samples(samples.inputs[:used], samples.labels[:used])
-        self._held_out = Samples(samples.inputs[used:], samples.labels[used:])
+        self.rate, self.count, self._samples = rate, cluster.num_workers, _samples(kind)
         self._rng, self._change = np.random.default_rng(seed), Change(optimizer, rate)
         torch.manual_seed(seed)
-        self._module = KINDS[kind].make(int(self._samples.inputs.max()) + 1)
+        self._module = KINDS[kind][1](int(self._samples.inputs.max()) + 1)
         self._shapes = {name: part.shape for name, part in self._module.named_parameters()}
         self.named = [(name, shape.numel()) for name, shape in self._shapes.items()]
         self.models = parameters_to_vector(self._module.parameters()).detach().repeat(self.count, 1)
-        self._own = shards(self._samples.labels.numpy(), cluster, mode, self._rng)
+        self._own = self._shards(shuffled=shuffled)
         self._evaluated = evaluated(self._samples, EVALUATED)
         self._of_all = vmap(grad(self._loss))
+
+    def _shards(self, *, shuffled: bool) -> list[npt.NDArray[np.int64]]:
+        """The sample indices of every worker: dealt at random, or sorted by label over workers."""
+        labels = self._samples.labels.numpy()
+        order = self._rng.permutation(len(labels)) if shuffled else np.argsort(labels, kind="stable")
+        return np.array_split(order, self.count)
 
     def _loss(self, at: torch.Tensor, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         parts = at.split([size for _, size in self.named])
@@ -199,24 +187,7 @@ class Change:
 
 @cache
 def _samples(kind: str) -> Samples:
-    stored = samples_of(KINDS[kind].data)
-    inputs = stored.inputs[:, -LETTERS_SEEN:] if KINDS[kind].data == "text" else stored.inputs
+    data = KINDS[kind][0]
+    stored = samples_of(data)
+    inputs = stored.inputs[:, -LETTERS_SEEN:] if data == "text" else stored.inputs
     return Samples(inputs if inputs.is_floating_point() else inputs.int(), stored.labels)
-
-
-def shards(
-    labels: npt.NDArray[np.int64], cluster: Cluster, mode: str, rng: np.random.Generator
-) -> list[npt.NDArray[np.int64]]:
-    """The sample indices of every worker: dealt at random, or sorted by label over workers, or over nodes."""
-    n, count = cluster.num_workers, len(labels)
-    if mode == "shuffled":
-        return np.array_split(rng.permutation(count), n)
-    by_label = np.argsort(labels, kind="stable")
-    if mode == "per-worker":
-        return np.array_split(by_label, n)
-    result: list[npt.NDArray[np.int64]] = [np.empty(0, dtype=np.int64)] * n
-    for node, part in enumerate(np.array_split(by_label, cluster.num_nodes)):
-        workers = cluster.workers_of(node)
-        for worker, shard in zip(workers, np.array_split(rng.permutation(part), len(workers)), strict=True):
-            result[worker] = shard
-    return result
