@@ -1,4 +1,4 @@
-"""The lab's standing processes, a forker on every node and the store's host beside the bridge, and what ends them.
+"""The lab's standing processes, a forker on every node and the store's host beside the bridge, and what ends them."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ def serve_workers(node: int) -> None:
 
     from benchmarks.lab.tasks import read_data
     from benchmarks.lab.worker import work
-    from benchmarks.papers import sums
-    from benchmarks.papers.tables import worker as tables
+    from benchmarks.papers import pipe_sgd as sums
+    from benchmarks.papers import tables_worker as tables
     from partreduce.runtime.launcher.launch import launch
 
     measurements = {

@@ -92,7 +92,7 @@ def _key(row: dict) -> str:
 
 def slot_command(file: str, stages: tuple[tuple[str, ...], ...]) -> list[str]:
     """What starts a slot: for files of the checker, which little imports, one that collects its tests only once."""
-    if file.startswith("verify/checker/"):
+    if file.startswith("partreduce/verify/checker/"):
         package = "partreduce.verify.checker"
         return [sys.executable, "-m", "benchmarks.mutants.warm", package, *(test for stage in stages for test in stage)]
     return [sys.executable, "-m", "benchmarks.mutants.slot", file, *map(",".join, stages)]

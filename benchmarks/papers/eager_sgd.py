@@ -15,8 +15,7 @@ from benchmarks.lab.measure import Measured
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.setting import Setting
 from benchmarks.papers import latency
-from benchmarks.papers.cells import Apart, Cells, LabPaper
-from benchmarks.papers.physics import of_run, step_ms
+from benchmarks.papers.cells import Apart, Cells, LabPaper, of_run, step_ms
 from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, ratio, value
 
 ALL_REDUCE = "flat ring"

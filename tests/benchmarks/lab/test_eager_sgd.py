@@ -16,11 +16,11 @@ from benchmarks.lab.contestants import contestants, eager_name
 from benchmarks.lab.setting import Job, Setting
 from benchmarks.lab.tasks import Batches, Samples
 from benchmarks.lab.text import MOST, Reader
-from benchmarks.papers import eager_sgd, hop, latency, skew
-from benchmarks.papers.cells import Cells, Kept
-from benchmarks.papers.physics import step_seconds
+from benchmarks.papers import eager_sgd, hop, latency
+from benchmarks.papers import latency as skew
+from benchmarks.papers.cells import Cells, Kept, step_seconds
+from benchmarks.papers.latency import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial
 from benchmarks.papers.rows import Results
-from benchmarks.papers.skew import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial
 from partreduce.topo.cluster import Cluster
 
 

@@ -12,8 +12,9 @@ import pytest
 from benchmarks.lab.contestants import contestants, hop_name
 from benchmarks.lab.network import why_not
 from benchmarks.lab.setting import Setting, settings
-from benchmarks.papers import cells, hop, page, pictures, pipe_sgd, prague, rows
-from benchmarks.papers.registry import PAPERS
+from benchmarks.papers import cells, hop, page, pipe_sgd, prague, rows
+from benchmarks.papers import page as pictures
+from benchmarks.papers.page import PAPERS
 from benchmarks.papers.rows import Curve, Results, Row, ratio, value
 from partreduce.topo.cluster import Cluster
 
@@ -203,7 +204,7 @@ def test_seconds_to_a_loss_are_steps_to_it_times_the_seconds_of_a_step():
 
 
 def test_a_step_goes_into_computing_its_sum_and_a_rest_that_is_negative_where_they_overlap():
-    alone = pipe_sgd.sums.figures(pipe_sgd.sums.BARE, 1)[0]
+    alone = pipe_sgd.figures(pipe_sgd.BARE, 1)[0]
     made = (
         row(pipe_sgd.STEP, "digits, 4x1, 200 Mbit/s: D-Sync", 210.0, unit="milliseconds", runs=3),
         row(pipe_sgd.STEP, "digits, 4x1, 200 Mbit/s: Pipe", 150.0, unit="milliseconds", runs=3),
