@@ -7,8 +7,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.forgery.attempt import certified, fresh, kind_of, moved_to, objection, reread, single_claims
-from benchmarks.forgery.corruptions import aimed_entry, aimed_schedule, blind
+from benchmarks.forgery.attempt import (
+    certified,
+    kind_of,
+    moved_to,
+    mutate_entry,
+    mutate_schedule,
+    objection,
+    reread,
+    single_claims,
+)
+from benchmarks.forgery.mutations import fresh
 from benchmarks.forgery.oracle import is_true
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule, spread, wide, with_tables
 from partreduce.topo.errors import ScheduleError
@@ -20,13 +29,13 @@ if TYPE_CHECKING:
     from partreduce.verify.checker.schedule import Schedule as ReadSchedule
 
 Document = dict[str, Any]
-WAYS = ("corrupted entry", "corrupted schedule", "another schedule's entry", "fact of a corrupted schedule")
+WAYS = ("mutated entry", "mutated schedule", "another schedule's entry", "fact of a mutated schedule")
 RANDOM_SCHEDULES = 60
 TABLED = range(0, RANDOM_SCHEDULES, 3)
 """Those to which tables are added."""
 
 ENTRIES = 15
-"""Corrupted entries for each corrupted schedule, which stands for as many attempts as it has claims."""
+"""Mutated entries for each mutated schedule, which stands for as many attempts as it has claims."""
 
 SLOW = ("wide", "spread")
 """Schedules of many workers, which are forged for the kinds of claim alone that no small one has."""
@@ -111,8 +120,8 @@ def _forgeries(honest: list[Honest], draw: random.Random, only: str) -> Iterator
     small = [one for one in honest if one.name not in SLOW]
     while True:
         for _ in range(1 if only else ENTRIES):
-            yield from _corrupted_entry(kinds[draw.choice(names)], draw)
-        yield from _corrupted_schedule(draw.choice(small), draw)
+            yield from _mutated_entry(kinds[draw.choice(names)], draw)
+        yield from _mutated_schedule(draw.choice(small), draw)
         yield from _moved_entries(*draw.sample(small, 2))
 
 
@@ -126,25 +135,18 @@ def _by_kind(honest: list[Honest]) -> dict[str, list[tuple[Honest, Document]]]:
     return result
 
 
-def _corrupted_entry(cases: list[tuple[Honest, Document]], draw: random.Random) -> Iterator[Forgery]:
+def _mutated_entry(cases: list[tuple[Honest, Document]], draw: random.Random) -> Iterator[Forgery]:
     one, single = draw.choice(cases)
     certificate = fresh(single)
     for _ in range(draw.choice((1, 1, 1, 2, 4))):
-        entry = certificate["claims"][-1]
-        try:
-            aimed_entry(draw, entry) if draw.random() < 0.5 else blind(draw, entry)
-        except (TypeError, ValueError, AttributeError, KeyError, IndexError, ZeroDivisionError):
-            break  # what an earlier corruption left cannot be aimed at
+        mutate_entry(draw, certificate["claims"][-1])
     if repr(certificate) != repr(single):
         yield WAYS[0], kind_of(single["claims"][-1]), one.raw, one.read, certificate
 
 
-def _corrupted_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
+def _mutated_schedule(one: Honest, draw: random.Random) -> Iterator[Forgery]:
     raw = fresh(one.raw)
-    try:
-        aimed_schedule(draw, raw) if draw.random() < 0.5 else blind(draw, raw["strategy"])
-    except (TypeError, ValueError, AttributeError, KeyError, IndexError):
-        return
+    mutate_schedule(draw, raw)
     read = reread(raw)
     if read is not None and raw != one.raw:
         for entry, single in single_claims(moved_to(one.certificate, read)):
