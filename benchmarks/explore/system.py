@@ -1,10 +1,6 @@
-"""System: the processes of one machine and their network as a transition system over tuples of small integers.
+"""The processes of one machine and their network as a transition system over tuples of small integers.
 
-States of processes, contents of channels and messages are numbered once (interned), and what an event does to a
-process is computed once per (process, state, event) and looked up afterwards: machines are pure, so this is sound, and
-it is what makes an exploration of ordinary Python objects fast. A global state is the tuple
-(local state per process, content per channel, and, if the adversary has budgets, losses, duplicates, crashes,
-suspicions and cuts left).
+States that differ only by a renaming of processes under which the machine is the same are one state (`Symmetry`).
 """
 
 from __future__ import annotations
@@ -16,9 +12,44 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from benchmarks.explore.reductions import Shiftable, Suspecting, Symmetric
-from benchmarks.explore.search.network import Network
 from partreduce.schedulers.protocols.base import Crashed, Finishing, Machine, Received, Send
 from partreduce.topo.errors import InputError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """The adversary's switches.
+
+    `delay`: a message may arrive at any later time, first in first out on each channel; without it messages arrive at
+    once, which reaches every state of the workers that matters for properties that only waiting can delay.
+    `reorder`: messages of one channel may overtake one another. `losses`, `duplicates`, `crashes`: how many messages
+    may be lost or delivered twice and how many processes may stop for ever, in one run. With `detect` the others
+    learn of a crash by a `Crashed` message on the channels that the stopped process would have used. `suspicions`: how
+    often a process that goes on may be taken for dead: a machine that is `Suspecting` then gets the same message at an
+    instant of the adversary's choice, ahead of everything that the suspect has on its way. `cuts`: how many processes
+    may be cut off. Nothing that is sent to or from one any more arrives; what was under way either way still does, or
+    is lost. Both sides of every channel then take the other one for dead, each at an instant of its own, in that same
+    message: behind a cut link a process lives on.
+    """
+
+    delay: bool = True
+    reorder: bool = False
+    losses: int = 0
+    duplicates: int = 0
+    crashes: int = 0
+    suspicions: int = 0
+    cuts: int = 0
+    detect: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse combinations that mean nothing."""
+        if not self.delay and (self.reorder or self.losses or self.duplicates):
+            raise InputError("network: messages that arrive at once cannot be reordered, lost or doubled; set delay")
+        if self.cuts and self.reorder:
+            raise InputError("network: a cut ends each channel at a place, so messages of one keep their order")
+        if min(self.losses, self.duplicates, self.crashes, self.suspicions, self.cuts) < 0:
+            raise InputError("network: losses, duplicates, crashes, suspicions and cuts are numbers >= 0")
+
 
 State = tuple[int, ...]
 BITS = 32  # two interned numbers share one integer key
@@ -357,3 +388,54 @@ class System:
             queue = tuple(map(self.messages, shifted))
             number = self._lowered[key] = self.contents(tuple(sorted(queue)) if self.network.reorder else queue)
         return number
+
+
+class Symmetry:
+    """The renamings of one system. `canonical` returns the least state among all renamed ones."""
+
+    def __init__(self, system: System) -> None:
+        self.system = system
+        machine: Any = system.machine
+        identity = tuple(range(system.size))
+        found = machine.symmetries() if isinstance(machine, Symmetric) else ()
+        self.permutations = [tuple(p) for p in found if tuple(p) != identity]
+        self._width = system.size + len(system.channels)
+        self._images = [self._image(p) for p in self.permutations]
+
+    def _image(self, p: tuple[int, ...]) -> list[tuple[int, WorkedOut]]:
+        """For each place of a renamed state, the place from which its number comes, and what it becomes there."""
+        size, channels = self.system.size, self.system.channels
+        places = {pair: size + index for index, pair in enumerate(channels)}
+        contents = WorkedOut(partial(self._rename_content, p))
+        contents[0] = 0
+        image = [(0, contents)] * self._width
+        for process in range(size):
+            image[p[process]] = (process, WorkedOut(partial(self._rename_local, p, process)))
+        for (u, v), place in places.items():
+            image[places[p[u], p[v]]] = (place, contents)
+        return image
+
+    def canonical(self, state: State) -> State:
+        """The representative of a state's orbit. O(permutations × width); most images are larger at once."""
+        best = state
+        for image in self._images:
+            for (origin, renamed), least in zip(image, best, strict=False):  # budgets at the end have no name
+                number = renamed[state[origin]]
+                if number != least:
+                    if number < least:
+                        best = (*[renamed[state[origin]] for origin, renamed in image], *state[self._width :])
+                    break
+        return best
+
+    def _rename_local(self, p: tuple[int, ...], process: int, local: int) -> int:
+        value, machine = self.system.locals.values[local], self.system.machine
+        if isinstance(value, Stopped):
+            return local
+        assert isinstance(machine, Symmetric)
+        return self.system.locals(machine.renamed(process, value, p))
+
+    def _rename_content(self, p: tuple[int, ...], content: int) -> int:
+        machine = self.system.machine
+        assert isinstance(machine, Symmetric)
+        queue = [self.system.messages(machine.renamed_message(m, p)) for m in self.system.content(content)]
+        return self.system.contents(tuple(sorted(queue)) if self.system.network.reorder else tuple(queue))
