@@ -165,13 +165,7 @@ def explore(
         findings = (_failure(search, NO_ERROR), *findings)
     gaps = None if search.gaps is None else tuple(map(tuple, search.gaps.tolist()))
     return Exploration(
-        findings,
-        len(search.states),
-        int(search.transitions),
-        search.depth,
-        search.seconds,
-        search.complete,
-        gaps,
+        findings, len(search.states), int(search.transitions), search.depth, search.seconds, search.complete, gaps
     )
 
 

@@ -63,13 +63,7 @@ def _lag(entry: dict[str, Any], raw: dict[str, Any], _: Groups, __: list[Matrix]
     idle = sum(of is None for of in applied)
     left_out = num_steps - sum(of is not None for of in applied) - len(last)
     return (
-        entry
-        == {
-            "claim": "lag",
-            "lag": max(late),
-            "warm_up": pipeline["warm_up"],
-            "left_out": left_out,
-        }
+        entry == {"claim": "lag", "lag": max(late), "warm_up": pipeline["warm_up"], "left_out": left_out}
         and len(set(late)) == 1
         and idle == most == max(late)
     )

@@ -153,10 +153,7 @@ class Crew:
                 if time.monotonic() > end or not process.is_running:
                     raise RuntimeError(f"the group generator did not start: {process.log.read_text()[-300:]}")
                 time.sleep(0.02)
-            yield {
-                GENERATOR: address.read_text().strip(),
-                GENERATOR_KEYS: workers.read_text(),
-            }
+            yield {GENERATOR: address.read_text().strip(), GENERATOR_KEYS: workers.read_text()}
         finally:
             process.close()
 

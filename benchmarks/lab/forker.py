@@ -27,11 +27,7 @@ def serve_workers(node: int) -> None:
     from benchmarks.papers import tables_worker as tables
     from partreduce.runtime.launcher.launch import launch
 
-    measurements = {
-        "profile": profile,
-        "sums": sums.measure,
-        "tables": tables.measure,
-    }
+    measurements = {"profile": profile, "sums": sums.measure, "tables": tables.measure}
     samples: dict[str, object] = {}
     _say("ready")
     for line in sys.stdin:

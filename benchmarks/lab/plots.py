@@ -99,14 +99,7 @@ def name_ends(
         ceiling = middles[place] - needed[place] / 2
     for (_, text, point, color), height in zip(named, middles, strict=True):
         # Not clipped by the text's own box, at whose edge a steep one would end beside another's name.
-        leader = {
-            "arrowstyle": "-",
-            "color": color,
-            "linewidth": 0.8,
-            "relpos": (0, 0.5),
-            "shrinkB": 0,
-            "patchA": None,
-        }
+        leader = {"arrowstyle": "-", "color": color, "linewidth": 0.8, "relpos": (0, 0.5), "shrinkB": 0, "patchA": None}
         axis.plot(*point, "o", color=color, markersize=4)
         axis.annotate(
             text, point, (1.04, height), textcoords="axes fraction", va="center", color=INK, arrowprops=leader

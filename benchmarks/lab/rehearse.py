@@ -296,8 +296,7 @@ def by_gradients(rehearsal: Rehearsal, schedule: Schedule) -> Callable[[int], No
 def pairwise(rehearsal: Rehearsal, strategy: Pairwise) -> Callable[[int], None]:
     """AD-PSGD with its averaging beside the computing: a gradient is as old as the mean that was taken meanwhile."""
     machine = VirtualMachine(
-        pairing_of(strategy, rehearsal.count),
-        PairTiming(np.ones((MOST_ROUNDS, rehearsal.count)), is_delayed=True),
+        pairing_of(strategy, rehearsal.count), PairTiming(np.ones((MOST_ROUNDS, rehearsal.count)), is_delayed=True)
     )
 
     def advance(step: int) -> None:

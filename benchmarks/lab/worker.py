@@ -294,10 +294,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     batches = Batches(job, rank, samples)
     protocol = training.optimizer.schedule.strategy.protocol if isinstance(training, Partreduce) else ""
     apart, partial_sums = protocol == "gap", protocol.startswith("quorum")
-    goal, every = (
-        job.steps // _share(training, job),
-        _snapshots_every(training, job, apart=apart),
-    )
+    goal, every = (job.steps // _share(training, job), _snapshots_every(training, job, apart=apart))
     seconds = StepLengths(job, job.num_workers, rank, job.seed)
     times: list[tuple[float, float, float]] = []
     if not board.ready(rank, START_SECONDS):

@@ -21,10 +21,7 @@ from benchmarks.papers.rows import Curve, Results, Row, compared, each, ms, rati
 ALL_REDUCE = "flat ring"
 SOLO, MAJORITY, HALF, MOST = (eager_name(who) for who in ("solo", "majority", "half", "all but one"))
 PUBLISHED = tuple(eager_name(f"{who}, as published") for who in ("solo", "majority"))
-LATEST = {
-    **dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)),
-    HALF: eager_name("half, latest"),
-}
+LATEST = {**dict(zip((SOLO, MAJORITY), PUBLISHED, strict=True)), HALF: eager_name("half, latest")}
 """Who lets the newest result replace older ones where another, who starts sums alike, applies each."""
 
 SLOW, SHIFTING, TEXT = "images, one 5× slow", "images, 50 to 400 ms shifting", "docstrings, lengths as they are"

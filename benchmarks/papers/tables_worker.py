@@ -335,10 +335,7 @@ class Routed:
     """A schedule of ours, with the lines that its users write; models are equal from the start, and nothing is sent."""
 
     def __init__(self, model: Language, schedule: str) -> None:
-        groups = [
-            {"params": list(model.tables().values()), "lr": TABLE_RATE},
-            {"params": model.dense(), "lr": RATE},
-        ]
+        groups = [{"params": list(model.tables().values()), "lr": TABLE_RATE}, {"params": model.dense(), "lr": RATE}]
         adagrad = torch.optim.Adagrad(groups)
         codec = json.loads(Path(schedule).read_text())["strategy"].get("transport", {}).get("codec", "none")
         initial = "keep" if codec == "none" else "broadcast"  # coded averages of parameters want it

@@ -107,14 +107,7 @@ class Network:
     """All workers' models of one kind, (workers, parameters), trained as a rehearsal of the lab is."""
 
     def __init__(
-        self,
-        kind: str,
-        cluster: Cluster,
-        *,
-        rate: float,
-        optimizer: str = "sgd",
-        seed: int = 0,
-        shuffled: bool = True,
+        self, kind: str, cluster: Cluster, *, rate: float, optimizer: str = "sgd", seed: int = 0, shuffled: bool = True
     ) -> None:
         self.rate, self.count, self._samples = rate, cluster.num_workers, _samples(kind)
         self._rng, self._change = np.random.default_rng(seed), Change(optimizer, rate)

@@ -415,13 +415,7 @@ def without_device(cell: Any, **job: Any) -> list[dict[str, Any]]:
 
 
 def compare(
-    cell: Any,
-    kind: str,
-    *,
-    place: str = "",
-    seconds: float = 0.0,
-    launch: Launch = Launch.OWN_STREAM,
-    **job: Any,
+    cell: Any, kind: str, *, place: str = "", seconds: float = 0.0, launch: Launch = Launch.OWN_STREAM, **job: Any
 ) -> float:
     """How far a cell is from the run without a device.
 

@@ -163,12 +163,7 @@ class SimulatedBackend:
         return self._collective(tensors, options, copy)
 
     def alltoall_base(
-        self,
-        target: torch.Tensor,
-        source: torch.Tensor,
-        receives: list[int],
-        sends: list[int],
-        options: Any,
+        self, target: torch.Tensor, source: torch.Tensor, receives: list[int], sends: list[int], options: Any
     ) -> SimulatedWork | None:
         """As torch's; what i sends to j must be what j receives from i."""
 
@@ -233,10 +228,7 @@ class SimulatedBackend:
             tensor[first:].copy_(total[first:])
 
     def _collective(
-        self,
-        tensors: list[torch.Tensor],
-        options: Any,
-        combine: Callable[[list[list[torch.Tensor]]], None],
+        self, tensors: list[torch.Tensor], options: Any, combine: Callable[[list[list[torch.Tensor]]], None]
     ) -> SimulatedWork | None:
         self._calls += 1
         own_stream = options.asyncOp and self.shared.launch is Launch.OWN_STREAM
