@@ -1,7 +1,4 @@
-"""Which tests judge which file: quick ones first, thorough ones only for what those let live.
-
-A stage is a tuple of pytest's arguments. The order within a stage matters as well: the first failing test ends it.
-"""
+"""Which tests judge which file: quick ones first."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ CHECKER = (
     PAYLOADS,
     TABLE_CLAIMS,
 )
-"""Of all files of the checker: `warm` picks the tests that come to a mutant's line."""
+"""Of all files of the checker."""
 PROGRAM = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_gap_facts.py")
 """Of what only processes of its own execute."""
 LOOKED_UP = (
