@@ -26,7 +26,7 @@ from partreduce.topo.document.writer import write_schedule
 from partreduce.topo.hardware import Hardware
 from partreduce.topo.schedule import Schedule
 
-TRAINED_WITH = ("task", "steps", "batch", "optimizer", "momentum", "weight_decay")
+TRAINED_WITH = ("task", "steps", "batch", "momentum", "weight_decay")
 GUESS_SECONDS = 16.0
 PROFILE_LIMIT = 120.0
 SPARE_STEPS = 1.8
@@ -43,7 +43,7 @@ class Experiment:
 
     Contestants run in the order of their names; without names the core ones do, or `everybody`. `steps` of each worker
     in a cell; without it as many as reach the loss, `target` or the task's own. `rate` is the learning rate of all;
-    without it everybody's best of the rehearsal; `falling` rates end at nothing. `limit` seconds end a cell, and losses
+    without it everybody's best of the rehearsal. `limit` seconds end a cell, and losses
     are taken `every` so many steps. `at_once`: all repetitions before the next experiment, because they are what
     matters most. `slow_again`: also contestants that usually run once are repeated. Where nothing is planned or
     predicted, its links need not be measured first (`profiled`).
@@ -60,7 +60,6 @@ class Experiment:
     limit: float = 75.0
     repetitions: int = 3
     every: int = 4
-    falling: bool = False
     at_once: bool = False
     slow_again: bool = False
     profiled: bool = True
@@ -234,7 +233,6 @@ class Campaign:
             seed=repetition,
             steps=steps,
             learning_rate=self._rate(setting, contestant),
-            falling=self.experiment.falling,
             options=contestant.options,
             limit=self.experiment.limit * (2 if contestant.once else 1),
         )

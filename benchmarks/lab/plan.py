@@ -83,8 +83,6 @@ PLAN_SECONDS = 20.0
 
 def optimizer_of(setting: Setting) -> Optimizer:
     """By whose prices the planner counts."""
-    if setting.optimizer == "adamw":
-        return Optimizer.ADAM
     return Optimizer.MOMENTUM if setting.momentum else Optimizer.SGD
 
 

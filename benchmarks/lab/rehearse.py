@@ -167,7 +167,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ByRate = dict[str, float | None]
 RATES = Path(__file__).with_name("rates.json")
 EVERY = 4
-CASES = {"digits": 96, "text": 160, "deep text": 400}
+CASES = {"digits": 96, "text": 160}
 """Tasks, and the most steps that are taken."""
 MOST_ROUNDS = 1 + 2 * max(CASES.values())
 """More rounds than any worker begins."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -36,19 +34,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--contestants", help="names separated by semicolons (see --list)")
     parser.add_argument("--repetitions", type=int)
     parser.add_argument("--minutes", type=float, help="no cell begins that would end later; default 9, or 60 if full")
-    parser.add_argument("--optimizer", choices=["sgd", "adamw"], help="of each worker, instead of the setting's")
-    parser.add_argument("--momentum", type=float, help="of SGD, instead of the setting's")
-    parser.add_argument("--compute", type=float, help="seconds that a step computes, instead of the setting's")
     parser.add_argument("--steps", type=int, help="steps of each worker, instead of the setting's")
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of training in a cell")
     parser.add_argument("--target", type=float, help="training loss; default 0.2 for digits, 2.8 for text")
     parser.add_argument("--rate", type=float, help="one learning rate for all, instead of each one's best of the grid")
-    parser.add_argument("--falling", action="store_true", help="rates fall to nothing, along half a cosine")
     parser.add_argument("--every", type=int, default=4, help="steps from one evaluation of the loss to the next")
     parser.add_argument("--name", default="default", help="of the result files")
-    parser.add_argument(
-        "--trace", help="CSV of step lengths, a row a step, a column a worker: adds settings 'RATE trace'"
-    )
     parser.add_argument("--no-profile", action="store_true", help="plan with nominal links")
     parser.add_argument("--full", action="store_true")
     parser.add_argument("--list", action="store_true")
@@ -59,7 +50,7 @@ def main() -> int:
     chosen = _arguments()
     from benchmarks.lab.contestants import contestants
 
-    known = settings(chosen.nodes * chosen.workers_per_node, str(Path(chosen.trace).resolve()) if chosen.trace else "")
+    known = settings(chosen.nodes * chosen.workers_per_node)
     if chosen.list:
         print("settings:", *known, sep="\n  ")
         print("contestants:", *(c.name for c in contestants(lambda *_: None)), sep="\n  ")
@@ -71,20 +62,11 @@ def main() -> int:
         if unknown := [name for name in given if name not in there]:
             print(f"lab: no {what} {unknown[0]!r}; see --list", file=sys.stderr)
             return 2
-    changed = {
-        key: replace(
-            setting,
-            compute=chosen.compute or setting.compute,
-            optimizer=chosen.optimizer or setting.optimizer,
-            momentum=chosen.momentum or setting.momentum,
-        )
-        for key, setting in known.items()
-    }
     from benchmarks.lab.campaign import Campaign, Experiment
     from benchmarks.lab.crew import NoLabError, provenance, standing
 
     experiment = Experiment(
-        settings=tuple(changed[name] for name in names),
+        settings=tuple(known[name] for name in names),
         shape=(chosen.nodes, chosen.workers_per_node),
         contestants=tuple(asked),
         everybody=bool(chosen.full or chosen.settings),
@@ -93,7 +75,6 @@ def main() -> int:
         limit=chosen.limit,
         target=chosen.target,
         rate=chosen.rate,
-        falling=chosen.falling,
         every=chosen.every,
     )
     end = time.monotonic() + 60 * (chosen.minutes or (60 if chosen.full else 9))

@@ -16,7 +16,6 @@ import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from partreduce.topo.timing.compute import ComputeTimes, RandomDelay, RandomSlowdown, RotatingDelay, StragglerModel
-from partreduce.topo.timing.sampling import read_trace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +25,7 @@ class Lengths:
     `compute` is the seconds that a step of an undisturbed worker computes; `slow` lists (rank, factor) on it. With
     probability `random_chance` a worker's step takes `random_factor` times as long. `delayed` = (workers, seconds): so
     many, drawn again in every step, are held up. `skew` = (low, high) seconds: everybody is held up, and by how much
-    moves on by one worker from step to step. `trace` names a CSV file of recorded seconds, a row for each step and a
-    column for each worker, which replaces all of these and repeats.
+    moves on by one worker from step to step.
     """
 
     compute: float = 0.08
@@ -36,7 +34,6 @@ class Lengths:
     random_chance: float = 0.0
     delayed: tuple[int, float] = (0, 0.0)
     skew: tuple[float, float] = (0.0, 0.0)
-    trace: str = ""
 
     def lengths(self) -> dict[str, Any]:
         """These fields alone, of a setting or a job."""
@@ -45,7 +42,7 @@ class Lengths:
     @property
     def is_disturbed(self) -> bool:
         """Whether some worker is slower than others, always or at times."""
-        return bool(self.slow) or self.disturbance is not None or bool(self.trace)
+        return bool(self.slow) or self.disturbance is not None
 
     @property
     def disturbance(self) -> StragglerModel | None:
@@ -62,25 +59,12 @@ class Lengths:
         return possible[0] if possible else None
 
     def compute_times(self) -> ComputeTimes:
-        """The same as the simulator and the planner take it.
-
-        Raises:
-            FileError: the trace cannot be read.
-            InputError: it is no table of seconds.
-        """
-        return ComputeTimes(
-            base=self.compute,
-            slowdown=self.slow,
-            disturbance=self.disturbance,
-            trace=read_trace(Path(self.trace)) if self.trace else None,
-        )
+        """The same as the simulator and the planner take it."""
+        return ComputeTimes(base=self.compute, slowdown=self.slow, disturbance=self.disturbance)
 
     def mean_seconds(self, num_workers: int) -> npt.NDArray[np.float64]:
         """Each worker's mean step, shape (num_workers,)."""
-        times = self.compute_times()
-        if times.trace is not None:
-            return np.asarray(times.trace.mean(axis=0))
-        steady = times.fixed(num_workers) * (1 + self.random_chance * (self.random_factor - 1))
+        steady = self.compute_times().fixed(num_workers) * (1 + self.random_chance * (self.random_factor - 1))
         held_up = min(self.delayed[0], num_workers) / num_workers * self.delayed[1] + sum(self.skew) / 2
         return np.asarray(steady + held_up)
 
@@ -111,7 +95,6 @@ TARGETS = {
     "digits": 0.1,
     "ten layers": 0.1,
     "text": 2.6,
-    "deep text": 2.65,
     "svm": 0.3,
     "images": 0.1,
     "hyperplane": 0.02,
@@ -119,14 +102,13 @@ TARGETS = {
 }
 """Training loss of the mean model that each task is to reach in the lab."""
 
-REHEARSED_TARGETS = {"digits": 0.2, "ten layers": 0.2, "text": 2.8, "deep text": 2.7, "svm": 0.4}
+REHEARSED_TARGETS = {"digits": 0.2, "ten layers": 0.2, "text": 2.8, "svm": 0.4}
 """What the rehearsal counts the steps to: enough to choose rates by, and sooner reached."""
 
 MODEL_BYTES = {
     "digits": 2_192_296,
     "ten layers": 2_182_184,
     "text": 2_065_440,
-    "deep text": 2_166_776,
     "svm": 524_292,
     "images": 76_840,
     "hyperplane": 2_052,
@@ -136,7 +118,6 @@ SEGMENTS = {
     "digits": (0, 0, 0, 2_192_296, 0),
     "ten layers": (0, 273_448, *(6 * (263_168,)), 0, 329_728, 0),
     "text": (0, 0, 2_065_440, 0),
-    "deep text": (0, 1_113_208, 526_336, 527_232, 0),
     "svm": (524_292, 0, 0),
     "images": (76_840, 0, 0),
     "hyperplane": (2_052, 0, 0),
@@ -156,8 +137,7 @@ BACKWARD = 2 / 3
 class Setting(Lengths):
     """`rate` in `tc` syntax; the rest says how long steps compute (lengths.py).
 
-    `batch` samples a step of each worker, and the `optimizer` (`tasks.optimizer_of`) with SGD's `momentum` and
-    `weight_decay` (an L2 penalty), are everybody's.
+    `batch` samples a step of each worker, and SGD's `momentum` and `weight_decay` (an L2 penalty), are everybody's.
     `steps` is a multiple of 16 and of 24, so that a cell holds whole periods of the usual schedules; it counts for
     contestants that were never rehearsed. The Prague paper slows a worker by *adding* 2 or 5 step times, which is a
     factor of 3 or 6.
@@ -168,7 +148,6 @@ class Setting(Lengths):
     task: str = "digits"
     steps: int = 48
     batch: int = 16
-    optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
 
@@ -209,12 +188,9 @@ RATES = {"40mbit": 0.16, "80mbit": 0.08, "200mbit": 0.08, "250mbit": 0.32, "1gbi
 250 Mbit/s and 0.32 s are 1 Gbit/s and 0.08 s at a quarter: what workers take of the cores that they share then weighs
 half as much, and a quarter."""
 
-REGIONS = {"40mbit": 0.16, "10mbit": 0.16, "10gbit": 0.0}
-"""Links between regions, and the seconds that a step computes; the last is as fast as the machine is, to see losses."""
 
-
-def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
-    """All named settings, with a `trace` of step lengths (a file) one more for each rate.
+def settings(num_workers: int) -> dict[str, Setting]:
+    """All named settings.
 
     `delayed` holds up one worker, drawn again in every step, by five steps' time; `shifting` everybody by up to that.
     """
@@ -231,16 +207,9 @@ def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
             Setting(name=f"{rate} random x6", random_factor=6.0, random_chance=1 / num_workers, **common),
             Setting(name=f"{rate} delayed", delayed=(1, 5 * compute), **common),
             Setting(name=f"{rate} shifting", skew=(0.0, 5 * compute), **common),
-            *([Setting(name=f"{rate} trace", trace=trace, **common)] if trace else []),
         ]
     made += [
         Setting(name="200mbit text", task="text", steps=96),
-        # A node is a region, and its workers' links take no time beside those between regions.
-        *(
-            Setting(name=f"{rate} regions", rate=rate, task="deep text", compute=compute, steps=1008)
-            for rate, compute in REGIONS.items()
-        ),
-        Setting(name="1gbit deep text slow +5", rate="1gbit", task="deep text", slow=((slow, 6.0),)),
         Setting(name="1gbit docstrings", rate="1gbit", task="docstrings", compute=0.1),
     ]
     return {setting.name: setting for setting in made}
@@ -250,11 +219,9 @@ def settings(num_workers: int, trace: str = "") -> dict[str, Setting]:
 class Job(Lengths):
     """What every worker of one cell does.
 
-    `how` names who synchronizes: `partreduce` (with `schedule`, a file) or one of the baselines of
-    `baselines.py`. A step computes as long as its lengths say: real gradients are taken, and sleeping fills the rest,
-    because more workers than cores would otherwise slow one another down. `limit` bounds the training in seconds.
-    A `falling` rate ends at nothing, along half a cosine. `optimizer`, `momentum` and `weight_decay` are for
-    `tasks.optimizer_of`.
+    `how` names who synchronizes: `partreduce` (with `schedule`, a file) or one of `worker.KINDS`. A step computes as
+    long as its lengths say: real gradients are taken, and sleeping fills the rest, because more workers than cores
+    would otherwise slow one another down. `limit` bounds the training in seconds.
     Nodes hold `workers_per_node` workers each, or as many as `sizes` lists. The crew fills in `address` and `port`.
     """
 
@@ -275,11 +242,9 @@ class Job(Lengths):
     limit: float = 40.0
     every: int = 4
     batch: int = 16
-    optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
     learning_rate: float = 0.2
-    falling: bool = False
     seed: int = 0
     options: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)

@@ -83,7 +83,7 @@ TEXT_BYTES = 200_000
 EVALUATED = 2048
 SEQUENCES = 512
 """Docstrings over which losses are reported: a recurrent model takes its time."""
-HELD_OUT = {"images": 360, "hyperplane": 1024, "docstrings": 1024, "deep text": 4096}
+HELD_OUT = {"images": 360, "hyperplane": 1024, "docstrings": 1024}
 """Samples that nobody trains with, of the tasks that have such; images are digits, told apart by two plain layers."""
 PLANE, POINTS, NOISE = 512, 8192, 0.1
 """A hyperplane's coefficients, points on it with those held out, and what is off it, over the spread of what is on it.
@@ -122,7 +122,6 @@ def read_data(path: str | Path) -> Samples:
 def _made(task: str) -> tuple[np.ndarray, np.ndarray]:
     makers = {
         "text": _text,
-        "deep text": _text,
         "svm": paragraph_samples,
         "docstrings": docstring_samples,
         "hyperplane": _hyperplane,
@@ -184,7 +183,7 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
     """The task's network: 548,074 parameters (2.19 MB) for digits, 545,546 in ten layers, 516,360 for text.
 
     Digits and text have one layer with nearly all parameters; the one of ten layers is there for gradients that are
-    sent layer by layer, and deep text (541,694), of four large layers alike, for fragments of a model. A support vector
+    sent layer by layer. A support vector
     machine (131,073 parameters, 0.52 MB) starts at zero: its loss is convex.
     """
     torch.manual_seed(seed)
@@ -208,10 +207,6 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
         layers = [[SparseLinear(FEATURES)]]
     elif task == "docstrings":
         layers = [[Reader()]]
-    elif task == "deep text":
-        letters, seen = int(samples.inputs.max()) + 1, 16 * CONTEXT
-        layers = [[nn.Embedding(letters, 16), nn.Flatten()], *([Residual(seen)] for _ in range(2))]
-        layers.append([nn.Linear(seen, letters)])
     elif task == "hyperplane":
         layers = [[nn.Linear(PLANE, 1), nn.Flatten(0)]]
     else:
@@ -225,9 +220,7 @@ def make_model(task: str, samples: Samples, clock: Clock, seed: int) -> nn.Modul
 
 
 def optimizer_of(job: Job, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """SGD with the job's momentum and weight decay, or AdamW with torch's own."""
-    if job.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=job.learning_rate, fused=True)  # several times as fast on a CPU
+    """SGD with the job's momentum and weight decay."""
     return torch.optim.SGD(parameters, lr=job.learning_rate, momentum=job.momentum, weight_decay=job.weight_decay)
 
 
@@ -242,19 +235,6 @@ def accuracy(model: nn.Module, samples: Samples) -> float:
     """The share of samples whose label gets the highest score."""
     with torch.no_grad():
         return float((model(samples.inputs).argmax(1) == samples.labels).float().mean())
-
-
-class Residual(nn.Module):
-    """Two layers with as many parameters each, beside what they add to."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.into, self.back = nn.Linear(width, width // 2), nn.Linear(width // 2, width)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """As many numbers as came, (count, width)."""
-        added: torch.Tensor = self.back(self.into(values).relu())
-        return values + added
 
 
 class SparseLinear(nn.Module):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import struct
 import threading
@@ -237,26 +236,15 @@ FINISH_SECONDS = 8.0
 
 
 class Partreduce:
-    """Training through `partreduce.DistributedOptimizer`, with its trace.
-
-    With `replicas` in the options a node's workers are one replica: before each step they average their gradients.
-    """
+    """Training through `partreduce.DistributedOptimizer`, with its trace."""
 
     def __init__(self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         assert job.schedule is not None
         self.model = model
         options = {**job.options, "timeout": START_SECONDS, "trace": job.path}
-        replicas = options.pop("replicas", False)
-        self._node = joined(job) if replicas else None
         self.optimizer = partreduce.DistributedOptimizer(optimizer, model, job.schedule, **options)
 
     def step(self) -> None:
-        if self._node is not None:
-            gradients = [part.grad for part in self.model.parameters() if part.grad is not None]
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(flat, group=self._node)
-            for gradient, mean in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
-                gradient.copy_(mean.view_as(gradient) / self._node.size())
         self.optimizer.step()
 
     def close(self) -> None:
@@ -322,7 +310,6 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                     _snapshot(file, plain, reached)
                 training.model.train()
                 loss = loss_of(job.task, training.model(samples.inputs[batch]), samples.labels[batch])
-                _set_rate(inner, job, board.all_steps / job.num_workers if job.free_running or apart else reached)
                 inner.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
                 clock.until(1.0)
@@ -345,7 +332,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
                 raise
             ended = "time" if time.monotonic() > end else "steps"
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
-        if reached % every == 0 or job.falling:
+        if reached % every == 0:
             _snapshot(file, plain, reached)
     said = {**result(ended), "busy": time.process_time() - busy}
     _wait_for_the_others(job, board, end, apart=apart)
@@ -406,17 +393,6 @@ def _share(training: Training, job: Job) -> int:
         return 1
     schedule, rank = training.optimizer.schedule, training.optimizer.rank
     return max(1, int(schedule.worker_steps().max()) // schedule.steps_per_round_of(rank))
-
-
-def _set_rate(optimizer: torch.optim.Optimizer, job: Job, taken: float) -> None:
-    """The rate after so many steps of each worker, on average; a falling one is half a cosine, to nothing."""
-    for group in optimizer.param_groups if job.falling else ():
-        group["lr"] = rate_after(job, taken)
-
-
-def rate_after(job: Job, taken: float) -> float:
-    """A falling rate after so many steps."""
-    return job.learning_rate * (1 + math.cos(math.pi * min(1.0, taken / job.steps))) / 2
 
 
 def _snapshots_every(training: Training, job: Job, *, apart: bool) -> int:

@@ -37,13 +37,6 @@ def test_shifting_delays_move_on_by_one_worker_from_step_to_step():
     assert all(np.allclose(seconds[step], np.roll(seconds[0], -step)) for step in range(8))
 
 
-def test_a_trace_replaces_everything_and_repeats(tmp_path):
-    (tmp_path / "trace.csv").write_text("0.1,0.2\n0.3,0.4\n0.5,0.6\n")
-    lengths = Lengths(compute=9.0, slow=((0, 5.0),), trace=str(tmp_path / "trace.csv"))
-    assert np.allclose(lengths_of(lengths, 2, 7)[6], [0.1, 0.2])
-    assert lengths.free_step(2) == pytest.approx(2 / (1 / 0.3 + 1 / 0.4))
-
-
 @pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
 def test_mean_steps_are_those_of_many_steps(disturbance):
     lengths = Lengths(compute=0.1, slow=((1, 3.0),), **disturbance)
@@ -51,7 +44,7 @@ def test_mean_steps_are_those_of_many_steps(disturbance):
     assert found == pytest.approx(lengths.mean_seconds(4), rel=0.12)
 
 
-@pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM, {"trace": "file.csv"}])
+@pytest.mark.parametrize("disturbance", [{}, DELAYED, SHIFTING, RANDOM])
 def test_a_job_and_a_setting_keep_their_lengths_on_their_way_through_json(disturbance):
     setting = Setting(name="one", slow=((2, 5.0),), **disturbance)
     assert Setting.of_json(json.loads(json.dumps({**setting.lengths(), "name": "one"}))) == setting
@@ -67,20 +60,17 @@ def test_two_disturbances_at_once_are_refused():
 
 
 def test_every_rate_has_settings_with_delays():
-    known = settings(8, "file.csv")
+    known = settings(8)
     for rate in ("40mbit", "200mbit"):
         assert known[f"{rate} delayed"].delayed[0] == 1
         assert known[f"{rate} shifting"].skew[1] == 5 * known[f"{rate} shifting"].compute
-        assert known[f"{rate} trace"].trace == "file.csv"
-    assert "200mbit trace" not in settings(8)
 
 
 @pytest.mark.processes
 @pytest.mark.timeout(300)
 def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
-    """Three cells of two workers through a forker of the lab, without its network, which these need not."""
+    """Two cells of two workers through a forker of the lab, without its network, which these need not."""
     write_data("digits", tmp_path / "digits.npz")
-    (tmp_path / "trace.csv").write_text("0.03,0.2\n0.25,0.03\n")
     plain = Job(
         name="", folder="", how="alone", num_nodes=1, workers_per_node=2, address="", port=0, compute=0.03, steps=6,
         data_file=str(tmp_path / "digits.npz"),
@@ -88,7 +78,6 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
     jobs = {
         "delayed": replace(plain, delayed=(1, 0.2)),
         "shifting": replace(plain, skew=(0.0, 0.2)),
-        "trace": replace(plain, trace=str(tmp_path / "trace.csv")),
     }
     lines = []
     for name, job in jobs.items():
@@ -100,7 +89,7 @@ def test_workers_sleep_as_long_as_their_lengths_say(tmp_path):
         [*children.module("benchmarks.lab.forker"), "0"], env=children.environment(), input="\n".join(lines) + "\n",
         stdout=subprocess.PIPE, text=True, timeout=280, check=True,
     )  # fmt: skip
-    assert done.stdout.split("\n")[:4] == ["ready", "done 0", "done 0", "done 0"]
+    assert done.stdout.split("\n")[:3] == ["ready", "done 0", "done 0"]
     for name, job in jobs.items():
         told = lengths_of(job, 2, 6)
         said = [json.loads((tmp_path / name / f"worker-{rank:03d}.json").read_text()) for rank in range(2)]
