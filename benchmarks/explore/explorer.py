@@ -88,12 +88,7 @@ class Exploration:
         return next(finding for finding in self.findings if finding.name == name)
 
     def require(self) -> Exploration:
-        """This exploration, if it is complete and every property holds.
-
-        Raises:
-            RefutedError: a property fails; the message carries the shortest trace.
-            UndecidedError: nothing failed, but the search was cut.
-        """
+        """This exploration, if it is complete and every property holds."""
         for finding in self.findings:
             if finding.verdict == "fails":
                 raise RefutedError(f"{finding.name}: {finding.problem}\n{finding.trace}")
@@ -138,9 +133,6 @@ def explore(
         within: keep only states whose processes satisfy this (it sees no messages); states outside are not visited,
             and "holds" then speaks about the states inside.
         max_gap: likewise, keep only states in which no clock is more than this ahead of the slowest.
-
-    Raises:
-        InputError: two properties share a name, or `max_gap` for a machine without clocks.
 
     Complexity: time and memory linear in states and transitions; of all traces to a violation a shortest is returned.
     """

@@ -364,9 +364,6 @@ def starving_loop(search: Breadth, goal: Progress) -> tuple[int, list[Label]] | 
     Builds the graph of all transitions that are not the goal, takes its strongly connected components and keeps those
     that are fair: every process event and every channel that can move in *all* states of the component also moves on
     an edge inside it. O(states + transitions). Needs a search without symmetry, in which names do not change.
-
-    Raises:
-        AssertionError: the search folded symmetric states.
     """
     from scipy.sparse import coo_matrix
     from scipy.sparse.csgraph import connected_components

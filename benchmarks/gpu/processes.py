@@ -32,11 +32,7 @@ def schedule_of(kind: str, workers: int) -> Schedule:
 
 
 def tables(rank: int, device: torch.device) -> None:
-    """All cells with tables, each on the CPU and then on the GPU; the results must be close, and lie where they should.
-
-    Raises:
-        AssertionError: they are not.
-    """
+    """All cells with tables, each on the CPU and then on the GPU; results must be close, and lie where they should."""
     gaps = {}
     for cell in table_cells.TABLE_CELLS:
         wanted = table_cells.train(cell, table_cells.prepare(cell, rank), torch.device("cpu"))

@@ -219,12 +219,7 @@ class Campaign:
         )
 
     def _train(self, setting: Setting, contestant: Contestant, repetition: int, steps: int) -> Measured:
-        """One run of so many steps, or until the limit.
-
-        Raises:
-            RuntimeError, OSError: a worker failed.
-            LabError: the lab's own machinery did.
-        """
+        """One run of so many steps, or until the limit."""
         job = self._job(
             setting,
             contestant.name,

@@ -196,11 +196,7 @@ class Lab:
 
 @contextlib.contextmanager
 def standing(num_nodes: int) -> Iterator[Lab]:
-    """The lab on so many nodes, with fast links; SIGTERM ends it by the ordinary way.
-
-    Raises:
-        NoLabError: as said.
-    """
+    """The lab on so many nodes, with fast links; SIGTERM ends it by the ordinary way."""
     if (reason := why_not()) is not None:
         raise NoLabError(reason)
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))

@@ -46,11 +46,7 @@ class Measured:
 
 
 def read_cell(job: Job, samples: Samples) -> Measured:
-    """Put a cell's files together.
-
-    Raises:
-        RuntimeError: a worker failed or left nothing; the message is the first one's.
-    """
+    """Put a cell's files together."""
     said = []
     for rank in range(job.num_workers):
         path = job.path / f"worker-{rank:03d}.json"

@@ -159,11 +159,7 @@ class LabPaper:
         return [made for part, listed in self.parts.items() if only in (None, part) for made in listed]
 
     def run(self, minutes: float, only: str | None = None) -> Results:
-        """What the time is enough for, of everything or of one part.
-
-        Raises:
-            NoLabError: this machine cannot hold the lab, and nothing was measured without it.
-        """
+        """What the time is enough for, of everything or of one part."""
         end, kept = time.monotonic() + 60 * minutes, None
         if self.apart is not None and only in (None, *self.apart.parts):
             kept = Kept(self._beside(only), str(provenance("papers")["commit"]))
@@ -186,11 +182,7 @@ class LabPaper:
         return self.results(cells, kept)
 
     def stored(self, only: str | None = None) -> Results:
-        """The same rows from what this machine keeps, also of a run that was ended early.
-
-        Raises:
-            FileNotFoundError: nothing is kept.
-        """
+        """The same rows from what this machine keeps, also of a run that was ended early."""
         if self.kept is not None:
             return self.results(self.kept())
         kept = Kept.read(self._beside(only)) if self._beside(only).exists() else None
@@ -258,9 +250,6 @@ def run(
     """Everybody's first repetition in the order of the list, then everybody's second, until the time is spent.
 
     What is measured is written after each turn, so that `Cells.read` finds it whatever ends the run.
-
-    Raises:
-        NoLabError: this machine cannot hold the lab.
     """
     (num_nodes,) = {experiment.shape[0] for experiment in experiments}
     end = time.monotonic() + 60 * minutes

@@ -192,11 +192,7 @@ def _work(trial: Trial, seed: int, end: float) -> list[tuple[float, float]]:
 
 
 def _one(trial: Trial) -> Found:
-    """Run a trial in processes of their own.
-
-    Raises:
-        SystemExit: one of them failed; the message is what they printed.
-    """
+    """Run a trial in processes of their own."""
     seed = even_seed(replace(trial, size=4, skew=0.0))[0] if trial.mode == MAJORITY else 0
     end = time.monotonic() + SPARE_SECONDS + 2 * trial.seconds
     said = on_workers(partial(_work, trial, seed, end), trial.processes)

@@ -212,11 +212,7 @@ PARTS = {"ladder": ladder, "loss": to_loss}
 
 
 def measure(minutes: float, only: str | None, kept: Kept) -> None:
-    """Session by session until the time is spent; what is left out is said.
-
-    Raises:
-        NoLabError: this machine cannot hold the lab.
-    """
+    """Session by session until the time is spent; what is left out is said."""
     end = time.monotonic() + 60 * minutes
     for shape in SHAPES:
         with standing(shape[0]) as lab:

@@ -122,12 +122,7 @@ def figures(what: str, each: int) -> tuple[str, str]:
 
 
 def measure_all(minutes: float, _: str | None, kept: Kept) -> None:
-    """Both kinds of sums over all links, within the time.
-
-    Raises:
-        NoLabError: this machine cannot hold the lab.
-        RuntimeError: a worker failed; the message is the log's end.
-    """
+    """Both kinds of sums over all links, within the time."""
     from benchmarks.lab.crew import standing
     from partreduce.topo.cluster import Cluster
     from partreduce.topo.document.writer import write_schedule

@@ -45,11 +45,7 @@ class Row:
     commit: str = ""
 
     def __post_init__(self) -> None:
-        """A row that says something impossible was made wrongly.
-
-        Raises:
-            ValueError: no run, a median outside its ends, a range upside down, or a unit that no table knows.
-        """
+        """A row that says something impossible was made wrongly."""
         where = f"{self.figure}, {self.setting}"
         if self.runs < 1 or not self.low <= self.measured <= self.high:
             raise ValueError(f"{where}: {self.measured} of {self.runs} runs in [{self.low}, {self.high}]")

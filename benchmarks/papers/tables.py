@@ -312,12 +312,7 @@ class Found:
 
 
 def run(session: Session, lab: Lab, text: Path, seconds: float) -> Found:
-    """One session, in so many seconds at most.
-
-    Raises:
-        LabError: the lab's own machinery failed.
-        RuntimeError: a worker failed; the message is the log's end.
-    """
+    """One session, in so many seconds at most."""
     known = Known(session, text)
     same = {way: other for way in known.schedules if (other := known.same_as(way)) != way}
     ways = [way for way in session.ways if way not in same]
