@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -62,29 +61,36 @@ def main() -> int:
         if unknown := [name for name in given if name not in there]:
             print(f"lab: no {what} {unknown[0]!r}; see --list", file=sys.stderr)
             return 2
-    from benchmarks.lab.campaign import Campaign, Experiment
-    from benchmarks.lab.crew import NoLabError, provenance, standing
+    from benchmarks.lab.campaign import Campaign, Experiment, joined, prediction_of, run
+    from benchmarks.lab.crew import NoLabError, provenance
+    from benchmarks.lab.results import write, write_everything
 
-    experiment = Experiment(
-        settings=tuple(known[name] for name in names),
-        shape=(chosen.nodes, chosen.workers_per_node),
-        contestants=tuple(asked),
-        everybody=bool(chosen.full or chosen.settings),
-        repetitions=chosen.repetitions or (3 if chosen.full else 2),
-        steps=chosen.steps,
-        limit=chosen.limit,
-        target=chosen.target,
-        rate=chosen.rate,
-        every=chosen.every,
-    )
-    end = time.monotonic() + 60 * (chosen.minutes or (60 if chosen.full else 9))
+    experiments = [
+        Experiment(
+            setting=known[name],
+            shape=(chosen.nodes, chosen.workers_per_node),
+            contestants=tuple(asked),
+            everybody=bool(chosen.full or chosen.settings),
+            repetitions=chosen.repetitions or (3 if chosen.full else 2),
+            steps=chosen.steps,
+            limit=chosen.limit,
+            target=chosen.target,
+            rate=chosen.rate,
+            every=chosen.every,
+        )
+        for name in names
+    ]
+
+    def keep(campaigns: list[Campaign], notes: list[str], is_over: bool) -> None:
+        if is_over:
+            contents = [campaign.content(provenance("lab.run")) for campaign in campaigns]
+            content = joined(contents, notes, prediction_of(campaigns, notes))
+            write_everything(kit.RESULTS, chosen.name, content)
+            write(kit.RESULTS, chosen.name, content)
+            print(f"written: {kit.RESULTS}/lab-{chosen.name}.json, .md, -*.png", flush=True)
+
     try:
-        with standing(chosen.nodes) as lab:
-            campaign = Campaign(experiment, lab, end)
-            try:
-                campaign.run(profile=not chosen.no_profile)
-            finally:  # what was measured is kept, also when the lab's machinery fails
-                campaign.write(kit.RESULTS, chosen.name, provenance("lab.run"))
+        run(experiments, chosen.minutes or (60 if chosen.full else 9), keep, profile=not chosen.no_profile)
     except NoLabError as reason:
         print(f"lab: skipped: {reason}")
     return 0

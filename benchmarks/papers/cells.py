@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.lab.campaign import Campaign, Experiment
+from benchmarks.lab.campaign import Campaign, Experiment, prediction_of
+from benchmarks.lab.campaign import run as run_all
 from benchmarks.lab.contestants import SERVER, named
-from benchmarks.lab.crew import NoLabError, provenance, standing
-from benchmarks.lab.plan import predicted
+from benchmarks.lab.crew import NoLabError, provenance
 from benchmarks.lab.results import Row as Contestant
 from benchmarks.lab.results import listed
 from benchmarks.lab.setting import Job, Setting, StepLengths, settings
@@ -241,73 +241,26 @@ def _experiments(paper: dict[str, Any], row: dict[str, Any]) -> Iterator[Experim
         own = paper.get("settings", {}).get(name)
         setting = settings(fields["shape"][0] * fields["shape"][1])[name] if own is None else None
         for rate in rates:
-            yield Experiment(settings=(setting or Setting.of_json({"name": name, **own}),), rate=rate, **fields)
+            yield Experiment(setting=setting or Setting.of_json({"name": name, **own}), rate=rate, **fields)
 
 
 def run(
     name: str, experiments: Sequence[Experiment], minutes: float, *, profile: bool = True, predict: bool = True
 ) -> Cells:
-    """Everybody's first repetition in the order of the list, then everybody's second, until the time is spent.
+    """What the time is enough for; written after each turn, so that `Cells.read` finds it whatever ends the run."""
+    cells = Cells([])
 
-    What is measured is written after each turn, so that `Cells.read` finds it whatever ends the run.
-    """
-    (num_nodes,) = {experiment.shape[0] for experiment in experiments}
-    end = time.monotonic() + 60 * minutes
-    notes: tuple[str, ...] = ()
-    with standing(num_nodes) as lab:
-        campaigns = [Campaign(experiment, lab, end) for experiment in experiments]
-        try:
-            for left_out in _turns(campaigns, profile=profile):
-                notes = (f"{left_out} cells were left out because the time was spent",) if left_out else ()
-                _collected(campaigns, (), predict=False).write(name)
-        finally:  # what was measured is kept, also when the lab's machinery fails
-            cells = _collected(campaigns, notes, predict=predict)
-            cells.write(name)
+    def keep(campaigns: list[Campaign], notes: list[str], is_over: bool) -> None:
+        nonlocal cells
+        measured = [campaign for campaign in campaigns if campaign.cells]
+        contents = [campaign.content(provenance("papers")) for campaign in measured]
+        said = [note for content in contents for note in content["notes"]] + notes
+        prediction = prediction_of(measured, said) if predict and is_over else None
+        cells = Cells(contents, prediction, tuple(said))
+        cells.write(name)
+
+    run_all(experiments, minutes, keep, profile=profile)
     return cells
-
-
-def _turns(campaigns: list[Campaign], *, profile: bool) -> Iterator[int]:
-    """All repetitions; how many cells were left out so far, after each."""
-    profiled: dict[tuple[tuple[int, int], str], Campaign] = {}
-    prepared: dict[int, list[Any]] = {}
-    left_out = 0
-    turns = [
-        (0 if campaign.experiment.at_once else turn, index, turn)
-        for index, campaign in enumerate(campaigns)
-        for turn in range(campaign.experiment.repetitions)
-    ]
-    for _, index, repetition in sorted(turns):
-        campaign = campaigns[index]
-        experiment, setting = campaign.experiment, campaign.experiment.setting
-        if time.monotonic() > campaign.end:
-            left_out += len(experiment.contestants)
-            continue
-        if index not in prepared:
-            campaign.prepare()
-            key = experiment.shape, setting.rate
-            if profile and experiment.profiled and experiment.is_timed and key not in profiled:
-                campaign.profile(setting.rate)
-            campaign.profiles.update(profiled.setdefault(key, campaign).profiles)
-            prepared[index] = campaign.fitting(setting)
-        left_out += campaign.turn(setting, prepared[index], repetition)
-        yield left_out
-    yield left_out
-
-
-def _collected(campaigns: list[Campaign], notes: tuple[str, ...], *, predict: bool) -> Cells:
-    measured = [campaign for campaign in campaigns if campaign.cells]
-    contents = [campaign.content(provenance("papers"), predict=predict) for campaign in measured]
-    said = [note for content in contents for note in content["notes"]]
-    if not predict:
-        return Cells(contents, None, (*said, *notes))
-    profiles = {name: hardware for campaign in measured for name, hardware in campaign.hardware().items()}
-    points = [point for campaign in measured if campaign.experiment.is_timed for point in campaign.points()]
-    try:
-        prediction = predicted(points, profiles)
-    except Exception as error:  # noqa: BLE001 - what was measured is worth more than a prediction of it
-        prediction = None
-        said.append(f"the prediction failed: {type(error).__name__}: {error}")
-    return Cells(contents, prediction, (*said, *notes))
 
 
 FREE = Link(0.0, 1e-15)

@@ -40,7 +40,7 @@ def test_nodes_may_hold_different_numbers_of_workers():
     assert (job.num_workers, [job.first_of(node) for node in range(3)]) == (8, [0, 4, 6])
     assert Job.of_line(job.to_line()) == job
     assert Job(num_nodes=2, workers_per_node=3).workers_of_nodes == (3, 3)
-    assert str(Experiment(settings=(), shape=(3, 4), sizes=job.sizes).cluster) == "4,2,2"
+    assert str(Experiment(setting=PLAIN, shape=(3, 4), sizes=job.sizes).cluster) == "4,2,2"
 
 
 def test_the_target_is_interpolated_between_evaluations():
@@ -229,26 +229,26 @@ def test_rates_are_those_of_the_schedule_and_not_of_its_name(tmp_path, monkeypat
     monkeypatch.setattr("benchmarks.lab.rehearse.RATES", tmp_path / "rates.json")
     monkeypatch.setitem(rehearse_module.CASES, "digits", 4)
     cluster, setting = Cluster.regular(1, 2), replace(PLAIN, steps=4)
-    campaign = Campaign(Experiment(settings=(setting,), shape=(1, 2), contestants=("node-then-all 3",)), None, 0.0)
+    campaign = Campaign(Experiment(setting=setting, shape=(1, 2), contestants=("node-then-all 3",)), None, 0.0)
     (contestant,) = campaign.contestants
-    campaign.fitting(setting)
+    campaign.fitting()
     (known,) = known_rates("digits, 2 workers")
     assert known == rates_key(contestant, contestant.make(cluster, setting))
     assert known != rates_key(contestant, build("node-then-all", cluster, node_rounds=4))
     assert known.startswith("node-then-all 3 ")
-    assert campaign._by_rate(setting, contestant) == known_rates("digits, 2 workers")[known] != {}
+    assert campaign._by_rate(contestant) == known_rates("digits, 2 workers")[known] != {}
 
 
 def test_what_is_sent_in_another_form_takes_the_steps_of_the_same_mathematics():
-    campaign = Campaign(Experiment(settings=(PLAIN,), shape=(4, 4), everybody=True), None, 0.0)
+    campaign = Campaign(Experiment(setting=PLAIN, shape=(4, 4), everybody=True), None, 0.0)
     by_name = {contestant.name: contestant for contestant in campaign.contestants}
-    steps = campaign._by_rate(PLAIN, by_name["flat ring"])
-    assert steps == campaign._by_rate(PLAIN, by_name["hierarchical"]) == campaign._by_rate(PLAIN, by_name["DDP"]) != {}
+    steps = campaign._by_rate(by_name["flat ring"])
+    assert steps == campaign._by_rate(by_name["hierarchical"]) == campaign._by_rate(by_name["DDP"]) != {}
 
 
 def test_a_contestant_that_the_wire_makes_slow_meets_a_slow_worker_where_it_is_named():
-    experiment = Experiment(settings=(SLOW,), shape=(4, 4), contestants=("D-PSGD ring",), rate=0.1)
-    assert [contestant.name for contestant in Campaign(experiment, None, 0.0).fitting(SLOW)] == ["D-PSGD ring"]
+    experiment = Experiment(setting=SLOW, shape=(4, 4), contestants=("D-PSGD ring",), rate=0.1)
+    assert [contestant.name for contestant in Campaign(experiment, None, 0.0).fitting()] == ["D-PSGD ring"]
 
 
 @pytest.mark.lab
@@ -265,8 +265,8 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
     data = tmp_path / "digits.npz"
     write_data("digits", data)
     setting = replace(PLAIN, compute=0.01, steps=4)
-    reachable = Experiment(settings=(setting,), shape=(2, 2), contestants=("flat ring",), rate=0.4, target=1.5)
-    endless = replace(reachable, settings=(replace(setting, steps=10_000),), target=0.0, limit=2.0)
+    reachable = Experiment(setting=setting, shape=(2, 2), contestants=("flat ring",), rate=0.4, target=1.5)
+    endless = replace(reachable, setting=replace(setting, steps=10_000), target=0.0, limit=2.0)
     with standing(2) as lab:
         lab.shape("200mbit")
         schedule = str(stored(build("allreduce", Cluster.regular(2, 2))))
@@ -278,8 +278,8 @@ def test_cells_run_over_shaped_links_end_at_their_loss_or_at_the_limit_of_all_an
         reached, cut = (Campaign(experiment, lab, time.monotonic() + 100) for experiment in (reachable, endless))
         for campaign in (reached, cut):
             campaign.prepare()
-            (contestant,) = campaign.fitting(campaign.experiment.setting)
-            campaign._cell(campaign.experiment.setting, contestant, 0)
+            (contestant,) = campaign.listed
+            campaign._cell(contestant, 0)
         names = [lab.network.namespace(0), lab.network.namespace(1), lab.network.switch]
     assert found.steps == [8] * 4
     assert [step for step, _, _ in found.curve] == [0.0, 4.0, 8.0]

@@ -344,8 +344,8 @@ def test_a_paper_runs_in_the_lab_and_leaves_rows(tmp_path, monkeypatch):
     slow = Setting(name="digits, one 4× slow", rate="1gbit", compute=0.02, slow=((2, 4.0),), momentum=0.9)
     skipping = hop_name("ring-based", hop.SKIPS[1])
     listed = [
-        cells.Experiment(settings=(tiny,), shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
-        cells.Experiment(settings=(slow,), shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
+        cells.Experiment(setting=tiny, shape=(2, 1), contestants=("flat ring",), steps=4, repetitions=1),
+        cells.Experiment(setting=slow, shape=(2, 2), contestants=(skipping,), steps=12, rate=0.02, repetitions=1),
     ]
     found = cells.run("tiny", listed, minutes=2.0, profile=False)
     assert [block.contestant for block in found.blocks()[tiny.name]] == ["flat ring"]
