@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 
 from benchmarks.kit import ROOT, parser
-from benchmarks.mutants.targets import TARGETS
+from benchmarks.mutants.targets import ISOLATED, TARGETS
 
 BUILD = ROOT / "build" / "mutants"
 ACCEPTED = Path(__file__).with_name("accepted.toml")
@@ -52,11 +52,12 @@ def copied(name: str, settings: str = "") -> Path:
     return copy
 
 
-def mutmut(copy: Path, *words: str, quiet: bool = False) -> str:
-    """What mutmut prints, run in a copy; its progress goes to standard error."""
-    command = [sys.executable, "-m", "mutmut", *words]
-    errors = subprocess.DEVNULL if quiet else None
-    done = subprocess.run(command, cwd=copy, stdout=subprocess.PIPE, stderr=errors, text=True, check=False)
+def mutmut(copy: Path, *words: str) -> str:
+    """What mutmut prints, run in a copy."""
+    command = [sys.executable, "-W", "ignore", "-m", "mutmut", *words]
+    done = subprocess.run(command, cwd=copy, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if "failed to collect stats" in done.stdout:
+        sys.exit(f"{copy.name}: its tests fail without any change:\n{done.stdout[-3000:]}")
     return done.stdout
 
 
@@ -64,12 +65,13 @@ def judge(file: str, *, sample: int | None, seed: int, jobs: int) -> tuple[dict[
     """The verdict of every mutant that was judged, and the copy in which it was."""
     tops = sorted({path.split("/")[0] for path in tracked() if path != "pyproject.toml"})
     settings = {"source_paths": [file], "pytest_add_cli_args_test_selection": tests_of(file), "also_copy": tops}
+    settings["pytest_add_cli_args"] = ["-k", ISOLATED]
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in settings.items())
     copy = copied(file.replace("/", "."), f"\n[tool.mutmut]\n{text}")
     if sample is None:
         mutmut(copy, "run", "--max-children", str(jobs))
     else:
-        mutmut(copy, "run", "of no mutant", quiet=True)  # which makes all of them, and judges none
+        mutmut(copy, "run", "of no mutant")  # which makes all of them, and judges none
         known = sorted(json.loads((copy / "mutants" / f"{file}.meta").read_text())["exit_code_by_key"])
         random.Random(seed).shuffle(known)  # a larger sample holds the smaller one
         mutmut(copy, "run", "--max-children", str(jobs), *known[:sample])
@@ -108,7 +110,7 @@ def report(file: str, verdicts: dict[str, str], copy: Path, *, is_sample: bool) 
     from scipy.stats import binomtest
 
     alive = [name for name, verdict in verdicts.items() if verdict in ("survived", "no tests")]
-    shown = {name: mutmut(copy, "show", name, quiet=True) for name in alive}
+    shown = {name: mutmut(copy, "show", name) for name in alive}
     reasons = [reason(file, shown[name]) for name in alive]
     equivalent, unnamed = reasons.count("equivalent"), [n for n, r in zip(alive, reasons, strict=True) if not r]
     killed, judged = len(verdicts) - len(alive), len(verdicts) - equivalent
