@@ -138,7 +138,7 @@ def document(head: dict[str, Any], blocks: dict[str, str], notes: list[str]) -> 
 
 PREDICTION = "Simulator against lab"
 CELL = ("setting", "contestant", "measured")
-MEASURED = ("step_ms", "nic_mb", "shares", "curve")
+MEASURED = ("step_ms", "nic_mb", "curve")
 
 
 def write(folder: Path, name: str, content: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ def listed(content: dict[str, Any]) -> list[tuple[Setting, list[Row]]]:
         cells: dict[str, list[Measured]] = {}
         for cell in content["cells"]:
             if cell["setting"] == setting.name:
-                cells.setdefault(cell["contestant"], []).append(Measured(**cell["measured"]))
+                cells.setdefault(cell["contestant"], []).append(Measured.of_json(cell["measured"]))
         rates = measure["rates"].get(setting.name, {})
         rows = [
             Row(name, family, cells[name], measure["targets"][setting.name], rates.get(name))

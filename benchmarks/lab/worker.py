@@ -288,7 +288,6 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
     if not board.ready(rank, START_SECONDS):
         return {"failed": "the others were not ready in time"}
     sent, started, end = bytes_out(), time.monotonic(), time.monotonic() + job.limit
-    busy = time.process_time()
 
     def result(ended: str) -> dict[str, object]:
         found = {"ended": ended, "started": started, "times": list(times), "sent": bytes_out() - sent}
@@ -334,7 +333,7 @@ def _train(job: Job, rank: int, samples: Samples, board: Board) -> dict[str, obj
             print(f"left after the end of the run: {str(error)[:200]}", flush=True)
         if reached % every == 0:
             _snapshot(file, plain, reached)
-    said = {**result(ended), "busy": time.process_time() - busy}
+    said = result(ended)
     _wait_for_the_others(job, board, end, apart=apart)
     board.end()
     training.close()

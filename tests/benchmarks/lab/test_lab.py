@@ -32,7 +32,7 @@ FOUR = Cluster.regular(4, 4)
 
 
 def measured(step_ms, curve=(), nic=1.0):
-    return Measured(step_ms=step_ms, nic_mb=nic, shares={}, curve=list(curve))
+    return Measured(step_ms=step_ms, nic_mb=nic, curve=list(curve))
 
 
 def test_nodes_may_hold_different_numbers_of_workers():
@@ -131,7 +131,7 @@ def test_every_published_result_makes_its_tables_again():
 
 def test_what_is_published_makes_the_page_of_all_that_was_measured():
     curve = [(0, 0.0, 2.302585), (4, 1.0 / 3, 1.0 / 7), (8, 2.0 / 3, 1e-5)]
-    cell = replace(measured(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16, busy_ms=1.5)
+    cell = replace(measured(1000.0 / 11, curve, nic=2.0 / 3), steps=[8] * 16)
     everything = {
         "head": {"commit": "none"},
         "measure": {"num_workers": 16, "targets": {"slow": 0.5}, "families": {"ring": "All-Reduce"}, "rates": {}},
@@ -144,7 +144,7 @@ def test_what_is_published_makes_the_page_of_all_that_was_measured():
     text = kit.compact(published(everything))
     assert page(json.loads(text)) == page(everything)
     assert "profiles" not in json.loads(text)
-    assert set(json.loads(text)["cells"][0]["measured"]) == {"step_ms", "nic_mb", "shares", "curve"}
+    assert set(json.loads(text)["cells"][0]["measured"]) == {"step_ms", "nic_mb", "curve"}
     assert sum("ring" in line and "curve" in line for line in text.splitlines()) == 1, "a cell is one line"
 
 
@@ -187,43 +187,6 @@ def test_a_setting_or_a_contestant_that_is_not_there_is_named(words, said, monke
     assert said in capsys.readouterr().err
 
 
-def test_paragraphs_are_told_apart_by_a_model_with_log_loss():
-    import torch
-
-    from benchmarks.lab import text as paragraphs
-    from benchmarks.lab.setting import MODEL_BYTES
-    from benchmarks.lab.tasks import Clock, Samples, make_model
-
-    inputs, labels = (
-        torch.from_numpy(part) for part in paragraphs.paragraph_samples(("scipy.signal", "sklearn.metrics"))
-    )
-    assert inputs.shape == (len(labels), paragraphs.MOST_FEATURES)
-    assert float(labels.float().mean()) == 0.5
-    assert 0 < int(inputs.max()) < paragraphs.FEATURES
-    model = make_model("svm", Samples(inputs, labels), Clock(), 0)
-    assert sum(4 * part.numel() for part in model.parameters()) == MODEL_BYTES["svm"]
-    few, sign = inputs[:64], 2 * labels[:64].float() - 1
-    weight = torch.randn(paragraphs.FEATURES, 1, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        model[0].weight.copy_(weight)
-    present = torch.zeros(64, paragraphs.FEATURES).scatter_(1, few.long(), 1.0)
-    present[:, 0] = 0.0
-    scores = ((present / present.norm(dim=1, keepdim=True)) @ weight)[:, 0]
-    loss = torch.nn.functional.cross_entropy(model(few), labels[:64])
-    assert loss.item() == pytest.approx(float(torch.log1p(torch.exp(-sign * scores)).mean()), rel=1e-4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=5.0, momentum=0.9)
-    with torch.no_grad():
-        model[0].weight.zero_()
-    seen = 3 * len(labels) // 4
-    for _ in range(30):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(inputs[:seen]), labels[:seen]).backward()
-        optimizer.step()
-    with torch.no_grad():
-        unseen = float((model(inputs[seen:]).argmax(1) == labels[seen:]).float().mean())
-    assert unseen > 0.75, "chance is 0.5"
-
-
 def test_rates_are_those_of_the_schedule_and_not_of_its_name(tmp_path, monkeypatch):
     """A recommendation of yesterday under the same name says nothing of today's: it is rehearsed anew."""
     monkeypatch.setattr("benchmarks.lab.rehearse.RATES", tmp_path / "rates.json")
@@ -237,18 +200,6 @@ def test_rates_are_those_of_the_schedule_and_not_of_its_name(tmp_path, monkeypat
     assert known != rates_key(contestant, build("node-then-all", cluster, node_rounds=4))
     assert known.startswith("node-then-all 3 ")
     assert campaign._by_rate(contestant) == known_rates("digits, 2 workers")[known] != {}
-
-
-def test_what_is_sent_in_another_form_takes_the_steps_of_the_same_mathematics():
-    campaign = Campaign(Experiment(setting=PLAIN, shape=(4, 4), everybody=True), None, 0.0)
-    by_name = {contestant.name: contestant for contestant in campaign.contestants}
-    steps = campaign._by_rate(by_name["flat ring"])
-    assert steps == campaign._by_rate(by_name["hierarchical"]) == campaign._by_rate(by_name["DDP"]) != {}
-
-
-def test_a_contestant_that_the_wire_makes_slow_meets_a_slow_worker_where_it_is_named():
-    experiment = Experiment(setting=SLOW, shape=(4, 4), contestants=("D-PSGD ring",), rate=0.1)
-    assert [contestant.name for contestant in Campaign(experiment, None, 0.0).fitting()] == ["D-PSGD ring"]
 
 
 @pytest.mark.lab
