@@ -23,11 +23,10 @@ def serve_workers(node: int) -> None:
 
     from benchmarks.lab.tasks import read_data
     from benchmarks.lab.worker import work
-    from benchmarks.papers import pipe_sgd as sums
-    from benchmarks.papers import tables_worker as tables
+    from benchmarks.papers import pipe_sgd, tables_worker
     from partreduce.runtime.launcher.launch import launch
 
-    measurements = {"profile": profile, "sums": sums.measure, "tables": tables.measure}
+    measurements = {"profile": profile, "sums": pipe_sgd.measure, "tables": tables_worker.measure}
     samples: dict[str, object] = {}
     _say("ready")
     for line in sys.stdin:

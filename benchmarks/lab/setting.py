@@ -135,7 +135,7 @@ BACKWARD = 2 / 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting(Lengths):
-    """`rate` in `tc` syntax; the rest says how long steps compute (lengths.py).
+    """`rate` in `tc` syntax; the rest says how long steps compute (`Lengths`).
 
     `batch` samples a step of each worker, and SGD's `momentum` and `weight_decay` (an L2 penalty), are everybody's.
     `steps` is a multiple of 16 and of 24, so that a cell holds whole periods of the usual schedules; it counts for

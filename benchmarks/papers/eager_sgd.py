@@ -1,6 +1,6 @@
 """eager-SGD's rows: what sums that do not wait for all gain where workers are delayed, and what it costs in accuracy.
 
-Figure 9 is measured by real processes without the lab (skew.py). In the lab 8 workers on 4 nodes fit a hyperplane,
+Figure 9 is measured by real processes without the lab (latency.py). In the lab 8 workers on 4 nodes fit a hyperplane,
 tell digits apart, and tell whose documentation a docstring is, with delays that are slept. Everybody computes the same
 number of gradients; how fast, and what was learned by when, are read from it. A free network and infinitely many cores
 in virtual time give what is predicted.

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.lab.crew import LabError, standing
 from benchmarks.lab.text import text
-from benchmarks.papers import tables as sessions
+from benchmarks.papers import tables
 from benchmarks.papers.cells import Apart, Kept, LabPaper
 from benchmarks.papers.rows import Curve, Results, Row, ratio, share_of, value
 from benchmarks.papers.tables import (
@@ -224,7 +224,7 @@ def measure(minutes: float, only: str | None, kept: Kept) -> None:
                     kept.notes.append(f"left out, because the time was spent: {session.name}")
                     continue
                 try:
-                    found = sessions.run(session, lab, words, left)
+                    found = tables.run(session, lab, words, left)
                 except (LabError, RuntimeError, OSError) as error:  # the others are to run
                     kept.notes.append(f"{session.name}: failed: {type(error).__name__}: {str(error)[-200:]}")
                     lab.crew.restart()

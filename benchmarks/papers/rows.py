@@ -66,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Losses over steps or seconds, for a picture: `plot` names it (pictures.py). `steps` are there beside seconds."""
+    """Losses over steps or seconds, for a picture: `plot` names it. `steps` are there beside seconds."""
 
     plot: str
     name: str
@@ -82,7 +82,7 @@ class Curve:
 class Results:
     """All rows of one paper, with what explains them: `why` by figure, `notes` on how the runs went, `curves`.
 
-    `bars` are figures that are drawn, too: a bar for each row (pictures.py).
+    `bars` are figures that are drawn, too: a bar for each row.
     """
 
     paper: str

@@ -15,7 +15,6 @@ from benchmarks.lab.setting import Job, Setting
 from benchmarks.lab.tasks import Batches, Samples
 from benchmarks.lab.text import MOST
 from benchmarks.papers import eager_sgd, latency
-from benchmarks.papers import latency as skew
 from benchmarks.papers.cells import Cells, Kept, step_seconds
 from benchmarks.papers.latency import HALF, MAJORITY, MODES, SOLO, SYNCHRONOUS, Found, Trial
 from benchmarks.papers.rows import Results
@@ -77,8 +76,8 @@ def test_every_cell_names_a_contestant_and_is_run_once():
 
 def test_a_majoritys_seed_draws_evenly_and_its_limit_is_what_all_draws_give():
     trial = Trial(processes=16, size=64, skew=20.0, mode=MAJORITY, iterations=24)
-    seed, share = skew.even_seed(trial, 60)
-    drawn = list(islice(skew.draws(trial, seed), skew.WARM_UP, skew.WARM_UP + 24))
+    seed, share = latency.even_seed(trial, 60)
+    drawn = list(islice(latency.draws(trial, seed), latency.WARM_UP, latency.WARM_UP + 24))
     waits = [mean(max(0, initiator - rank) for rank in range(16)) for initiator in drawn]
     everybody = mean(mean(max(0, initiator - rank) for rank in range(16)) for initiator in range(16))
     assert mean(waits) / everybody == pytest.approx(share)
@@ -115,14 +114,14 @@ def test_figure_9s_rows_say_what_was_measured():
     assert made[latency.ACTIVE, f"{where}: majority"].measured == 17.0
     lower = [replace(each, trial=replace(each.trial, skew=5.0)) for each in listed]
     assert {curve.name for curve in latency.curves(kept([*listed, *lower]))} == {SOLO, MAJORITY, HALF}
-    again = [skew.FOUND.validate_json(json.dumps(asdict(each))) for each in listed]
+    again = [latency.FOUND.validate_json(json.dumps(asdict(each))) for each in listed]
     assert again == listed
 
 
 @pytest.mark.timeout(900)
 def test_skewed_calls_wait_for_all_or_for_nobody():
     plan = [Trial(processes=3, size=64, skew=400.0, mode=mode, iterations=2) for mode in (SYNCHRONOUS, SOLO)]
-    measured, notes = skew.measure(plan, 800.0)
+    measured, notes = latency.measure(plan, 800.0)
     assert not notes
     together, solo = measured
     assert set(together.active) == {3.0}

@@ -13,7 +13,6 @@ from benchmarks.lab.contestants import contestants, hop_name
 from benchmarks.lab.network import why_not
 from benchmarks.lab.setting import Setting, settings
 from benchmarks.papers import cells, hop, page, pipe_sgd, prague, rows
-from benchmarks.papers import page as pictures
 from benchmarks.papers.page import PAPERS
 from benchmarks.papers.rows import Curve, Results, Row, ratio, value
 
@@ -272,7 +271,7 @@ def test_hops_rows_say_what_its_cells_say(tmp_path):
     results = hop.PAPER.results(found)
     assert len({curve.plot for curve in results.curves}) == 2, "where some are slow"
     one = replace(results, curves=results.curves[:1])
-    assert {path.name for path in pictures.draw(one, tmp_path)} == {
+    assert {path.name for path in page.draw(one, tmp_path)} == {
         "hop-milliseconds-per-step.png",
         "hop-svm-6x-at-random.png",
     }
