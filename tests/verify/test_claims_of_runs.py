@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 
 from benchmarks.forgery import payloads, runs
-from benchmarks.forgery.attempt import certified, refusal
+from benchmarks.forgery.campaign import certified, refusal
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import explicit, graph, random_schedule, shift
 from partreduce.runtime.data.sampler import RoundSampler

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from benchmarks.forgery.attempt import (
+from benchmarks.forgery.campaign import (
     certified,
     donors,
     entries_by_kind,

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import sympy
 
-from benchmarks.forgery.attempt import donors
+from benchmarks.forgery.campaign import donors
 from benchmarks.forgery.mutations import fresh, mutate
 from benchmarks.forgery.schedules import SCHEDULES
 from helpers.edges import graph, groups, rule
