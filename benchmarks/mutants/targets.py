@@ -1,7 +1,4 @@
-"""Which tests judge which file: quick ones first, thorough ones only for what those let live.
-
-A stage is a tuple of pytest's arguments. The order within a stage matters as well: the first failing test ends it.
-"""
+"""Which tests judge which file: quick ones first."""
 
 from __future__ import annotations
 
@@ -25,16 +22,16 @@ ON_REQUEST = "tests/verify/test_on_request.py"
 TABLE_CLAIMS = "tests/verify/test_table_claims.py"
 QUORUM_CLAIMS = "tests/verify/test_quorum_claims.py"
 CHECKER = (
-    *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers", "program")),
+    *(f"tests/verify/checker/test_checker_{of}.py" for of in ("edges", "numbers")),
     *(f"tests/verify/checker/test_{of}.py" for of in ("facts", "gap_facts", "what_the_checker_reads")),
     *(f"tests/verify/test_{of}_claims.py" for of in ("kept_gap", "quorum")),
     QUORUM_CLAIMS,
     RUNS,
     TABLE_CLAIMS,
 )
-"""Of all files of the checker: `warm` picks the tests that come to a mutant's line."""
-PROGRAM = ("tests/verify/checker/test_checker_attacks.py", "tests/verify/checker/test_gap_facts.py")
-"""Of what only processes of its own execute."""
+"""Of all files of the checker but its program."""
+ISOLATED = "not program"
+"""Which tests are run: what starts the checker as a program, without site-packages, cannot import mutmut."""
 LOOKED_UP = (
     "tests/runtime/sharding/test_hybrid.py",
     "tests/runtime/sharding/test_row_codes.py",
@@ -98,8 +95,8 @@ TARGETS: dict[str, tuple[tuple[str, ...], ...]] = {
     **{
         str(path.relative_to(ROOT)): (CHECKER,)
         for path in sorted((ROOT / "partreduce" / "verify" / "checker").rglob("*.py"))
+        if path.stem not in ("__main__", "program")
     },
-    "partreduce/verify/checker/__main__.py": (PROGRAM,),
     **{
         f"partreduce/runtime/averaging/{name}.py": (("tests/runtime/averaging/test_commit.py",), AVERAGED)
         for name in ("commit", "gradients", "piggybacked")

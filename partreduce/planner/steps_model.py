@@ -1,8 +1,8 @@
 """How many more steps a schedule needs than All-Reduce, predicted from its consensus distance, drift and delay.
 
 The prices of consensus distance and delay are those of fifteen tasks, networks of five kinds under SGD, momentum
-and Adam, each at All-Reduce's best rate (`python -m benchmarks.steps_to_loss.delay`; the rows and what was held out
-are in benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
+and Adam, each at All-Reduce's best rate (the rows, what was held out and the script's commit are
+in benchmarks/results/steps_to_loss_lateness.md). They differ between optimizers and between tasks, so the planner
 takes what is least wrong on whichever of an optimizer's tasks the job is like (`cases`), and the errors are those of a
 kind of network that was held out: good for ranking schedules, not a promise about yours; a pilot is. c and p are fitted
 to one network on sorted data (benchmarks/results/steps_to_loss.json).

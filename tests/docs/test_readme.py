@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from benchmarks.lab import front_picture
+from benchmarks.lab.results import draw_front, shown
 from benchmarks.papers import page, rows
 from helpers.warm import WARM
 from partreduce.__main__ import main
@@ -50,10 +50,10 @@ def test_a_measured_gain_of_the_readme_is_that_of_the_kept_rows(job):
 
 
 def test_the_picture_of_the_readme_is_drawn_from_the_kept_cells_and_says_their_medians(tmp_path):
-    front_picture.draw(tmp_path / "drawn.svg")
+    draw_front(tmp_path / "drawn.svg")
     assert (tmp_path / "drawn.svg").stat().st_size < 200_000
     (alternative,) = re.findall(r"^!\[(.*)\]\(docs/pictures/loss-over-seconds.svg\)$", README, re.MULTILINE)
-    assert re.findall(r"[\d.]+ s\b", alternative) == [f"{row.seconds:.1f} s" for row in reversed(front_picture.shown())]
+    assert re.findall(r"[\d.]+ s\b", alternative) == [f"{row.seconds:.1f} s" for row in reversed(shown())]
 
 
 @pytest.mark.parametrize("text", [README, *(path.read_text(encoding="utf-8") for path in GUIDES)])

@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from benchmarks.forgery import payloads, runs
-from benchmarks.forgery.attempt import certified, refusal
+from benchmarks.forgery.campaign import certified, refusal
 from benchmarks.forgery.dense import dense
 from benchmarks.forgery.schedules import SCHEDULES, explicit, graph, random_allreduce, random_schedule, rule, shift
 from helpers.claims import claims_of_runs, facts_of

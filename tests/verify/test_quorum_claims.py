@@ -8,7 +8,7 @@ import json
 import pytest
 
 from benchmarks.forgery import quorums
-from benchmarks.forgery.attempt import certified, objection
+from benchmarks.forgery.campaign import certified, objection
 from benchmarks.forgery.schedules import SCHEDULES, by_quorum
 from helpers.claims import facts_of
 from partreduce.topo.document.canonical import schedule_sha256

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.forgery.attempt import refusal
+from benchmarks.forgery.campaign import refusal
 from benchmarks.forgery.dense import dense, steady_distance
 from partreduce.topo.arithmetic.exact_matrices import ExactMatrix, gram, pivots
 from partreduce.topo.cluster import Cluster

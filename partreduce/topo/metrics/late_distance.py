@@ -48,7 +48,7 @@ from partreduce.topo.metrics.base import Metric
 from partreduce.topo.metrics.sectors import Sectors, adjoint, traces
 
 CURVATURE = 0.25
-"""The h that the steps model prices: its fit over tasks of five kinds (`benchmarks.steps_to_loss.delay`)."""
+"""The h that the steps model prices: fitted over five kinds of tasks (benchmarks/results/steps_to_loss_lateness.md)."""
 HORIZON = 256
 """Steps after which the distance is taken."""
 MOST = 64

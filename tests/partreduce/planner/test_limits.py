@@ -13,9 +13,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.planner.brute_force import all_schedules
-from benchmarks.planner.random_checks import run
-from benchmarks.planner.random_jobs import draw_job
+from benchmarks.planner.random_checks import all_schedules, run
+from benchmarks.planner.random_clusters import draw_job
 from helpers.synthesis import synthesize
 from partreduce import Data, Limits, Objective, PlanRequest
 from partreduce.__main__ import main

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from benchmarks.forgery.attempt import fresh
+from benchmarks.forgery.mutations import fresh
 from benchmarks.forgery.oracle import Truth
 from benchmarks.forgery.schedules import SCHEDULES, random_schedule, with_tables
 from helpers.edges import document, graph, groups, rule
