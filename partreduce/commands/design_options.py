@@ -120,6 +120,8 @@ TimeLimit = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Where to write the schedule.", rich_help_panel=options.WRITTEN)
 ]
+ShowFront = Annotated[bool, typer.Option("--all", help="Print the Pareto front as well, with the names for --select.")]
+Explain = Annotated[bool, typer.Option("--explain", help="Print every reason and caution as well.")]
 PlotFile = Annotated[
     Path | None,
     typer.Option(help="Picture of the front: .png, .svg, .pdf.", rich_help_panel=options.WRITTEN),

@@ -40,8 +40,8 @@ SHORT = 44
 MOST_LEVELS = 3
 """Kinds of groups that are named one by one."""
 
-Part = tuple[str, str]
-"""A clause, and its shorter form."""
+Part = tuple[str, ...]
+"""A clause, and shorter forms of it."""
 
 
 @check_arguments
@@ -50,13 +50,15 @@ def describe(schedule: Schedule) -> str:
 
     The failure plan and how sums travel (but for a codec) are left out: they change no average.
     """
-    parts = [*KINDS[schedule.strategy.kind](schedule), *_settings(schedule)]
-    for shortened in range(len(parts) + 1):  # the last ones first
-        kept = len(parts) - shortened
-        line = ", ".join([*(long for long, _ in parts[:kept]), *(short for _, short in parts[kept:])])
-        if len(line) <= LONGEST:
-            return line
-    return line[: LONGEST - 1] + "…"
+    parts: list[Part] = [*KINDS[schedule.strategy.kind](schedule), *_settings(schedule)]
+    forms = [0] * len(parts)
+    for form in range(max(map(len, parts))):
+        for place in (0, *range(len(parts) - 1, 0, -1)):
+            forms[place] = min(form, len(parts[place]) - 1)
+            line = ", ".join(part[number] for part, number in zip(parts, forms, strict=True))
+            if len(line) <= LONGEST:
+                return line
+    return f"{line[: LONGEST - 1]}…"
 
 
 def _all_reduce(schedule: Schedule) -> list[Part]:
@@ -79,7 +81,7 @@ def _partial(sync: PartialAllReduce, num_workers: int) -> list[Part]:
         who, name = "a random worker is ready", "eager-SGD majority"
     else:
         who, name = f"{sync.quorum} of {num_workers} workers are ready", "eager-SGD"
-    parts = [(f"All-Reduce of gradients once {who} ({name})", f"All-Reduce once {who}")]
+    parts: list[Part] = [(f"All-Reduce of gradients once {who} ({name})", f"All-Reduce once {who}")]
     if sync.keeps_equal:
         parts.append((f"others up to {sync.staleness} rounds late", f"≤ {sync.staleness} late"))
     else:
@@ -93,20 +95,21 @@ def _partial(sync: PartialAllReduce, num_workers: int) -> list[Part]:
 def _static(schedule: Schedule) -> list[Part]:
     strategy = schedule.strategy
     assert isinstance(strategy, StaticGroups), "the table names the kind"
-    outer, levels = strategy.payload.outer, _levels(schedule)
-    names = {level.what for level in levels}
-    line = _in_turn(schedule, levels) if len(levels) <= MOST_LEVELS else _together(schedule, levels)
-    short = line if len(line) <= SHORT else _together(schedule, levels)
+    outer, found = strategy.payload.outer, levels(schedule)
+    names = {level.what for level in found}
+    line = _in_turn(schedule, found) if len(found) <= MOST_LEVELS else _together(schedule, found)
+    short = line if len(line) <= SHORT else _together(schedule, found)
+    parts: list[Part]
     if outer.is_plain:
         named = ""
         if names == {EVERYONE}:
             named = " (local SGD)" * (not strategy.steps_once)
         elif names == {IN_NODES, EVERYONE} and strategy.phases.are_plain():
             named = " (hierarchical local SGD)"
-        parts = [(f"average {line}{named}", f"average {short}")]
+        parts = [(f"average {line}{named}", f"average {line}", f"average {short}")]
     else:
         name = "NoLoCo" if outer.has_own_outer_params else "DiLoCo"
-        parts = [(f"{name}: {line}", f"{name}: {short}")]
+        parts = [(f"{name}: {line}", f"{name}: {line}", f"{name}: {short}")]
     if strategy.prologue:
         parts.append((f"first {strategy.prologue} over all workers", f"first {strategy.prologue} over all"))
     factors = _relaxation_factors(strategy)
@@ -118,21 +121,23 @@ def _static(schedule: Schedule) -> list[Part]:
 EVERYONE, IN_NODES, SOME_NODES = "all workers", "inside each node", "inside some nodes"
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """Groups of one sort: in which rounds of the period they average, and in how many different ways."""
 
     what: str
+    least: int
     size: int
     rounds: tuple[int, ...]
     ways: int
 
 
-def _levels(schedule: Schedule) -> list[_Level]:
+def levels(schedule: Schedule) -> list[Level]:
     """The sorts of rounds of one period, small groups first; rounds in which nobody averages are left out."""
     strategy, cluster = schedule.strategy, schedule.cluster
     assert isinstance(strategy, StaticGroups), "only static groups have levels"
-    sorts: dict[str, tuple[int, list[int], set[object]]] = {}
-    known: dict[object, tuple[str, int]] = {}
+    rounds: dict[tuple[str, int, int], list[int]] = {}
+    ways: dict[tuple[str, int, int], set[object]] = {}
+    known: dict[object, tuple[str, int, int]] = {}
     phases: Sequence[Phase | RulePhase] = strategy.phases.phases
     for index, phase in enumerate(phases):
         key = _key(phase)
@@ -140,12 +145,10 @@ def _levels(schedule: Schedule) -> list[_Level]:
             view = strategy.phases.view(cluster)
             shapes = _explicit_shapes(phase, cluster) if isinstance(phase, Phase) else _rule_shapes(index, view)
             known[key] = _sort_of(shapes, cluster)
-        what, size = known[key]
-        if size:
-            sorts.setdefault(what, (size, [], set()))
-            sorts[what][1].append(index)
-            sorts[what][2].add(key)
-    found = [_Level(what, size, tuple(rounds), len(ways)) for what, (size, rounds, ways) in sorts.items()]
+        if known[key][0]:
+            rounds.setdefault(known[key], []).append(index)
+            ways.setdefault(known[key], set()).add(key)
+    found = [Level(*sort, tuple(at), len(ways[sort])) for sort, at in rounds.items()]
     return sorted(found, key=lambda level: (level.size, level.rounds))
 
 
@@ -190,10 +193,10 @@ def _explicit_shapes(phase: Phase, cluster: Cluster) -> list[_Shape]:
     return [_Shape(*shape, members) for shape, members in found.items()]
 
 
-def _sort_of(shapes: Sequence[_Shape], cluster: Cluster) -> tuple[str, int]:
-    """What a round averages, and the size of its largest group; 0 where nobody averages."""
+def _sort_of(shapes: Sequence[_Shape], cluster: Cluster) -> tuple[str, int, int]:
+    """What a round averages, and the sizes of its smallest and largest groups; 0 where nobody averages."""
     if not shapes:
-        return "", 0
+        return "", 0, 0
     n, sizes = cluster.num_workers, cluster.node_sizes()
     flat = cluster.num_nodes == 1 or int(sizes.max()) == 1
     places: dict[str, list[_Shape]] = {}
@@ -209,10 +212,11 @@ def _sort_of(shapes: Sequence[_Shape], cluster: Cluster) -> tuple[str, int]:
             words.append(IN_NODES if everywhere else SOME_NODES)
         else:
             counts = [shape.nodes if place == "of nodes" else shape.workers for shape in here]
-            words.append(" ".join(filter(None, (_groups(min(counts), max(counts)), place))))
+            words.append(" ".join(filter(None, ("in", _groups(min(counts), max(counts)), place))))
     idle = n - sum(shape.members for shape in shapes)
     skip = f" ({idle} skip)" if idle and words not in ([IN_NODES], [SOME_NODES]) else ""
-    return " and ".join(words) + skip, max(shape.workers for shape in shapes)
+    workers = [shape.workers for shape in shapes]
+    return " and ".join(words) + skip, min(workers), max(workers)
 
 
 def _place(shape: _Shape, cluster: Cluster, *, flat: bool) -> str:
@@ -221,7 +225,7 @@ def _place(shape: _Shape, cluster: Cluster, *, flat: bool) -> str:
     if flat:
         return ""
     if shape.nodes == 1:
-        return IN_NODES if shape.whole else IN_NODES.replace("each", "a")
+        return IN_NODES if shape.whole else "inside nodes"
     if shape.whole:
         return "of nodes"
     return "across nodes" if shape.workers == shape.nodes else f"on {shape.nodes} nodes"
@@ -233,7 +237,7 @@ def _groups(least: int, most: int) -> str:
     return f"groups of {least} to {most}"
 
 
-def _in_turn(schedule: Schedule, levels: Sequence[_Level]) -> str:
+def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
     """Each sort of groups with how often it averages, the unit said once; or all of them as one, if they are many."""
     assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
     period = schedule.strategy.period
@@ -255,13 +259,13 @@ def _in_turn(schedule: Schedule, levels: Sequence[_Level]) -> str:
     return ", ".join(words)
 
 
-def _together(schedule: Schedule, levels: Sequence[_Level]) -> str:
+def _together(schedule: Schedule, levels: Sequence[Level]) -> str:
     """All sorts of groups as one, where they are many."""
     assert isinstance(schedule.strategy, StaticGroups), "only static groups have levels"
-    sizes = sorted({level.size for level in levels})
-    if not sizes:
+    if not levels:
         return "no workers"
-    return f"{_groups(sizes[0], sizes[-1])}, {_count(schedule.strategy.period, 'round')} in turn, {_every(schedule)}"
+    groups = _groups(min(level.least for level in levels), max(level.size for level in levels))
+    return f"in {groups}, {_count(schedule.strategy.period, 'round')} in turn, {_every(schedule)}"
 
 
 def _relaxation_factors(strategy: StaticGroups) -> list[str]:
@@ -375,7 +379,7 @@ def _dynamic(schedule: Schedule) -> list[Part]:
         GroupSplit.INTER_INTRA: f"{groups} on request, across nodes, then inside",
         GroupSplit.NODE_THEN_ALL: f"idle workers of a node on request, all every {strategy.all_every} rounds",
     }[strategy.division]
-    parts = [(f"{what} {every} (Prague)", f"{what} {every}")]
+    parts: list[Part] = [(f"{what} {every} (Prague)", f"{what} {every}")]
     if strategy.slow_threshold is not None:
         late = strategy.slow_threshold
         parts.append((f"without workers {late} rounds behind", f"slow: {late}"))
@@ -405,7 +409,9 @@ def _server(schedule: Schedule) -> list[Part]:
     if strategy.synchronous:
         what = "gradients" if strategy.averages_gradients else "parameters"
         return [(f"synchronous parameter server on {hosts}, mean of {what} {_every(schedule)}", f"server on {hosts}")]
-    parts = [(f"asynchronous parameter server on {hosts}, {_every(schedule)}", f"asynchronous server on {hosts}")]
+    parts: list[Part] = [
+        (f"asynchronous parameter server on {hosts}, {_every(schedule)}", f"asynchronous server on {hosts}")
+    ]
     if strategy.staleness is not None:
         parts.append((f"workers at most {strategy.staleness} rounds apart", f"≤ {strategy.staleness} apart"))
     return parts
@@ -464,10 +470,10 @@ def _unequal_steps(schedule: Schedule) -> list[Part]:
     steps, most = schedule.worker_steps(), schedule.largest_steps_per_round
     slow = np.flatnonzero(steps < most).tolist()
     if len(slow) == 1:
-        return [(f"worker {slow[0]} takes {steps[slow[0]]} of {most}", f"worker {slow[0]}: {steps[slow[0]]}")]
+        return [(f"worker {slow[0]} takes {steps[slow[0]]} of {most}", f"worker {slow[0]}: {steps[slow[0]]} of {most}")]
     least, more = int(steps.min()), int(steps[slow].max())
     takes = f"{least}" if least == more else f"{least} to {more}"
-    return [(f"{len(slow)} slower workers take {takes} of {most}", f"{len(slow)} slower: {takes}")]
+    return [(f"{len(slow)} slower workers take {takes} of {most}", f"{len(slow)} slower: {takes} of {most}")]
 
 
 def _length(schedule: Schedule) -> int:
@@ -489,4 +495,4 @@ def _count(number: int, noun: str) -> str:
 
 
 def _same(words: str) -> Part:
-    return words, words
+    return (words,)

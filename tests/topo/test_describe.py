@@ -94,11 +94,14 @@ SAID = {
     "All-Reduce of gradients once the first worker is ready (eager-SGD solo), others up to 4 rounds late": AllReduce(
         sync=PartialAllReduce(quorum="solo")
     ),
-    "All-Reduce of gradients once a random worker is ready (eager-SGD majority), ≤ 4 late": AllReduce(
+    "All-Reduce once a random worker is ready, others up to 4 rounds late": AllReduce(
         sync=PartialAllReduce(quorum="majority")
     ),
     "All-Reduce of gradients once 12 of 16 workers are ready (eager-SGD), others up to 4 rounds late": AllReduce(
         sync=PartialAllReduce(quorum=12)
+    ),
+    "average inside each node every 11 steps, all workers every 154, int4 between nodes": replace(
+        registry.build("node-then-all", PLACE, node_rounds=13).strategy, steps_per_round=11, transport=INT4
     ),
     "average inside each node every 2 steps, all workers every 40 (hierarchical local SGD)": replace(
         registry.build("node-then-all", PLACE, node_rounds=19).strategy, steps_per_round=2
@@ -134,8 +137,8 @@ def test_a_line_is_in_the_words_of_the_field(line):
 
 def test_a_gap_says_how_far_neighbors_part_and_what_they_do_without():
     sync = IterationGap(max_ig=3, staleness=2, backup=1, skip=SkipPolicy(limit=5))
-    averaging = "neighbor averaging on a ring every step (Hop)"
-    assert describe(built("ring", sync=sync)) == f"{averaging}, gap up to 3, staleness up to 2, backup 1, skip 5"
+    line = "Hop on a ring every step, gap up to 3, staleness up to 2, backup 1, skips up to 5"
+    assert describe(built("ring", sync=sync)) == line
 
 
 def test_a_named_graph_is_known_by_its_edges_and_others_by_their_degrees():
@@ -315,4 +318,4 @@ def test_a_rule_of_a_million_workers_is_described_at_once():
 def test_outer_parameters_of_each_worker_are_noloco():
     own = replace(DILOCO, outer_params=OuterParams.PER_WORKER)
     strategy = replace(registry.build("one-peer-hypercube", PLACE).strategy, payload=Payload(outer=own))
-    assert on(strategy).startswith("NoLoCo: pairs")
+    assert on(strategy).startswith("NoLoCo: in pairs")

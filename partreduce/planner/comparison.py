@@ -1,0 +1,167 @@
+"""What a recommendation is compared with: simple schedules that a user has without a planner, and what-if variants."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from partreduce.planner.axes import Axes
+from partreduce.planner.gain import Gain, decisive_time, gain, least_time
+from partreduce.planner.job import Data, PlanRequest
+from partreduce.planner.measuring import Label, measure, pushed_by
+from partreduce.planner.option import CandidateSchedule, known
+from partreduce.planner.recommend import permitted, recommend
+from partreduce.planner.steps_model import Optimizer
+from partreduce.planner.work import work_of
+from partreduce.topo.describe import EVERYONE, IN_NODES, levels
+from partreduce.topo.errors import PartreduceError
+from partreduce.topo.schedule import Schedule
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import Codec
+from partreduce.topo.strategies.static import StaticGroups
+
+LITTLE_WORK = 0.5
+"""Nominal seconds that pricing a codec may take."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The recommendation and the four schedules that are shown with it, each at its best setting that was priced.
+
+    `simple` is the strongest of All-Reduce every H steps (PyTorch's post-local SGD once it is warm), averages inside
+    each node and rarely of all workers, and DiLoCo; the recommendation itself if it is one of these, and `other` then
+    is the strongest of the others. `over_simple` and `over_every_step` are how many times as fast the recommendation is
+    predicted to reach a loss.
+    """
+
+    chosen: CandidateSchedule
+    every_step: CandidateSchedule
+    simple: CandidateSchedule
+    other: CandidateSchedule | None
+    fastest: CandidateSchedule
+    without_delay: CandidateSchedule
+    over_simple: Gain
+    over_every_step: Gain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Another value of an option: the recommendation then, and how fast that and today's are over All-Reduce's."""
+
+    option: str
+    value: str
+    speedup: float
+    ours: float
+
+
+def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Comparison:
+    """Find what the recommendation is shown with; those within the limits come first, but there may be none."""
+    able = [option for option in permitted(options, job) if option.time < math.inf] or [chosen]
+    every_step = min(filter(_is_every_step, options), key=lambda option: option.time, default=chosen)
+    families = {id(one): family(one.schedule) for one in [*options, chosen]}
+    is_simple = bool(families[id(chosen)])
+    simple = chosen if is_simple else _best([one for one in able if families[id(one)]], job) or every_step
+    others = [one for one in able if families[id(one)] not in {"", families[id(chosen)]}]
+    prompt = [one for one in able if not one.late and (one.facts is None or one.facts.kind == "outer")]
+    return Comparison(
+        chosen=chosen,
+        every_step=every_step,
+        simple=simple,
+        other=_best(others, job) if is_simple else None,
+        fastest=min([chosen, *able], key=lambda option: option.time),
+        without_delay=chosen if chosen in prompt else _best(prompt, job) or every_step,
+        over_simple=gain(chosen, simple, job.data),
+        over_every_step=gain(chosen, every_step, job.data),
+    )
+
+
+def _is_every_step(option: CandidateSchedule) -> bool:
+    return option.is_plain and option.steps_per_round == 1 and not option.late
+
+
+def _best(options: Sequence[CandidateSchedule], job: PlanRequest) -> CandidateSchedule | None:
+    return least_time(options, job) if options else None
+
+
+def family(schedule: Schedule) -> str:
+    """Which of the simple baselines a schedule is; empty if it is none."""
+    strategy = schedule.strategy
+    if (
+        strategy.is_delayed
+        or strategy.takes_turns
+        or strategy.protocol
+        or not isinstance(strategy.steps_per_round, int)
+    ):
+        return ""
+    outer = strategy.payload.outer
+    if isinstance(strategy, AllReduce):
+        return "All-Reduce" if outer.is_plain else "DiLoCo"
+    if not isinstance(strategy, StaticGroups) or outer.has_own_outer_params or not strategy.phases.are_plain():
+        return ""
+    found = {level.what: level.rounds for level in levels(schedule)}
+    is_nested = set(found) == {IN_NODES, EVERYONE} and len(found[EVERYONE]) == 1
+    if not is_nested or len(found[IN_NODES]) + 1 != strategy.period:
+        return ""
+    return "node, then all" if outer.is_plain else "DiLoCo"
+
+
+def variants(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[Variant]:
+    """The answers to neighboring questions, each priced from what was measured of this one: optimizer and data.
+
+    Schedules that were run in virtual time are priced for their own question only, and left out.
+    """
+    if job.pilot is not None or chosen.facts is not None:
+        return
+    for optimizer in Optimizer:
+        if optimizer is not job.optimizer:
+            yield from _variant("--optimizer", optimizer, chosen, options, replace(job, optimizer=optimizer, take=None))
+    if job.data is Data.SHUFFLED:
+        yield from _variant("--data", "per-worker", chosen, options, replace(job, data=Data.PER_WORKER, take=None))
+
+
+def _variant(
+    option: str, value: str, chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
+) -> Iterator[Variant]:
+    priced = {id(one): repriced(one, job) for one in options if one.facts is None}
+    ours = priced.get(id(chosen)) or repriced(chosen, job)
+    try:
+        best = recommend(list(priced.values()), job)
+    except PartreduceError:  # nothing keeps the limits then
+        return
+    every = min((one.time for one in priced.values() if _is_every_step(one)), default=math.inf)
+    if 0 < best.time < math.inf and every < math.inf:
+        speedups = (every / best.time, every / ours.time if ours.time > 0 else math.inf)
+        yield Variant(option=option, value=value, speedup=speedups[0], ours=speedups[1])
+
+
+def repriced(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
+    """An option with the steps that another job's prices predict from its metrics."""
+    model, strategy = job.steps_model, option.schedule.strategy
+    noise, pushed = known(option.consensus_distance), pushed_by(option.drift, job)
+    ratio = model.steps_ratio(
+        noise,
+        pushed,
+        late=option.late_distance,
+        delayed=job.delayed(strategy.sync),
+        gradients=strategy.averages_gradients,
+    )
+    return replace(option, steps_ratio=ratio, model=model, extrapolated=model.extrapolates(noise, pushed))
+
+
+def with_codec(chosen: CandidateSchedule, job: PlanRequest) -> CandidateSchedule | None:
+    """The recommendation with whichever codec makes it fastest; None where one is allowed already, or none pays."""
+    is_outer = chosen.facts is not None and chosen.facts.kind == "outer"
+    if job.codec is not Codec.NONE or (chosen.facts is not None and not is_outer):
+        return None
+    if work_of(chosen.schedule, job) > LITTLE_WORK:
+        return None
+    allowed = replace(job, codec=None)
+    if is_outer:
+        coded = measure(chosen.schedule, allowed)
+        found = [replace(chosen, schedule=coded.schedule, step_seconds=coded.step_seconds)]
+    else:
+        found = permitted(Axes.of(chosen.schedule, allowed).options(Label(name=chosen.name)), allowed)
+    coded_only = [one for one in found if one.transport.codec is not Codec.NONE]
+    best = min(coded_only, key=lambda one: decisive_time(one, allowed), default=None)
+    return best if best is not None and decisive_time(best, allowed) < decisive_time(chosen, job) else None
