@@ -21,9 +21,10 @@ from partreduce.report.front import draw_front
 from partreduce.report.picture import check, save
 from partreduce.report.reasons import explained
 from partreduce.report.recommendation import recommendation
-from partreduce.report.table import Column, table
+from partreduce.report.table import Column, Table
 from partreduce.report.terminal import switch_levels
 from partreduce.schedulers.synthesis.problem import Status
+from partreduce.topo.describe import describe
 from partreduce.topo.document.writer import check_without_place, write_schedule
 from partreduce.topo.errors import InfeasibleError, UndecidedError
 
@@ -144,18 +145,19 @@ def _shown(planned: Plan) -> list[CandidateSchedule]:
 def _print_front(planned: Plan, job: PlanRequest) -> None:
     hardware, shown = job.hardware, _shown(planned)
     queues = [Column("queues", drop=5)] if any(option.facts for option in shown) else []
-    rows = table(
+    columns = [Column("schedule, and its NAME for --select", justify="left", wraps=True), Column("period", drop=6)]
+    columns += [*map(Column, ("comm.", "step", "distance")), Column("drift", drop=2), Column("steps"), Column("time")]
+    rows = Table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step, {job.data} data",
-        "schedule", Column("period", drop=6), "comm.", "step", "distance", Column("drift", drop=2),
-        "steps", "time", *queues, Column("status", drop=4),
-    )  # fmt: skip
+        [*columns, *queues, Column("status", drop=4)],
+    )
     baselines = {id(option) for option in planned.baselines}
     for option in shown:
         facts = option.facts
         held = [size(facts.memory_bytes) if facts else "-"] if queues else []
         rows.add(
-            f"{option.name} {MARK}" if id(option) in baselines else option.name,
+            f"{describe(option.schedule)}{f' {MARK}' * (id(option) in baselines)}\n  [dim]{escape(option.name)}[/]",
             str(option.period), seconds(option.communication), seconds(option.step_seconds),
             number(option.consensus_distance.value), number(option.drift.value), f"{option.steps_ratio:.3f}",
             seconds(option.time), *held, option.status, style="bold green" if option is planned.recommendation else

@@ -6,23 +6,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from partreduce.planner.axes import Axes
-from partreduce.planner.gain import Gain, decisive_time, gain, least_time
+from partreduce.planner.gain import Gain, gain, least_time
 from partreduce.planner.job import Data, PlanRequest
-from partreduce.planner.measuring import Label, measure, pushed_by
+from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import CandidateSchedule, known
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.planner.work import work_of
 from partreduce.topo.describe import EVERYONE, IN_NODES, levels
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
-from partreduce.topo.strategies.axes import Codec
 from partreduce.topo.strategies.static import StaticGroups
-
-LITTLE_WORK = 0.5
-"""Nominal seconds that pricing a codec may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,21 +141,3 @@ def repriced(option: CandidateSchedule, job: PlanRequest) -> CandidateSchedule:
         gradients=strategy.averages_gradients,
     )
     return replace(option, steps_ratio=ratio, model=model, extrapolated=model.extrapolates(noise, pushed))
-
-
-def with_codec(chosen: CandidateSchedule, job: PlanRequest) -> CandidateSchedule | None:
-    """The recommendation with whichever codec makes it fastest; None where one is allowed already, or none pays."""
-    is_outer = chosen.facts is not None and chosen.facts.kind == "outer"
-    if job.codec is not Codec.NONE or (chosen.facts is not None and not is_outer):
-        return None
-    if work_of(chosen.schedule, job) > LITTLE_WORK:
-        return None
-    allowed = replace(job, codec=None)
-    if is_outer:
-        coded = measure(chosen.schedule, allowed)
-        found = [replace(chosen, schedule=coded.schedule, step_seconds=coded.step_seconds)]
-    else:
-        found = permitted(Axes.of(chosen.schedule, allowed).options(Label(name=chosen.name)), allowed)
-    coded_only = [one for one in found if one.transport.codec is not Codec.NONE]
-    best = min(coded_only, key=lambda one: decisive_time(one, allowed), default=None)
-    return best if best is not None and decisive_time(best, allowed) < decisive_time(chosen, job) else None

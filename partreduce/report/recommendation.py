@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
 from partreduce.console import seconds, size
-from partreduce.planner.comparison import Comparison, compare, variants, with_codec
+from partreduce.planner.comparison import Comparison, compare, variants
 from partreduce.planner.gain import TIE, Gain
 from partreduce.planner.job import PlanRequest
 from partreduce.planner.option import CandidateSchedule
+from partreduce.planner.payoff import best_with_codec
 from partreduce.planner.plan import Plan
 from partreduce.report.reasons import lost, why_not
 from partreduce.report.terminal import switch_levels
@@ -219,9 +220,8 @@ def sensitivity(compared: Comparison, options: Sequence[CandidateSchedule], job:
         change = max(variant.speedup / now, now / variant.speedup, variant.speedup / variant.ours)
         said.append((change, f"{_factor(variant.ours)}x with {name}{other}"))
     words = [f"over All-Reduce {', '.join(one for _, one in sorted(said, key=lambda one: -one[0]))}"] if said else []
-    coded = with_codec(compared.chosen, job)
-    if coded is not None:
-        words.insert(0, f"{_factor(compared.chosen.time / coded.time)}x faster with --codec {coded.transport.codec}")
+    if coded := best_with_codec(compared.chosen, options, job):
+        words.insert(0, f"at least {_factor(coded[1])}x faster with --codec {coded[0].transport.codec}")
     return words
 
 
