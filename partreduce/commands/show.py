@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -47,7 +48,7 @@ def command(
         emit_json(_document(grid, loaded.name))
     elif output is None:
         screen = console()
-        screen.print(describe(loaded))
+        screen.print(fill(describe(loaded), screen.width))
         for part in terminal_tables(plain, screen.width):
             screen.print(part)
         if note:  # not below the table, which may be a few columns wide
@@ -74,9 +75,7 @@ def _document(grid: Grid, name: str) -> dict[str, Any]:
 
 def _page(schedule: Schedule, grid: Grid, figure: "Figure") -> str:
     parts = [
-        page.paragraph(
-            f"{describe(schedule)}.",
-        ),
+        page.paragraph(f"{describe(schedule)}."),
         page.paragraph(
             f"{schedule.num_workers} workers on {schedule.cluster.num_nodes} nodes, period {schedule.phased.period}. "
             "Members of one group share letter and color; a blank cell is a worker that skips the step."
@@ -99,7 +98,7 @@ def _show_rounds(schedule: Schedule, output: Path | None, *, as_json: bool, max_
         emit_json({"name": schedule.name, "rounds": rounds})
         return
     if output is None:
-        console().print(describe(schedule))
+        console().print(fill(describe(schedule), console().width))
         for index, edges in enumerate(schedule.strategy.graphs[:8]):
             columns = [Column("worker"), Column("averages with (source: weight)", justify="left", wraps=True)]
             partners = Table(f"{schedule.name}, round {index}", columns)

@@ -96,7 +96,8 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
     comparison = table(
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
-        "schedule", "step", "steps", "time", Column("comm.", drop=1), Column("what it does", drop=7, justify="left", wraps=True),
+        "schedule", "step", "steps", "time", Column("comm.", drop=1),
+        Column("what it does", drop=7, justify="left", wraps=True),
         Column("period", drop=5), Column("NIC bytes", drop=6), Column("age", drop=8), Column("memory", drop=9),
         Column("contr.", drop=4), Column("distance", drop=1), Column("drift", drop=2), Column("node drift", drop=3),
     )  # fmt: skip

@@ -70,7 +70,8 @@ def _label(axis: Axes, planned: Plan) -> None:
         x, y = option.communication * 1e3, option.time * 1e3
         is_first = option is planned.recommendation
         name = axis.annotate(
-            fill(describe(option.schedule), NAME), (x, y), (0, 0), textcoords="offset points", fontsize=9, zorder=6, va="center",
+            fill(describe(option.schedule), NAME), (x, y), (0, 0), textcoords="offset points", fontsize=8, zorder=6,
+            va="center",
             path_effects=[withStroke(linewidth=3, foreground="white")], color=ALARM if is_first else INK,
             weight="bold" if is_first else "normal",
         )  # fmt: skip

@@ -20,10 +20,11 @@ MAX_PHASES = 48
 class Grid:
     """A readable part of a schedule.
 
-    `words` say what the schedule does. `numbers` finds a group by the bytes of its members, and `styles` says how each numbered group is drawn, everywhere.
-    `workers` are the ranks shown, in node order; `nodes` the node and `locals_` the local rank of each. `group[i, t]`
-    numbers the group of shown worker i in shown phase t by first appearance, −1 for a skip. `sizes` holds the real
-    size of every numbered group. `note` says what is left out, empty if nothing is.
+    `words` say what the schedule does. `numbers` finds a group by the bytes of its members, and `styles` says how
+    each numbered group is drawn, everywhere. `workers` are the ranks shown, in node order; `nodes` the node and
+    `locals_` the local rank of each. `group[i, t]` numbers the group of shown worker i in shown phase t by first
+    appearance, −1 for a skip. `sizes` holds the real size of every numbered group. `note` says what is left out,
+    empty if nothing is.
     """
 
     title: str

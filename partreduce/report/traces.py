@@ -23,9 +23,10 @@ OUTSIDE_TRAINING = ("initial broadcast", "mean model")
 class Run:
     """One run, its numbers per step.
 
-    `words` say what the schedule does. `step_seconds` are those of the fastest worker, evaluations left out. `operation_seconds` in group operations, and
-    `waiting_seconds` of these for the last member of one, are means over the workers. `nic_bytes` left all nodes, each
-    group as a ring. `distances` and `losses` are (seconds of training, mean over the workers).
+    `words` say what the schedule does. `step_seconds` are those of the fastest worker, evaluations left out.
+    `operation_seconds` in group operations, and `waiting_seconds` of these for the last member of one, are means
+    over the workers. `nic_bytes` left all nodes, each group as a ring. `distances` and `losses` are (seconds of
+    training, mean over the workers).
     """
 
     folder: Path
