@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill, indent
 
 from rich.markup import escape
 from rich.text import Text
@@ -20,7 +21,7 @@ from partreduce.planner.plan import Plan, plan
 from partreduce.report.front import draw_front
 from partreduce.report.picture import check, save
 from partreduce.report.reasons import explained
-from partreduce.report.recommendation import recommendation
+from partreduce.report.recommendation import WIDTH, recommendation
 from partreduce.report.table import Column, Table
 from partreduce.report.terminal import switch_levels
 from partreduce.schedulers.synthesis.problem import Status
@@ -197,16 +198,16 @@ def _print_reasons(planned: Plan) -> None:
 def _print_tables(hybrid: Hybrid, *, explain: bool) -> None:
     screen, routes = console(), hybrid.chosen.routes
     if not routes:
-        screen.print("Tables: the model has none that embeddings look up; all of it is averaged.")
-        return
-    screen.print(
-        f"Tables, in addition to {size(hybrid.chosen.dense_bytes)} that the strategy averages"
-        + (f" (touched rows from {hybrid.num_steps} steps)" if hybrid.num_steps else "")
-        + f": {seconds(hybrid.step_seconds)} and {size(hybrid.nic_bytes)} out of a node per step in all, "
-        f"{hybrid.proof.verdict}",
-        style="bold",
-    )
-    for sentence in hybrid.chosen.reasons if explain else ():
+        said = "Tables: the model has none that embeddings look up; all of it is averaged."
+    else:
+        measured = f" (touched rows from {hybrid.num_steps} steps)" if hybrid.num_steps else ""
+        said = (
+            f"Tables, in addition to {size(hybrid.chosen.dense_bytes)} that the strategy averages{measured}: "
+            f"{seconds(hybrid.step_seconds)} and {size(hybrid.nic_bytes)} out of a node per step in all, "
+            f"{hybrid.proof.verdict}"
+        )
+    screen.print(fill(said, WIDTH), style="bold", markup=False)
+    for sentence in hybrid.chosen.reasons if routes and explain else ():
         screen.print(f"  • {escape(sentence)}")
-    for sentence in hybrid.cautions:
-        screen.print(f"  ! {sentence}", style="yellow")
+    for sentence in hybrid.cautions if routes else ():
+        screen.print(indent(fill(f"! {sentence}", WIDTH - 4), "  "), style="yellow", markup=False)

@@ -97,7 +97,6 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
         f"On {place}{switch_levels(hardware, place.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
         f"{seconds(hardware.compute)} computing per step",
         "schedule", "step", "steps", "time", Column("comm.", drop=1),
-        Column("what it does", drop=7, justify="left", wraps=True),
         Column("period", drop=5), Column("NIC bytes", drop=6), Column("age", drop=8), Column("memory", drop=9),
         Column("contr.", drop=4), Column("distance", drop=1), Column("drift", drop=2), Column("node drift", drop=3),
     )  # fmt: skip
@@ -105,12 +104,14 @@ def _print(rows: list[dict[str, Any]], place: Cluster, hardware: Hardware) -> No
         comparison.add(
             row["name"], seconds(row["seconds_per_step"]), number(row["steps_ratio"]),
             "-" if row["seconds_to_a_loss"] is None else seconds(row["seconds_to_a_loss"]),
-            seconds(row["communication_seconds_per_step"]), row["runs"], str(row["period"] or "-"),
+            seconds(row["communication_seconds_per_step"]), str(row["period"] or "-"),
             size(row["nic_bytes_per_step"]), number(row["largest_age_steps"]), size(row["memory_bytes"]),
             number(row["contraction"]), number(row["consensus_distance"]), number(row["drift"]["worker"]),
             number(row["drift"]["node"]),
         )  # fmt: skip
     console().print(comparison)
+    for name, words in {row["name"]: row["runs"] for row in rows}.items():
+        console().print(f"{name}: {words}", markup=False)
     console().print(
         "Step: whole, with waiting. Steps to a loss: predicted on shuffled data, over All-Reduce's; time: step × "
         "steps; `-` where only `partreduce design` can tell. Per step: communication with its codec, bytes out of the "

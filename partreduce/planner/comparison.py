@@ -12,7 +12,7 @@ from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import CandidateSchedule, known
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
-from partreduce.topo.describe import EVERYONE, IN_NODES, levels
+from partreduce.topo.describe import EVERYONE, IN_NODES, levels, spacing
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
@@ -93,11 +93,14 @@ def family(schedule: Schedule) -> str:
         return "All-Reduce" if outer.is_plain else "DiLoCo"
     if not isinstance(strategy, StaticGroups) or outer.has_own_outer_params or not strategy.phases.are_plain():
         return ""
-    found = {level.what: level.rounds for level in levels(schedule)}
-    is_nested = set(found) == {IN_NODES, EVERYONE} and len(found[EVERYONE]) == 1
-    if not is_nested or len(found[IN_NODES]) + 1 != strategy.period:
+    found = {level.what: set(level.rounds) for level in levels(schedule)}
+    everyone, period = found.pop(EVERYONE, set()), strategy.period
+    inside = found.pop(IN_NODES, set())
+    if found or not everyone or not spacing(everyone, period) or not spacing(everyone | inside, period):
         return ""
-    return "node, then all" if outer.is_plain else "DiLoCo"
+    if not outer.is_plain:
+        return "DiLoCo"
+    return "node, then all" if inside else "All-Reduce"
 
 
 def variants(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Iterator[Variant]:

@@ -24,8 +24,8 @@ LABEL = 13
 """Columns of the words on the left."""
 CELLS = 10
 """Columns of a number in the table."""
-MOST_LINES = 2
-"""Of a schedule in the table, and of a reason."""
+MOST_LINES = 3
+"""Of a schedule in the table."""
 NEAR = 1.05
 """Speedups that differ by less are one."""
 OPTIMIZERS = {"sgd": "SGD", "momentum": "SGD with momentum", "adam": "AdamW"}
@@ -42,7 +42,7 @@ def recommendation(planned: Plan, job: PlanRequest, assumed: Mapping[str, str], 
     """
     compared, hardware = compare(planned.recommendation, planned.options, job), job.hardware
     chosen = compared.chosen
-    what = "Recommendation" if job.take is None else "Taken"
+    what = "Recommendation" if job.take is None else f"Taken: {chosen.name},"
     place = f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}"
     data = f", {job.data} data" if job.data != "shuffled" else ""
     goal = f" ({job.objective})" if job.objective != "balanced" else ""

@@ -6,7 +6,7 @@ shorter form; the line takes long forms as far as they fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +103,7 @@ def _static(schedule: Schedule) -> list[Part]:
     if outer.is_plain:
         named = ""
         if names == {EVERYONE}:
-            named = " (local SGD)" * (not strategy.steps_once)
+            named = " (local SGD)" * (not line.endswith(" step"))
         elif names == {IN_NODES, EVERYONE} and strategy.phases.are_plain():
             named = " (hierarchical local SGD)"
         parts = [(f"average {line}{named}", f"average {line}", f"average {short}")]
@@ -249,14 +249,19 @@ def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
         for other in levels:  # the average of all is one of each group, too, and that of whole nodes one of each node
             if other.what == EVERYONE or (level.what == IN_NODES and other.what.endswith("of nodes")):
                 rounds |= set(other.rounds)
-        gap = period // len(rounds)
-        is_even = period % len(rounds) == 0 and all((index + gap) % period in rounds for index in rounds)
-        often = _every(schedule, gap) if is_even else f"{len(rounds)} times in {_steps(schedule, period)}"
-        if is_said and is_even and gap * _length(schedule) > 1:
+        gap = spacing(rounds, period)
+        often = _every(schedule, gap) if gap else f"{len(rounds)} times in {_steps(schedule, period)}"
+        if is_said and gap * _length(schedule) > 1:
             often = often.rpartition(" ")[0]
         is_said = is_said or not often.endswith(("step", "round"))
         words.append(f"{level.what} {often}" + (f" ({level.ways} in turn)" if level.ways > 1 else ""))
     return ", ".join(words)
+
+
+def spacing(rounds: Collection[int], period: int) -> int:
+    """Rounds from each of these to the next, where that is always the same; else 0."""
+    gap, rest = divmod(period, len(rounds))
+    return 0 if rest or any((index + gap) % period not in rounds for index in rounds) else gap
 
 
 def _together(schedule: Schedule, levels: Sequence[Level]) -> str:
