@@ -146,7 +146,7 @@ def _shown(planned: Plan) -> list[CandidateSchedule]:
 def _print_front(planned: Plan, job: PlanRequest) -> None:
     hardware, shown = job.hardware, _shown(planned)
     queues = [Column("queues", drop=5)] if any(option.facts for option in shown) else []
-    columns = [Column("schedule, and its NAME for --select", justify="left", wraps=True), Column("period", drop=6)]
+    columns = [Column("schedule / NAME", justify="left", wraps=True), Column("period", drop=6)]
     columns += [*map(Column, ("comm.", "step", "distance")), Column("drift", drop=2), Column("steps"), Column("time")]
     rows = Table(
         f"{job.cluster}{switch_levels(hardware, job.cluster.num_nodes)}: {size(hardware.model_bytes or 0)} model, "
