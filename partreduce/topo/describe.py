@@ -6,7 +6,7 @@ shorter form; the line takes long forms as far as they fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,17 +19,21 @@ from partreduce.topo.phase import ONE, Phase
 from partreduce.topo.round import Round
 from partreduce.topo.rule import RulePhase, RuleView
 from partreduce.topo.schedule import Schedule
-from partreduce.topo.strategies.axes import CodecScope, DelayedAveraging, GradientBuckets, GradientReduction, Pipeline
-from partreduce.topo.strategies.base import Averaging
+from partreduce.topo.strategies.allreduce import AllReduce
+from partreduce.topo.strategies.axes import (
+    CodecScope,
+    DelayedAveraging,
+    GradientBuckets,
+    GradientReduction,
+    Pipeline,
+    Transport,
+)
+from partreduce.topo.strategies.base import Averaging, Strategy
 from partreduce.topo.strategies.dynamic_groups import DynamicGroups, GroupSplit, SlowWorkerPolicy
 from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap, UpdateOrder
 from partreduce.topo.strategies.neighbor import NeighborAveraging
 from partreduce.topo.strategies.pairwise import Pairwise
-from partreduce.topo.strategies.partial import (
-    LateGradientPolicy,
-    PartialAllReduce,
-    QuorumStart,
-)
+from partreduce.topo.strategies.partial import LateGradientPolicy, PartialAllReduce, QuorumStart
 from partreduce.topo.strategies.server import Server
 from partreduce.topo.strategies.static import GroupPhases, RulePhases, StaticGroups
 
@@ -37,11 +41,13 @@ LONGEST = 100
 """Characters of a line at most."""
 SHORT = 44
 """Characters of the groups of a schedule that has other settings, too, at most."""
+PUBLISHED_RATE = 0.7
+"""DiLoCo's outer learning rate, which is not said."""
 MOST_LEVELS = 3
 """Kinds of groups that are named one by one."""
 
-Part = tuple[str, ...]
-"""A clause, and shorter forms of it."""
+Part = str | tuple[str, ...]
+"""A clause, or a clause and shorter forms of it."""
 
 
 @check_arguments
@@ -50,7 +56,9 @@ def describe(schedule: Schedule) -> str:
 
     The failure plan and how sums travel (but for a codec) are left out: they change no average.
     """
-    parts: list[Part] = [*KINDS[schedule.strategy.kind](schedule), *_settings(schedule)]
+    strategy = schedule.strategy
+    found = [*KINDS[strategy.kind](schedule, strategy), *_delays(schedule, strategy), *_sent(strategy)]
+    parts = [(part,) if isinstance(part, str) else part for part in found]
     forms = [0] * len(parts)
     for form in range(max(map(len, parts))):
         for place in (0, *range(len(parts) - 1, 0, -1)):
@@ -61,61 +69,55 @@ def describe(schedule: Schedule) -> str:
     return f"{line[: LONGEST - 1]}…"
 
 
-def _all_reduce(schedule: Schedule) -> list[Part]:
-    strategy = schedule.strategy
+def _all_reduce(schedule: Schedule, strategy: AllReduce) -> Iterator[Part]:
     sync, every = strategy.sync, _every(schedule)
     if isinstance(sync, PartialAllReduce):
-        return _partial(sync, schedule.num_workers)
-    if strategy.averages_gradients:
-        head = "All-Reduce of gradients in every step"
-        return [_same(head + " (Pipe-SGD)" * isinstance(sync, Pipeline))]
-    if not strategy.payload.outer.is_plain:
-        return [_same(f"DiLoCo: {every}")]
-    return [(f"average all workers {every}" + " (local SGD)" * (not strategy.steps_once), f"all workers {every}")]
-
-
-def _partial(sync: PartialAllReduce, num_workers: int) -> list[Part]:
-    if sync.quorum is QuorumStart.SOLO:
-        who, name = "the first worker is ready", "eager-SGD solo"
-    elif sync.quorum is QuorumStart.MAJORITY:
-        who, name = "a random worker is ready", "eager-SGD majority"
+        yield from _partial(sync, schedule.num_workers)
+    elif strategy.averages_gradients:
+        yield "All-Reduce of gradients in every step" + " (Pipe-SGD)" * isinstance(sync, Pipeline)
+    elif not strategy.payload.outer.is_plain:
+        yield f"DiLoCo: {every}"
     else:
-        who, name = f"{sync.quorum} of {num_workers} workers are ready", "eager-SGD"
-    parts: list[Part] = [(f"All-Reduce of gradients once {who} ({name})", f"All-Reduce once {who}")]
+        yield f"average all workers {every}" + " (local SGD)" * (not strategy.steps_once), f"all workers {every}"
+
+
+def _partial(sync: PartialAllReduce, num_workers: int) -> Iterator[Part]:
+    who, name = f"{sync.quorum} of {num_workers} workers are ready", "eager-SGD"
+    if isinstance(sync.quorum, QuorumStart):
+        first = "the first" if sync.quorum is QuorumStart.SOLO else "a random"
+        who, name = f"{first} worker is ready", f"eager-SGD {sync.quorum}"
+    yield f"All-Reduce of gradients once {who} ({name})", f"All-Reduce once {who}"
     if sync.keeps_equal:
-        parts.append((f"others up to {sync.staleness} rounds late", f"≤ {sync.staleness} late"))
+        yield f"others up to {sync.staleness} rounds late", f"≤ {sync.staleness} late"
     else:
         every = sync.synchronize_every
-        parts.append(_same(f"newest result only, equalized every {every}" if every else "newest result only"))
+        yield "newest result only" + (f", equalized every {every}" if every else "")
     if sync.count is LateGradientPolicy.CALL:
-        parts.append(_same("one result a call"))
-    return parts + ([_same(f"grace {sync.grace} us")] if sync.grace else [])
+        yield "one result a call"
+    if sync.grace:
+        yield f"grace {sync.grace} us"
 
 
-def _static(schedule: Schedule) -> list[Part]:
-    strategy = schedule.strategy
-    assert isinstance(strategy, StaticGroups), "the table names the kind"
+def _static(schedule: Schedule, strategy: StaticGroups) -> Iterator[Part]:
     outer, found = strategy.payload.outer, levels(schedule)
     names = {level.what for level in found}
-    line = _in_turn(schedule, found) if len(found) <= MOST_LEVELS else _together(schedule, found)
-    short = line if len(line) <= SHORT else _together(schedule, found)
-    parts: list[Part]
-    if outer.is_plain:
+    together = _together(schedule, found)
+    line = _in_turn(schedule, found) if len(found) <= MOST_LEVELS else together
+    short = line if len(line) <= SHORT else together
+    if not outer.is_plain:
+        name = "NoLoCo" if outer.has_own_outer_params else "DiLoCo"
+        yield f"{name}: {line}", f"{name}: {line}", f"{name}: {short}"
+    else:
         named = ""
         if names == {EVERYONE}:
             named = " (local SGD)" * (not line.endswith(" step"))
         elif names == {IN_NODES, EVERYONE} and strategy.phases.are_plain():
             named = " (hierarchical local SGD)"
-        parts = [(f"average {line}{named}", f"average {line}", f"average {short}")]
-    else:
-        name = "NoLoCo" if outer.has_own_outer_params else "DiLoCo"
-        parts = [(f"{name}: {line}", f"{name}: {line}", f"{name}: {short}")]
+        yield f"average {line}{named}", f"average {line}", f"average {short}"
     if strategy.prologue:
-        parts.append((f"first {strategy.prologue} over all workers", f"first {strategy.prologue} over all"))
-    factors = _relaxation_factors(strategy)
-    if factors:
-        parts.append(_same(f"relaxation {', '.join(factors)}" if len(factors) < 3 else f"{len(factors)} relaxations"))
-    return parts
+        yield f"first {strategy.prologue} over all workers", f"first {strategy.prologue} over all"
+    if factors := _relaxation_factors(strategy):
+        yield f"relaxation {', '.join(factors)}" if len(factors) < 3 else f"{len(factors)} relaxations"
 
 
 EVERYONE, IN_NODES, SOME_NODES = "all workers", "inside each node", "inside some nodes"
@@ -139,12 +141,11 @@ def levels(schedule: Schedule) -> list[Level]:
     ways: dict[tuple[str, int, int], set[object]] = {}
     known: dict[object, tuple[str, int, int]] = {}
     phases: Sequence[Phase | RulePhase] = strategy.phases.phases
+    view = strategy.phases.view(cluster)
     for index, phase in enumerate(phases):
         key = _key(phase)
         if key not in known:
-            view = strategy.phases.view(cluster)
-            shapes = _explicit_shapes(phase, cluster) if isinstance(phase, Phase) else _rule_shapes(index, view)
-            known[key] = _sort_of(shapes, cluster)
+            known[key] = _sort_of(_shapes(phase, cluster, view), cluster)
         if known[key][0]:
             rounds.setdefault(known[key], []).append(index)
             ways.setdefault(known[key], set()).add(key)
@@ -167,30 +168,24 @@ class _Shape(NamedTuple):
     members: int
 
 
-def _rule_shapes(index: int, view: RuleView | None) -> list[_Shape]:
-    assert view is not None, "phases that are no explicit groups are rules"
+def _shapes(phase: Phase | RulePhase, cluster: Cluster, view: RuleView | None) -> list[_Shape]:
+    """Of the groups of one round; O(members log members) for explicit ones."""
+    if not isinstance(phase, Phase):
+        assert view is not None, "phases that are no explicit groups are rules"
+        of = [(block, len(block.local), view.span(block)) for block in phase if block.makes_groups]
+        return [
+            _Shape(local * span, span, local == view.workers_per_node, local * view.num_nodes) for _, local, span in of
+        ]
+    sizes, node_sizes = phase.sizes, cluster.node_sizes()
+    group = np.repeat(np.arange(len(phase)), sizes)
+    pairs = np.unique(group * cluster.num_nodes + cluster.node_of()[phase.members])  # of a group and a node of it
+    group, node = np.divmod(pairs, cluster.num_nodes)
+    nodes, all_of_them = np.bincount(group), np.bincount(group, node_sizes[node])
+    rows, counts = np.unique(np.stack([sizes, nodes, all_of_them == sizes], axis=1), axis=0, return_counts=True)
     return [
-        _Shape(
-            len(block.local) * view.span(block),
-            view.span(block),
-            len(block.local) == view.workers_per_node,
-            len(block.local) * view.num_nodes,
-        )
-        for block in view.phases[index]
-        if block.makes_groups
+        _Shape(size, across, bool(whole), size * count)
+        for (size, across, whole), count in zip(rows.tolist(), counts.tolist(), strict=True)
     ]
-
-
-def _explicit_shapes(phase: Phase, cluster: Cluster) -> list[_Shape]:
-    """O(members · log)."""
-    node_of, node_sizes = cluster.node_of(), cluster.node_sizes()
-    found: dict[tuple[int, int, bool], int] = {}
-    nodes_of = node_of[phase.members]
-    for start, end in zip(phase.offsets[:-1].tolist(), phase.offsets[1:].tolist(), strict=True):
-        nodes = np.unique(nodes_of[start:end])
-        shape = end - start, len(nodes), int(node_sizes[nodes].sum()) == end - start
-        found[shape] = found.get(shape, 0) + shape[0]
-    return [_Shape(*shape, members) for shape, members in found.items()]
 
 
 def _sort_of(shapes: Sequence[_Shape], cluster: Cluster) -> tuple[str, int, int]:
@@ -226,9 +221,7 @@ def _place(shape: _Shape, cluster: Cluster, *, flat: bool) -> str:
         return ""
     if shape.nodes == 1:
         return IN_NODES if shape.whole else "inside nodes"
-    if shape.whole:
-        return "of nodes"
-    return "across nodes" if shape.workers == shape.nodes else f"on {shape.nodes} nodes"
+    return "of nodes" if shape.whole else "across nodes"
 
 
 def _groups(least: int, most: int) -> str:
@@ -250,10 +243,11 @@ def _in_turn(schedule: Schedule, levels: Sequence[Level]) -> str:
             if other.what == EVERYONE or (level.what == IN_NODES and other.what.endswith("of nodes")):
                 rounds |= set(other.rounds)
         gap = spacing(rounds, period)
-        often = _every(schedule, gap) if gap else f"{len(rounds)} times in {_steps(schedule, period)}"
-        if is_said and gap * _length(schedule) > 1:
+        steps = schedule.largest_steps_per_round
+        often = _every(schedule, gap) if gap else f"{len(rounds)} times in {_count(period * steps, 'step')}"
+        if is_said and gap * steps > 1:
             often = often.rpartition(" ")[0]
-        is_said = is_said or not often.endswith(("step", "round"))
+        is_said = is_said or not often.endswith("step")
         words.append(f"{level.what} {often}" + (f" ({level.ways} in turn)" if level.ways > 1 else ""))
     return ", ".join(words)
 
@@ -285,71 +279,58 @@ def _relaxation_factors(strategy: StaticGroups) -> list[str]:
     return [f"{float(factor):.4g}" for factor in sorted(factors)]
 
 
-def _neighbor(schedule: Schedule) -> list[Part]:
-    strategy = schedule.strategy
-    assert isinstance(strategy, NeighborAveraging), "the table names the kind"
-    distinct = list(dict.fromkeys(strategy.rounds))
-    names = list(dict.fromkeys(map(graph_of, distinct)))
-    graph = names[0] if len(names) == 1 else "graphs"
-    several = "" if len(strategy.rounds) == 1 else f", {len(strategy.rounds)} graphs in turn"
+def _neighbor(schedule: Schedule, strategy: NeighborAveraging) -> Iterator[Part]:
+    names = list(dict.fromkeys(map(graph_of, dict.fromkeys(strategy.rounds))))
+    graph, every, count = names[0] if len(names) == 1 else "graphs", _every(schedule), len(strategy.rounds)
     if isinstance(strategy.sync, IterationGap):
-        return [
-            (f"neighbor averaging on {graph} {_every(schedule)} (Hop)", f"Hop on {graph} {_every(schedule)}"),
-            *_gap(strategy.sync),
-        ]
-    named = " (D-PSGD)" * (not several)
-    return [
-        (f"neighbor averaging on {graph}{named} {_every(schedule)}{several}", f"{graph} {_every(schedule)}{several}")
-    ]
+        yield f"neighbor averaging on {graph} {every} (Hop)", f"Hop on {graph} {every}"
+        yield from _gap(strategy.sync)
+    elif count == 1:
+        yield f"neighbor averaging on {graph} (D-PSGD) {every}", f"{graph} {every}"
+    else:
+        yield f"neighbor averaging on {graph} {every}, {count} graphs in turn", f"{graph} {every}, {count} in turn"
 
 
-def _gap(sync: IterationGap) -> list[Part]:
-    parts: list[Part] = []
+def _gap(sync: IterationGap) -> Iterator[Part]:
     if sync.max_ig is not None:
-        parts.append((f"gap up to {sync.max_ig}", f"gap {sync.max_ig}"))
+        yield f"gap up to {sync.max_ig}", f"gap {sync.max_ig}"
     if sync.staleness:
-        parts.append((f"staleness up to {sync.staleness}", f"stale {sync.staleness}"))
+        yield f"staleness up to {sync.staleness}", f"stale {sync.staleness}"
     if sync.has_backup:
-        spare = str(sync.backup) if isinstance(sync.backup, int) else f"{min(sync.backup)}-{max(sync.backup)}"
-        parts.append(_same(f"backup {spare}"))
+        yield f"backup {sync.backup if isinstance(sync.backup, int) else f'{min(sync.backup)}-{max(sync.backup)}'}"
     if sync.skip is not None:
         when = f" from {sync.skip.behind} behind" if sync.skip.behind > 2 else ""
         when += f", {sync.skip.trigger} at least" if sync.skip.trigger > 2 else ""
-        parts.append((f"skips up to {sync.skip.limit}{when}", f"skip {sync.skip.limit}{when}"))
-    parts += [_same("notify-ack")] * sync.notify_ack
-    parts += [("combine, then adapt", "combine first")] * (sync.update_order is UpdateOrder.DPSGD)
-    parts += [_same(f"{sync.weights} weights")] * (sync.weights is not EdgeWeighting.GRAPH)
-    return parts
+        yield f"skips up to {sync.skip.limit}{when}", f"skip {sync.skip.limit}{when}"
+    if sync.notify_ack:
+        yield "notify-ack"
+    if sync.update_order is UpdateOrder.DPSGD:
+        yield "combine, then adapt", "combine first"
+    if sync.weights is not EdgeWeighting.GRAPH:
+        yield f"{sync.weights} weights"
 
 
 def graph_of(edges: Round) -> str:
     """What a graph is called, with its article; else how many neighbors a worker has."""
     n, count = edges.num_workers, len(edges)
-    shifts = np.unique((edges.targets.astype(np.int64) - edges.sources) % n) if count else np.zeros(0, dtype=np.int64)
-    name = ""
     if not count:
-        name = "no edges"
-    elif count == n * (n - 1):
+        return "no edges"
+    shifts, degrees = np.unique((edges.targets - edges.sources) % n), np.bincount(edges.targets, minlength=n)
+    ends = edges.sources.tobytes(), edges.targets.tobytes()
+    if count == n * (n - 1):
         name = "a complete graph"
     elif len(shifts) == 1 and count == n:
-        name = f"a directed ring (shift {shifts[0]})" if shifts[0] > 1 else "a directed ring"
+        name = "a directed ring" + (f" (shift {shifts[0]})" if shifts[0] > 1 else "")
     else:
-        for known, builds in GRAPHS.items():
-            if any(
-                len(graph) == count
-                and np.array_equal(graph.sources, edges.sources)
-                and np.array_equal(graph.targets, edges.targets)
-                for graph in builds(n)
-            ):
-                name = known
-                break
-    degrees = np.bincount(edges.targets, minlength=n)
-    if not name:
         low, high = int(degrees.min()), int(degrees.max())
-        named = f"{low}" if low == high else f"{low} to {high}"
         kind = "" if Graph(n, edges.sources, edges.targets).is_undirected else "directed "
-        name = f"a {kind}graph of {named} neighbors"
-    usual = 1 / (1 + np.maximum(degrees[edges.targets], degrees[edges.sources])) if count else np.zeros(0)
+        named = (
+            known
+            for known, builds in GRAPHS.items()
+            if any((graph.sources.tobytes(), graph.targets.tobytes()) == ends for graph in builds(n))
+        )
+        name = next(named, f"a {kind}graph of {low if low == high else f'{low} to {high}'} neighbors")
+    usual = 1 / (1 + np.maximum(degrees[edges.targets], degrees[edges.sources]))  # Metropolis weights
     if np.allclose(edges.edge_weights(), usual, rtol=1e-6):
         return name
     if len(edges.weights) == 1:
@@ -374,56 +355,45 @@ GRAPHS: dict[str, Callable[[int], list[Graph]]] = {
 """Graphs with a name, and how they are built for so many workers."""
 
 
-def _dynamic(schedule: Schedule) -> list[Part]:
-    strategy = schedule.strategy
-    assert isinstance(strategy, DynamicGroups), "the table names the kind"
-    groups, every = _groups(strategy.group_size, strategy.group_size), _every(schedule)
+def _dynamic(schedule: Schedule, strategy: DynamicGroups) -> Iterator[Part]:
+    groups, every, late = _groups(strategy.group_size, strategy.group_size), _every(schedule), strategy.slow_threshold
     what = {
         GroupSplit.RANDOM: f"random {groups} on request",
         GroupSplit.GLOBAL: f"{groups} of all idle workers on request",
         GroupSplit.INTER_INTRA: f"{groups} on request, across nodes, then inside",
         GroupSplit.NODE_THEN_ALL: f"idle workers of a node on request, all every {strategy.all_every} rounds",
     }[strategy.division]
-    parts: list[Part] = [(f"{what} {every} (Prague)", f"{what} {every}")]
-    if strategy.slow_threshold is not None:
-        late = strategy.slow_threshold
-        parts.append((f"without workers {late} rounds behind", f"slow: {late}"))
+    yield f"{what} {every} (Prague)", f"{what} {every}"
+    if late is not None:
+        yield f"without workers {late} rounds behind", f"slow: {late}"
     if strategy.slow_worker_policy is not SlowWorkerPolicy.PAIR_LOCALLY:
-        parts.append(_same(f"slow workers: {str(strategy.slow_worker_policy).replace('_', ' ')}"))
-    if strategy.max_known != DynamicGroups.__dataclass_fields__["max_known"].default:
-        limit = "any number of groups" if strategy.max_known is None else f"at most {strategy.max_known} groups each"
-        parts.append(_same(limit))
-    return parts
+        yield f"slow workers: {str(strategy.slow_worker_policy).replace('_', ' ')}"
+    if strategy.max_known is None:
+        yield "any number of groups"
+    elif strategy.max_known != DynamicGroups().max_known:
+        yield f"at most {strategy.max_known} groups each"
 
 
-def _pairwise(schedule: Schedule) -> list[Part]:
-    strategy = schedule.strategy
-    assert isinstance(strategy, Pairwise), "the table names the kind"
-    active = f"{len(strategy.active)} of {schedule.num_workers} workers ask"
+def _pairwise(schedule: Schedule, strategy: Pairwise) -> Iterator[Part]:
+    every = _every(schedule)
+    yield f"random pairs average {every} (AD-PSGD)", f"AD-PSGD {every}"
     edges = "" if strategy.edges is None else f" along {len(strategy.edges)} edges"
-    return [
-        (f"random pairs average {_every(schedule)} (AD-PSGD)", f"AD-PSGD {_every(schedule)}"),
-        _same(active + edges),
-    ]
+    yield f"{len(strategy.active)} of {schedule.num_workers} workers ask{edges}"
 
 
-def _server(schedule: Schedule) -> list[Part]:
-    strategy = schedule.strategy
-    assert isinstance(strategy, Server), "the table names the kind"
+def _server(schedule: Schedule, strategy: Server) -> Iterator[Part]:
     hosts = f"worker {strategy.hosts[0]}" if len(strategy.hosts) == 1 else f"{len(strategy.hosts)} workers"
+    every, what = _every(schedule), "gradients" if strategy.averages_gradients else "parameters"
     if strategy.synchronous:
-        what = "gradients" if strategy.averages_gradients else "parameters"
-        return [(f"synchronous parameter server on {hosts}, mean of {what} {_every(schedule)}", f"server on {hosts}")]
-    parts: list[Part] = [
-        (f"asynchronous parameter server on {hosts}, {_every(schedule)}", f"asynchronous server on {hosts}")
-    ]
+        yield f"synchronous parameter server on {hosts}, mean of {what} {every}", f"server on {hosts}, {what} {every}"
+    else:
+        yield f"asynchronous parameter server on {hosts}, {every}", f"asynchronous server on {hosts}, {every}"
     if strategy.staleness is not None:
-        parts.append((f"workers at most {strategy.staleness} rounds apart", f"≤ {strategy.staleness} apart"))
-    return parts
+        yield f"workers at most {strategy.staleness} rounds apart", f"≤ {strategy.staleness} apart"
 
 
-KINDS: dict[str, Callable[[Schedule], list[Part]]] = {
-    "allreduce": _all_reduce,
+KINDS: dict[str, Callable[..., Iterator[Part]]] = {
+    AllReduce.kind: _all_reduce,
     StaticGroups.kind: _static,
     NeighborAveraging.kind: _neighbor,
     DynamicGroups.kind: _dynamic,
@@ -433,71 +403,66 @@ KINDS: dict[str, Callable[[Schedule], list[Part]]] = {
 """By kind of strategy, the parts of the line that are its own."""
 
 
-def _settings(schedule: Schedule) -> list[Part]:
-    """What every kind may have: unequal steps, delay, outer steps, fragments, codec, tables."""
-    strategy = schedule.strategy
-    sync, transport, payload, outer = strategy.sync, strategy.transport, strategy.payload, strategy.payload.outer
-    parts = _unequal_steps(schedule)
+def _delays(schedule: Schedule, strategy: Strategy) -> Iterator[Part]:
+    """What every kind may have: unequal steps, delay, outer steps and what is merged later."""
+    sync, payload, outer = strategy.sync, strategy.payload, strategy.payload.outer
+    if not schedule.has_one_steps_per_round:
+        yield _unequal_steps(schedule)
     if isinstance(sync, DelayedAveraging):
-        parts.append(("applied one round late", "one round late"))
+        yield "applied one round late", "one round late"
     if isinstance(sync, Pipeline):
-        parts.append(_same(f"applied {_count(sync.lag, 'step')} late"))
-        parts += [_same(f"first {sync.warm_up} synchronous")] * bool(sync.warm_up)
-        parts += [_same("summed")] * (sync.total is GradientReduction.SUM)
-    if not outer.is_plain:
-        parts += [_same(f"lr {float(outer.lr):g}")] * (float(outer.lr) != 0.7)
-        if outer.momentum:
-            parts.append(_same(f"{'Nesterov' if outer.nesterov else 'momentum'} {float(outer.momentum):g}"))
+        yield f"applied {_count(sync.lag, 'step')} late"
+        if sync.warm_up:
+            yield f"first {sync.warm_up} synchronous"
+        if sync.total is GradientReduction.SUM:
+            yield "summed"
+    if not outer.is_plain and float(outer.lr) != PUBLISHED_RATE:
+        yield f"lr {float(outer.lr):g}"
+    if outer.momentum:
+        yield f"{'Nesterov' if outer.nesterov else 'momentum'} {float(outer.momentum):g}"
     if payload.num_fragments > 1:
-        parts.append((f"{payload.num_fragments} fragments in turn", f"{payload.num_fragments} fragments"))
+        yield f"{payload.num_fragments} fragments in turn", f"{payload.num_fragments} fragments"
     if sync.late_steps:
-        parts.append((f"merged {_count(sync.late_steps, 'step')} late", f"{sync.late_steps} late"))
+        yield f"merged {_count(sync.late_steps, 'step')} late", f"{sync.late_steps} late"
     if sync.kept:
-        parts.append((f"keeps {float(sync.kept):g} of its own", f"keeps {float(sync.kept):g}"))
+        yield f"keeps {float(sync.kept):g} of its own", f"keeps {float(sync.kept):g}"
+
+
+def _sent(strategy: Strategy) -> Iterator[Part]:
+    """How sums are coded, and what goes its own way."""
+    transport, payload = strategy.transport, strategy.payload
     if transport.codec.rounds:
-        where = " between nodes" * (transport.where is CodecScope.ACROSS_NODES)
-        parts.append(_same(f"{transport.codec}{where}"))
-        parts += [_same(f"blocks of {transport.block}")] * (transport.codec.has_blocks and transport.block != 256)
-        parts += [_same("error feedback")] * transport.error_feedback
+        yield f"{transport.codec}" + " between nodes" * (transport.where is CodecScope.ACROSS_NODES)
+    if transport.block != Transport().block:
+        yield f"blocks of {transport.block}"
+    if transport.error_feedback:
+        yield "error feedback"
     if transport.gradient_buckets is GradientBuckets.PER_LAYER:
-        parts.append(("sent layer by layer", "by layer"))
+        yield "sent layer by layer", "by layer"
     if payload.apart:
-        parts.append((f"tables {payload.in_words} (Parallax)", f"tables {payload.in_words}"))
-        parts += [_same("tables summed")] * (not payload.average) + [_same("summed")] * (not payload.average_dense)
+        yield f"tables {payload.in_words} (Parallax)", f"tables {payload.in_words}"
+    if not payload.average:
+        yield "tables summed"
+    if not payload.average_dense:
+        yield "summed"
     if strategy.averaging is Averaging.STEP_NORMALIZED:
-        parts.append(("progress per step", "normalized"))
-    return parts
+        yield "progress per step", "normalized"
 
 
-def _unequal_steps(schedule: Schedule) -> list[Part]:
-    if schedule.has_one_steps_per_round:
-        return []
+def _unequal_steps(schedule: Schedule) -> Part:
     steps, most = schedule.worker_steps(), schedule.largest_steps_per_round
     slow = np.flatnonzero(steps < most).tolist()
     if len(slow) == 1:
-        return [(f"worker {slow[0]} takes {steps[slow[0]]} of {most}", f"worker {slow[0]}: {steps[slow[0]]} of {most}")]
+        return f"worker {slow[0]} takes {steps[slow[0]]} of {most}", f"worker {slow[0]}: {steps[slow[0]]} of {most}"
     least, more = int(steps.min()), int(steps[slow].max())
     takes = f"{least}" if least == more else f"{least} to {more}"
-    return [(f"{len(slow)} slower workers take {takes} of {most}", f"{len(slow)} slower: {takes} of {most}")]
-
-
-def _length(schedule: Schedule) -> int:
-    """Steps of a round, of the workers that take most."""
-    return schedule.largest_steps_per_round
+    return f"{len(slow)} slower workers take {takes} of {most}", f"{len(slow)} slower: {takes} of {most}"
 
 
 def _every(schedule: Schedule, rounds: int = 1) -> str:
-    steps = rounds * _length(schedule)
+    steps = rounds * schedule.largest_steps_per_round
     return "every step" if steps == 1 else f"every {steps} steps"
-
-
-def _steps(schedule: Schedule, rounds: int) -> str:
-    return _count(rounds * _length(schedule), "step")
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _same(words: str) -> Part:
-    return (words,)
