@@ -6,17 +6,22 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from partreduce.planner.competitors import competitors
 from partreduce.planner.gain import Gain, gain, least_time
 from partreduce.planner.job import Data, PlanRequest
 from partreduce.planner.measuring import pushed_by
 from partreduce.planner.option import CandidateSchedule, known
 from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
+from partreduce.schedulers.synthesis.problem import Limits
 from partreduce.topo.describe import EVERYONE, IN_NODES, levels, spacing
 from partreduce.topo.errors import PartreduceError
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.allreduce import AllReduce
 from partreduce.topo.strategies.static import StaticGroups
+
+SIMPLE = ("allreduce", "node-then-all")
+"""Entries of the catalogue that are priced for the comparison where the job's own limits leave none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +55,17 @@ class Variant:
 
 
 def compare(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> Comparison:
-    """Find what the recommendation is shown with; those within the limits come first, but there may be none."""
+    """Find what the recommendation is shown with; a limit that no simple schedule keeps does not hold for these."""
     able = [option for option in permitted(options, job) if option.time < math.inf] or [chosen]
-    every_step = min(filter(_is_every_step, options), key=lambda option: option.time, default=chosen)
     families = {id(one): family(one.schedule) for one in [*options, chosen]}
-    is_simple = bool(families[id(chosen)])
-    simple = chosen if is_simple else _best([one for one in able if families[id(one)]], job) or every_step
+    is_simple, known = bool(families[id(chosen)]), [one for one in able if families[id(one)]]
+    usual: list[CandidateSchedule] = []
+    if not (is_simple or any(not _is_every_step(one) for one in known)) or not any(map(_is_every_step, options)):
+        free = replace(job, sync=None, gap=False, quorum=False, limits=Limits(), take=None, tolerate_failures=0)
+        usual = competitors(free, until=math.inf, names=SIMPLE)
+    every_step = min(filter(_is_every_step, [*options, *usual]), key=lambda option: option.time)
+    known += [one for one in usual if family(one.schedule)]
+    simple = chosen if is_simple else _best(known, job) or every_step
     others = [one for one in able if families[id(one)] not in {"", families[id(chosen)]}]
     prompt = [one for one in able if not one.late and (one.facts is None or one.facts.kind == "outer")]
     return Comparison(

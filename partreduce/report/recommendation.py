@@ -109,7 +109,7 @@ def _divergence(chosen: CandidateSchedule) -> str:
         return "none: all workers hold equal models"
     if distance is None or not math.isfinite(distance):
         return "not known"
-    return f"models of workers differ by about {math.sqrt(distance):.2g} steps of gradient noise"
+    return f"models of workers differ by about {math.sqrt(distance):.1f} steps of gradient noise"
 
 
 def _memory(chosen: CandidateSchedule, job: PlanRequest) -> str:
@@ -148,6 +148,8 @@ def _risk(chosen: CandidateSchedule, job: PlanRequest, *, capped: bool) -> str:
         said.append("nothing that averages as rarely was measured, so its steps are a guess")
     if chosen.may_fail:
         said.append(f"{lost(chosen, job)}")
+    if not said and not chosen.schedule.strategy.averages_gradients and job.pilot is None:
+        said.append("its steps are predicted from other networks")
     if said:
         said.append("`partreduce measure` tries it on your job")
     if capped:

@@ -10,6 +10,7 @@ from partreduce import Cluster, Data, Hardware, Limits, Link, PlanRequest, descr
 from partreduce.__main__ import main
 from partreduce.planner.comparison import compare, family, repriced, variants
 from partreduce.planner.competitors import competitors
+from partreduce.planner.delay import Delay
 from partreduce.planner.gain import gain
 from partreduce.planner.measuring import measure
 from partreduce.planner.plan import plan
@@ -17,7 +18,7 @@ from partreduce.planner.recommend import permitted, recommend
 from partreduce.planner.steps_model import Optimizer
 from partreduce.report.recommendation import recommendation, three_reasons, times
 from partreduce.schedulers import registry
-from partreduce.topo.strategies import Codec, PartialAllReduce
+from partreduce.topo.strategies import PartialAllReduce
 
 LABELS = ("time per step", "speedup", "divergence", "memory", "tuning", "guarantee")
 ROWS = ("recommended", "best simple", "fastest", "no delay", "All-Reduce")
@@ -183,10 +184,15 @@ def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(
     assert "--codec" not in capsys.readouterr().out
 
 
-def test_limits_that_leave_no_simple_schedule_name_the_best_without_them():
-    job = PlanRequest(cluster=Cluster.regular(4, 4, hardware=SLOW), limits=Limits(max_group=4), codec=Codec.NONE)
-    options = competitors(replace(job, limits=Limits()), until=0.0)
-    allowed = [one for one in permitted(options, job) if not family(one.schedule)]
-    chosen = min(allowed, key=lambda option: option.time)
-    compared = compare(chosen, [*allowed, *(one for one in options if one.name == "allreduce")], job)
-    assert family(compared.simple.schedule) == "All-Reduce"
+@pytest.mark.parametrize("asked", [{"limits": Limits(max_group=4)}, {"sync": Delay.LATE}])
+def test_where_the_job_leaves_no_simple_schedule_the_best_without_its_limits_is_shown(weighed, asked):
+    free, options = weighed
+    job = replace(free, **asked)
+    allowed = competitors(job, until=0.0)
+    chosen = recommend(allowed, job)
+    compared = compare(chosen, allowed, job)
+    assert not family(chosen.schedule)
+    assert compared.every_step.schedule.strategy.averages_gradients
+    best = compare(recommend(options, free), options, free).simple
+    assert compared.simple.time <= best.time * 1.13, "what the same cluster has without the limit"
+    assert compared.simple is not compared.every_step
