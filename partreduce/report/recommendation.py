@@ -168,11 +168,12 @@ def _table(compared: Comparison) -> list[str]:
         "no delay": compared.without_delay,
         "All-Reduce": compared.every_step,
     }
-    shown: dict[int, str] = {}
+    shown: dict[tuple[str, float], str] = {}
     base = compared.every_step.time
     for label, option in rows.items():
-        same = shown.setdefault(id(option), label)
-        words = "as above" if label == "recommended" else f"as {same}" if same != label else describe(option.schedule)
+        said = describe(option.schedule)
+        same = shown.setdefault((said, option.step_seconds), label)
+        words = "as above" if label == "recommended" else f"as {same}" if same != label else said
         cells = f"{seconds(option.step_seconds):>{CELLS}}"
         cells += f"{_factor(base / option.time) + 'x' if option.time > 0 else '-':>{CELLS}}"
         first, *rest = wrap(words, room - 1, max_lines=MOST_LINES, placeholder=" …")
@@ -205,7 +206,7 @@ def three_reasons(compared: Comparison, options: Sequence[CandidateSchedule], jo
             "prediction."
         )
     if fastest.time * (1 + TIE) >= chosen.time:
-        third = f"Nothing that was priced is predicted to reach a loss sooner by more than {TIE:.0%}."
+        third = f"Nothing else within the job's limits is predicted to be faster by more than {TIE:.0%}."
     else:
         clause = why_not(fastest, chosen, options, job)
         third = f"The fastest ({_factor(chosen.time / fastest.time)}x over this) is not taken: {clause}."

@@ -86,7 +86,7 @@ def _partial(sync: PartialAllReduce, num_workers: int) -> Iterator[Part]:
     if isinstance(sync.quorum, QuorumStart):
         first = "the first" if sync.quorum is QuorumStart.SOLO else "a random"
         who, name = f"{first} worker is ready", f"eager-SGD {sync.quorum}"
-    yield f"All-Reduce of gradients once {who} ({name})", f"All-Reduce once {who}"
+    yield f"All-Reduce of gradients once {who} ({name})", f"All-Reduce once {who} ({name})", f"All-Reduce once {who}"
     if sync.keeps_equal:
         yield f"others up to {sync.staleness} rounds late", f"≤ {sync.staleness} late"
     else:

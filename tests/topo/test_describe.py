@@ -94,7 +94,7 @@ SAID = {
     "All-Reduce of gradients once the first worker is ready (eager-SGD solo), others up to 4 rounds late": AllReduce(
         sync=PartialAllReduce(quorum="solo")
     ),
-    "All-Reduce once a random worker is ready, others up to 4 rounds late": AllReduce(
+    "All-Reduce once a random worker is ready (eager-SGD majority), others up to 4 rounds late": AllReduce(
         sync=PartialAllReduce(quorum="majority")
     ),
     "All-Reduce of gradients once 12 of 16 workers are ready (eager-SGD), others up to 4 rounds late": AllReduce(

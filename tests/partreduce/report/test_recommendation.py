@@ -117,7 +117,7 @@ def test_the_strongest_simple_baseline_is_none_that_another_simple_one_beats(wei
         assert family(compared.simple.schedule)
         assert (compared.simple is chosen) == bool(family(chosen.schedule))
         simple = [one for one in permitted(options, job) if family(one.schedule) and not one.may_fail]
-        assert compared.simple.time <= min(one.time for one in simple) * 1.13
+        assert compared.simple is chosen or compared.simple.time == min(one.time for one in simple)
         assert compared.fastest.time == min(one.time for one in permitted(options, job))
         assert not compared.without_delay.late
         assert compared.every_step.schedule.strategy.averages_gradients
@@ -169,7 +169,7 @@ def test_the_third_reason_says_why_the_fastest_is_not_taken(weighed):
     assert "five test networks did not reach its loss" in third
     alone = compare(chosen, [chosen, compared.every_step], job)
     *_, third = three_reasons(alone, [chosen, compared.every_step], job)
-    assert third == "Nothing that was priced is predicted to reach a loss sooner by more than 2%."
+    assert third == "Nothing else within the job's limits is predicted to be faster by more than 2%."
 
 
 def test_a_codec_that_would_pay_is_priced_and_none_is_said_where_one_is_allowed(capsys):
