@@ -58,6 +58,8 @@ def command(
     listing: own.Listing = False,
     output: own.Output = None,
     plot: own.PlotFile = None,
+    show_front: own.ShowFront = False,
+    explain: own.Explain = False,
     as_json: options.Json = False,
 ) -> None:
     """Find the schedule that suits a cluster and show the trade-offs, or build a catalogue entry with --build."""
@@ -114,7 +116,10 @@ def command(
         assumed["--optimizer"] = options.ANY
     if facts is not None:
         assumed.pop("--model-bytes", None)  # the model's own
-    search(job, model=facts, assumed=assumed, output=output, plot=plot, as_json=as_json)
+    search(
+        job, model=facts, assumed=assumed, output=output, plot=plot, as_json=as_json, show_front=show_front,
+        explain=explain,
+    )  # fmt: skip
 
 
 def _is_answered_by_the_catalogue(

@@ -120,6 +120,15 @@ TimeLimit = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Where to write the schedule.", rich_help_panel=options.WRITTEN)
 ]
+ShowFront = Annotated[
+    bool,
+    typer.Option(
+        "--all", help="Print the front as well, with the names for --select.", rich_help_panel=options.WRITTEN
+    ),
+]
+Explain = Annotated[
+    bool, typer.Option("--explain", help="Print all reasons and cautions as well.", rich_help_panel=options.WRITTEN)
+]
 PlotFile = Annotated[
     Path | None,
     typer.Option(help="Picture of the front: .png, .svg, .pdf.", rich_help_panel=options.WRITTEN),

@@ -12,14 +12,14 @@ from partreduce.commands.simulate_several import simulate_several
 from partreduce.commands.simulate_tables import print_tables, table_facts, touched_of
 from partreduce.commands.verify import print_sent
 from partreduce.console import console, emit_json, seconds, size, write_text
-from partreduce.report.picture import save
-from partreduce.report.runs import runs
+from partreduce.report.picture import save, titled
 from partreduce.report.table import Column, table
 from partreduce.report.timeline import draw_timeline, perfetto
 from partreduce.schedulers.simulator.record import GapRecord, Observed
 from partreduce.schedulers.simulator.simulate import simulate
 from partreduce.schedulers.simulator.timeline import Timeline
 from partreduce.topo.cluster import Cluster
+from partreduce.topo.describe import describe
 from partreduce.topo.document.cluster import load_cluster
 from partreduce.topo.document.schedule import load_schedule
 from partreduce.topo.errors import InputError
@@ -252,7 +252,12 @@ def _write(timeline: Timeline, schedule: Schedule, output: Path) -> None:
     if output.suffix.lower() == ".json":
         write_text(output, perfetto(timeline, schedule.cluster))
     else:
-        save(draw_timeline(timeline, schedule.name, worker_steps=schedule.worker_steps().tolist()), output)
+        save(
+            draw_timeline(
+                timeline, titled(schedule.name, describe(schedule), 10), worker_steps=schedule.worker_steps().tolist()
+            ),
+            output,
+        )
 
 
 def _print(
@@ -271,9 +276,8 @@ def _print(
         f"in {seconds(facts['makespan_seconds'])}, "
         f"[bold]{seconds(facts['seconds_per_step'])}[/] per step"
     )
-    strategy = schedule.strategy
-    if words := runs(strategy.steps_per_round, strategy.sync, strategy.transport, algorithm, payload=strategy.payload):
-        out.print(f"runs: {words}")
+    is_nested = (algorithm or schedule.strategy.transport.algorithm) is AllReduceAlgorithm.HIERARCHICAL
+    out.print(describe(schedule) + "; sums go through nodes first" * is_nested)
     for name, show in (("gaps", _print_gaps), ("quorum", _print_quorum), ("tables", print_tables)):
         if name in facts:
             show(facts[name])

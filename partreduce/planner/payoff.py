@@ -70,8 +70,15 @@ def _on_the_wire(schedule: Schedule, job: PlanRequest, transport: Transport) -> 
     return wire, cost - wire
 
 
-def _would_gain(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
-    """What codecs would gain at the least: for the recommendation, the best plain option and the fastest that may."""
+def best_with_codec(
+    chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest
+) -> tuple[CandidateSchedule, float] | None:
+    """The best of the recommendation, the best plain option and the fastest that may, with a codec; and its gain.
+
+    None where a codec is allowed already, or none gains enough to say so.
+    """
+    if chosen.facts is not None or job.codec is not Codec.NONE:
+        return None
     allowed = replace(job, codec=None)
     kept = permitted(options, job)
     may = [one for one in kept if not one.schedule.strategy.codec_unsupported_reason(one.schedule.cluster)]
@@ -83,10 +90,16 @@ def _would_gain(chosen: CandidateSchedule, options: Sequence[CandidateSchedule],
             found += Axes.of(seed.schedule, allowed).options(Label(name=seed.schedule.name.partition("(every=")[0]))
     best = min(permitted(found, allowed), key=lambda option: decisive_time(option, job), default=None)
     if best is None or best.transport.codec is Codec.NONE:
-        return []
+        return None
     ratio = decisive_time(chosen, job) / decisive_time(best, job) if decisive_time(best, job) else 1.0
-    if ratio * (1 - TOLD) <= 1:
+    return (best, ratio) if ratio * (1 - TOLD) > 1 else None
+
+
+def _would_gain(chosen: CandidateSchedule, options: Sequence[CandidateSchedule], job: PlanRequest) -> list[str]:
+    """What codecs would gain at the least."""
+    if (found := best_with_codec(chosen, options, job)) is None:
         return []
+    best, ratio = found
     said = (
         f"--codec any would make training at least {ratio:.2f} times as fast ({best.name}: "
         f"{ms(best.step_seconds)} per step); it rounds what is sent, so it is left to you"

@@ -18,7 +18,7 @@ from partreduce.planner.measuring import as_ran
 from partreduce.planner.option import CandidateSchedule
 from partreduce.planner.options import weigh
 from partreduce.planner.payoff import late_and_small
-from partreduce.planner.recommend import cautions, gain_of, reasons, recommend
+from partreduce.planner.recommend import gain_of, recommend
 from partreduce.planner.trials import kinds
 from partreduce.planner.trials.steady import STEADY_SHARE, SteadyCheck
 from partreduce.schedulers.synthesis.clock import Clock
@@ -43,7 +43,8 @@ class Plan:
     """The answer: the recommendation with its proof, the front, the baselines, and all competitors that were measured.
 
     `gain` is the recommendation's over the best plain alternative, All-Reduce every k steps by its best algorithm, late
-    or not. `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
+    or not. `reasons` and `cautions` are those of single kinds; `report.reasons.explained` adds the general ones.
+    `answer` says how good the recommendation is known to be, and why the search ended. `search_status` is the
     synthesizer's word about its own problem, which minimizes a metric where the objective is none.
     """
 
@@ -120,13 +121,11 @@ def plan(job: PlanRequest, *, progress: Callable[[str], None] | None = None) -> 
         recommendation=going,
         proof=proof,
         reasons=[
-            *reasons(chosen, options, job),
             *kinds.reasons(chosen, options, job),
             *late_and_small(chosen, options, job),
             *([] if goes is None else [goes.words]),
         ],
         cautions=[
-            *cautions(chosen, job, answer.ended),
             *kinds.cautions(chosen, job),
             *steady.words(),
             *not_reached(weighed.left_out, answer),

@@ -224,7 +224,7 @@ def test_compare_puts_a_schedule_with_tables_beside_one_that_averages_them(tmp_p
     asked = ["simulate", *files, "--model-bytes", "1MB", "--set", "nic=25MB/s", "--json"]
     done = CliRunner().invoke(build_app(), [*asked, "--set", "touched=words:1%:2%:4%"])
     plain, hybrid = json.loads(done.stdout)["schedules"]
-    assert hybrid["runs"] == "1 sharded"
+    assert hybrid["runs"] == "All-Reduce of gradients in every step, tables 1 sharded (Parallax)"
     assert plain["nic_bytes_per_step"] == pytest.approx(1.5 * (10**6 + 50_000 * 64 * 4))
     asked_for = 1_000 * (256 + 2 * 4) * 0.5 + 1_000 * 256 * 0.5
     assert hybrid["nic_bytes_per_step"] == pytest.approx(1.5 * 10**6 + asked_for)

@@ -16,10 +16,11 @@ from partreduce.planner.job import Data
 from partreduce.planner.left_out import not_weighed
 from partreduce.planner.outer_prices import FRAGMENTS, MEASURED
 from partreduce.planner.plan import plan
-from partreduce.planner.recommend import cautions, recommend
+from partreduce.planner.recommend import recommend
 from partreduce.planner.steps_model import TASKS, Optimizer
 from partreduce.planner.trials import outer_steps
 from partreduce.planner.trials.outer_steps import OuterSteps
+from partreduce.report.reasons import cautions
 from partreduce.topo.cluster import Cluster
 from partreduce.topo.hardware import Hardware, Link
 from partreduce.topo.timing.compute import ComputeTimes
@@ -144,7 +145,7 @@ def test_more_fragments_than_were_measured_are_said_to_be_a_guess(outer):
         count = option.schedule.strategy.payload.num_fragments
         assert option.extrapolated == (count > FRAGMENTS)
         guessed = [sentence for sentence in cautions(option, job()) if "a guess" in sentence]
-        told = f"its model is cut into {count} fragments, and no more than {FRAGMENTS} were measured"
+        told = f"its model is cut into {count} fragments and at most {FRAGMENTS} were measured"
         assert [sentence.startswith(told) for sentence in guessed] == [True] * option.extrapolated
     assert any(option.extrapolated for option in outer)
 

@@ -149,7 +149,7 @@ def test_long_steps_by_command_line(tmp_path, capsys):
     path = tmp_path / "quorum.json"
     main(
         ["design", "3x1", "--sync", "partial", "--set", "disturb=hop", "--model-bytes", "1MB", "--effort", "quick",
-         "-o", str(path)]
+         "--explain", "-o", str(path)]
     )  # fmt: skip
     shown = " ".join(capsys.readouterr().out.split())
     assert "recommended:" in shown
