@@ -1,6 +1,6 @@
 """Claim `codec-error`: how far a coded mean may be from the exact one, as a part of what the members of a group give.
 
-The theorem, the stages of every algorithm and the arithmetic stand in `verify/checker/facts/codec_error.py`.
+The theorem, the stages of every algorithm and the arithmetic stand in `verify/checker/codec_error.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from fractions import Fraction
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.axes import Codec, Transport
 from partreduce.verify.base import Claim, Status, upper
-from partreduce.verify.checker.facts.codec_error import (
+from partreduce.verify.checker.codec_error import (
     FIRST_ROUNDINGS,
     ROUNDING,
     SINGLE,

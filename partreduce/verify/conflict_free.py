@@ -1,6 +1,6 @@
 """Claim `conflict-free`: in every phase each worker is in at most one group, and all members agree on the group.
 
-Who stands in two groups, the checker says (`verify/checker/facts/conflict_free.py`, with the proof).
+Who stands in two groups, the checker says (`verify/checker/groups.py`, with the proof).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 from partreduce.topo.rule import Block, RuleView, nodes_of_group
 from partreduce.topo.schedule import Schedule
 from partreduce.verify.base import Claim, fact, refuted, some
-from partreduce.verify.checker.facts.conflict_free import conflict
+from partreduce.verify.checker.groups import conflict
 from partreduce.verify.stated import Stated
 from partreduce.verify.view import rule_view
 

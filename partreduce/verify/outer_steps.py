@@ -1,7 +1,7 @@
 """Claim `outer-consensus`: workers with their own outer parameters agree at zero gradients, by so much a period.
 
 Certified by a P for each class of characters with c²·P − MᵀPM positive semidefinite, M being a period of models and
-outer momentum together (`topo.metrics.outer_steps`). The theorem stands in `verify/checker/claims/outer_steps.py`.
+outer momentum together (`topo.metrics.outer_steps`). The theorem stands in `verify/checker/outer_steps.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 What a round takes along is decided while the job runs. So these are theorems about the protocol, whose object is
 explored in small systems (docs/internals/explorer.md). The rules that they rest on, the proofs and the numbers stand in
-`verify/checker/facts/quorum.py`.
+`verify/checker/quorum.py`.
 """
 
 from __future__ import annotations

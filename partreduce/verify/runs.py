@@ -1,6 +1,6 @@
 """What a run of fixed rounds can rely on, in words: order, ages, queues, its end, equal workers, memory, bytes.
 
-The theorems and the numbers are the checker's (`verify/checker/facts/`).
+The theorems and the numbers are the checker's (`verify/checker/`).
 """
 
 from __future__ import annotations

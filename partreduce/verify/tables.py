@@ -1,6 +1,6 @@
 """Claims about tables that go their own way: one route, one owner, one order, bytes of a NIC, errors of codecs.
 
-The theorems stand in `verify/checker/facts/tables.py`. That the code which says who owns a row says the same is shown
+The theorems stand in `verify/checker/tables.py`. That the code which says who owns a row says the same is shown
 here by asking it: for all rows, or for rows drawn at random where there are many.
 """
 

@@ -1,6 +1,6 @@
 """Claim `consensus` where workers do without some in-neighbors: no two disjoint sets of workers can close themselves.
 
-The theorem, and the search that decides it, stand in `verify/checker/facts/without_backup.py`. It is a property of the
+The theorem, and the search that decides it, stand in `verify/checker/gaps.py`. It is a property of the
 worst case: which updates come late is up to the machines, and a fair run agrees although two such sets exist.
 """
 
@@ -12,7 +12,7 @@ from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies.iteration_gap import EdgeWeighting, IterationGap
 from partreduce.verify.base import Claim, not_proved, refuted, some
 from partreduce.verify.checker.facts import MAX_WORK
-from partreduce.verify.checker.facts.without_backup import two_closed_sets
+from partreduce.verify.checker.gaps import two_closed_sets
 from partreduce.verify.checker.refusal import Work
 from partreduce.verify.stated import Stated
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
+from helpers.readings import read
 from partreduce.verify import checker
 
 
 def facts_of(raw: dict) -> dict[str, dict | None]:
     """The numbers of every fact, by its name."""
-    return {fact.name: fact.numbers for fact in checker.facts(checker.read_schedule(json.loads(json.dumps(raw))))}
+    return {fact.name: fact.numbers for fact in checker.facts(read(raw))}

@@ -18,7 +18,7 @@ from partreduce.topo.phase import Group
 from partreduce.topo.schedule import Schedule
 from partreduce.topo.strategies import AllReduce, DelayedAveraging, Transport
 from partreduce.topo.strategies.axes import AllReduceAlgorithm, Codec, CodecScope
-from partreduce.verify.checker.facts.codec_error import FollowedSum, rounded_up
+from partreduce.verify.checker.codec_error import FollowedSum, rounded_up
 from partreduce.verify.runs import claims_of_runs
 from partreduce.verify.stated import Stated
 

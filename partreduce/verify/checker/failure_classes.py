@@ -42,10 +42,8 @@ from itertools import combinations, islice, product
 from math import comb
 from typing import NamedTuple
 
-from .averages import PLAIN, Average
-from .failure_plans import Failure, FailurePlan
 from .refusal import UNREADABLE, TooLarge, Work
-from .schedule import Schedule
+from .schedule import PLAIN, Average, Failure, FailurePlan, Schedule
 
 MAX_CLASSES = 2**16
 """Classes of failures that are looked at."""

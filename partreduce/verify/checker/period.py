@@ -23,10 +23,9 @@ from itertools import combinations
 from math import ceil, lcm
 from typing import Any
 
-from .averages import Average, Edge
 from .linear_algebra import IntegerMatrix, bound_minus_gram, pivots
 from .refusal import Work, confirm, require
-from .schedule import Schedule
+from .schedule import Average, Edge, Schedule
 from .strict_json import as_fraction
 
 MAX_DIGITS = 12

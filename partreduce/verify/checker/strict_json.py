@@ -111,20 +111,6 @@ def as_integers(value: object, place: str, low: int, high: int) -> list[int]:
     return integers
 
 
-def as_number(value: object, place: str) -> Fraction:
-    """An exact number of a schedule: an integer, or a text such as "4/3", which need not be in lowest terms."""
-    if type(value) is int and abs(value) < 2**53:  # others would round a longer one
-        return Fraction(value)
-    if isinstance(value, str) and re.fullmatch(r"-?(0|[1-9]\d{0,63})(/[1-9]\d{0,63})?", value, re.ASCII):
-        return Fraction(value)
-    raise Refusal(f"{place}: must be an integer or a fraction such as 4/3", UNREADABLE)
-
-
-def shortest(value: Fraction) -> int | str:
-    """The canonical spelling of an exact number."""
-    return value.numerator if value.denominator == 1 and abs(value.numerator) < 2**53 else str(value)
-
-
 def as_fraction(value: object, place: str) -> Fraction:
     """An exact number of a certificate: a text such as "4/3" in lowest terms, so that each number has one spelling."""
     well_formed = isinstance(value, str) and re.fullmatch(r"-?\d{1,4000}(/[1-9]\d{0,3999})?", value)

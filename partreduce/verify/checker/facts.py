@@ -1,6 +1,6 @@
 """What follows from a schedule alone: computed here, stated as a fact, and in no certificate.
 
-One topic a file: the statement and its proof above, the numbers below. A function answers None where there is nothing
+A function states one fact, with its proof above it or at the top of its file, and answers None where there is nothing
 to state. What holds of every program that obeys a protocol's rules, and of none that does not, is no fact about the
 file but an assumption about what runs: it is stated as following from the rules (`FOLLOWS`).
 """
@@ -10,27 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from ..refusal import TooLarge, Work
-from ..schedule import Mode, Numbers, Schedule
-from . import (
-    codec_error,
-    deadlock_free,
-    end,
-    equal_replicas,
-    fragments,
-    kept_gap,
-    lag,
-    mean_moved,
-    memory,
-    queues,
-    quorum,
-    sent_bytes,
-    staleness,
-    stochastic,
-    tables,
-    without_backup,
-)
-from .conflict_free import confirm_disjoint
+from . import codec_error, gaps, groups, quorum, rounds, survives, tables, traffic
+from .refusal import TooLarge, Work
+from .schedule import Mode, Numbers, Schedule
 
 Stated = Callable[[Schedule, Work], Numbers | None]
 
@@ -47,49 +29,49 @@ class Fact(NamedTuple):
 
 
 SUMS: dict[str, Stated] = {
-    "doubly-stochastic": stochastic.doubly_stochastic,
-    "unit-sums": stochastic.unit_sums,
+    "doubly-stochastic": groups.doubly_stochastic,
+    "unit-sums": groups.unit_sums,
 }
 GAP: dict[str, Stated] = {
-    "deadlock-free": kept_gap.live,
-    "queues": kept_gap.queues,
-    "gap": kept_gap.gap,
-    "gap-of-pairs": kept_gap.gap_of_pairs,
-    "memory": kept_gap.memory,
+    "deadlock-free": gaps.live,
+    "queues": gaps.queues,
+    "gap": gaps.gap,
+    "gap-of-pairs": gaps.gap_of_pairs,
+    "memory": gaps.memory,
 }
 FACTS: dict[Mode, dict[str, Stated]] = {
     "rounds": {
         **SUMS,
-        "deadlock-free": deadlock_free.numbers,
-        "staleness": staleness.numbers,
-        "end": end.numbers,
-        "queues": queues.numbers,
-        "lag": lag.numbers,
-        "fragments": fragments.numbers,
-        "equal-replicas": equal_replicas.numbers,
-        "codec-error": codec_error.numbers,
-        "memory": memory.numbers,
-        "sent-bytes": sent_bytes.numbers,
+        "deadlock-free": rounds.deadlock_free,
+        "staleness": rounds.staleness,
+        "end": rounds.end,
+        "queues": rounds.queues,
+        "lag": rounds.lag,
+        "fragments": rounds.fragments,
+        "equal-replicas": rounds.equal_replicas,
+        "codec-error": codec_error.codec_error,
+        "memory": traffic.memory,
+        "sent-bytes": traffic.sent_bytes,
         "one-route": tables.one_route,
         "one-owner": tables.one_owner,
         "table-order": tables.table_order,
         "nic-bytes": tables.nic_bytes,
         "row-error": tables.row_error,
-        "mean-moved": mean_moved.numbers,
+        "mean-moved": survives.mean_moved,
     },
     "own outer parameters": {
-        "deadlock-free": deadlock_free.numbers,
-        "staleness": staleness.numbers,
-        "end": end.numbers,
-        "memory": memory.numbers,
-        "sent-bytes": sent_bytes.numbers,
+        "deadlock-free": rounds.deadlock_free,
+        "staleness": rounds.staleness,
+        "end": rounds.end,
+        "memory": traffic.memory,
+        "sent-bytes": traffic.sent_bytes,
     },
-    "gap": {**SUMS, **GAP, "staleness": staleness.numbers, "end": end.numbers},
+    "gap": {**SUMS, **GAP, "staleness": rounds.staleness, "end": rounds.end},
     "lossy gap": {
         **GAP,
-        "consensus": without_backup.numbers,
-        "skip": kept_gap.skip,
-        "staleness": kept_gap.staleness,
+        "consensus": gaps.consensus,
+        "skip": gaps.skip,
+        "staleness": gaps.staleness,
     },
     "rounds by quorum": {
         "rounds-in-order": quorum.nothing_besides,
@@ -136,7 +118,7 @@ def facts(schedule: Schedule) -> Iterator[Fact]:
     Raises:
         Refusal: two groups of a phase share a worker, so that there is no round to speak about.
     """
-    confirm_disjoint(schedule)
+    groups.confirm_disjoint(schedule)
     if schedule.phases:
         yield Fact("conflict-free", {}, follows=False)
     for name in FACTS[schedule.mode]:
