@@ -66,9 +66,6 @@ def check(certificate: object, schedule: Schedule) -> Iterator[str]:
 
     The certificate must name the schedule's own hash, and no claim stands twice. Groups are seen to be disjoint first,
     because without that there is no mixing matrix to speak about.
-
-    Raises:
-        Refusal: the certificate is not what it must be, or an entry does not hold.
     """
     members = ("format", "version", "schedule_sha256", "num_workers", "period", "claims")
     document = as_object(certificate, "certificate", members)

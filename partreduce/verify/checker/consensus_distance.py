@@ -53,12 +53,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
-from math import ceil, prod
+from math import ceil
 from typing import Any, NamedTuple
 
 from .groups import weights_of_round
 from .linear_algebra import IntegerMatrix
-from .period import after_phase, classes, growth_bits
+from .period import after_phase, classes_with_counts, growth_bits
 from .refusal import Work, confirm, require
 from .schedule import Average, Schedule
 from .strict_json import as_fraction, as_integer, as_integers, as_list
@@ -92,9 +92,6 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
     """The schedule itself; a rule whose steps per round differ between nodes is returned with its groups listed.
 
     The places of the first are the local ranks of any node, those of the other the workers.
-
-    Raises:
-        Refusal: there are too many places.
     """
     width = schedule.width
     require(width <= MAX_ROWS, place, f"over {MAX_ROWS} rows")
@@ -117,11 +114,7 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
 
 
 def read_steps(schedule: Schedule, work: Work) -> Steps:
-    """The steps of a schedule for which these metrics are checked: no phase lengthens, and all is small.
-
-    Raises:
-        Refusal: it is another schedule.
-    """
+    """The steps of a schedule for which these metrics are checked: no phase lengthens, and all is small."""
     for sizes in schedule.group_sizes():
         is_tame = all(0 <= relaxation <= 2 for _, relaxation in sizes)
         confirm(is_tame, work.place, "relaxation", "0 <= relaxation <= 2 in every group")
@@ -161,21 +154,6 @@ def _means(schedule: Schedule, t: int, worker_steps: Sequence[int]) -> list[Frac
             for member in members:
                 means[member] = mean
     return means
-
-
-def classes_with_counts(schedule: Schedule, place: str) -> list[tuple[list[int], int]]:
-    """Every class that `period.classes` lists, with the number of characters that it stands for."""
-    listed = classes(schedule, place)
-    all_across = list({frozenset(block.across) for phase in schedule.phases for block in phase})
-
-    def pattern(varying: frozenset[int]) -> tuple[bool, ...]:
-        return (bool(varying), *(not varying.isdisjoint(across) for across in all_across))
-
-    counts = dict.fromkeys((pattern(frozenset(digits)) for digits in listed), 0)
-    for subset in range(2 ** len(schedule.radices)):
-        varying = frozenset(digit for digit in range(len(schedule.radices)) if subset >> digit & 1)
-        counts[pattern(varying)] += prod(schedule.radices[digit] - 1 for digit in varying)
-    return [(digits, counts[pattern(frozenset(digits))]) for digits in listed]
 
 
 def rounded_after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: IntegerMatrix) -> IntegerMatrix:

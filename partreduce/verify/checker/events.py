@@ -171,9 +171,6 @@ class KeptGap(NamedTuple):
         no worker may get ahead of an out-neighbor without limit, for no queue would be long enough: token queues see to
         that, or a way back over every edge that nobody does without. A worker that skips takes tokens for it, leaves
         updates out, and acknowledges none of them.
-
-        Raises:
-            Refusal: the first thing that does not fit.
         """
         has_tokens = self.max_ig is not None
         require(num_workers <= MAX_WORKERS, PLACE, f"over {MAX_WORKERS} workers")

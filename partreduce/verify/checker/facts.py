@@ -28,10 +28,7 @@ class Fact(NamedTuple):
     follows: bool
 
 
-SUMS: dict[str, Stated] = {
-    "doubly-stochastic": groups.doubly_stochastic,
-    "unit-sums": groups.unit_sums,
-}
+SUMS: dict[str, Stated] = {"doubly-stochastic": groups.doubly_stochastic, "unit-sums": groups.unit_sums}
 GAP: dict[str, Stated] = {
     "deadlock-free": gaps.live,
     "queues": gaps.queues,
@@ -39,54 +36,35 @@ GAP: dict[str, Stated] = {
     "gap-of-pairs": gaps.gap_of_pairs,
     "memory": gaps.memory,
 }
+RUNS: dict[str, Stated] = {
+    "deadlock-free": rounds.deadlock_free,
+    "staleness": rounds.staleness,
+    "end": rounds.end,
+    "queues": rounds.queues,
+    "lag": rounds.lag,
+    "fragments": rounds.fragments,
+    "equal-replicas": rounds.equal_replicas,
+    "codec-error": codec_error.codec_error,
+    "memory": traffic.memory,
+    "sent-bytes": traffic.sent_bytes,
+    "one-route": tables.one_route,
+    "one-owner": tables.one_owner,
+    "table-order": tables.table_order,
+    "nic-bytes": tables.nic_bytes,
+    "row-error": tables.row_error,
+    "mean-moved": survives.mean_moved,
+}
+OWN = ("deadlock-free", "staleness", "end", "memory", "sent-bytes")
 FACTS: dict[Mode, dict[str, Stated]] = {
-    "rounds": {
-        **SUMS,
-        "deadlock-free": rounds.deadlock_free,
-        "staleness": rounds.staleness,
-        "end": rounds.end,
-        "queues": rounds.queues,
-        "lag": rounds.lag,
-        "fragments": rounds.fragments,
-        "equal-replicas": rounds.equal_replicas,
-        "codec-error": codec_error.codec_error,
-        "memory": traffic.memory,
-        "sent-bytes": traffic.sent_bytes,
-        "one-route": tables.one_route,
-        "one-owner": tables.one_owner,
-        "table-order": tables.table_order,
-        "nic-bytes": tables.nic_bytes,
-        "row-error": tables.row_error,
-        "mean-moved": survives.mean_moved,
-    },
-    "own outer parameters": {
-        "deadlock-free": rounds.deadlock_free,
-        "staleness": rounds.staleness,
-        "end": rounds.end,
-        "memory": traffic.memory,
-        "sent-bytes": traffic.sent_bytes,
-    },
-    "gap": {**SUMS, **GAP, "staleness": rounds.staleness, "end": rounds.end},
-    "lossy gap": {
-        **GAP,
-        "consensus": gaps.consensus,
-        "skip": gaps.skip,
-        "staleness": gaps.staleness,
-    },
-    "rounds by quorum": {
-        "rounds-in-order": quorum.nothing_besides,
-        "quorum": quorum.contributors,
-        "conservation": quorum.nothing_besides,
-        "staleness": quorum.staleness,
-        "deadlock-free": quorum.live,
-        "equal-replicas": quorum.equal_replicas,
-    },
+    "rounds": SUMS | RUNS,
+    "own outer parameters": {name: RUNS[name] for name in OWN},
+    "gap": SUMS | GAP | {"staleness": rounds.staleness, "end": rounds.end},
+    "lossy gap": GAP | {"consensus": gaps.consensus, "skip": gaps.skip, "staleness": gaps.staleness},
+    "rounds by quorum": quorum.FACTS,
 }
 """What is stated of a schedule, by how its workers wait for one another."""
 
-OF_THE_FILE = {
-    "doubly-stochastic",
-    "unit-sums",
+OF_THE_FILE = SUMS.keys() | {
     "codec-error",
     "memory",
     "sent-bytes",
@@ -113,11 +91,7 @@ def fact(schedule: Schedule, name: str, limit: int | None = None) -> Fact | None
 
 
 def facts(schedule: Schedule) -> Iterator[Fact]:
-    """Everything that can be stated of a schedule.
-
-    Raises:
-        Refusal: two groups of a phase share a worker, so that there is no round to speak about.
-    """
+    """Everything that can be stated of a schedule."""
     groups.confirm_disjoint(schedule)
     if schedule.phases:
         yield Fact("conflict-free", {}, follows=False)

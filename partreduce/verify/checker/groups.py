@@ -53,11 +53,7 @@ def conflict(schedule: Schedule) -> tuple[int, int, list[Average]] | None:
 
 
 def confirm_disjoint(schedule: Schedule) -> None:
-    """Refuse a schedule in which somebody stands in two groups of a phase.
-
-    Raises:
-        Refusal: names the first, and the two groups.
-    """
+    """Refuse a schedule in which somebody stands in two groups of a phase."""
     if (found := conflict(schedule)) is not None:
         t, worker, both = found
         groups = [average.members for average in both]

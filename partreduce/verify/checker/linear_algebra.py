@@ -25,9 +25,6 @@ def pivots(matrix: Matrix, place: str, work: Work) -> list[Fraction]:
     *Sylvester's law of inertia:* A has as many negative (positive, zero) eigenvalues as D has negative (positive, zero)
     entries. So A is positive semidefinite iff no pivot is negative. A zero pivot above a non-zero entry ends the
     elimination, and is refused: such a matrix is indefinite, and no certificate of the prover leads there.
-
-    Raises:
-        Refusal: a zero pivot stands above a non-zero entry, or the work is too much.
     """
     size = len(matrix)
     for k in range(size):
@@ -75,9 +72,6 @@ def confirm_norm(squared: Fraction, rows: IntegerMatrix, scale: int, place: str,
     least the sum of the absolute values beside it, which makes it positive semidefinite, and L·Lᵀ is so as well.
 
     So A is m²·I − NᵀN less ⌈n·m/2⌉·I. With b chosen so that m has some 32 bits all this loses about n·2⁻³¹ of c².
-
-    Raises:
-        Refusal: the elimination ends early, so that the bound is false, or true by less than that.
     """
     n = len(rows)
     work.spend(n**3 + n)
@@ -140,9 +134,6 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
     about 2⁻⁴⁵ of its largest entry; a matrix closer to the edge is refused though it may be positive.
 
     Numbers: Confirm that a symmetric matrix of integers is positive semidefinite; its lower triangle is read.
-
-    Raises:
-            Refusal: a pivot is not positive, the remainders are too large, or the work is too much.
     """
     size = len(matrix)
     largest = max(matrix[i][i] for i in range(size))

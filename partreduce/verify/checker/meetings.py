@@ -36,11 +36,7 @@ Families = list[set[int]]
 
 
 def rounds_to_meet(schedule: Schedule, work: Work) -> int | None:
-    """R, over all rounds of the period in which it can begin; None where some workers never meet.
-
-    Raises:
-        TooLarge: the work is too much.
-    """
+    """R, over all rounds of the period in which it can begin; None where some workers never meet."""
     find = _of_rule if schedule.form == "rule" else _of_all
     found = 0
     for start in range(schedule.period):

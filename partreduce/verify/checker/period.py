@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from itertools import combinations
-from math import ceil, lcm
+from math import ceil, lcm, prod
 from typing import Any
 
 from .linear_algebra import IntegerMatrix, bound_minus_gram, pivots
@@ -58,29 +58,31 @@ def classes(schedule: Schedule, place: str, among: Sequence[int] | None = None) 
     The class of the empty set is a pattern of its own, because it alone holds the mean. `among`: only of classes that
     hold one of these digits.
     """
+    return [digits for digits, _ in classes_with_counts(schedule, place, among)]
+
+
+def classes_with_counts(
+    schedule: Schedule, place: str, among: Sequence[int] | None = None
+) -> list[tuple[list[int], int]]:
+    """The same, each with the number of characters that it stands for: radix - 1 of each digit of a class."""
     num_digits = len(schedule.radices)
     require(num_digits <= MAX_DIGITS, place, f"over {MAX_DIGITS} digits")
-    all_across = {frozenset(block.across) for phase in schedule.phases for block in phase}
-    order = list(all_across)  # any order will do, as long as it is the same for every class
-    first_of_pattern: dict[tuple[bool, ...], list[int]] = {}
+    order = list({frozenset(block.across) for phase in schedule.phases for block in phase})
+    found: dict[tuple[bool, ...], tuple[list[int], int]] = {}
     for size in range(num_digits + 1):
         for digits in combinations(range(num_digits), size):
             varying = frozenset(digits)
-            if among is not None and varying.isdisjoint(among):
-                continue
-            pattern = (bool(digits), *(not varying.isdisjoint(across) for across in order))
-            first_of_pattern.setdefault(pattern, list(digits))
-    return list(first_of_pattern.values())
+            if among is None or not varying.isdisjoint(among):
+                pattern = (bool(digits), *(not varying.isdisjoint(across) for across in order))
+                first, count = found.get(pattern, (list(digits), 0))
+                found[pattern] = first, count + prod(schedule.radices[digit] - 1 for digit in digits)
+    return list(found.values())
 
 
 def distance_from_mean(
     schedule: Schedule, digits: Sequence[int], num_periods: int, work: Work
 ) -> tuple[IntegerMatrix, int]:
-    """Pᵏ − J on one class, for k periods: rows of integers, and the common denominator of all of them.
-
-    Raises:
-        Refusal: the numbers or the work become too large.
-    """
+    """Pᵏ − J on one class, for k periods: rows of integers, and the common denominator of all of them."""
     size = schedule.width
     work.spend(size**3)  # before the first matrix is made: a small file may speak of a billion workers
     rows = [[int(i == j) for j in range(size)] for i in range(size)]
@@ -143,11 +145,7 @@ def _after_edges(rows: IntegerMatrix, edges: Sequence[Edge]) -> tuple[IntegerMat
 
 
 def confirm_norm(schedule: Schedule, entry: dict[str, Any], num_periods: int, place: str) -> Fraction:
-    """Confirm ‖Pᵏ − J‖₂² ≤ `squared` by the pivots of c²·I − MᵀM on every class; returns `squared`.
-
-    Raises:
-        Refusal: a pivot is negative, or the matrices are too large.
-    """
+    """Confirm ‖Pᵏ − J‖₂² ≤ `squared` by the pivots of c²·I − MᵀM on every class; returns `squared`."""
     squared = as_fraction(entry["squared"], f"{place}.squared")
     listed = classes(schedule, place)
     require(schedule.width <= MAX_SIZE, place, "too large for exact pivots; use another method")

@@ -56,41 +56,39 @@ that is set up in the same way on all workers.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .refusal import Work
 from .schedule import Numbers, Schedule, StartedRounds
 
 
-def setting_of(schedule: Schedule) -> StartedRounds:
-    """The rounds' setting, of a schedule that has one."""
-    assert schedule.quorum is not None, "these facts are of nothing else"
-    return schedule.quorum
+def _of(state: Callable[[StartedRounds], Numbers | None]) -> Callable[[Schedule, Work], Numbers | None]:
+    """A fact of the setting alone."""
+
+    def stated(schedule: Schedule, _: Work) -> Numbers | None:
+        assert schedule.quorum is not None, "these facts are of nothing else"
+        return state(schedule.quorum)
+
+    return stated
 
 
-def nothing_besides(_: Schedule, __: Work) -> Numbers:
-    """It holds of every setting."""
-    return {}
-
-
-def live(schedule: Schedule, _: Work) -> Numbers:
-    """`needed` workers that a round waits for: fewer than all, as the reader has seen to."""
-    return {"needed": setting_of(schedule).needed}
-
-
-def contributors(schedule: Schedule, _: Work) -> Numbers:
-    """`at_least` so many workers in a round."""
-    return {"at_least": setting_of(schedule).needed}
-
-
-def staleness(schedule: Schedule, _: Work) -> Numbers | None:
-    """`rounds` between the weights that a gradient was computed with and its own round, at most."""
-    setting = setting_of(schedule)
+def _staleness(setting: StartedRounds) -> Numbers | None:
     bound = setting.capacity or setting.synchronized
     return {"rounds": bound} if bound else None
 
 
-def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
-    """`of` what is equal by itself, or made equal, and after `every` how many rounds."""
-    setting = setting_of(schedule)
+def _equal_replicas(setting: StartedRounds) -> Numbers | None:
     if setting.missed == "each":
         return {"of": "gradients", "every": 1}
     return {"of": "models", "every": setting.synchronized} if setting.synchronized else None
+
+
+FACTS = {
+    "rounds-in-order": _of(lambda _: {}),
+    "quorum": _of(lambda setting: {"at_least": setting.needed}),
+    "conservation": _of(lambda _: {}),
+    "staleness": _of(_staleness),
+    "deadlock-free": _of(lambda setting: {"needed": setting.needed}),
+    "equal-replicas": _of(_equal_replicas),
+}
+"""The theorems above with their numbers."""

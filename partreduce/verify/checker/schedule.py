@@ -262,18 +262,9 @@ class Schedule:
         """The different (workers in a group, relaxation) of every phase; a group of one worker is none."""
         result = []
         for phase in self.phases:
-            # Plain groups are collected apart, because hashing a million fractions would take most of the time.
-            plain = {(len(members), tuple(across)) for members, across, relaxation in phase if relaxation is PLAIN}
-            shapes = {(size, across, PLAIN) for size, across in plain}
-            shapes |= {
-                (len(members), tuple(across), relaxation)
-                for members, across, relaxation in phase
-                if relaxation is not PLAIN
-            }
-            sizes = {
-                (size * prod(self.radices[digit] for digit in across), relaxation)
-                for size, across, relaxation in shapes
-            }
+            # Few factors are different objects, and hashing a million fractions would take most of the time.
+            shapes = {(len(members), tuple(across), id(factor)): factor for members, across, factor in phase}
+            sizes = {(size * prod(self.radices[d] for d in across), r) for (size, across, _), r in shapes.items()}
             result.append({(size, relaxation) for size, relaxation in sizes if size > 1})
         return result
 
@@ -287,11 +278,7 @@ def keeps_something(edges: Sequence[Edge]) -> bool:
 
 
 def read_schedule(document: object) -> Schedule:
-    """Read a parsed document.
-
-    Raises:
-        Refusal: it is not a schedule of fixed groups or of a weighted graph, or not in canonical form.
-    """
+    """Read a parsed document."""
     given = document.get("strategy") if isinstance(document, dict) else None
     kind = given.get("kind") if isinstance(given, dict) else "static"
     as_choice(kind, "strategy.kind", ("static", "neighbor", "allreduce"))  # of no other kind are the groups known

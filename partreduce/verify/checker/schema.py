@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from .refusal import Refusal, require
+from .strict_json import require_members
 
 Schema = dict[str, Any]
 
@@ -36,11 +37,7 @@ WORDS = {
 
 
 def hold_to_schema(document: object) -> None:
-    """Refuse a document that the schema does not describe, or in which something stands that equals its default.
-
-    Raises:
-        Refusal: names the first such place.
-    """
+    """Refuse a document that the schema does not describe, or in which something stands that equals its default."""
     _hold([document], SCHEMA, "")
 
 
@@ -104,18 +101,14 @@ def _hold_lists(column: list[list[Any]], schema: Schema, place: str) -> None:
 
 
 def _hold_objects(column: list[dict[str, Any]], schema: Schema, place: str) -> None:
-    known, needed = schema["properties"], set(schema.get("required", ()))
-    names: set[str] = set()
-    for members in set(map(tuple, column)):
-        unknown = [name for name in members if name not in known]
-        require(not unknown, place or "schedule", f"has unknown keys {unknown[:3]}"[:200])
-        missing = sorted(needed - set(members))
-        require(not missing, place or "schedule", f"lacks {missing[:3]}")
-        names.update(members)
-    for name in filter(names.__contains__, known):
+    known, needed = schema["properties"], schema.get("required", ())
+    shapes = set(map(tuple, column))
+    for members in shapes:
+        require_members(members, place or "schedule", needed, known)
+    for name in filter(set().union(*shapes).__contains__, known):
         at, part = f"{place}.{name}" if place else name, known[name]
-        is_everywhere = name in needed
-        values = list(map(itemgetter(name), column if is_everywhere else [one for one in column if name in one]))
+        having = column if name in needed else [one for one in column if name in one]
+        values = list(map(itemgetter(name), having))
         _hold(values, part, at)
         is_said = "default" in part and part["default"] in values  # of the same type, as was just seen
         require(not is_said, at, f"is the default, which is left out; {ONE_FORM}")
@@ -136,11 +129,7 @@ def _alternatives(schema: Schema) -> list[Schema]:
 
 
 def _typed(schema: Schema, value: object, place: str) -> list[Schema]:
-    """The alternatives of a value's type, or the schema itself.
-
-    Raises:
-        Refusal: there are none.
-    """
+    """The alternatives of a value's type, or the schema itself."""
     forms = _alternatives(schema) or [schema]
     typed = [form for form in forms if type(value) is WORDS[form["type"]][0]]
     require(typed, place, "must be " + " or ".join(dict.fromkeys(WORDS[form["type"]][1] for form in forms)))
