@@ -4,7 +4,7 @@
 
 It needs this folder, which may be copied and renamed, and Python 3.11; it imports nothing of the prover, which takes
 the numbers of facts and the classes of failures from it, and computes with integers and fractions only. Read it in this
-order; every theorem stands above the lines that rest on it.
+order; every theorem stands above the lines that rest on it. All suppose that groups are disjoint, which is seen first.
 
 1. What is asked. `refusal.py`: the two ways to say no, and the budget of work. `strict_json.py`: reading files
    strictly. `schema.py`: the JSON Schema that lies here, and its interpreter. `schedule.py`: what a schedule says, its

@@ -40,8 +40,7 @@ P sum to 1, so with Q = I − J for what is off the mean Q·Pᵏ·x = Q·Pᵏ·Q
 ‖Q·x‖ by the factor ‖M‖₂ or more.
 
 *The checks are sound because* each witness is looked up in the schedule itself, and the counting of a tree (one edge
-for each vertex but one, each joining two parts that were apart) leaves nothing out. *They assume* that groups are
-disjoint, which `conflict-free` confirms.
+for each vertex but one, each joining two parts that were apart) leaves nothing out.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ it. **Rounding.** Entries of W·X·Wᵀ are rounded to the nearest integer. That
 matrix of row sums at most g/2, so with ⌈g/2⌉ added on the diagonal the result is ⪰ what was meant; D is rounded
 upwards. Everything above holds for such larger matrices, since F is monotone.
 
-*The check is sound because* it computes the period itself, in integers; X may come from anywhere. *It assumes* that
-groups are disjoint, which `conflict-free` confirms. A prologue changes no steady state.
+*The check is sound because* it computes the period itself, in integers; X may come from anywhere. A prologue changes no
+steady state.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import product
 from math import ceil
 from typing import Any, NamedTuple
 
+from .failure_classes import cells_of
 from .groups import weights_of_round
 from .linear_algebra import IntegerMatrix
 from .period import after_phase, classes_with_counts, growth_bits
@@ -99,17 +99,8 @@ def with_places(schedule: Schedule, place: str) -> Schedule:
     if all(worker_steps[at : at + width] == worker_steps[:width] for at in range(0, len(worker_steps), width)):
         return schedule
     require(schedule.num_workers <= MAX_ROWS, place, f"over {MAX_ROWS} workers of different steps_per_round")
-    nodes = list(product(*map(range, schedule.radices)))  # the digits of every node, counted up like an odometer
-    phases = []
-    for phase in schedule.phases:
-        groups: list[Average] = []
-        for block in phase:
-            members: dict[tuple[int, ...], list[int]] = {}  # of a group, by the digits that its nodes agree on
-            for node, digits in enumerate(nodes):
-                kept = tuple(value for digit, value in enumerate(digits) if digit not in block.across)
-                members.setdefault(kept, []).extend(node * width + rank for rank in block.members)
-            groups += [Average(group, (), block.relaxation) for group in members.values()]
-        phases.append(groups)
+    listed = cells_of(schedule, (), list(map(range, schedule.radices)), Work(place)).phases
+    phases = [[Average(members, (), relaxation) for members, relaxation in phase] for phase in listed]
     return replace(schedule, form="groups", radices=[], phases=phases)
 
 

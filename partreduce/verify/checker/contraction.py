@@ -10,9 +10,9 @@ check makes L itself, so the entry holds nothing but c².
 
 **Method `norms`.** ‖M‖₂² is the spectral radius of MᵀM, which no norm undercuts: ‖M‖₂² ≤ ‖MᵀM‖₁ ≤ ‖M‖₁·‖M‖∞ ≤ c².
 
-*The check is sound because* it multiplies the matrices of the schedule itself, in integers. *It assumes* that groups
-are disjoint, which `conflict-free` confirms. steps_per_round, prologue and delay do not enter: they say when new
-gradients arrive, and this claim says what a period of averaging does to a difference that is there.
+*The check is sound because* it multiplies the matrices of the schedule itself, in integers. steps_per_round, prologue
+and delay do not enter: they say when new gradients arrive, and this claim says what a period of averaging does to a
+difference that is there.
 
 Claim `exact-consensus`: one period leaves the mean at every worker, P = J.
 
@@ -24,8 +24,7 @@ every l, then these phases together are J: after the first l of them a value dep
 the mean over the others. The phases before and behind keep the sum, or a common value, because rows and columns of each
 sum to 1: J·W = W·J = J.
 
-*The checks are sound because* they use the groups of the schedule itself. *They assume* that groups are disjoint, which
-`conflict-free` confirms.
+*The checks are sound because* they use the groups of the schedule itself.
 """
 
 from __future__ import annotations

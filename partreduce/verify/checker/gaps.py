@@ -151,8 +151,8 @@ def consensus(schedule: Schedule, work: Work) -> Numbers | None:
     Zhang, Koutsoukos and Sundaram ask likewise for two disjoint sets: Resilient asymptotic consensus in robust
     networks, IEEE Journal on Selected Areas in Communications 31, 2013.)
 
-    **By degrees.** Of two disjoint sets one has at most n div 2 workers, so a member has at most n div 2 − 1 in-
-    neighbors inside. If every worker has n div 2 or more besides its backups, no such set closes itself.
+    **By degrees.** Of two disjoint sets one has at most n div 2 workers, so a member has at most n div 2 − 1
+    in-neighbors inside. If every worker has n div 2 or more besides its backups, no such set closes itself.
 
     **By search.** Else: the union of sets that can close themselves can do so too. So each set U of workers holds a
     largest one: strike workers that have more than b(v) in-neighbors outside what is left, until none has. Disjoint A
@@ -160,7 +160,6 @@ def consensus(schedule: Schedule, work: Work) -> Numbers | None:
     from the other, both are tried, and neither may become empty. What is left disjoint would be a counter-example.
 
     It is stated where degrees or the search say so, and nothing is where the search finds two sets, or takes too long.
-
     Numbers: Nothing besides.
     """
     gap, edges = schedule.gap, schedule.rounds[0]

@@ -23,7 +23,7 @@ columns sum to 1 for every t, and the smaller of the two numbers is the smallest
 column of a worker sums to 1 iff the weights that leave it equal the weights that enter it, in every round.
 
 `smallest_weight` is the smallest entry of any mixing matrix, 0 where nobody averages. The first fact is stated where it
-is not negative, else the second. Groups are disjoint (`conflict-free`).
+is not negative, else the second.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from itertools import chain
 from math import prod
 from typing import Any
 
+from .failure_classes import hash_answers
 from .refusal import Work, confirm, confirm_equal
 from .schedule import Average, Edge, Numbers, Schedule
 
@@ -74,13 +75,14 @@ def check_membership(schedule: Schedule, entry: dict[str, Any], place: str) -> N
 
     *It assumes* that it was the installed function that was asked. `conflict-free` confirms the blocks, without any
     function.
-
     Numbers: `answers`, the hash of all of them.
     """
     confirm(schedule.form == "rule", place, "membership", "a rule; explicit groups are read from one list")
     members = _count(schedule)
     confirm(members <= EVALUATED, place, "membership", f"answers of at most {EVALUATED} members in all; not {members}")
-    confirm_equal(f"{place}.answers", entry["answers"], _answers(schedule))
+    text = hashlib.sha256()
+    hash_answers(text, schedule, (), Work(place))
+    confirm_equal(f"{place}.answers", entry["answers"], text.hexdigest())
 
 
 def _count(schedule: Schedule) -> int:
@@ -91,27 +93,6 @@ def _count(schedule: Schedule) -> int:
         sizes = ((len(block.members), prod(schedule.radices[d] for d in block.across)) for block in phase)
         total += num_nodes * (skipping + sum(ranks * ranks * nodes for ranks, nodes in sizes))
     return total
-
-
-def _answers(schedule: Schedule) -> str:
-    """The hash of the answers: a line for every phase and worker."""
-    digits: list[tuple[int, ...]] = [()]  # of every node, counted up like an odometer
-    for radix in schedule.radices:
-        digits = [(*node, value) for node in digits for value in range(radix)]
-    text = hashlib.sha256()
-    for phase in schedule.phases:
-        block_of = {rank: block for block in phase for rank in block.members}
-        first: dict[tuple[int, ...], int] = {}  # smallest member of a group, by its block's first rank and kept digits
-        for node, own in enumerate(digits):
-            for rank in range(schedule.workers_per_node):
-                block = block_of.get(rank)
-                if block is None or (len(block.members) < 2 and not block.across):
-                    text.update(b"-\n")
-                    continue
-                kept = (block.members[0], *(value for d, value in enumerate(own) if d not in block.across))
-                smallest = first.setdefault(kept, node * schedule.workers_per_node + rank)
-                text.update(b"%d %b\n" % (smallest, str(block.relaxation).encode()))
-    return text.hexdigest()
 
 
 def doubly_stochastic(schedule: Schedule, _: Work) -> Numbers | None:

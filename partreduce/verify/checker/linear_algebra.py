@@ -132,7 +132,6 @@ def confirm_semidefinite(matrix: IntegerMatrix, place: str, work: Work) -> None:
     diagonal (Gershgorin). *Any* L will do, so it may be rounded: the elimination below divides with a remainder, and R
     is made of just these remainders. Nothing is lost by rounding as long as A stays clear of the edge by more than
     about 2⁻⁴⁵ of its largest entry; a matrix closer to the edge is refused though it may be positive.
-
     Numbers: Confirm that a symmetric matrix of integers is positive semidefinite; its lower triangle is read.
     """
     size = len(matrix)

@@ -16,8 +16,8 @@ factor of at most c a period in the norm √V.
 the mean over its local ranks, or zero. Only the class of the empty set holds the mean. `weights` lists P for every
 class, in the order of `period.classes`.
 
-*The check is sound because* it computes M itself, in integers, and P may come from anywhere. *It assumes* that groups
-are disjoint, which `conflict-free` confirms. It says nothing of where gradients take the models.
+*The check is sound because* it computes M itself, in integers, and P may come from anywhere. It says nothing of where
+gradients take the models.
 """
 
 from __future__ import annotations

@@ -116,18 +116,26 @@ def after_phase(schedule: Schedule, t: int, digits: Sequence[int], rows: Integer
     """W · rows for the W of phase or round t on one class, times a factor, and the factor."""
     if schedule.form == "graph":
         return _after_edges(rows, schedule.rounds[t])
-    return _after_averages(rows, averages_on_class(schedule.phases[t], digits))
+    return after_averages(rows, averages_on_class(schedule.phases[t], digits))
 
 
-def _after_averages(rows: IntegerMatrix, phase: Sequence[ClassAverage]) -> tuple[IntegerMatrix, int]:
-    """W · rows, times a factor, for a phase of groups, and the factor: it makes all entries integers."""
-    factor = lcm(*(relaxation.denominator * len(members) for members, _, relaxation in phase))
+def factor_of(phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None) -> int:
+    """What makes integers of the entries of W, where member i stands for sizes[i] workers, or for itself."""
+    weights = (sum(sizes[member] for member in members) if sizes else len(members) for members, _, _ in phase)
+    return lcm(*(average[2].denominator * weight for average, weight in zip(phase, weights, strict=True)))
+
+
+def after_averages(
+    rows: IntegerMatrix, phase: Sequence[ClassAverage], sizes: Sequence[int] | None = None
+) -> tuple[IntegerMatrix, int]:
+    """W · rows, times `factor_of`, for a phase of groups, and that factor."""
+    factor = factor_of(phase, sizes)
     result = [[factor * entry for entry in row] for row in rows]
     for members, vanishes, relaxation in phase:
-        keep = int(factor * (1 - relaxation))
-        share = int(factor * relaxation / len(members))
-        columns = zip(*(rows[member] for member in members), strict=True)
-        mean = [0 if vanishes else share * sum(column) for column in columns]
+        total = sum(sizes[member] for member in members) if sizes else len(members)
+        keep, share = int(factor * (1 - relaxation)), int(factor * relaxation / total)
+        weighed = ([sizes[member] * x for x in rows[member]] if sizes else rows[member] for member in members)
+        mean = [0 if vanishes else share * sum(column) for column in zip(*weighed, strict=True)]
         for member in members:
             result[member] = [keep * entry + pulled for entry, pulled in zip(rows[member], mean, strict=True)]
     return result, factor

@@ -49,8 +49,7 @@ def deadlock_free(schedule: Schedule, _: Work) -> Numbers:
     That the ticks can be computed is the proof; `height` is what was computed. *Assumed of the program:* each worker
     issues the operations of its rounds in order (a late average too), members meet by round number (so steps per round
     do not matter), those of one round are cut and numbered in the same way by all, and all workers carry out the same
-    number of rounds. Groups are disjoint (`conflict-free`).
-
+    number of rounds.
     Numbers: `height`: the largest tick of a period.
     """
     if schedule.form == "graph":
@@ -95,7 +94,6 @@ def end(schedule: Schedule, work: Work) -> Numbers:
 
     *Assumed of the program:* what `deadlock-free` assumes, and of join mode that what one worker noted is seen by all
     who ask later.
-
     Numbers: `steps` (of all workers in a round), `behind`.
     """
     worker_steps = schedule.worker_steps
@@ -134,7 +132,6 @@ def staleness(schedule: Schedule, work: Work) -> Numbers | None:
 
     It is stated where the weights are such, and everybody meets everybody. A round of the prologue averages over
     everybody, so none of the numbers grows by it.
-
     Numbers: `late`, `steps`, `reach`, `age`, `age_steps`.
     """
     outer = schedule.outer
@@ -175,7 +172,6 @@ def queues(schedule: Schedule, work: Work) -> Numbers | None:
 
     *Assumed of the program:* a worker exchanges with its neighbors of a round before it leaves that round. An edge of
     weight 0 sends messages here and holds nobody up, so the numbers are bounds whether it is used or not.
-
     Numbers: `gap`, and `capacities` (a number for each edge).
     """
     if schedule.form != "graph":
@@ -235,7 +231,6 @@ def lag(schedule: Schedule, _: Work) -> Numbers | None:
     say): then everything above counts from there, with W = 0 or what is left of it.
 
     *Assumed of the program:* it obeys these rules.
-
     Numbers: `lag`, `warm_up`, `left_out`.
     """
     if not schedule.pipeline:
@@ -282,7 +277,6 @@ def fragments(schedule: Schedule, _: Work) -> Numbers | None:
     *Assumed of the program:* it obeys these rules, all workers take the same number of steps (join mode keeps one whose
     data ended in every turn of a round that anybody begins), and it refuses a model of which a parameter is in no
     fragment, or in two; which are in which, the file says by patterns, or leaves to the program by their number.
-
     Numbers: `fragments`, `every`, `apart`, `late`, `flying`; `age` and `equal` of sums over all, `period` of groups.
     """
     if not schedule.takes_turns:
@@ -321,9 +315,8 @@ def equal_replicas(schedule: Schedule, _: Work) -> Numbers | None:
     which everybody widens alike. So a codec is no exception.
 
     *Assumed of the program:* the same parameters and state at the start (the runtime broadcasts them), and a
-    deterministic optimizer that is set up in the same way on all workers. Groups are disjoint (`conflict-free`).
+    deterministic optimizer that is set up in the same way on all workers.
     Nothing is said about what is not averaged, such as buffers of the model.
-
     Numbers: `of` what the averages are, `rounds` of the period after which all are equal.
     """
     rounds = [t for t, relaxation in schedule.averages_of_all.items() if relaxation == 1]

@@ -41,7 +41,6 @@ def memory(schedule: Schedule, _: Work) -> Numbers:
     *Assumed of the runtime:* it makes one communicator for each distinct set of members (the algorithm `hierarchical`
     makes three for a group that fits it) and keeps the arrays above; what is allocated inside an operation is not
     counted (a codec's codes are up to half of what they code), nor are activations, gradients and optimizer state.
-
     Numbers: `groups`, `connections`, `splits`, `arrays`.
     """
     transport = schedule.transport
@@ -169,7 +168,6 @@ def sent_bytes(schedule: Schedule, work: Work) -> Numbers:
 
     *Not counted:* what cutting into parts of whole numbers and blocks adds, and tags and messages of some bytes.
     *Assumed of the backend:* it sums around one ring, in the order of ranks.
-
     Numbers: `parts`, `of_worker`, `of_node`, `in_flight`.
     """
     of_worker, of_node = map(max, zip(NOTHING, *_of_phases(schedule), *_of_graphs(schedule), strict=True))
